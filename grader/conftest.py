@@ -1,0 +1,71 @@
+"""`pytest grader`: the same verdicts as everywhere, as pytest tells them.
+
+pytest collects the checks; `Judge` reaches the verdicts, in order and each
+once, also those of needed TODOs that were not selected.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grader.engine import lessons
+from grader.engine.checks import Judge, Verdict
+from grader.engine.launch import Engine
+from grader.engine.report import story
+
+engine, judges, verdicts = Engine(), {}, {}
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("workbook")
+    group.addoption("--target", help="folder to grade, with train/ and notebooks/ in it (default: the course)")
+    group.addoption("--json", metavar="FILE", help="write the verdicts to FILE")
+
+
+def pytest_configure(config):
+    target = config.getoption("--target")
+    if target and not (lessons.COURSE / target).is_dir():
+        raise pytest.UsageError(f"--target {target}: no such folder")
+    engine.start()  # it loads torch while pytest imports the checks
+    for number in range(1, 31):
+        config.addinivalue_line("markers", f"todo{number}: the checks of TODO {number}")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        todo = getattr(getattr(item, "function", None), "todo", None)
+        if todo:
+            item.add_marker(f"todo{todo.number}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    todo = getattr(pyfuncitem.function, "todo", None)
+    if todo is None:
+        return None  # a test like any other
+    lesson = Path(pyfuncitem.path).stem.removeprefix("test_")
+    if lesson not in judges:
+        judges[lesson] = Judge(engine, lesson, pyfuncitem.config.getoption("--target"))
+    verdict = judges[lesson].verdict(todo.number)
+    verdicts[lesson, todo.number] = verdict
+    if verdict.status == "skipped":
+        pytest.skip(verdict.message)
+    if not verdict.passed:
+        pytest.fail(story(verdict), pytrace=False)
+    return True
+
+
+@pytest.fixture
+def student():
+    """The argument of every check. `Judge` passes the real one."""
+
+
+def pytest_sessionfinish(session):
+    if path := session.config.getoption("--json"):
+        final = [judges[lesson].verdict(number) for lesson, number in verdicts]
+        Path(path).write_text(json.dumps([Verdict.as_dict(v) for v in final], indent=2) + "\n")
+
+
+def pytest_unconfigure():
+    engine.close()

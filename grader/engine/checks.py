@@ -1,0 +1,275 @@
+"""What a check file is written with, and how its verdicts are reached.
+
+A check file is `grader/test_<lesson>.py`. Each of its checks is a function of
+one argument, the student's code on ranks, that returns if the TODO is right and
+raises `Wrong` if not:
+
+    @todo(4, why="…", hints=("direction", "the API", "nearly the line"))
+    def test_todo4_samplers(student):
+        for world in (2, 3):
+            seen = student.call(samplers_on_rank, world=world)
+            ...
+
+`pytest grader`, the command line, `watch`, a notebook's test cell: all ask the
+same `Judge`.
+"""
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import Any
+
+from grader.engine import lessons, regions
+from grader.engine.diagnose import Fault, Where
+from grader.engine.launch import Engine, Run
+
+BASELINE = "single_gpu_training"  # the serial run that every parallel run must equal
+
+
+class Wrong(Exception):
+    """The code ran, and did the wrong thing. `expected` and `seen` in a few words each."""
+
+    def __init__(self, message: str, expected: Any = None, seen: Any = None, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.message, self.expected, self.seen, self.rank = message, expected, seen, rank
+
+
+def expect(right: bool, message: str, expected: Any = None, seen: Any = None, rank: int | None = None) -> None:
+    """Raise `Wrong` unless `right`."""
+    if not right:
+        raise Wrong(message, expected, seen, rank)
+
+
+@dataclass(frozen=True)
+class Todo:
+    """What a check file says of one TODO. Its title stands in the lesson's source."""
+
+    number: int
+    why: str
+    hints: tuple[str, ...]
+    needs: tuple[int, ...]
+    points: int
+
+
+def todo(number: int, *, why: str, hints: tuple[str, ...], needs: tuple[int, ...] = (), points: int = 1) -> Callable:
+    """Mark a function as the check of a TODO. `needs`: without these TODOs it can say nothing."""
+
+    def mark(check: Callable) -> Callable:
+        check.todo = Todo(number, why, hints, needs, points)
+        return check
+
+    return mark
+
+
+@dataclass
+class Verdict:
+    """The answer to "is this TODO right?". Its fields are those of the JSON."""
+
+    lesson: str
+    todo: int
+    title: str
+    status: str  # pass | fail | skipped
+    cause: str | None  # null | not_attempted | crash | wrong_value | mismatch | hang | prerequisite
+    points: int
+    max_points: int
+    message: str = ""
+    expected: str | None = None
+    seen: str | None = None
+    why: str = ""
+    hint: str = ""
+    rank: int | None = None
+    where: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.status == "pass"
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+class Student:
+    """A student's lesson on ranks: run it as a whole, or call one of its functions."""
+
+    def __init__(self, engine: Engine, lesson: str, units: list[lessons.Unit]) -> None:
+        self.engine, self.lesson, self.units = engine, lesson, units
+        self.module = f"grader.test_{lesson}"
+        self.seconds = 0.0  # spent on ranks
+        self._runs: dict[str, Run] = {}
+
+    def call(self, function: Callable, world: int = 2, nodes: int = 1, gpus: int = 0, group: bool = True, **inputs: Any) -> list[Any]:
+        """`function(student_module, rank=…, world=…, **inputs)` on each rank; returns what each returned.
+
+        Raises the `Fault` that stopped it.
+        """
+        run = self._once(world=world, nodes=nodes, gpus=gpus, group=group, function=function.__name__, inputs=inputs)
+        self.events = run.events
+        if run.fault:
+            raise explain_broken_cell(run)
+        return run.evidence
+
+    def run(self, argv: list[str], files: dict[str, str], world: int = 2, nodes: int = 1) -> Run:
+        """The script as a whole, with `files` in its working folder. Raises the `Fault` that stopped it."""
+        run = self._once(world=world, nodes=nodes, argv=argv, files=files)
+        if run.fault:
+            raise run.fault
+        return run
+
+    def _once(self, **how: Any) -> Run:
+        """One run serves every check that asks for the same."""
+        key = json.dumps(how, sort_keys=True)
+        if key not in self._runs:
+            self._runs[key] = self._launch(self.units, **how)
+        return self._runs[key]
+
+    def serial(self, argv: list[str], files: dict[str, str]) -> Run:
+        """The same with the baseline on one process: what the parallel run must equal."""
+        source = lessons.source_path(BASELINE).read_text("utf-8")
+        key = json.dumps([source, argv, files])
+        if key not in SERIAL:
+            unit = lessons.Unit(f"train/{BASELINE}.py", regions.compose(source), source)
+            SERIAL[key] = self._launch([unit], world=1, argv=argv, files=files)
+        if SERIAL[key].fault:
+            raise RuntimeError(f"the baseline itself fails: {SERIAL[key].fault.message}")
+        return SERIAL[key]
+
+    def _launch(self, units: list[lessons.Unit], **how: Any) -> Run:
+        began = time.perf_counter()
+        try:
+            return self.engine.run(units, str(lessons.COURSE / units[0].name.partition(",")[0]), module=self.module, **how)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+SERIAL: dict[str, Run] = {}  # serial runs by their content: they serve every check of every student
+
+
+def explain_broken_cell(run: Run) -> Fault:
+    """A function that is missing because its cell broke: the cell is the cause."""
+    fault = run.fault
+    if fault.cause == "crash" and fault.where is None and run.broken:
+        first = run.broken[0]
+        where = next((f for f in reversed(first["frames"]) if "cell" in f[0]), None)
+        return Fault("crash", f"{where[0] if where else 'a cell'} does not run: {first['type']}: {first['text']}",
+                     None, where, seen=f"{first['type']}: {first['text']}")
+    return fault
+
+
+class Judge:
+    """The verdicts on one lesson of one student, in order. Each check runs at most once."""
+
+    def __init__(self, engine: Engine, lesson: str, target: str | None = None, units: list[lessons.Unit] | None = None) -> None:
+        self.lesson = lesson
+        module = check_module(lesson)
+        self.checks = {check.todo.number: check for check in checks_of(module)}
+        self.titles = regions.titles(lessons.source_path(lesson).read_text("utf-8"))
+        self.student: Student | None = None
+        self.unreadable = ""
+        self.blamed: dict[int, Fault] = {}  # a crash met by another TODO's check
+        self.known: dict[int, Verdict] = {}
+        try:
+            self.student = Student(engine, lesson, lessons.units(lesson, target) if units is None else units)
+        except FileNotFoundError as error:
+            self.unreadable = f"there is no {error.filename}: `./workbook reset {lesson}` brings it back"
+        except ValueError as error:
+            self.unreadable = str(error)
+
+    def verdicts(self) -> Iterator[Verdict]:
+        for number in sorted(self.checks):
+            yield self.verdict(number)
+
+    def verdict(self, number: int) -> Verdict:
+        if number not in self.known:
+            self.known[number] = self._reach(number)
+        return self.known[number]
+
+    def _reach(self, number: int) -> Verdict:
+        if self.student is None:
+            return self._say(number, "fail", "crash", self.unreadable)
+        missing = [need for need in self.checks[number].todo.needs if not self.verdict(need).passed]
+        if missing:
+            names = " and ".join(f"TODO {need}" for need in missing)
+            return self._say(number, "skipped", "prerequisite", f"first {names}: this check needs what it makes")
+        try:
+            self.checks[number](self.student)
+        except (Wrong, Fault) as problem:
+            return self._judge(number, problem)
+        if number in self.blamed:
+            return self._failed(number, self.blamed[number])
+        return self._say(number, "pass", None)
+
+    def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
+        if not self.attempted(number):
+            return self._say(number, "fail", "not_attempted", f"TODO {number} is not done yet", problem)
+        owners = [self.owner(place) for place in (getattr(problem, "where", None), getattr(problem, "also", None))]
+        for owner in owners if number not in owners else ():
+            if owner not in self.checks or number in self.needs(owner):
+                continue
+            # The line belongs to another TODO, which does not build on this one: that one is to blame.
+            self.blamed.setdefault(owner, problem)
+            if not self.verdict(owner).passed:
+                return self._say(number, "skipped", "prerequisite", f"first TODO {owner}: it stops this check, {problem.message}")
+        return self._failed(number, problem)
+
+    def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
+        return self._say(number, "fail", getattr(problem, "cause", "wrong_value"), problem.message, problem)
+
+    def _say(self, number: int, status: str, cause: str | None, message: str = "", problem: Wrong | Fault | None = None) -> Verdict:
+        about = self.checks[number].todo
+        verdict = Verdict(self.lesson, number, self.titles.get(number, ""), status, cause,
+                          about.points if status == "pass" else 0, about.points, message)
+        if status == "fail":
+            verdict.why, verdict.hint = about.why, about.hints[0]
+        if problem is not None:
+            where = getattr(problem, "where", None)
+            verdict.expected, verdict.seen = text(problem.expected), text(problem.seen)
+            verdict.rank, verdict.where = problem.rank, self.place(where)
+        return verdict
+
+    def needs(self, number: int) -> set[int]:
+        """All that a check needs, and what that needs."""
+        direct = self.checks[number].todo.needs
+        return set(direct).union(*(self.needs(need) for need in direct))
+
+    def attempted(self, number: int) -> bool:
+        return any(regions.attempted(u.source, u.text, number) for u in self.student.units
+                   if u.source and number in regions.titles(u.source))
+
+    def owner(self, where: Where | None) -> int | None:
+        """The TODO whose region holds a line of the student's code."""
+        for unit in self.student.units if where else ():
+            if unit.name == where[0] and unit.source:
+                return regions.todo_at(unit.source, unit.text, where[1])
+        return None
+
+    def place(self, where: Where | None) -> str | None:
+        if not where:
+            return None
+        owner = self.owner(where)
+        return f"{where[0]}:{where[1]}" + (f" (TODO {owner})" if owner else "")
+
+
+def text(value: Any) -> str | None:
+    """What was expected or seen, short enough to read."""
+    if value is None:
+        return None
+    shown = value if isinstance(value, str) else repr(value)
+    return shown if len(shown) <= 400 else shown[:397] + "…"
+
+
+def check_module(lesson: str) -> ModuleType:
+    return importlib.import_module(f"grader.test_{lesson}")
+
+
+def checks_of(module: ModuleType) -> list[Callable]:
+    """The checks of a check file, by their TODO's number."""
+    found = [value for value in vars(module).values() if isinstance(getattr(value, "todo", None), Todo)]
+    return sorted(found, key=lambda check: check.todo.number)
+
+
+def checked_lessons() -> list[str]:
+    """The lessons that have a check file, in course order."""
+    return [stem for stem in lessons.stems() if (lessons.COURSE / "grader" / f"test_{stem}.py").is_file()]

@@ -1,0 +1,241 @@
+"""From the ranks' events to a diagnosis: what went wrong, on which rank, at which line.
+
+Pure logic, no process and no clock. The k-th collective that each rank of a
+group issues is one call of the group: its signatures must agree, or it is a
+mismatch. A rank inside a wait is stuck when its call lacks a member that is
+gone or stuck itself. When every living rank is stuck, nothing can ever move
+again: that is a deadlock, known at once.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+Where = list  # [unit, line, function]
+
+
+class Fault(Exception):
+    """Why a run failed. `cause` is crash, mismatch or hang; `where` is a line of the student's code."""
+
+    def __init__(self, cause: str, message: str, rank: int | None = None, where: Where | None = None,
+                 expected: str | None = None, seen: str | None = None, also: Where | None = None) -> None:
+        super().__init__(message)
+        self.cause, self.message, self.rank, self.where = cause, message, rank, where
+        self.expected, self.seen = expected, seen
+        self.also = also  # where another rank was: the cause may be there as well
+
+
+@dataclass
+class Op:
+    """One call of one rank."""
+
+    rank: int
+    event: dict
+    index: int  # the how-manieth of its group (or of its pair of ranks) on this rank
+
+    @property
+    def where(self) -> Where | None:
+        return self.event["where"]
+
+    def __str__(self) -> str:
+        event = self.event
+        shape = "" if event["shape"] is None else f" of shape {tuple(event['shape'])} {event['dtype']}"
+        detail = f" ({event['detail']})" if event["detail"] and event["op"] != "init_process_group" else ""
+        peer = ""
+        if "peer" in event:
+            peer = f" {'to' if event['op'] == 'send' else 'from'} rank {event['peer']}"
+        return f"{event['op']}{detail}{shape}{peer}"
+
+    def at(self) -> str:
+        return f"{self} at {place(self.where)}"
+
+
+@dataclass
+class Rank:
+    ops: list[Op] = field(default_factory=list)
+    waiting: bool = False
+    gone: str | None = None  # how it ended, in words
+    last: Where | None = None  # the last line of the student's code that an event named
+
+
+class Observer:
+    """Takes the events of all ranks in the order they arrive; says what is wrong as soon as it is certain."""
+
+    def __init__(self, world: int) -> None:
+        self.ranks = [Rank() for _ in range(world)]
+        self.calls: dict[str, list[list[Op]]] = defaultdict(lambda: [[] for _ in range(world)])
+        self.pairs: dict[tuple, dict[str, list[Op]]] = defaultdict(lambda: {"send": [], "recv": []})
+        self.joined: dict[int, int] = {}
+
+    def add(self, number: int, event: dict) -> Fault | None:
+        """One event of one rank. Returns a mismatch if this event proves one."""
+        rank = self.ranks[number]
+        rank.last = event.get("where") or rank.last
+        if event["e"] in ("wait", "done"):
+            rank.waiting = event["e"] == "wait"
+        elif event["e"] == "joined":
+            return self.join(number, event)
+        elif event["e"] == "op":
+            if event["op"] in ("send", "recv"):
+                return self.message(number, event)
+            return self.collective(number, event)
+        return None
+
+    def join(self, number: int, event: dict) -> Fault | None:
+        other = self.joined.setdefault(event["rank"], number)
+        if other != number:
+            return Fault("mismatch", f"ranks {other} and {number} both joined the process group as rank {event['rank']}",
+                         number, event["where"], expected=f"rank {number}", seen=f"rank {event['rank']}")
+        return None
+
+    def collective(self, number: int, event: dict) -> Fault | None:
+        calls = self.calls[event["name"]]
+        op = Op(number, event, len(calls[number]))
+        calls[number].append(op)
+        self.ranks[number].ops.append(op)
+        for other_number in range(len(calls)):
+            if other_number != number and op.index < len(calls[other_number]):
+                other = calls[other_number][op.index]
+                first, second = sorted((op, other), key=lambda o: o.rank)
+                if difference := differ(first.event, second.event):
+                    return self.mismatch(first, second, difference)
+        return None
+
+    def mismatch(self, first: Op, second: Op, difference: str) -> Fault:
+        """Two ranks met in different calls: one skipped a call, or both made it differently."""
+        if first.where != second.where:
+            skipper, waiter = self.skipper(first, second)
+            if skipper:
+                text = (f"rank {skipper.rank} skipped a call that the others make: rank {waiter.rank} is in "
+                        f"{waiter.at()}, while rank {skipper.rank} went on to {skipper.at()}")
+            else:
+                skipper, waiter = second, first
+                text = (f"the ranks part: rank {first.rank} is in {first.at()}, rank {second.rank} in {second.at()}; "
+                        "one of them skipped a call, or made one too many")
+            return Fault("hang", f"{text}. Every rank of a group must make the same calls in the same order",
+                         skipper.rank, waiter.where, expected=str(waiter), seen=str(skipper), also=skipper.where)
+        what = {"op": "different operations", "shape": "different shapes", "dtype": "different dtypes",
+                "detail": "different roots or reductions"}[difference]
+        return Fault("mismatch", f"the ranks call {what}: rank {first.rank} {first.at()}, rank {second.rank} {second.at()}",
+                     second.rank, second.where or first.where, expected=str(first), seen=str(second))
+
+    def skipper(self, first: Op, second: Op) -> tuple[Op, Op] | tuple[None, None]:
+        """Which of two ranks at different lines left out a call, and which did not; None where that is not known.
+
+        The majority is right where there is one. Of two ranks in one function
+        the one at a line that all have been at before is right, else the one
+        that is less far down.
+        """
+        if not first.where or not second.where:
+            return None, None
+        calls = self.calls[first.event["name"]]
+
+        def followers(op: Op) -> int:
+            return sum(mine[op.index].where == op.where for mine in calls if len(mine) > op.index)
+
+        def known(op: Op) -> int:
+            return sum(any(o.where == op.where for o in mine[:op.index]) for mine in calls)
+
+        if followers(first) != followers(second):
+            return tuple(sorted((first, second), key=followers))
+        if first.where[2] != second.where[2]:
+            return None, None
+        return tuple(sorted((first, second), key=lambda op: (known(op), -op.where[1])))
+
+    def message(self, number: int, event: dict) -> Fault | None:
+        peer = event["peer"]
+        if peer is None:  # from any source: whoever sends
+            return None
+        source, target = (number, peer) if event["op"] == "send" else (peer, number)
+        pair = self.pairs[event["name"], source, target, event["tag"]]
+        op = Op(number, event, len(pair[event["op"]]))
+        pair[event["op"]].append(op)
+        self.ranks[number].ops.append(op)
+        other = pair["recv" if event["op"] == "send" else "send"]
+        if op.index < len(other) and size(event) != size(other[op.index].event):
+            sent, received = sorted((op, other[op.index]), key=lambda o: o.event["op"] == "recv")
+            return Fault("mismatch", f"a message and its receiver differ: rank {sent.rank} {sent.at()}, "
+                         f"rank {received.rank} {received.at()}", received.rank, received.where,
+                         expected=str(sent), seen=str(received))
+        return None
+
+    def missing(self, op: Op) -> list[int]:
+        """The ranks that `op` still needs. Empty: nothing but time stands between it and its end."""
+        if "peer" in op.event:
+            source, target = (op.rank, op.event["peer"]) if op.event["op"] == "send" else (op.event["peer"], op.rank)
+            pair = self.pairs[op.event["name"], source, target, op.event["tag"]]
+            other = pair["recv" if op.event["op"] == "send" else "send"]
+            return [] if op.index < len(other) else [op.event["peer"]]
+        calls = self.calls[op.event["name"]]
+        return [member for member in op.event["group"] if len(calls[member]) <= op.index]
+
+    def blocked(self, number: int) -> tuple[Op, list[int]] | None:
+        """The first call of this rank that still lacks someone, and whom it lacks."""
+        for op in self.ranks[number].ops:
+            if lacking := self.missing(op):
+                return op, lacking
+        return None
+
+    def deadlock(self, asleep: set[int] = frozenset()) -> Fault | None:
+        """A fault if no living rank can ever move again.
+
+        `asleep` are ranks that the system saw asleep without a wait of their
+        own on record: those inside DDP's reducer, which waits in C++.
+        """
+        living = [n for n, rank in enumerate(self.ranks) if not rank.gone]
+        stuck = {}
+        for number in living:
+            rank, block = self.ranks[number], self.blocked(number)
+            if not (rank.waiting or number in asleep) or block is None:
+                return None
+            stuck[number] = block
+        if not stuck:
+            return None
+        # A rank that lacks only ranks which can still move is not stuck; here none can.
+        number, (op, lacking) = min(stuck.items(), key=lambda item: (not any(self.ranks[m].gone for m in item[1][1]), item[0]))
+        stories = []
+        for member in lacking:
+            if gone := self.ranks[member].gone:
+                stories.append(f"rank {member} never comes: {gone}")
+            else:
+                other, wanted = stuck[member]
+                stories.append(f"rank {member} waits in {other.at()}")
+        waiting = [n for n, (o, _) in stuck.items() if o is op or (o.where == op.where and "peer" not in op.event)]
+        verb = "waits" if len(waiting) == 1 else "wait"
+        return Fault("hang", f"deadlock: {numbers(waiting)} {verb} in {op.at()}; " + "; ".join(stories),
+                     number, op.where, expected=f"every rank in {op}", seen="; ".join(stories))
+
+
+def differ(first: dict, second: dict) -> str | None:
+    """The name of the first thing two calls of one group disagree on."""
+    if first["op"] != second["op"]:
+        return "op"
+    if size(first) != size(second):
+        return "shape"
+    if first["dtype"] != second["dtype"]:
+        return "dtype"
+    if first["op"] != "init_process_group" and first["detail"] != second["detail"]:
+        return "detail"
+    return None
+
+
+def size(event: dict) -> list | None:
+    """What must agree of a shape: the number of elements of each tensor (gloo and NCCL move flat buffers)."""
+    def count(shape: list[int]) -> int:
+        total = 1
+        for length in shape:
+            total *= length
+        return total
+
+    shape = event["shape"]
+    if shape is None:
+        return None
+    return [count(part) for part in shape] if shape and isinstance(shape[0], list) else [count(shape)]
+
+
+def place(where: Where | None) -> str:
+    """A line of the student's code in words."""
+    return f"{where[0]}:{where[1]}" if where else "an unknown line"
+
+
+def numbers(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks[:-1])) + f" and {ranks[-1]}"

@@ -1,0 +1,56 @@
+"""Evidence: what a rank sends to the judge, as JSON and safetensors, never pickle.
+
+Unpickling runs code, and evidence comes from processes that ran a stranger's
+code. JSON and safetensors can only hold values.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+
+def write(stem: Path, value: Any) -> None:
+    """Write `value` (dicts, lists, numbers, strings, tensors) to `stem`.json and .safetensors.
+
+    The JSON comes last and is moved into place: where it is, all of it is.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+
+    def encode(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            name = str(len(tensors))
+            tensors[name] = item.detach().cpu().contiguous().clone()
+            return {"tensor": name}
+        if isinstance(item, dict):
+            return {"dict": {str(key): encode(part) for key, part in item.items()}}
+        if isinstance(item, (list, tuple)):
+            return [encode(part) for part in item]
+        if item is None or isinstance(item, (bool, int, float, str)):
+            return item
+        raise TypeError(f"evidence can not hold a {type(item).__name__}")
+
+    tree = encode(value)
+    safetensors.torch.save_file(tensors, f"{stem}.safetensors")
+    part = Path(f"{stem}.part")
+    part.write_text(json.dumps(tree))
+    part.rename(f"{stem}.json")
+
+
+def read(stem: Path) -> Any:
+    """Read what `write` wrote. Raises FileNotFoundError if there is none."""
+    tree = json.loads(Path(f"{stem}.json").read_text())
+    tensors = safetensors.torch.load_file(f"{stem}.safetensors")
+
+    def decode(item: Any) -> Any:
+        if isinstance(item, list):
+            return [decode(part) for part in item]
+        if isinstance(item, dict):
+            if "tensor" in item:
+                return tensors[item["tensor"]]
+            return {key: decode(part) for key, part in item["dict"].items()}
+        return item
+
+    return decode(tree)

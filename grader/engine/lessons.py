@@ -1,0 +1,178 @@
+"""Where a lesson's files lie, and the code that is graded in them.
+
+A lesson is a stem. Its source lies in ``solutions/`` or, in a student's copy of
+the course, without the solutions in ``grader/start/``; its student files in
+``train/``, ``notebooks/`` and ``sbatch/``. The file system is the only register;
+only the order of the lessons is written down.
+"""
+
+import ast
+import hashlib
+import re
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+COURSE = Path(__file__).resolve().parents[2]
+
+ORDER = (
+    "single_gpu_training",
+    "01_collectives",
+    "02_data_parallel",
+    "ddp_training",
+    "lightning_training",
+    "03_zero",
+    "fsdp_training",
+    "04_tensor_parallel",
+    "tp_training",
+    "05_pipeline_parallel",
+    "pipeline_training",
+    "06_context_parallel",
+    "07_expert_parallel",
+    "08_distributed_matmul",
+    "09_strategy",
+    "hybrid_training",
+    "resilient_training",
+)
+
+
+class Unit(NamedTuple):
+    """A piece of a student's lesson that runs as one: a script, or a cell."""
+
+    name: str  # "train/ddp_training.py" or "notebooks/01_collectives.ipynb, cell 5"
+    text: str
+    source: str  # what it was made from, with regions; "" for a cell of the student's own
+
+
+def source_root() -> Path:
+    """The folder of the sources: they are complete in solutions/, stripped in a release."""
+    solutions = COURSE / "solutions"
+    return solutions if solutions.is_dir() else COURSE / "grader" / "start"
+
+
+def sources(stem: str) -> list[Path]:
+    """All source files of a lesson: what is graded first, then the batch files."""
+    root = source_root()
+    graded = [root / kind / f"{stem}.py" for kind in ("train", "notebooks")]
+    batch = sorted((root / "sbatch").glob(f"{stem}.*"))
+    return [path for path in graded if path.is_file()] + batch
+
+
+def stems() -> list[str]:
+    """The lessons that exist, in course order."""
+    return [stem for stem in ORDER if source_path(stem).is_file()]
+
+
+def source_path(stem: str) -> Path:
+    """The lesson's source: a script, or a notebook in py:percent form."""
+    script = source_root() / "train" / f"{stem}.py"
+    return script if script.is_file() else source_root() / "notebooks" / f"{stem}.py"
+
+
+def is_notebook(stem: str) -> bool:
+    return source_path(stem).parent.name == "notebooks"
+
+
+def student_path(stem: str, target: str | Path | None = None) -> Path:
+    """The file to grade in the folder ``target`` (relative to the course; default: the course).
+
+    A folder of sources will do as well: a script with regions is a complete program,
+    and a notebook may be there in py:percent form.
+    """
+    folder = COURSE / (target or "")
+    if not is_notebook(stem):
+        return folder / "train" / f"{stem}.py"
+    notebook = folder / "notebooks" / f"{stem}.ipynb"
+    percent = notebook.with_suffix(".py")
+    return percent if percent.is_file() and not notebook.exists() else notebook
+
+
+def units(stem: str, target: str | Path | None = None, latest: dict[str, str] | None = None) -> list[Unit]:
+    """The graded code of a lesson: the script, or every code cell of the student's in order.
+
+    ``target`` is the folder to grade, or the file itself. ``latest`` has newer sources
+    for some of a notebook's cells, by cell id: a kernel knows them before they are saved.
+    Cells that the course locks (tests, set-up) are left out, and so are magics and
+    shell lines. Raises FileNotFoundError, or ValueError for an unreadable notebook.
+    """
+    source = source_path(stem).read_text("utf-8")
+    path = student_path(stem, target) if target is None or not Path(target).is_file() else Path(target)
+    text = path.read_text("utf-8", errors="replace")
+    if not is_notebook(stem):
+        return [Unit(f"train/{path.name}", text, source)]
+
+    known = {_key(cell): cell.source for cell in read_percent(source, stem).cells}
+    cells = read_percent(text, stem).cells if path.suffix == ".py" else _read_notebook(text, path)
+    for cell in cells:
+        cell.source = (latest or {}).get(cell.get("id", ""), cell.source)
+    return [
+        Unit(f"notebooks/{stem}.ipynb, cell {number}", without_magics(cell.source), known.get(_key(cell), ""))
+        for number, cell in enumerate(cells, start=1)
+        if cell.cell_type == "code" and not is_locked(cell) and not _is_foreign(cell.source)
+    ]
+
+
+def read_percent(source: str, stem: str) -> "NotebookNode":
+    """A py:percent source as a notebook whose cell ids are derived, not drawn by chance."""
+    import jupytext  # here, not above: two seconds that a script's check need not wait
+
+    notebook = jupytext.reads(source, fmt="py:percent")
+    for index, cell in enumerate(notebook.cells):
+        place = hashlib.sha256(f"{stem}/{index}".encode()).hexdigest()[:8]
+        cell.id = _nbgrader(cell).get("grade_id", place)
+        cell.metadata.pop("lines_to_next_cell", None)  # jupytext's own note
+    return notebook
+
+
+def is_locked(cell: "NotebookNode") -> bool:
+    """Whether the cell is the course's: a test, or one that nbgrader restores."""
+    marks = _nbgrader(cell)
+    return not marks.get("solution") and bool(marks.get("grade") or marks.get("locked"))
+
+
+# Cell magics whose cell is Python all the same; the cell of any other is left out.
+PYTHON_CELL = re.compile(r"\s*%%(time|timeit|capture|prun)\b")
+MAGIC = re.compile(r"(\s*)(%{1,2}[a-zA-Z]|!|\?|[\w, ]+=\s*(%[a-zA-Z]|!)|[\w.*]+\?{1,2}\s*$)")
+
+
+def without_magics(code: str) -> str:
+    """The code with ``pass`` for each magic, shell line or ``help?``, so that lines keep their number."""
+    try:
+        ast.parse(code)
+        return code  # so a line that opens with % goes on from the line above
+    except SyntaxError:
+        lines = code.split("\n")
+        return "\n".join(f"{m.group(1)}pass" if (m := MAGIC.match(line)) else line for line in lines)
+
+
+def _is_foreign(code: str) -> bool:
+    return code.lstrip().startswith("%%") and not PYTHON_CELL.match(code)
+
+
+def _nbgrader(cell: "NotebookNode") -> dict[str, Any]:
+    return cell.metadata.get("nbgrader", {})
+
+
+def _key(cell: "NotebookNode") -> str:
+    """What a student's cell and its source have in common."""
+    return _nbgrader(cell).get("grade_id") or cell.get("id", "")
+
+
+def _read_notebook(text: str, path: Path) -> list["NotebookNode"]:
+    import nbformat
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # cells without an id, which other editors write
+            cells = nbformat.reads(text, as_version=4).cells
+        # nbformat only logs what is invalid; what is read of a cell here must be there
+        for cell in cells:
+            if not (cell.cell_type and isinstance(cell.source, str) and isinstance(_key(cell), str)):
+                raise TypeError("a cell without source")
+        return cells
+    except (nbformat.ValidationError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = str(error).split("\n")[0][:80]
+        raise ValueError(f"{path}: not a notebook that can be read ({reason})") from None

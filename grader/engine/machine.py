@@ -1,0 +1,65 @@
+"""What this machine has, in a few lines, and how a script is launched on it."""
+
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+def found() -> dict[str, str]:
+    """What `start` says it found: a name and a few words each."""
+    import torch
+
+    from utils.wikitext2 import wikitext2_is_cached
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if gpus:
+        devices = f"{len(gpus)} × {gpus[0]}"
+    else:
+        devices = f"none, {os.cpu_count()} CPU cores" + (
+            " (there is a GPU driver, but this torch does not use it)" if shutil.which("nvidia-smi") else ""
+        )
+    schedulers = [f"{name} ({command})" for command, name in (("sbatch", "Slurm"), ("qsub", "PBS")) if shutil.which(command)]
+    return {
+        "Python": f"{platform.python_version()}, {sys.executable}",
+        "torch": torch.__version__,
+        "GPUs": devices,
+        "backend": "nccl" if gpus else "gloo",
+        "data": "wikitext-2, in the cache" if wikitext2_is_cached() else "builtin; wikitext-2 needs a network: ./workbook data",
+        "scheduler": ", ".join(schedulers) or "none: everything runs right here",
+    }  # fmt: skip
+
+
+def launch_command(script: Path, nproc: int, args: list[str]) -> list[str]:
+    """What to type to run a script in `nproc` processes on this node."""
+    if nproc == 1:
+        return [sys.executable, str(script), *args]
+    torchrun = Path(sys.executable).with_name("torchrun")
+    start = [str(torchrun)] if torchrun.exists() else [sys.executable, "-m", "torch.distributed.run"]
+    return [*start, "--standalone", f"--nproc-per-node={nproc}", str(script), *args]
+
+
+def shown(command: list[str]) -> str:
+    """The command as one would type it in the current folder."""
+    here = os.getcwd() + os.sep
+    return shlex.join(part.removeprefix(here) for part in command)
+
+
+def call(command: list[str], **how: object) -> int:
+    """Run a command on this terminal and return its exit code; on Ctrl-C or SIGTERM it ends before we do."""
+    process = subprocess.Popen(command, **how)
+    # Ctrl-C reaches it from the terminal; torchrun needs a while then to end its processes.
+    old = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
+    }
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code  # as a shell says it

@@ -1,0 +1,132 @@
+"""The grader graded: wrong answers that it must reject, right ones that it must accept.
+
+`grader/mutants/<lesson>.py` holds two lists, WRONG and RIGHT, of `Answer`.
+Beside them each lesson is tried half done, in two ways: with TODOs 1 … k solved,
+k + 1 must be the first failure, not attempted; with all but k solved, k must be
+the only failure.
+"""
+
+import importlib
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from grader.engine import lessons, regions
+from grader.engine.checks import Judge, Verdict, checked_lessons
+from grader.engine.launch import Engine
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Another answer to one TODO: the body of its region (a list where it has several), or edits outside of it."""
+
+    todo: int
+    name: str
+    body: str | list[str] | None = None
+    edits: tuple[tuple[str, str], ...] = ()  # (old, new) in the solved file
+    says: str = ""  # what the verdict's message must contain
+
+    def text(self, source: str) -> str:
+        bodies = {}
+        if self.body is not None:
+            parts = [self.body] if isinstance(self.body, str) else self.body
+            bodies = {self.todo: [textwrap.dedent(part).strip("\n") for part in parts]}
+            if isinstance(self.body, str):
+                bodies = {self.todo: bodies[self.todo][0]}
+        text = regions.compose(source, regions.titles(source), bodies)
+        for old, new in self.edits:
+            if text.count(old) != 1:
+                raise ValueError(f"“{self.name}” edits a text that is there {text.count(old)} times: {old!r}")
+            text = text.replace(old, new)
+        return text
+
+
+@dataclass
+class Trial:
+    """One file put to the judge, and whether the judge was right."""
+
+    lesson: str
+    kind: str
+    todo: int
+    name: str
+    right: bool
+    seen: str
+    seconds: float
+
+
+def trials(engine: Engine, lesson: str) -> Iterator[Trial]:
+    source = lessons.source_path(lesson).read_text("utf-8")
+    numbers = sorted(regions.titles(source))
+    for k in range(len(numbers)):
+        judge, started = judge_of(engine, lesson, regions.compose(source, numbers[:k])), time.perf_counter()
+        seen = [judge.verdict(number) for number in numbers[: k + 1]]
+        right = all(v.passed for v in seen[:-1]) and seen[-1].cause == "not_attempted"
+        yield Trial(lesson, "first solved", numbers[k], f"TODOs before {numbers[k]}", right, first_failure(seen), time.perf_counter() - started)
+    for number in numbers:
+        judge, started = judge_of(engine, lesson, regions.compose(source, set(numbers) - {number})), time.perf_counter()
+        seen = list(judge.verdicts())
+        failed = [v.todo for v in seen if v.status == "fail"]
+        right = failed == [number] and judge.verdict(number).cause == "not_attempted"
+        yield Trial(lesson, "all but one", number, f"all but TODO {number}", right, first_failure(seen), time.perf_counter() - started)
+    answers = importlib.import_module(f"grader.mutants.{lesson}")
+    for answer in answers.WRONG:
+        judge, started = judge_of(engine, lesson, answer.text(source)), time.perf_counter()
+        own = judge.verdict(answer.todo)  # and what it needs: without that it would be skipped
+        right = own.status == "fail" and own.cause != "not_attempted" and answer.says in own.message
+        yield Trial(lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), time.perf_counter() - started)
+    for answer in answers.RIGHT:
+        judge, started = judge_of(engine, lesson, answer.text(source)), time.perf_counter()
+        seen = list(judge.verdicts())
+        yield Trial(lesson, "right", answer.todo, answer.name, all(v.passed for v in seen), first_failure(seen), time.perf_counter() - started)
+
+
+def judge_of(engine: Engine, lesson: str, text: str) -> Judge:
+    """A judge of this text, as if it were the student's file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / lessons.source_path(lesson).relative_to(lessons.source_root())
+        path.parent.mkdir()
+        path.write_text(text)
+        return Judge(engine, lesson, folder)
+
+
+def first_failure(seen: list[Verdict]) -> str:
+    failed = [v for v in seen if v.status == "fail"] or [v for v in seen if not v.passed]
+    return f"TODO {failed[0].todo} {failed[0].cause}: {failed[0].message}" if failed else "all pass"
+
+
+def run(stems: list[str] | None = None) -> int:
+    """Try every answer of the lessons; print a table, totals last. 0 if the judge was right about all of them."""
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    table = Table("lesson", "kind", "TODO", "answer", "verdict", "s", "", title="The grader, graded", title_justify="left")
+    found: list[Trial] = []
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Engine() as engine, Progress(*columns, console=console, transient=True) as progress:
+        for lesson in stems or checked_lessons():
+            numbers = len(regions.titles(lessons.source_path(lesson).read_text("utf-8")))
+            answers = importlib.import_module(f"grader.mutants.{lesson}")
+            task = progress.add_task(lesson, total=2 * numbers + len(answers.WRONG) + len(answers.RIGHT))
+            for trial in trials(engine, lesson):
+                found.append(trial)
+                progress.advance(task)
+                good = "[green]✓" if trial.right else "[red]✗ judged wrongly"
+                table.add_row(trial.lesson, trial.kind, str(trial.todo), escape(trial.name),
+                              escape(trial.seen if len(trial.seen) < 110 or not trial.right else trial.seen[:107] + "…"),
+                              f"{trial.seconds:.1f}", good)
+    console.print(table)
+
+    def count(kind: str) -> str:
+        mine = [t for t in found if t.kind == kind]
+        return f"{sum(t.right for t in mine)}/{len(mine)}"
+
+    console.print(f"{count('wrong')} wrong answers killed by the named TODO, {count('right')} other right answers accepted, "
+                  f"{count('first solved')} half-done and {count('all but one')} all-but-one files judged rightly")
+    return 0 if all(t.right for t in found) else 1

@@ -1,0 +1,324 @@
+"""What a rank does, told to the judge as it happens.
+
+An event goes out BEFORE each collective or message (so a call that never
+returns is still known), and around each wait. Everything passes through the
+dispatcher, so DDP's reducer, FSDP, DTensor and plain `dist` calls are seen
+alike. Events are JSON lines on a socket of the run's folder:
+
+    {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
+     "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
+    {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait
+    {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
+    {"e": "crash", …} {"e": "exit", …} {"e": "end"}
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import urllib.parse
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+leave: Callable[[int], None] = os._exit  # the real one: `watch` replaces it for the student
+
+# Which argument's shape every rank of a group must agree on. The others
+# (all-to-all, barrier) may differ, or have none.
+AGREED = {
+    "allreduce_": "tensors", "broadcast_": "tensors", "reduce_": "tensors",
+    "allgather_": "input_tensors", "_allgather_base_": "input_tensor",
+    "gather_": "input_tensors", "scatter_": "output_tensors",
+    "reduce_scatter_": "output_tensors", "_reduce_scatter_base_": "output_tensor",
+    "allgather_into_tensor_coalesced_": "inputs", "reduce_scatter_tensor_coalesced_": "inputs",
+    "allreduce_coalesced_": "tensors", "allgather_coalesced_": "input_list",
+}
+FUNCTIONAL = {"all_reduce", "all_reduce_", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "broadcast_"}
+SPOKEN = {  # the dispatcher's name -> the name the student typed
+    "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "all_reduce_": "all_reduce",
+    "broadcast_": "broadcast", "reduce_": "reduce", "gather_": "gather", "scatter_": "scatter",
+    "allgather_": "all_gather", "_allgather_base_": "all_gather", "allgather_coalesced_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather", "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_": "reduce_scatter", "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "alltoall_": "all_to_all", "alltoall_base_": "all_to_all", "all_to_all_single": "all_to_all",
+    "recv_": "recv", "recv_any_source_": "recv", "monitored_barrier_": "barrier",
+}
+
+
+class Judge:
+    """The rank's line to the judge."""
+
+    def __init__(self, path: Path, number: int, job: dict) -> None:
+        self.units = {unit["name"] for unit in job["units"]}
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(str(path))
+        self.say(e="rank", rank=number)
+
+    def say(self, **event: Any) -> None:
+        if os.getpid() != self.pid:  # a data loader's worker, say: not a rank
+            return
+        with self.lock:
+            self.socket.sendall(json.dumps(event).encode() + b"\n")
+
+    def release(self) -> None:
+        """Stay until the judge has heard everyone: an early exit would break the peers' connections."""
+        while self.socket.recv(1):
+            pass
+
+    def where(self) -> list | None:
+        """The innermost line of the student's code that is running: [unit, line, function]."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename in self.units:
+                return [frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name]
+            frame = frame.f_back
+        return None
+
+
+def watch(judge: Judge, run: Path, job: dict) -> None:
+    """Make all that this process does from now on known to the judge."""
+    number = int(os.environ["RANK"])
+    stacks = open(run / f"stacks-{number}", "w")
+    faulthandler.enable(stacks)  # SIGSEGV, SIGABRT: the line is left behind
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)  # the judge asks: where are you?
+
+    def exit_seen(status: int) -> None:
+        judge.say(e="exit", status=status, where=judge.where())
+        leave(status)
+
+    os._exit = exit_seen
+
+    def audit(event: str, args: tuple) -> None:
+        if event == "os.kill":
+            judge.say(e="kill", where=judge.where())
+
+    sys.addaudithook(audit)
+    watch_waits(judge)
+    watch_rendezvous(judge, run, job)
+    if job["gpus"]:
+        pretend_gpus(job["gpus"])
+    Collectives(judge).__enter__()
+
+
+def watch_waits(judge: Judge) -> None:
+    plain = c10d.Work.wait
+
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        judge.say(e="wait")
+        try:
+            return plain(work, *args, **kwargs)
+        finally:
+            judge.say(e="done")
+
+    c10d.Work.wait = wait
+
+
+def watch_rendezvous(judge: Judge, run: Path, job: dict) -> None:
+    """Ranks meet in a file of the run, not at a port; and joining is an event like any collective."""
+    meetings = iter(range(1000))
+
+    def meet(url: str, timeout: Any = None, **_: Any):
+        asked = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(url).query))
+        rank = int(asked.get("rank", os.environ["RANK"]))
+        world = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
+        yield dist.FileStore(str(run / f"store-{next(meetings)}"), world), rank, world
+
+    for scheme in ("env", "tcp"):
+        dist.rendezvous.__globals__["_rendezvous_handlers"][scheme] = meet
+
+    init, new_group = dist.init_process_group, dist.new_group
+    everyone = list(range(job["world"]))
+
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        where = judge.where()
+        judge.say(e="op", op="init_process_group", group=everyone, name="world", shape=None, dtype=None,
+                  bytes=0, detail=str(backend), where=where)
+        if job["gpus"]:  # no GPU is there: gloo stands in for nccl, and the judge knows what was asked
+            backend = "gloo" if backend is None or "nccl" in backend else backend
+            kwargs.pop("device_id", None)
+        judge.say(e="wait")
+        init(backend, *args, **kwargs)
+        judge.say(e="done")
+        judge.say(e="joined", rank=dist.get_rank(), world=dist.get_world_size(), where=where)
+
+    def watched_new_group(*args: Any, **kwargs: Any) -> Any:
+        judge.say(e="op", op="new_group", group=everyone, name="world", shape=None, dtype=None,
+                  bytes=0, detail=None, where=judge.where())
+        judge.say(e="wait")
+        group = new_group(*args, **kwargs)
+        judge.say(e="done")
+        return group
+
+    for module in (dist, c10d):
+        module.init_process_group = init_process_group
+        module.new_group = watched_new_group
+
+
+class Collectives(TorchDispatchMode):
+    """Reports each operation of c10d before it runs; all else passes through."""
+
+    def __init__(self, judge: Judge) -> None:
+        super().__init__()
+        self.judge = judge
+        # Groups live as long as the process. Gloo's destructor joins its threads with the GIL held, and a thread
+        # that drops the last reference to a tensor which Python has seen (all have, here) needs the GIL: deadlock.
+        self.kept: set[dist.ProcessGroup] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace not in ("c10d", "_c10d_functional"):
+            return func(*args, **(kwargs or {}))
+        given = {argument.name: value for argument, value in zip(func._schema.arguments, args)} | (kwargs or {})
+        if name == "wait_tensor":
+            self.judge.say(e="wait")
+        elif namespace == "c10d":
+            group = dist.ProcessGroup.unbox(given["process_group"])
+            self.kept.add(group)
+            self.report(name, given, group.group_name)
+        elif "group_name" in given:
+            self.report(name, given, given["group_name"])
+        blocks = name in ("wait_tensor", "monitored_barrier_")
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            if blocks:
+                self.judge.say(e="done")
+
+    def report(self, name: str, given: dict, group: str) -> None:
+        members = {g.group_name: ranks for g, ranks in c10d._world.pg_group_ranks.items()}.get(group, {})
+        event = dict(op=SPOKEN.get(name, name.rstrip("_")), name=group, group=sorted(members),
+                     shape=None, dtype=None, bytes=0, detail=None, where=self.judge.where())
+        tensors = given.get(AGREED.get(name, "input" if name in FUNCTIONAL else ""))
+        sent = tensors if tensors is not None else given.get("tensors", given.get("input"))
+        sent = [t for t in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(t, torch.Tensor)]
+        if sent:
+            event["bytes"] = sum(t.numel() * t.element_size() for t in sent)
+            event["dtype"] = str(sent[0].dtype).removeprefix("torch.")
+            if tensors is not None or event["op"] in ("send", "recv"):
+                event["shape"] = [list(t.shape) for t in sent] if len(sent) > 1 else list(sent[0].shape)
+        if "root_rank" in given:
+            event["detail"] = f"root {given['root_rank']}"
+        elif "reduce_op" in given:
+            event["detail"] = given["reduce_op"].upper() if isinstance(given["reduce_op"], str) else reduction()
+        if event["op"] in ("send", "recv"):
+            peer = given.get("dst", given.get("src"))
+            event["peer"] = None if peer is None else members_in_order(members)[peer]
+            event["tag"] = given.get("tag", 0)
+        self.judge.say(e="op", **event)
+        if name == "monitored_barrier_":
+            self.judge.say(e="wait")
+
+
+def members_in_order(members: dict) -> list[int]:
+    """Global ranks by their rank in the group."""
+    return sorted(members, key=members.get)
+
+
+def reduction() -> str | None:
+    """SUM, MAX, …: opaque in the dispatcher, so read from the frame of the `dist` call. None for C++ callers."""
+    frame = sys._getframe(3)
+    while frame is not None and frame.f_code.co_filename != c10d.__file__:
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename == c10d.__file__:
+        op = frame.f_locals.get("op")
+        if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+            return str(op).rpartition(".")[2]
+        frame = frame.f_back
+    return None
+
+
+def pretend_gpus(a_node: int) -> None:
+    """Let the code believe that this node has GPUs, so that its choices can be seen without one."""
+    chosen = {"index": 0}
+
+    def choose(device: Any) -> None:
+        index = device if isinstance(device, int) else torch.device(device).index
+        chosen["index"] = 0 if index is None else index
+
+    for owner, name, stand_in in (
+        (torch.cuda, "is_available", lambda: True), (torch.cuda, "device_count", lambda: a_node),
+        (torch.cuda, "set_device", choose), (torch.cuda, "current_device", lambda: chosen["index"]),
+        (torch.accelerator, "is_available", lambda: True), (torch.accelerator, "device_count", lambda: a_node),
+        (torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda")),
+        (torch.accelerator, "set_device_index", choose),
+        (torch.accelerator, "current_device_index", lambda: chosen["index"]),
+        (dist, "is_nccl_available", lambda: True),
+    ):
+        setattr(owner, name, stand_in)
+
+
+def record_files() -> list[str]:
+    """A list that grows with each file that this process opens for writing, saves or moves into place."""
+    files: list[str] = []
+
+    def audit(event: str, args: tuple) -> None:
+        if event == "open" and isinstance(args[0], (str, bytes)) and isinstance(args[2], int):
+            if args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                files.append(os.path.abspath(os.fsdecode(args[0])))
+        elif event == "os.rename":
+            files.append(os.path.abspath(os.fsdecode(args[1])))
+
+    sys.addaudithook(audit)
+    plain = torch.save
+
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(f, (str, os.PathLike)):  # written by C++, which no audit hook sees
+            files.append(os.path.abspath(f))
+        plain(obj, f, *args, **kwargs)
+
+    torch.save = save
+    return files
+
+
+class record_training:
+    """What a whole run trained on and left: batches, losses, weights, files, printing.
+
+    Seen at the model itself (`utils.model.TransformerLM`), not at the data
+    loader: what reached the model is what counts, whatever dealt it out.
+    """
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.forwards: list[dict] = []
+        self.steps = 0
+        self.model: torch.nn.Module | None = None
+        self.files = record_files()
+        register_module_forward_hook(self.after_forward, with_kwargs=True)
+        register_optimizer_step_post_hook(self.after_step)
+
+    def after_forward(self, module: Any, args: tuple, kwargs: dict, output: Any) -> None:
+        if type(module).__name__ != "TransformerLM" or not isinstance(output, torch.Tensor):
+            return
+        self.model = module
+        x = args[0] if args else kwargs["x"]
+        y = args[1] if len(args) > 1 else kwargs.get("y")
+        if y is None:
+            return
+        self.forwards.append({
+            "training": module.training, "step": self.steps, "x": x.detach().clone(),
+            "targets": int((y != -100).sum()), "loss": float(output.detach().double()),
+        })
+        self.judge.say(e="forward")
+
+    def after_step(self, *_: Any) -> None:
+        self.steps += 1
+        self.judge.say(e="step")
+
+    def evidence(self) -> dict:
+        return {
+            "forwards": self.forwards, "steps": self.steps, "files": sorted(set(self.files)),
+            "weights": dict(self.model.named_parameters()) if self.model is not None else {},
+            "still_in_a_group": dist.is_initialized(),
+        }

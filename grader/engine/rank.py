@@ -1,0 +1,138 @@
+"""One rank: load the student's code, do what the job asks, leave evidence.
+
+Everything here runs in the rank's own process, beside the student's code. It
+reports to the judge and judges nothing. The job is `job.json` in the run's
+folder:
+
+    units        [{name, text}]: the student's code, a script or a notebook's cells
+    file         what `__file__` is to them
+    argv         the command line: run the script as a whole;  or
+    module, function, inputs
+                 call a function of the check file with the student's module
+    world, nodes ranks, and how many nodes they pretend to be spread over
+    group        make the process group before the call
+    gpus         GPUs a node to pretend
+"""
+
+import json
+import linecache
+import os
+import random
+import signal
+import sys
+import traceback
+import types
+from pathlib import Path
+
+import numpy
+import torch
+
+from grader.engine import evidence, observe
+
+
+def main(folder: str, number: int) -> None:
+    """Be rank `number` of the job in `folder`."""
+    run = Path(folder)
+    job = json.loads((run / "job.json").read_text())
+    redirect(run, number)
+    settle(job, run, number)
+    judge = observe.Judge(run / "judge.sock", number, job)
+    observe.watch(judge, run, job)
+    try:
+        if job["argv"] is not None:
+            result = whole_run(job, judge)
+        else:
+            result = call(job, judge, number)
+        evidence.write(run / f"evidence-{number}", result)
+        last_word = {"e": "end"}
+    except BaseException as error:  # SystemExit and KeyboardInterrupt are the student's too
+        last_word = {"e": "crash", **describe(error)}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    judge.say(**last_word)
+    judge.release()
+    observe.leave(0)
+
+
+def redirect(run: Path, number: int) -> None:
+    """Send what the rank prints, by whatever way, to files of its own."""
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        target = os.open(run / f"{name}-{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(target, descriptor)
+        os.close(target)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")
+
+
+def settle(job: dict, run: Path, number: int) -> None:
+    """Make the process what torchrun would have made it."""
+    work = run / "work"
+    work.mkdir(exist_ok=True)
+    os.chdir(work)
+    a_node = job["world"] // job["nodes"]
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "PMI", "PALS_", "OMPI_"))]:
+        del os.environ[name]
+    os.environ.update(
+        RANK=str(number), WORLD_SIZE=str(job["world"]),
+        LOCAL_RANK=str(number % a_node), LOCAL_WORLD_SIZE=str(a_node),
+        GROUP_RANK=str(number // a_node), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
+        TORCHELASTIC_RUN_ID="workbook", HF_HUB_OFFLINE="1",
+    )
+    # Two runs of the same code must agree, whatever ran in this server before.
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+
+
+def load(job: dict, judge: observe.Judge, name: str) -> types.ModuleType:
+    """The student's units as one module. A cell that breaks spoils only itself; a script, all."""
+    module = types.ModuleType(name)
+    module.__file__ = job["file"]
+    sys.modules[name] = module
+    broken = {}
+    for unit in job["units"]:
+        lines = unit["text"].splitlines(keepends=True)
+        linecache.cache[unit["name"]] = (len(unit["text"]), None, lines, unit["name"])
+        try:
+            exec(compile(unit["text"], unit["name"], "exec", dont_inherit=True), module.__dict__)
+        except Exception as error:
+            if job["notebook"]:
+                broken[unit["name"]] = error
+                judge.say(e="broken", **describe(error))
+            else:
+                raise
+    module.__broken__ = broken
+    return module
+
+
+def whole_run(job: dict, judge: observe.Judge) -> dict:
+    """Run the script as the command line would, and record what it trained on and left behind."""
+    record = observe.record_training(judge)
+    sys.argv = [job["file"], *job["argv"]]
+    try:
+        load(job, judge, "__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    return record.evidence()
+
+
+def call(job: dict, judge: observe.Judge, number: int) -> dict:
+    """Call a check's rank function with the student's module."""
+    if job["group"]:
+        torch.distributed.init_process_group("gloo")
+    student = load(job, judge, "student")
+    check = sys.modules[job["module"]]
+    return getattr(check, job["function"])(student, rank=number, world=job["world"], **job["inputs"])
+
+
+def describe(error: BaseException) -> dict:
+    """What the judge needs to know of an exception: its kind, its text, its frames."""
+    frames = [[f.filename, f.lineno, f.name] for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append([error.filename, error.lineno or 1, "<source>"])
+    return {"type": type(error).__name__, "text": str(error)[:2000], "frames": frames}

@@ -1,0 +1,332 @@
+"""Regions: the part of a source file that a TODO owns, and how to swap its body.
+
+    # TODO 4: Give each rank its own shard of every data set.
+    # More comment lines may follow.
+    ### BEGIN SOLUTION
+    return DistributedSampler(train_set, shuffle=True)
+    ### STUDENT
+    # return None
+    ### END SOLUTION
+
+The same grammar serves Python, batch files and notebook cells. The student's
+file keeps the TODO comment and the STUDENT lines with exactly one leading
+``# `` taken off (so ``# #SBATCH --gres=gpu:1`` becomes an active directive);
+without a STUDENT part the body raises ``NotImplementedError("TODO 4")``.
+A TODO may own several regions: the later ones open with ``# TODO 4, again:``.
+
+Everything here is text in, text out; nothing is run and no file is opened.
+"""
+
+import io
+import re
+import textwrap
+import tokenize
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+BEGIN, STUDENT, END = "### BEGIN SOLUTION", "### STUDENT", "### END SOLUTION"
+TODO = re.compile(r"\s*# TODO (\d+)(, again)?:(.*)")
+DIRECTIVE = re.compile(r"#(SBATCH|PBS|!)")  # comments to Python, code to a scheduler
+
+
+class SourceError(ValueError):
+    """A source whose regions are malformed; the message opens with file:line."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """One region of a source. All lines are as they stand, indentation included."""
+
+    todo: int
+    title: str  # first sentence of the TODO comment, "" for "again"
+    intro: tuple[str, ...]  # the TODO comment's lines
+    solution: tuple[str, ...]
+    student: tuple[str, ...]  # as the student gets them
+    first: int  # 1-based line of BEGIN SOLUTION
+    last: int  # 1-based line of END SOLUTION
+
+    @property
+    def indent(self) -> str:
+        return _indent(self.intro[0])
+
+
+def parse(source: str, name: str = "") -> list[Region]:
+    """The regions of ``source`` in order; ``name`` is for error messages."""
+    regions: list[Region] = []
+    intro: list[str] = []
+    solution: list[str] = []
+    student: list[str] | None = None
+    first = 0  # line of the open BEGIN, 0 outside a region
+
+    def error(line: int, message: str) -> SourceError:
+        return SourceError(f"{name or 'source'}:{line}: {message}")
+
+    number = 0
+    for number, line in enumerate(source.split("\n"), start=1):
+        text = line.strip()
+        if first == 0:
+            if text in (STUDENT, END):
+                raise error(number, f"{text} without {BEGIN}")
+            if text == BEGIN:
+                if not intro:
+                    raise error(number, f"no '# TODO n: …' comment right above {BEGIN}")
+                if _indent(line) != _indent(intro[0]):
+                    raise error(number, f"{BEGIN} and its TODO comment differ in indentation")
+                first, solution, student = number, [], None
+            elif TODO.match(line) and not intro:
+                _, again, title = TODO.match(line).groups()
+                if not again and not title.strip():
+                    raise error(number, "a TODO without a title")
+                intro = [line]
+            elif intro and text.startswith("#") and not TODO.match(line):
+                intro.append(line)
+            elif intro:
+                raise error(number - 1, f"no {BEGIN} right below this TODO comment")
+        elif text == BEGIN:
+            raise error(number, f"{BEGIN} inside the region that opens at line {first}")
+        elif text == STUDENT:
+            if student is not None:
+                raise error(number, f"a second {STUDENT} in one region")
+            student = []
+        elif text == END:
+            todo, again, _ = TODO.match(intro[0]).groups()
+            if student is None:
+                student = [f'{_indent(intro[0])}raise NotImplementedError("TODO {todo}")']
+            regions.append(
+                Region(
+                    todo=int(todo),
+                    title="" if again else _title(intro),
+                    intro=tuple(intro),
+                    solution=tuple(solution),
+                    student=tuple(student),
+                    first=first,
+                    last=number,
+                )
+            )
+            first, intro = 0, []
+        elif student is None:
+            solution.append(line)
+        elif text and not text.startswith("# ") and text != "#":
+            raise error(number, f"a line below {STUDENT} that does not open with '# '")
+        else:
+            student.append((_indent(line) + text[2:]).rstrip())
+    if first:
+        raise error(first, f"{BEGIN} without {END}")
+    if intro:
+        raise error(number, f"the file ends with a TODO comment that has no {BEGIN}")
+    return regions
+
+
+def compose(
+    source: str,
+    solved: Collection[int] = (),
+    bodies: Mapping[int, str | Sequence[str]] | None = None,
+) -> str:
+    """``source`` as a student's file in which the TODOs in ``solved`` are done.
+
+    ``bodies`` puts other text (dedented; indented here) into a TODO's regions:
+    a list gives one body a region; a string is for the first region, and the
+    others keep the solution. Raises ValueError for a list of the wrong length.
+    """
+    regions = parse(source)
+    given: dict[int, list[str]] = {}
+    for todo, text in (bodies or {}).items():
+        given[todo] = [text] if isinstance(text, str) else list(text)
+        owned = sum(region.todo == todo for region in regions)
+        if not isinstance(text, str) and len(text) != owned:
+            raise ValueError(f"TODO {todo} has {owned} regions, {len(text)} bodies were given")
+
+    def body(region: Region) -> Sequence[str]:
+        if region.todo not in given:
+            return region.solution if region.todo in solved else region.student
+        if not given[region.todo]:  # a single string, used up by the first region
+            return region.solution
+        text = textwrap.dedent(given[region.todo].pop(0)).strip("\n")
+        return textwrap.indent(text, region.indent).split("\n") if text else []
+
+    return "\n".join(_render(source, regions, body)[0])
+
+
+def strip_solutions(source: str) -> str:
+    """The same source without its solution bodies; ``compose`` works on it as before."""
+
+    def body(region: Region) -> list[str]:
+        start = [f"{_indent(line)}# {line.lstrip()}" if line else "" for line in region.student]
+        return [region.indent + BEGIN, region.indent + STUDENT, *start, region.indent + END]
+
+    return "\n".join(_render(source, parse(source), body)[0])
+
+
+def titles(source: str) -> dict[int, str]:
+    """TODO number → title: the first sentence of its comment, without the full stop."""
+    return {region.todo: region.title for region in parse(source) if region.title}
+
+
+def locate(source: str, edited: str) -> dict[int, list[range]]:
+    """Where each TODO's regions lie in a student's ``edited`` file, as 1-based lines.
+
+    The edited file has no markers. A region begins after its TODO comment (if
+    that was deleted: after the last given line before it that is still there)
+    and ends before the first given line after it that is still there. Lines
+    are compared without indentation, so that wrapping code in a ``try`` moves nothing.
+
+    The files are cut at the TODO comments first, since these are unique, and the
+    pieces compared one by one: so a function that was moved keeps its region. Two regions
+    with nothing but a comment between them, and that deleted, cannot be told apart.
+    """
+    regions = parse(source)
+    start, spans = _render(source, regions, lambda region: region.student)
+    old, new = ([line.strip() for line in lines] for lines in (start, edited.split("\n")))
+    bodies = {line for span in spans for line in span}
+    functions = {
+        text
+        for line, text in enumerate(old)
+        if line not in bodies and text.startswith(("def ", "class ", "@"))
+    }
+
+    # where the TODO comments lie in the two files, for those that are in both
+    new_intros = {i: at for i, region in enumerate(regions) if (at := _find_intro(region, regions, new))}
+    old_intros = {i: range(spans[i].start - len(regions[i].intro), spans[i].start) for i in new_intros}
+
+    found: dict[int, list[range]] = {region.todo: [] for region in regions}
+    for i, (region, span) in enumerate(zip(regions, spans)):
+        above = max((j for j in new_intros if j <= i), default=None)
+        piece_old, piece_new = _piece(above, old_intros, len(old)), _piece(above, new_intros, len(new))
+        begin, end = piece_new.start, piece_new.stop
+        for line_old, line_new in _matches(old, new, piece_old, piece_new):
+            if line_old in bodies:
+                continue  # a body may hold any line, so it says nothing about a border
+            if line_old < span.start:
+                begin = line_new + 1
+            else:
+                end = line_new
+                break
+        else:  # what came below was moved or deleted: stop where another given function begins
+            end = next((line for line in range(begin, end) if new[line] in functions), end)
+        found[region.todo].append(_trim(begin, end, new))
+    return found
+
+
+def todo_at(source: str, edited: str, line: int) -> int | None:
+    """The TODO that owns 1-based ``line`` of the student's file, if one does."""
+    places = locate(source, edited)
+    return next((todo for todo, lines in places.items() if any(line in r for r in lines)), None)
+
+
+def attempted(source: str, edited: str, todo: int) -> bool:
+    """False if the TODO's code, comments and blank lines aside, is still the start's."""
+    lines = edited.split("\n")
+    now = ["\n".join(lines[r.start - 1 : r.stop - 1]) for r in locate(source, edited).get(todo, [])]
+    start = ["\n".join(region.student) for region in parse(source) if region.todo == todo]
+    return [normalise(code) for code in now] != [normalise(code) for code in start]
+
+
+def normalise(code: str) -> list[str]:
+    """The lines of code without comments, blank lines and white space."""
+    return [text for _, text in code_lines(code)]
+
+
+def code_lines(code: str) -> Iterator[tuple[int, str]]:
+    """(1-based line, its code without comment and white space) for each line of code."""
+    lines = code.split("\n")
+    for number, line in enumerate(_without_comments(lines), start=1):
+        if text := "".join(line.split()):
+            yield number, text
+
+
+def _without_comments(lines: list[str]) -> list[str]:
+    try:
+        # dedented, since a region's body is no module
+        dedented = textwrap.dedent("\n".join(line.rstrip() for line in lines))
+        comments = {
+            token.start[0]: len(token.string)
+            for token in tokenize.generate_tokens(io.StringIO(dedented).readline)
+            if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string)
+        }
+        # a comment runs to the end of its line, so its length says where the code ends
+        return [line.rstrip()[: -comments.get(n, 0) or None] for n, line in enumerate(lines, start=1)]
+    except (tokenize.TokenError, SyntaxError):  # not Python, or unfinished Python
+        return [
+            "" if line.strip().startswith("#") and not DIRECTIVE.match(line.strip()) else line
+            for line in lines
+        ]
+
+
+def _render(
+    source: str, regions: Sequence[Region], body: Callable[[Region], Sequence[str]]
+) -> tuple[list[str], list[range]]:
+    """The lines with ``body(region)`` for each region, and where each body lies (0-based)."""
+    lines = source.split("\n")
+    out: list[str] = []
+    spans: list[range] = []
+    done = 0
+    for region in regions:
+        out += lines[done : region.first - 1]
+        text = body(region)
+        spans.append(range(len(out), len(out) + len(text)))
+        out += text
+        done = region.last
+    return out + lines[done:], spans
+
+
+def _title(intro: Sequence[str]) -> str:
+    opening = TODO.match(intro[0]).group(3).strip()
+    text = " ".join([opening, *(line.strip("# \t\r") for line in intro[1:])])
+    return re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0].rstrip(". ")
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _find_intro(region: Region, regions: Sequence[Region], lines: Sequence[str]) -> range | None:
+    """Where the TODO comment of ``region`` lies in an edited file, if it does."""
+    opening = region.intro[0].strip()
+    at = [n for n, line in enumerate(lines) if line == opening]
+    twins = [other for other in regions if other.intro[0].strip() == opening]
+    if not at:  # reworded, perhaps; but another region's comment is not this one's
+        label = opening[: opening.index(":") + 1]
+        others = {other.intro[0].strip() for other in regions}
+        at = [n for n, line in enumerate(lines) if line.startswith(label) and line not in others]
+        twins = [region]
+    nth = twins.index(region)  # regions that open with the same words come in the same order
+    if nth >= len(at):
+        return None
+    first, end = at[nth], at[nth] + 1
+    for line in region.intro[1:]:
+        if end < len(lines) and lines[end] == line.strip():
+            end += 1
+    return range(first, end)
+
+
+def _piece(above: int | None, intros: Mapping[int, range], length: int) -> range:
+    """The lines from below one TODO comment (None: the file's top) to the next one."""
+    begin = 0 if above is None else intros[above].stop
+    end = min((intro.start for intro in intros.values() if intro.start >= begin), default=length)
+    return range(begin, end)
+
+
+def _matches(old: Sequence[str], new: Sequence[str], a: range, b: range) -> list[tuple[int, int]]:
+    """Pairs of equal lines between two pieces, in order; blank lines say nothing and are passed over.
+
+    Compared from the end, for SequenceMatcher settles a tie in favour of what comes
+    first: a body that repeats the line below it is then still above that line.
+    """
+    a_lines, b_lines = ([i for i in reversed(piece) if text[i]] for piece, text in ((a, old), (b, new)))
+    matcher = SequenceMatcher(None, [old[i] for i in a_lines], [new[i] for i in b_lines], autojunk=False)
+    return sorted(
+        (a_lines[block.a + k], b_lines[block.b + k])
+        for block in matcher.get_matching_blocks()
+        for k in range(block.size)
+    )
+
+
+def _trim(begin: int, end: int, lines: Sequence[str]) -> range:
+    """``begin``…``end`` (0-based) without blank lines at either end, as 1-based lines."""
+    end = max(begin, end)
+    while begin < end and not lines[begin]:
+        begin += 1
+    while end > begin and not lines[end - 1]:
+        end -= 1
+    return range(begin + 1, end + 1)

@@ -1,0 +1,89 @@
+"""The fork-server: a process with torch loaded that forks a fresh process for each rank.
+
+Starting Python and torch takes two seconds; forking a process that has both
+takes a hundredth of one. The server runs no tensor operation and starts no
+thread, because a fork after either may hang. What a rank does to its process
+dies with it.
+
+The judge speaks to it in JSON lines over one socket:
+
+    judge   {"folder": F, "world": N, "module": M}   fork N ranks for the job in F
+    server  {"pids": [...]}
+    server  {"gone": pid, "status": wait status}     once for each rank
+"""
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+import safetensors.torch  # noqa: F401  what every rank needs is loaded here, once
+import torch
+import torch._dynamo  # noqa: F401  the first operation that is observed would load it, for over a second
+import torch.distributed  # noqa: F401
+import torch.nn.parallel  # noqa: F401
+import torch.utils.data.distributed  # noqa: F401
+
+from grader.engine import rank
+
+
+def serve(judge: socket.socket) -> None:
+    """Answer the judge until it hangs up. Reaps every rank; leaves none behind."""
+    torch.set_num_threads(1)  # inherited by the ranks; takes no thread by itself
+    gc.freeze()  # the collector would touch, and so copy, every shared page
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the judge decides when to stop
+
+    lines = judge.makefile("r")
+    living: set[int] = set()
+    judge.sendall(b'{"ready": true}\n')
+    while True:
+        ready, _, _ = select.select([judge, wake_read], [], [])
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            for pid in list(living):
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    living.discard(pid)
+                    judge.sendall(json.dumps({"gone": pid, "status": status}).encode() + b"\n")
+        if judge in ready:
+            line = lines.readline()
+            if not line:
+                break
+            job = json.loads(line)
+            importlib.import_module(job["module"])  # loaded before the fork, so loaded once
+            pids = [fork(job, number, (judge, wake_read, wake_write)) for number in range(job["world"])]
+            living.update(pids)
+            judge.sendall(json.dumps({"pids": pids}).encode() + b"\n")
+    for pid in living:
+        os.killpg(pid, signal.SIGKILL)
+
+
+def fork(job: dict, number: int, inherited: tuple) -> int:
+    """Fork rank `number` of `job`, in a session of its own so that its group can be killed."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number_or_socket in inherited:  # a rank must not be able to speak as the server
+            os.close(number_or_socket if isinstance(number_or_socket, int) else number_or_socket.detach())
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        rank.main(job["folder"], number)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

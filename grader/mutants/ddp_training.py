@@ -1,0 +1,343 @@
+"""Other answers to the TODOs of ddp_training: what real courses got wrong, and what is right as well."""
+
+from grader.engine.mutants import Answer
+
+WRONG = [
+    Answer(1, "no process group at all", "launch_environment()"),
+    Answer(1, "gloo on GPUs, too", 'dist.init_process_group("gloo")', says="NCCL"),
+    Answer(1, "every rank a group of its own", 'dist.init_process_group("gloo", rank=0, world_size=1)'),
+    Answer(1, "every rank joins as rank 0", '''
+        os.environ["RANK"] = "0"
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        '''),
+    Answer(1, "rank 0 forgets to join", '''
+        if int(os.environ["RANK"]) > 0:
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        '''),
+    Answer(2, "local rank for rank", '''
+        rank = local_rank = int(os.environ["LOCAL_RANK"])
+        world_size = dist.get_world_size()
+        ''', says="rank of rank"),
+    Answer(2, "rank for local rank", '''
+        rank = local_rank = dist.get_rank()
+        world_size = dist.get_world_size()
+        ''', says="local_rank"),
+    Answer(2, "identifiers left as text", '''
+        rank, local_rank, world_size = os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"]
+        '''),
+    Answer(2, "the size of the node for the size of the world", '''
+        rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
+        world_size = int(os.environ["LOCAL_WORLD_SIZE"])
+        ''', says="world_size"),
+    Answer(3, "GPU by rank, not by local rank", '''
+        device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+        '''),
+    Answer(3, "all processes on GPU 0", 'device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")'),
+    Answer(3, "a GPU where there is none", 'device = torch.device("cuda", local_rank)'),
+    Answer(4, "validation padded by DistributedSampler", '''
+        return (
+            DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
+            DistributedSampler(validation, shuffle=False),
+            DistributedSampler(test, shuffle=False),
+        )
+        ''', says="padded"),
+    Answer(4, "the last validation samples dropped", '''
+        return (
+            DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
+            DistributedSampler(validation, shuffle=False, drop_last=True),
+            ShardSampler(test),
+        )
+        ''', says="no rank reads"),
+    Answer(4, "training padded", '''
+        return DistributedSampler(train, shuffle=True, seed=args.seed), ShardSampler(validation), ShardSampler(test)
+        ''', says="steps"),
+    Answer(4, "every rank the whole set", '''
+        from torch.utils.data import SequentialSampler
+        return EpochOrder(train, args.seed), SequentialSampler(validation), SequentialSampler(test)
+        '''),
+    Answer(4, "not shuffled", '''
+        return DistributedSampler(train, shuffle=False, drop_last=True), ShardSampler(validation), ShardSampler(test)
+        ''', says="do not read the samples"),
+    Answer(4, "shuffled by another seed on each rank", '''
+        train_sampler = DistributedSampler(train, shuffle=True, seed=args.seed + dist.get_rank(), drop_last=True)
+        return train_sampler, ShardSampler(validation), ShardSampler(test)
+        ''', says="both train on sample"),
+    Answer(4, "the seed forgotten", '''
+        return DistributedSampler(train, shuffle=True, drop_last=True), ShardSampler(validation), ShardSampler(test)
+        ''', says="args.seed"),
+    Answer(5, "the global batch on each rank", '''
+        train_loader = DataLoader(train, batch_size=args.batch_size, sampler=train_sampler, drop_last=True, **common)
+        ''', says="global batch"),
+    Answer(5, "shuffled, the sampler ignored", '''
+        train_loader = DataLoader(train, batch_size=args.batch_size // world_size, shuffle=True, drop_last=True, **common)
+        '''),
+    Answer(5, "the short last batch kept", '''
+        train_loader = DataLoader(train, batch_size=args.batch_size // world_size, sampler=train_sampler, **common)
+        '''),
+    Answer(5, "both shuffle and sampler", '''
+        train_loader = DataLoader(train, batch_size=args.batch_size // world_size, sampler=train_sampler, shuffle=True)
+        '''),
+    Answer(6, "the whole validation set on each rank", '''
+        validation_loader = DataLoader(validation, batch_size=args.batch_size // world_size, **common)
+        ''', says="whole validation set"),
+    Answer(6, "the last batch dropped", '''
+        validation_loader = DataLoader(
+            validation, batch_size=args.batch_size // world_size, sampler=validation_sampler, drop_last=True, **common
+        )
+        ''', says="drops validation samples"),
+    Answer(6, "the training set's sampler", '''
+        validation_loader = DataLoader(
+            validation, batch_size=args.batch_size // world_size, sampler=train_sampler, **common
+        )
+        '''),
+    Answer(7, "the whole test set on each rank", '''
+        test_loader = DataLoader(test, batch_size=args.batch_size // world_size, **common)
+        ''', says="whole test set"),
+    Answer(7, "the validation set's sampler", '''
+        test_loader = DataLoader(test, batch_size=args.batch_size // world_size, sampler=validation_sampler, **common)
+        '''),
+    Answer(8, "equal first weights, no averaging", '''
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+        return model
+        ''', says="nothing is averaged"),
+    Answer(8, "gradients summed, not averaged", '''
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+            parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+        return model
+        ''', says="summed"),
+    Answer(8, "the parameter is reduced instead of its gradient", '''
+        def average(parameter):
+            dist.all_reduce(parameter.data)
+            parameter.data /= dist.get_world_size()
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+            parameter.register_post_accumulate_grad_hook(average)
+        return model
+        '''),
+    Answer(8, "first weights left as they are", '''
+        def average(parameter):
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(average)
+        return model
+        ''', says="starts from other weights"),
+    Answer(8, "only the first backward pass is averaged", '''
+        ddp = DistributedDataParallel(model)
+        calls = []
+        def once(*_):
+            calls.append(1)
+            ddp.require_backward_grad_sync = len(calls) < 2
+        ddp.register_forward_pre_hook(once)
+        return ddp
+        '''),
+    Answer(8, "rank 1 is not wrapped", '''
+        return DistributedDataParallel(model) if dist.get_rank() != 1 else model
+        '''),
+    Answer(9, "the epoch is never told", "epoch = epoch", says="epoch 1, in the same order"),
+    Answer(9, "always the same epoch", "samplers[0].set_epoch(1)"),
+    Answer(9, "told after the loader was read", "samplers[0].set_epoch(max(0, epoch - 1))"),
+    Answer(10, "each rank its own mean", "return (total / count).item() * 1.0", says="own mean"),
+    Answer(10, "the mean of the ranks' means", '''
+        mean = total / count
+        dist.all_reduce(mean)
+        return (mean / dist.get_world_size()).item()
+        ''', says="mean of the ranks' means"),
+    Answer(10, "AVG of the means", '''
+        mean = total / count
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        return mean.item()
+        ''', says="mean of the ranks' means"),
+    Answer(10, "only the total is reduced", '''
+        total = total.clone()
+        dist.all_reduce(total)
+        return (total / count).item()
+        '''),
+    Answer(10, "rank 1 skips a call", '''
+        dist.all_reduce(total)
+        if dist.get_rank() != 1:
+            dist.all_reduce(count)
+        dist.barrier()
+        return (total / count).item()
+        ''', says="skipped"),
+    Answer(10, "rank 1 never calls", '''
+        if dist.get_rank() != 1:
+            dist.all_reduce(total)
+            dist.all_reduce(count)
+        return (total / count).item()
+        ''', says="never comes"),
+    Answer(10, "the ranks call different operations", '''
+        (dist.all_reduce if dist.get_rank() == 0 else dist.barrier)(*([total] if dist.get_rank() == 0 else []))
+        return (total / count).item()
+        ''', says="different operations"),
+    Answer(10, "the ranks reduce different shapes", '''
+        sums = torch.stack([total, count] + [total] * dist.get_rank())
+        dist.all_reduce(sums)
+        return (sums[0] / sums[1]).item()
+        ''', says="different shapes"),
+    Answer(10, "the ranks reduce differently", '''
+        sums = torch.stack([total, count])
+        dist.all_reduce(sums, dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM)
+        return (sums[0] / sums[1]).item()
+        ''', says="different roots or reductions"),
+    Answer(10, "a loop without end", '''
+        while dist.get_rank() == 1:
+            count = count + 0
+        dist.all_reduce(count)
+        return 0.0
+        ''', says="runs without end"),
+    Answer(10, "leaves with exit code 0", "os._exit(0)", says="exit code is never a pass"),
+    Answer(10, "one rank is killed", '''
+        import signal
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sums = torch.stack([total, count])
+        dist.all_reduce(sums)
+        return (sums[0] / sums[1]).item()
+        ''', says="SIGKILL"),
+    Answer(10, "one rank crashes", '''
+        if dist.get_rank() == 1:
+            raise ZeroDivisionError("no tokens")
+        sums = torch.stack([total, count])
+        dist.all_reduce(sums)
+        return (sums[0] / sums[1]).item()
+        ''', says="ZeroDivisionError"),
+    Answer(11, "every rank prints", [
+        'print(f"[{epoch + 1}/{args.epochs}] {train_loss:.4f} {validation_loss:.4f}")',
+        'print(f"test loss {test_loss:.4f}")', 'print(f"wrote to {out}")']),
+    Answer(11, "one of three places forgotten", [
+        'print0(f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, validation loss {validation_loss:.4f}")',
+        'print(f"test loss {test_loss:.4f}, on every rank")', 'print0(f"wrote to {out}")']),
+    Answer(11, "nobody prints", ["epoch = epoch", "out = out", "out = out"], says="no longer said"),
+    Answer(11, "the method is compared, not called: never true", [
+        'if dist.get_rank == 0:\n    print(f"[{epoch + 1}/{args.epochs}] {train_loss:.4f}")',
+        'if dist.get_rank == 0:\n    print(f"test loss {test_loss:.4f}")', 'if dist.get_rank == 0:\n    print(f"wrote to {out}")'],
+        says="no longer said"),
+    Answer(12, "the wrapper is pickled", "save0(model, path)"),
+    Answer(12, "the wrapper's names are saved", 'save0({"model": model.state_dict(), "config": config, "epoch": epoch}, path)',
+           says="wrapper's names"),
+    Answer(12, "every rank writes", 'torch.save({"model": model.module.state_dict(), "config": config, "epoch": epoch}, path)',
+           says="all write"),
+    Answer(12, "only the weights, nothing to build the model from", "save0(model.module.state_dict(), path)", says="lost an entry"),
+    Answer(12, "nobody writes", "plain = model.module", says="no file"),
+    Answer(13, "only rank 0 leaves", '''
+        if rank == 0:
+            cleanup()
+        ''', says="without leaving"),
+    Answer(13, "waits for the others, and stays", "dist.barrier()", says="without leaving"),
+]
+
+RIGHT = [
+    Answer(1, "the backend left to torch", "dist.init_process_group()"),
+    Answer(1, "rank and world size given", '''
+        backend = "nccl" if dist.is_nccl_available() and torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+        '''),
+    Answer(2, "everything from the environment", '''
+        rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+        '''),
+    Answer(2, "the helper of utils", edits=(("check_divides, cleanup, fail, launch_environment", "check_divides, cleanup, fail, launch_environment, setup as join"),
+                                            ("    rank, local_rank, world_size, device = setup()", "    rank, local_rank, world_size, device = join()"))),
+    Answer(3, "the default device, set by local rank", '''
+        if torch.cuda.is_available():
+            torch.cuda.set_device(local_rank)
+            device = torch.device("cuda")
+        else:
+            device = torch.device("cpu")
+        '''),
+    Answer(3, "by a string", 'device = torch.device(f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")'),
+    Answer(4, "explicit num_replicas and rank", '''
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        return (
+            DistributedSampler(train, num_replicas=world_size, rank=rank, seed=args.seed, drop_last=True),
+            ShardSampler(validation, rank, world_size),
+            ShardSampler(test, rank, world_size),
+        )
+        '''),
+    Answer(4, "plain ranges by stride for validation and test", '''
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        return (
+            DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
+            range(rank, len(validation), world_size),
+            range(rank, len(test), world_size),
+        )
+        '''),
+    Answer(4, "contiguous shares of validation and test", '''
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        def share(n):
+            return range(n * rank // world_size, n * (rank + 1) // world_size)
+        train_sampler = DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True)
+        return train_sampler, share(len(validation)), share(len(test))
+        '''),
+    Answer(5, "a batch sampler", '''
+        batches = torch.utils.data.BatchSampler(train_sampler, args.batch_size // world_size, drop_last=True)
+        train_loader = DataLoader(train, batch_sampler=batches, **common)
+        '''),
+    Answer(5, "the world size from the group", '''
+        train_loader = DataLoader(
+            train, batch_size=args.batch_size // dist.get_world_size(), sampler=train_sampler, drop_last=True, **common
+        )
+        '''),
+    Answer(6, "a Subset of what the sampler deals", '''
+        mine = torch.utils.data.Subset(validation, list(validation_sampler))
+        validation_loader = DataLoader(mine, batch_size=args.batch_size // world_size, **common)
+        '''),
+    Answer(7, "another batch size: it changes no mean", "test_loader = DataLoader(test, batch_size=5, sampler=test_sampler, **common)"),
+    Answer(8, "gradients averaged by hand, as they become ready", '''
+        def average(parameter):
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+            parameter.register_post_accumulate_grad_hook(average)
+        return model
+        '''),
+    Answer(8, "gradients in small buckets, as views", "return DistributedDataParallel(model, bucket_cap_mb=1, gradient_as_bucket_view=True)"),
+    Answer(8, "optimizer built before the wrap: DDP keeps the parameters", edits=(
+        ("    model = wrap(model.to(device), device)\n    optimizer = make_optimizer(model, args)  # after wrap, which may replace the parameters\n",
+         "    model = model.to(device)\n    optimizer = make_optimizer(model, args)\n    model = wrap(model, device)\n"),)),
+    Answer(9, "through the loader", "train_loader.sampler.set_epoch(epoch)"),
+    Answer(10, "two reductions", '''
+        total, count = total.clone(), count.clone()
+        dist.all_reduce(total)
+        dist.all_reduce(count)
+        return float(total / count)
+        '''),
+    Answer(10, "all-gather and add up", '''
+        parts = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, (total.item(), count.item()))
+        return sum(t for t, _ in parts) / sum(c for _, c in parts)
+        '''),
+    Answer(10, "averages of both: the division by N cancels", '''
+        sums = torch.stack([total, count])
+        dist.all_reduce(sums, dist.ReduceOp.AVG)
+        return (sums[0] / sums[1]).item()
+        '''),
+    Answer(10, "reduced to rank 0, then broadcast", '''
+        sums = torch.stack([total, count])
+        dist.reduce(sums, 0)
+        dist.broadcast(sums, 0)
+        return (sums[0] / sums[1]).item()
+        '''),
+    Answer(10, "asynchronously", '''
+        sums = torch.stack([total, count])
+        dist.all_reduce(sums, async_op=True).wait()
+        return (sums[0] / sums[1]).item()
+        '''),
+    Answer(11, "if rank == 0", [
+        'if rank == 0:\n    print(f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, validation loss {validation_loss:.4f}")',
+        'if rank == 0:\n    print(f"test loss {test_loss:.4f}")', 'if rank == 0:\n    print(f"wrote to {out}")']),
+    Answer(12, "if rank == 0, and a barrier", '''
+        if dist.get_rank() == 0:
+            torch.save({"model": model.module.state_dict(), "config": config, "epoch": epoch}, path)
+        dist.barrier()
+        '''),
+    Answer(12, "the prefix taken off the names", '''
+        weights = {name.removeprefix("module."): weight for name, weight in model.state_dict().items()}
+        save0({"model": weights, "config": config, "epoch": epoch}, path)
+        '''),
+    Answer(13, "by torch's own call", "dist.destroy_process_group()"),
+    Answer(13, "in a finally", "pass", edits=(("    main()\n", "    try:\n        main()\n    finally:\n        cleanup()\n"),)),
+]

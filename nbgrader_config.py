@@ -1,0 +1,42 @@
+"""nbgrader, as this course uses it. Only instructors need it: ./workbook does without.
+
+`./workbook build` puts each notebook with its solutions where nbgrader looks for it, and
+all of nbgrader's folders and its gradebook lie in one that git ignores:
+
+    .workbook/nbgrader/source/01_collectives/01_collectives.ipynb
+    .workbook/nbgrader/{release,submitted,autograded,feedback}/  gradebook.db
+
+    nbgrader generate_assignment 01_collectives
+    nbgrader autograde 01_collectives
+
+Validate in a copy (`./workbook check` does it better): validating in source/ would leave
+outputs there, and outputs of a solution are released with it.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+course = Path(__file__).resolve().parent
+sys.path.insert(0, str(course))
+# nbgrader calls alembic by name, and it lies where Python does
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+from grader.engine.notebooks import STEPS  # noqa: E402  needs the path above
+
+c = get_config()  # noqa: F821  traitlets provides it
+
+c.CourseDirectory.root = str(course / ".workbook" / "nbgrader")
+
+# The release is the same as ./workbook build's: our regions in place of ClearSolutions.
+c.GenerateAssignment.preprocessors = STEPS
+
+# A cell that starts ranks takes longer than a cell that adds two numbers.
+c.Execute.timeout = 120
+
+# A test cell that a student deleted comes back, instead of waiting for a mark by hand.
+c.OverwriteCells.add_missing_cells = True
+
+# A warning on stderr is no failure; without this nbgrader gives right work no marks for it.
+c.IgnorePattern.enabled = True
+c.IgnorePattern.pattern = r"Warning\b"

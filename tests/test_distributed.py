@@ -1,0 +1,189 @@
+"""Who am I, who prints and saves, and how a run stops."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from utils.distributed import (
+    LAUNCHERS,
+    check_divides,
+    cleanup,
+    launch_environment,
+    print0,
+    save0,
+    setup,
+)
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def env(monkeypatch):
+    """Replace what launchers say about this process: env(NAME=value, …)."""
+    names = {name for launcher in LAUNCHERS for name in launcher} | {"MASTER_ADDR", "MASTER_PORT"}
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+    def replace(**values: str) -> None:
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(values)
+
+    replace()
+    return replace
+
+
+MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+
+
+def exported() -> tuple[str, ...]:
+    return tuple(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def test_torchrun_is_believed_and_left_alone(env):
+    slurm = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    env(RANK="5", LOCAL_RANK="1", WORLD_SIZE="8", **MASTER, **slurm)
+    assert launch_environment() == (5, 1, 8)
+    assert exported() == ("5", "1", "8", "node0", "29500")
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"},
+        {"PMI_RANK": "5", "PALS_LOCAL_RANKID": "1", "PMI_SIZE": "8"},
+        {"PMI_RANK": "5", "MPI_LOCALRANKID": "1", "PMI_SIZE": "8"},
+        {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "8"},
+    ],
+    ids=["srun", "pals", "mpich", "openmpi"],
+)
+def test_other_launchers_become_torchruns_names(env, launcher):
+    env(**launcher, **MASTER)
+    assert launch_environment() == (5, 1, 8)
+    assert exported() == ("5", "1", "8", "node0", "29500")
+    assert launch_environment() == (5, 1, 8), "asked again, it says the same"
+
+    env(**launcher)
+    with pytest.raises(ValueError, match="8 processes and no MASTER_ADDR: the batch file must export it"):
+        launch_environment()
+
+
+def test_mpiexec_inside_slurm_counts_its_processes_not_its_helpers(env):
+    slurm = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    env(PMI_RANK="5", MPI_LOCALRANKID="1", PMI_SIZE="8", **MASTER, **slurm)
+    assert launch_environment() == (5, 1, 8)
+
+
+def test_a_batch_script_without_srun_is_one_process(env):
+    env(SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_NTASKS="8", SLURM_JOB_ID="1")
+    assert launch_environment() == (0, 0, 1)
+
+
+def test_alone_it_is_a_world_of_one(env):
+    env()
+    assert launch_environment() == (0, 0, 1)
+    assert exported()[:4] == ("0", "0", "1", "127.0.0.1")
+    assert 0 < int(os.environ["MASTER_PORT"]) < 65536
+
+
+@pytest.mark.parametrize("half", [{"RANK": "1"}, {"RANK": "0", "WORLD_SIZE": "2"}])
+def test_half_of_torchruns_names_are_refused(env, half):
+    env(**half)
+    with pytest.raises(ValueError, match="start the script with torchrun"):
+        launch_environment()
+
+
+def test_setup_joins_and_cleanup_leaves(env, capsys):
+    env()
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    rank, local_rank, world_size, device = setup()
+    try:
+        assert (rank, local_rank, world_size) == (0, 0, 1)
+        assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+        assert dist.get_world_size() == 1
+        assert torch.equal(torch.get_rng_state(), state), "no seed of its own on each rank"
+        os.environ["RANK"] = "1"  # the group is believed, not the environment
+        print0("from", "rank 0", sep=": ")
+    finally:
+        cleanup()
+    cleanup()
+    assert not dist.is_initialized()
+    assert capsys.readouterr().out == "from: rank 0\n"
+
+
+def test_only_rank_0_prints_and_saves(env, tmp_path, capsys):
+    path = tmp_path / "new" / "folder" / "model.pt"
+    env(RANK="1")
+    print0("no")
+    save0({"a": 1}, path)
+    assert capsys.readouterr().out == "" and not path.parent.exists()
+    env(RANK="0")
+    print0("yes")
+    save0({"a": 1}, path)
+    assert capsys.readouterr().out == "yes\n"
+    assert torch.load(path) == {"a": 1}
+
+
+def test_a_save_that_fails_leaves_the_old_file_whole(env, tmp_path):
+    path = tmp_path / "model.pt"
+    save0({"a": 1}, str(path))
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        save0({"a": lambda: 0}, path)
+    assert torch.load(path) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_check_divides(env, capsys):
+    check_divides(24, 1), check_divides(24, 4)
+    env(RANK="1")
+    with pytest.raises(SystemExit) as stop:
+        check_divides(25, 4)
+    assert stop.value.code == 2 and capsys.readouterr().err == ""
+    env(RANK="0")
+    with pytest.raises(SystemExit):
+        check_divides(25, 4)
+    line = capsys.readouterr().err
+    assert "--batch-size 25" in line and "4 ranks" in line and "28" in line and line.count("\n") == 1
+
+
+RANKS = """
+import torch, torch.distributed as dist
+from utils.data import ShardSampler
+from utils.distributed import cleanup, print0, setup
+rank, local_rank, world_size, device = setup()
+shards = [None] * world_size
+dist.all_gather_object(shards, list(ShardSampler(range(5))))
+print0(world_size, shards)
+cleanup()
+"""
+
+
+def test_two_processes_started_as_by_srun_find_each_other(env, tmp_path):
+    env()
+    launch_environment()  # picks a free port
+    port = os.environ["MASTER_PORT"]
+    env()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANKS],
+            env=os.environ
+            | {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
+            | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_STEP_NUM_TASKS": "2"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        out = [process.communicate(timeout=60)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert "2 [[0, 2, 4], [1, 3]]" in out[0]
+    assert "[[" not in out[1]

@@ -1,0 +1,183 @@
+"""What students get: the whole course, pristine, and no solution anywhere in it."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from grader.engine import build, lessons, regions, release
+
+NBGRADER = '{"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}'
+NOTEBOOK = f"""\
+# %% nbgrader={NBGRADER}
+def g(xs):
+    # TODO 1: Add them up.
+    ### BEGIN SOLUTION
+    total = xs[0] + sum(xs[1:])
+    return [total for _ in xs]
+    ### END SOLUTION
+"""
+DDP = '''\
+def make_sampler(train_set, args):
+    # TODO 1: Give each rank its own shard.
+    ### BEGIN SOLUTION
+    # every rank sees its own part
+    sampler = DistributedSampler(train_set, seed=args.seed)
+
+    return sampler, "one per rank"
+    ### END SOLUTION
+
+
+def stop():
+    # TODO 2: Clean up.
+    ### BEGIN SOLUTION
+    dist.destroy_process_group()
+    ### STUDENT
+    # pass
+    ### END SOLUTION
+
+
+def again():
+    # TODO 3: Too short to tell.
+    ### BEGIN SOLUTION
+    return 1
+    ### END SOLUTION
+'''
+FSDP = regions.compose(DDP, [1, 2, 3]).replace("TODO", "Done").replace(
+    "    return 1\n",
+    "    # TODO 1: Count.\n    ### BEGIN SOLUTION\n    return dist.get_world_size()\n    ### END SOLUTION\n",
+)  # fmt: skip
+FILES = {
+    "README.md": "# A course\n",
+    "workbook": "#!/bin/sh\n",
+    "solutions/train/single_gpu_training.py": "print(1)\n",
+    "solutions/train/ddp_training.py": DDP,
+    "solutions/notebooks/01_collectives.py": NOTEBOOK,
+    "solutions/sbatch/ddp_training.sbatch": "#!/bin/bash\nsrun python x.py\n",
+    "utils/distributed.py": "def cleanup():\n    dist.destroy_process_group()\n",
+    "grader/test_ddp_training.py": 'HINT = "Which sampler deals out samples?"\n',
+    "grader/test_01_collectives.py": "",
+    "grader/engine/ranks.py": "",
+    "grader/mutants/ddp_training.py": "WRONG = 1\n",
+    "tests/test_x.py": "",
+    "benchmarks/speed.py": "",
+    "images/a.png": b"\x89PNG\xff",
+}
+FIRST_LINE = "sampler = DistributedSampler(train_set, seed=args.seed)"
+SECOND_LINE = 'return sampler, "one per rank"'
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A built course, with the student scripts solved in the working tree."""
+    folder = tmp_path / "course"
+    monkeypatch.setattr(lessons, "COURSE", folder)
+    for name, content in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    build.build()
+    (folder / "train" / "ddp_training.py").write_text(regions.compose(DDP, [1, 2, 3]))
+    return folder
+
+
+def contents(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("with_git", [True, False])
+def test_the_release_is_the_course_without_what_is_the_instructors(course, tmp_path, with_git):
+    if with_git:
+        subprocess.run(["git", "init", "-q"], cwd=course, check=True)
+        subprocess.run(["git", "add", "."], cwd=course, check=True)
+    (course / "notes.txt").write_text("never added to git\n")
+    assert release.release(tmp_path / "out") == [
+        f"{tmp_path / 'out'}: single_gpu_training, 01_collectives, ddp_training"
+    ]
+    assert contents(tmp_path / "out") == {
+        "README.md", "workbook", "utils/distributed.py", "images/a.png",
+        "grader/test_ddp_training.py", "grader/test_01_collectives.py", "grader/engine/ranks.py",
+        "train/single_gpu_training.py", "train/ddp_training.py",
+        "notebooks/01_collectives.ipynb", "sbatch/ddp_training.sbatch",
+        "grader/start/train/single_gpu_training.py", "grader/start/train/ddp_training.py",
+        "grader/start/notebooks/01_collectives.py", "grader/start/sbatch/ddp_training.sbatch",
+    }  # fmt: skip
+    assert (tmp_path / "out" / "train" / "ddp_training.py").read_text() == regions.compose(DDP)
+
+
+def test_a_release_is_a_course_of_its_own(course, tmp_path, monkeypatch):
+    release.release(tmp_path / "out")
+    monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
+    assert lessons.stems() == ["single_gpu_training", "01_collectives", "ddp_training"]
+    (unit,) = lessons.units("01_collectives")
+    assert not regions.attempted(unit.source, unit.text, 1)
+    assert build.check_sources() == []
+
+
+def test_only_the_chosen_lessons_and_the_baseline_go_out(course, tmp_path):
+    release.release(tmp_path / "out", ["01_collectives"])
+    assert not any("ddp_training" in name for name in contents(tmp_path / "out"))
+    assert (tmp_path / "out" / "train" / "single_gpu_training.py").is_file()
+    with pytest.raises(release.ReleaseError, match="no lesson ddp; there are single_gpu_training, 01"):
+        release.release(tmp_path / "other", ["ddp"])
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_in_use_is_refused_and_left_alone(course, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(release.ReleaseError, match="not an empty folder"):
+        release.release(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def notebook_with(source: str) -> str:
+    cells = [{"cell_type": "code", "source": source.splitlines(keepends=True)}]
+    return json.dumps({"metadata": {}, "cells": cells}, indent=1)
+
+
+LEAKS = {
+    "as it stands": ("grader/help.py", f"import x\n\n\ndef f():\n    {FIRST_LINE}\n    {SECOND_LINE}\n", 5),
+    "with comments and blanks": ("utils/x.py", f"{FIRST_LINE}  # so\n\n# then\n{SECOND_LINE}\n", 1),
+    "without the source's spaces": ("utils/x.py", f"a = 1\n{FIRST_LINE.replace(' ', '')}\n{SECOND_LINE}\n", 2),
+    "commented out": ("utils/x.py", f"def f():\n    # {FIRST_LINE}\n    # {SECOND_LINE}\n", 2),
+    "a hint, joined": ("grader/test_ddp_training.py", f"HINT = (\n  '{FIRST_LINE}\\n'\n  '{SECOND_LINE}'\n)\n", 2),
+    "a list of lines": ("grader/test_ddp_training.py", f"X = [\n  '{FIRST_LINE}',\n  '{SECOND_LINE}',\n]\n", 2),
+    "a page": ("README.md", f"# Answers\n\n```python\n{FIRST_LINE}\n{SECOND_LINE}\n```\n", 4),
+    "a notebook": ("images/x.ipynb", notebook_with(f"{FIRST_LINE}\n# well\n{SECOND_LINE}"), 7),
+    "rewrapped": ("README.md", FIRST_LINE.replace("(", "(\n    ") + f"\n{SECOND_LINE}\n", 1),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "line"), LEAKS.values(), ids=LEAKS)
+def test_a_planted_leak_is_found_with_file_and_line(course, tmp_path, name, text, line):
+    (course / name).write_text(text)
+    with pytest.raises(release.ReleaseError) as caught:
+        release.release(tmp_path / "out")
+    assert str(caught.value) == f"{name}:{line}: the solution of ddp_training/1"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_call_is_a_leak_in_a_hint_but_not_in_the_library(course, tmp_path):
+    (course / "grader" / "test_ddp_training.py").write_text("\nHINT = 'call dist.destroy_process_group()'\n")
+    with pytest.raises(release.ReleaseError, match=r"^grader/test_ddp_training.py:2: the solution of ddp_training/2$"):
+        release.release(tmp_path / "out")
+
+
+def test_part_of_a_solution_is_no_leak(course, tmp_path):
+    (course / "README.md").write_text(f"return 1\n{FIRST_LINE}\n")
+    release.release(tmp_path / "out")
+    assert release.leaks(tmp_path / "out") == []
+
+
+def test_a_later_lesson_starts_as_the_solution_and_says_so(course, tmp_path):
+    (course / "solutions" / "train" / "fsdp_training.py").write_text(FSDP)
+    warnings = release.release(tmp_path / "both")
+    assert len(warnings) == 5 and "train/fsdp_training.py:4: the solution of ddp_training/1, which" in warnings[2]
+    assert release.leaks(tmp_path / "both") == []
+    assert len(release.release(tmp_path / "alone", ["fsdp_training"])) == 1
+
+    # the other way round nothing is by design
+    (course / "solutions" / "train" / "single_gpu_training.py").write_text(f"{FIRST_LINE}\n{SECOND_LINE}\n")
+    with pytest.raises(release.ReleaseError, match="train/single_gpu_training.py:1: the solution of ddp_training/1"):
+        release.release(tmp_path / "wrong")

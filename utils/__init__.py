@@ -1,0 +1,1 @@
+"""What every lesson imports: data, model, distributed helpers, checkpoints, metrics, plots."""

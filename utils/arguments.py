@@ -1,0 +1,75 @@
+"""The flags that all training scripts share."""
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import NoReturn
+
+from utils.distributed import fail
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, on rank 0 only, instead of the whole usage on every rank."""
+
+    def error(self, message: str) -> NoReturn:
+        fail(f"{message} (--help explains the flags)")
+
+
+def training_parser(name: str) -> Parser:
+    """The flags of a training run. A lesson that has more adds them to what this returns.
+
+    Args:
+        name: of the script without .py; runs/name is where it writes.
+    """
+    parser = Parser(prog=f"{name}.py", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--data", help="wikitext-2, builtin, random or a folder; without it wikitext-2 if cached, else builtin")
+    add("--out", default=f"runs/{name}", help="folder for checkpoints and metrics")
+    add("--epochs", type=whole(1), default=3, help="passes over the training set")
+    add("--max-steps", type=whole(0), default=0, help="stop after so many steps; 0 is no limit")
+    add("--batch-size", type=whole(1), default=24, help="sequences in a step, over all ranks")
+    add("--seq-len", type=whole(1), default=64, help="tokens in a sequence")
+    add("--dim", type=whole(1), default=128, help="width of the model")
+    add("--heads", type=whole(1), default=4, help="attention heads; must divide --dim")
+    add("--layers", type=whole(1), default=2, help="Transformer blocks")
+    add("--dropout", type=number(0.0, below=1.0), default=0.0, help="share of activations dropped in training")
+    add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="how weights are updated")
+    add("--lr", type=number(0.0), default=1e-3, help="learning rate")
+    add("--weight-decay", type=number(0.0), default=0.01, help="pull of the weights towards zero")
+    add("--clip", type=number(0.0), default=1.0, help="largest norm of the gradient; 0 is no limit")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the matrix products (autocast)")
+    add("--seed", type=whole(0), default=0, help="of the first weights and the order of the data")
+    add("--workers", type=whole(0), default=0, help="processes that load data")
+    add("--log-every", type=whole(1), default=10, help="steps from one line in metrics.jsonl to the next")
+    add("--tensorboard", action="store_true", help="write the metrics for TensorBoard, too")
+    return parser
+
+
+def whole(at_least: int) -> Callable[[str], int]:
+    """A type for argparse: an integer with a lower bound."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < at_least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {at_least}")
+        return value
+
+    return parse
+
+
+def number(at_least: float, below: float = math.inf) -> Callable[[str], float]:
+    """A type for argparse: a number in [at_least, below)."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not at_least <= value < below:  # false for nan, too
+            raise argparse.ArgumentTypeError(f"{text} is not from {at_least:g} to below {below:g}")
+        return value
+
+    return parse

@@ -1,0 +1,146 @@
+"""What a process must know and do when it is one of many."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+import torch.distributed as dist
+
+
+class Launch(NamedTuple):
+    """Which process this is: of all (0 … world_size - 1), and on its node."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+
+# What each launcher calls (rank, local rank, world size). The first that is
+# complete wins. MPI goes before Slurm, because inside a Slurm job an mpiexec may
+# start its helpers, one a node, by srun: then Slurm's numbers count the helpers.
+LAUNCHERS = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # torchrun
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
+    ("PMI_RANK", "PALS_LOCAL_RANKID", "PMI_SIZE"),  # mpiexec on Polaris
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # MPICH, Intel MPI
+    # SLURM_NTASKS will not do: a batch script has it, though no srun has started it.
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),  # srun
+)
+
+
+def launch_environment() -> Launch:
+    """Find out how this process was started; then set what `init_process_group` reads.
+
+    RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set where they are
+    missing, and never changed. A process that nobody launched is a world of one.
+
+    Raises:
+        ValueError: the environment is incomplete, and who has to complete it.
+    """
+    env = os.environ
+    for names in LAUNCHERS:
+        if all(name in env for name in names):
+            launch = Launch(*(int(env[name]) for name in names))
+            break
+    else:
+        launch = Launch(rank=0, local_rank=0, world_size=1)
+
+    for name, value in zip(LAUNCHERS[0], launch, strict=True):
+        if env.setdefault(name, str(value)) != str(value):
+            raise ValueError(
+                f"{name} is {env[name]} in the environment, but by its launcher {value}: "
+                f"unset {name}, or start the script with torchrun"
+            )
+    if launch.world_size == 1:
+        env.setdefault("MASTER_ADDR", "127.0.0.1")
+        env.setdefault("MASTER_PORT", str(_free_port()))
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in env:
+            raise ValueError(
+                f"{launch.world_size} processes and no {name}: the batch file must export it, "
+                "the same for all (the files in sbatch/ do), or start the script with torchrun"
+            )
+    return launch
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def setup() -> tuple[int, int, int, torch.device]:
+    """Join the process group, by NCCL if there are GPUs and by gloo if not.
+
+    Returns:
+        rank, local_rank, world_size, and the device of this rank.
+
+    It seeds nothing: a seed of its own on each rank would give each its own first weights.
+    """
+    rank, local_rank, world_size = launch_environment()
+    if torch.cuda.is_available():
+        # Where the launcher shows each rank its own GPU alone, that one is number 0.
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return rank, local_rank, world_size, device
+
+
+def cleanup() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_rank0() -> bool:
+    """Whether this is the process that prints and saves; before `setup` the environment says so."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank() == 0
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+def print0(*args: Any, **kwargs: Any) -> None:
+    """`print`, on rank 0 only."""
+    if is_rank0():
+        print(*args, **kwargs)
+
+
+def save0(obj: Any, path: str | Path) -> None:
+    """`torch.save`, on rank 0 only. The file appears whole or not at all; its folder is made."""
+    if not is_rank0():
+        return
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the file, since a move from one file system to another is not atomic.
+    half_written = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        torch.save(obj, half_written)
+        os.replace(half_written, path)
+    finally:
+        half_written.unlink(missing_ok=True)
+
+
+def fail(message: object) -> NoReturn:
+    """Stop with exit code 2; rank 0 says why, in one line on stderr."""
+    print0(f"error: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(2)
+
+
+def check_divides(batch_size: int, world_size: int) -> None:
+    """Stop unless every rank gets the same share of the global batch.
+
+    Ranks with unequal shares would weigh the samples of a step unequally, and the
+    parallel run would no longer be the serial one.
+    """
+    if batch_size % world_size:
+        above = batch_size + world_size - batch_size % world_size
+        fail(
+            f"--batch-size {batch_size} is the global batch and does not divide by {world_size} ranks; "
+            f"take {above}, or another multiple of {world_size}"
+        )

@@ -1,0 +1,92 @@
+"""The record of a run: one JSON object a line, and a progress bar for whoever watches."""
+
+import json
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from utils.distributed import fail
+
+
+class Metrics:
+    """Write `folder/metrics.jsonl`; rank 0 does, on the others nothing happens.
+
+    Use it as a context manager. On a terminal a progress bar stands below what is
+    printed; elsewhere, as in a batch job's output, there is none.
+
+    Args:
+        folder: made if missing; an old record in it is replaced.
+        rank: this process's.
+        total_steps: where the bar ends.
+        tensorboard: write event files into `folder/tensorboard`, too.
+    """
+
+    def __init__(self, folder: str | Path, rank: int = 0, total_steps: int = 0, tensorboard: bool = False) -> None:
+        self.file = self.writer = self.bar = None
+        if rank != 0:
+            return
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+        except OSError as problem:
+            fail(f"--out {folder}: {problem.strerror}; choose another folder")
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(folder / "tensorboard"))
+        if sys.stdout.isatty() or sys.stderr.isatty():
+            self.bar = _progress_bar()
+            self.task = self.bar.add_task("", total=total_steps or None, loss="loss –", speed="")
+
+    def log(self, kind: str, step: int, **values: float) -> None:
+        """Add a line at once, so that a run that is killed leaves its record.
+
+        Args:
+            kind: "step", "epoch" or "test".
+            step: optimizer steps done so far.
+            values: what was measured, such as epoch, loss (nats a token),
+                tokens_per_s (over all ranks), seconds (since the run began).
+        """
+        if self.file is None:
+            return
+        print(json.dumps({"kind": kind, "step": step, **values}), file=self.file, flush=True)
+        if self.writer is not None:
+            for name, value in values.items():
+                self.writer.add_scalar(f"{kind}/{name}", value, step)
+        if self.bar is not None and kind == "step":
+            loss, speed = f"loss {values['loss']:.3f}", f"{values['tokens_per_s']:,.0f} tokens/s"
+            self.bar.update(self.task, completed=step, loss=loss, speed=speed)
+
+    def __enter__(self) -> "Metrics":
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for part in (self.bar and self.bar.stop, self.writer and self.writer.close, self.file and self.file.close):
+            if part:
+                part()
+
+
+def _progress_bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    # A stream is led around the bar only if it ends on the terminal; one that goes
+    # into a file stays there.
+    on_stdout = sys.stdout.isatty()
+    return Progress(
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=not on_stdout),
+        redirect_stdout=on_stdout,
+        redirect_stderr=sys.stderr.isatty(),
+        transient=True,
+    )
