@@ -33,10 +33,12 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    for item in items:
-        todo = getattr(getattr(item, "function", None), "todo", None)
-        if todo:
-            item.add_marker(f"todo{todo.number}")
+    checks = [item for item in items if hasattr(getattr(item, "function", None), "todo")]
+    for item in checks:
+        item.add_marker(f"todo{item.function.todo.number}")
+    # A check file is in the order in which it reads best; verdicts come in the order of the TODOs.
+    checks.sort(key=lambda item: (str(item.path), item.function.todo.number))
+    items[:] = checks + [item for item in items if item not in checks]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,13 +16,18 @@ HERE = Path(__file__).resolve().parent
 # Told apart by the colour-blind, too (Okabe and Ito), and light enough for black text.
 BLUE, ORANGE, GREEN, PINK = "#6bb7e8", "#f0b13c", "#4fbf9b", "#dd9cc0"
 RED = "#d55e00"
+DARK, MIDDLE = "#4a4a4a", "#b4b4b4"
 INK, GREY, PALE = "#222222", "#6b6b6b", "#e9e9e9"
 MONO = {"family": "DejaVu Sans Mono"}
 
 
 def main() -> None:
     for name, draw in FIGURES.items():
-        draw().savefig(HERE / name, dpi=130, metadata={"Software": None})
+        save(draw(), HERE / name)
+
+
+def save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=130, metadata={"Software": None}, pil_kwargs={"optimize": True})
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -75,24 +80,27 @@ def collectives() -> Figure:
         "reduce-scatter": ("one piece of the sum for each rank", [[total[rank]] for rank in range(3)]),
     }
 
-    figure, axes = canvas(11, 4.3, 36.2, 14.1)
-    for panel, (name, (meaning, held)) in enumerate(after.items()):
-        left = 0.4 + 12.1 * panel
-        write(axes, left + 5.7, 13.3, name, 14, weight="bold")
-        write(axes, left + 5.7, 12.3, meaning, 9.5, color=GREY)
-        for rows, top in ((before, 10.4), (held, 3.8)):
+    figure, axes = canvas(11, 4.7, 29.4, 12.8)
+    left = 1.2
+    for place, when in ((8.4, "before"), (2.4, "after")):
+        write(axes, 0.7, place, when, 11, color=GREY, rotation=90)
+    for name, (meaning, held) in after.items():
+        first, width = left + 2.3, max(3, len(held[0]))  # where its cells begin
+        middle = first + width / 2 - 0.8
+        write(axes, middle, 12.1, name, 14, weight="bold")
+        write(axes, middle, 11.2, meaning, 9.5, color=GREY)
+        for rows, top in ((before, 9.2), (held, 3.2)):
             for rank, row in enumerate(rows):
-                y = top - 1.5 * rank
-                write(axes, left + 2.0, y + 0.6, f"rank {rank}", 9, ha="right")
-                start = left + 2.3 if len(row) == 9 else left + 2.3 + 3
-                if len(row) == 1:  # its place in the whole
-                    start += rank
+                y = top - 1.4 * rank
+                # The vectors stand in the middle, a piece at its place in the whole.
+                start = first + (rank if len(row) == 1 else (width - len(row)) / 2)
+                write(axes, (first if rows is held else start) - 0.2, y + 0.6, f"rank {rank}", 9.5, ha="right")
                 for i, (number, colours) in enumerate(row):
-                    cell(axes, start + i, y, 1, 1.2, colours, str(number), 8.5)
-        arrow(axes, (left + 6.8, 6.9), (left + 6.8, 5.5), INK)
-        write(axes, left + 2.0, 6.2, "after" if False else "", 9)
-        if panel:
-            axes.plot([left - 0.2] * 2, [0.6, 13.6], color=PALE, linewidth=1)
+                    cell(axes, start + i, y, 1, 1.2, colours, str(number), 10)
+        arrow(axes, (first + width / 2, 6.1), (first + width / 2, 4.8), INK)
+        left = first + width + 2.0
+        if name != "reduce-scatter":
+            axes.plot([left - 0.6] * 2, [0.2, 12.5], color=PALE, linewidth=1)
     return figure
 
 
@@ -102,8 +110,8 @@ def course() -> Figure:
     everything = range(4)
     figure, axes = canvas(12, 7.6, 36, 22.8)
 
-    def device(x: float, y: float, width: float, held: Callable[[int, int], float], samples: Sequence[int], label: str) -> None:
-        """A device whose layer i, quarter j is drawn with the strength `held(i, j)`, and these quarters of the batch."""
+    def device(x: float, y: float, width: float, held: Callable[[int, int], float], samples: Sequence[int], first: bool, label: str) -> None:
+        """A device that holds quarter j of layer i as strongly as `held(i, j)`, and these quarters of the batch."""
         box(axes, x, y, width, 6.1, "#fbfbfb", "#b5b5b5")
         inner, left = width - 0.4, x + 0.2
         for layer, colour in enumerate(layers):
@@ -115,9 +123,9 @@ def course() -> Figure:
         for quarter in everything:
             place = (left + quarter * inner / 4 + 0.03, y + 0.45)
             has = quarter in samples
-            axes.add_patch(Rectangle(place, inner / 4 - 0.06, 0.75, facecolor="#4a4a4a" if has else PALE, linewidth=0))
+            axes.add_patch(Rectangle(place, inner / 4 - 0.06, 0.75, facecolor=(DARK if first else MIDDLE) if has else PALE, linewidth=0))
             if has and width > 1.5:
-                write(axes, place[0] + inner / 8 - 0.03, place[1] + 0.36, str(quarter + 1), 7, color="white")
+                write(axes, place[0] + inner / 8 - 0.03, place[1] + 0.36, str(quarter + 1), 7, color="white" if first else INK)
         write(axes, x + width / 2, y - 0.45, label, 8, color=GREY)
 
     def panel(column: int, row: int, title: str, script: str, lines: str) -> tuple[float, float]:
@@ -127,9 +135,10 @@ def course() -> Figure:
         write(axes, x, y + 7.25, lines, 9, ha="left", linespacing=1.35)
         return x, y
 
-    def fours(x: float, y: float, held: Callable[[int, int, int], float], samples: Callable[[int], Sequence[int]]) -> None:
+    def fours(x: float, y: float, held: Callable[[int, int, int], float], samples: Callable[[int], Sequence[int]], passed_on: bool = False) -> None:
         for number in range(4):
-            device(x + 2.65 * number, y, 2.4, lambda i, j, n=number: held(n, i, j), samples(number), str(number))
+            first = number == 0 or not passed_on
+            device(x + 2.65 * number, y, 2.4, lambda i, j, n=number: held(n, i, j), samples(number), first, f"device {number}")
 
     x, y = panel(0, 0, "One device", "single_gpu_training", "whole model, whole batch;\nthe other three devices idle")
     fours(x, y, lambda n, i, j: n == 0, lambda n: everything if n == 0 else ())
@@ -139,19 +148,21 @@ def course() -> Figure:
     fours(x, y, lambda n, i, j: 1 if j == n else 0.28, lambda n: [n])
     x, y = panel(0, 1, "Tensor parallel (TP)", "tp_training", "each layer computed in quarters, the same batch\non all; partial results summed in each layer")
     fours(x, y, lambda n, i, j: j == n, lambda n: everything)
-    x, y = panel(1, 1, "Pipeline parallel (PP)", "pipeline_training", "each device has its layers; the batch passes\nthrough them all, cut into micro-batches")
-    fours(x, y, lambda n, i, j: i == n, lambda n: everything)
+    x, y = panel(1, 1, "Pipeline (PP)", "pipeline_training", "each device has its layers; the batch passes\nthrough them all, cut into micro-batches")
+    fours(x, y, lambda n, i, j: i == n, lambda n: everything, passed_on=True)
     for number in range(3):
         arrow(axes, (x + 2.65 * number + 2.1, y + 2.2 + 1.05 * number), (x + 2.65 * number + 2.95, y + 3.1 + 1.05 * number), INK)
-    x, y = panel(2, 1, "All three (3-D)", "hybrid_training", "8 devices: 2 data-parallel × 2 pipeline stages\n× 2 tensor halves")
+    x, y = panel(2, 1, "Combined (3-D)", "hybrid_training", "8 devices: 2 data-parallel × 2 pipeline stages\n× 2 tensor halves")
     for number in range(8):
         data, stage, half = number // 4, number // 2 % 2, number % 2
         place = x + 1.29 * number + (0.2 if data else 0)
-        device(place, y, 1.19, lambda i, j, s=stage, h=half: i // 2 == s and j // 2 == h, (0, 1) if data == 0 else (2, 3), str(number))
+        device(place, y, 1.19, lambda i, j, s=stage, h=half: i // 2 == s and j // 2 == h, (0, 1) if data == 0 else (2, 3), stage == 0, str(number))
 
     y = 0.55
-    key = ((BLUE, 1, "held (a colour is a layer)"), (BLUE, 0.28, "gathered when needed"), (PALE, 1, "held elsewhere"), ("#4a4a4a", 1, "quarter of the batch"))
-    for place, (colour, alpha, meaning) in zip((2.4, 12.0, 20.0, 26.2), key, strict=True):
+    key = ((BLUE, 1, "held (a colour is a layer)"), (BLUE, 0.28, "gathered when needed"), (PALE, 1, "held elsewhere"),
+           (DARK, 1, "quarter of the batch"), (MIDDLE, 1, "its activations"))  # fmt: skip
+    for place, (colour, alpha, meaning) in zip((0.7, 9.2, 16.4, 22.0, 29.0), key, strict=True):
+        axes.add_patch(Rectangle((place, y - 0.35), 0.8, 0.7, facecolor=PALE, linewidth=0))
         axes.add_patch(Rectangle((place, y - 0.35), 0.8, 0.7, facecolor=colour, alpha=alpha, linewidth=0))
         write(axes, place + 1.1, y, meaning, 9.5, ha="left")
     return figure
@@ -161,8 +172,8 @@ def verdict() -> Figure:
     """From the student's file to a verdict that is reached outside of it."""
     figure, axes = canvas(11, 5.2, 33, 15.6)
 
-    box(axes, 0.6, 9.0, 6.2, 4.2)
-    write(axes, 3.7, 12.4, "your file", 12, weight="bold")
+    box(axes, 0.6, 9.05, 6.2, 4.2)
+    write(axes, 3.7, 12.45, "your file", 12, weight="bold")
     write(axes, 3.7, 11.2, "train/ddp_training.py", 9, **MONO)
     write(axes, 3.7, 9.9, "# TODO 10: …", 9, color=GREY, **MONO)
 
@@ -171,9 +182,9 @@ def verdict() -> Figure:
         y = 12.3 - 1.9 * rank
         box(axes, 9.2, y, 5.6, 1.5, colour, colour)
         write(axes, 12.0, y + 0.75, f"rank {rank}: your code", 10)
-        arrow(axes, (6.8, 11.1), (9.2, y + 0.75))
+        arrow(axes, (6.8, 11.15), (9.2, y + 0.75))
         arrow(axes, (14.8, y + 0.75), (20.2, y + 0.75))
-    write(axes, 17.4, 14.6, "events, evidence", 10, color=GREY)
+    write(axes, 17.5, 13.6, "events, evidence", 10, color=GREY)
 
     box(axes, 20.2, 8.0, 5.4, 6.1, "#f4f4f4", INK, linewidth=1.5)
     write(axes, 22.9, 13.2, "the judge", 12, weight="bold")
@@ -201,7 +212,7 @@ def verdict() -> Figure:
     arrow(axes, (13.2, 2.3), (14.8, 2.3))
     said = "deadlock: rank 0 waits in all_reduce at\ntrain/ddp_training.py:154 (TODO 10);\nrank 1 never comes: it has finished"
     box(axes, 15.2, 0.7, 17.2, 3.2, "#fff4ec", RED, linewidth=1.5)
-    write(axes, 15.8, 2.3, said, 9.5, ha="left", linespacing=1.5, **MONO)
+    write(axes, 15.8, 2.3, said, 10.5, ha="left", linespacing=1.5, **MONO)
     return figure
 
 

@@ -19,6 +19,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -161,7 +162,8 @@ def explain_broken_cell(run: Run) -> Fault:
 class Judge:
     """The verdicts on one lesson of one student, in order. Each check runs at most once."""
 
-    def __init__(self, engine: Engine, lesson: str, target: str | None = None, units: list[lessons.Unit] | None = None) -> None:
+    def __init__(self, engine: Engine, lesson: str, target: str | Path | None = None, units: list[lessons.Unit] | None = None,
+                 latest: dict[str, lessons.Ran] | None = None) -> None:
         self.lesson = lesson
         module = check_module(lesson)
         self.checks = {check.todo.number: check for check in checks_of(module)}
@@ -171,7 +173,7 @@ class Judge:
         self.blamed: dict[int, Fault] = {}  # a crash met by another TODO's check
         self.known: dict[int, Verdict] = {}
         try:
-            self.student = Student(engine, lesson, lessons.units(lesson, target) if units is None else units)
+            self.student = Student(engine, lesson, lessons.units(lesson, target, latest) if units is None else units)
         except FileNotFoundError as error:
             self.unreadable = f"there is no {error.filename}: `./workbook reset {lesson}` brings it back"
         except ValueError as error:
@@ -189,6 +191,8 @@ class Judge:
     def _reach(self, number: int) -> Verdict:
         if self.student is None:
             return self._say(number, "fail", "crash", self.unreadable)
+        if number in self.blamed and self.attempted(number):
+            return self._failed(number, self.blamed[number])
         missing = [need for need in self.checks[number].todo.needs if not self.verdict(need).passed]
         if missing:
             names = " and ".join(f"TODO {need}" for need in missing)
@@ -197,8 +201,6 @@ class Judge:
             self.checks[number](self.student)
         except (Wrong, Fault) as problem:
             return self._judge(number, problem)
-        if number in self.blamed:
-            return self._failed(number, self.blamed[number])
         return self._say(number, "pass", None)
 
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
@@ -206,12 +208,11 @@ class Judge:
             return self._say(number, "fail", "not_attempted", f"TODO {number} is not done yet", problem)
         owners = [self.owner(place) for place in (getattr(problem, "where", None), getattr(problem, "also", None))]
         for owner in owners if number not in owners else ():
-            if owner not in self.checks or number in self.needs(owner):
-                continue
-            # The line belongs to another TODO, which does not build on this one: that one is to blame.
-            self.blamed.setdefault(owner, problem)
-            if not self.verdict(owner).passed:
-                return self._say(number, "skipped", "prerequisite", f"first TODO {owner}: it stops this check, {problem.message}")
+            if owner in self.checks:
+                # The line belongs to another TODO: that one is to blame, and this one can not be judged.
+                self.blamed.setdefault(owner, problem)
+                if not self.verdict(owner).passed:
+                    return self._say(number, "skipped", "prerequisite", f"first TODO {owner}: it stops this check, {problem.message}")
         return self._failed(number, problem)
 
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
@@ -228,11 +229,6 @@ class Judge:
             verdict.expected, verdict.seen = text(problem.expected), text(problem.seen)
             verdict.rank, verdict.where = problem.rank, self.place(where)
         return verdict
-
-    def needs(self, number: int) -> set[int]:
-        """All that a check needs, and what that needs."""
-        direct = self.checks[number].todo.needs
-        return set(direct).union(*(self.needs(need) for need in direct))
 
     def attempted(self, number: int) -> bool:
         return any(regions.attempted(u.source, u.text, number) for u in self.student.units

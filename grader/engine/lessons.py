@@ -47,6 +47,13 @@ class Unit(NamedTuple):
     source: str  # what it was made from, with regions; "" for a cell of the student's own
 
 
+class Ran(NamedTuple):
+    """A notebook's cell as a kernel last ran it."""
+
+    source: str
+    when: float  # seconds since the epoch
+
+
 def source_root() -> Path:
     """The folder of the sources: they are complete in solutions/, stripped in a release."""
     solutions = COURSE / "solutions"
@@ -90,11 +97,12 @@ def student_path(stem: str, target: str | Path | None = None) -> Path:
     return percent if percent.is_file() and not notebook.exists() else notebook
 
 
-def units(stem: str, target: str | Path | None = None, latest: dict[str, str] | None = None) -> list[Unit]:
+def units(stem: str, target: str | Path | None = None, latest: dict[str, Ran] | None = None) -> list[Unit]:
     """The graded code of a lesson: the script, or every code cell of the student's in order.
 
-    ``target`` is the folder to grade, or the file itself. ``latest`` has newer sources
-    for some of a notebook's cells, by cell id: a kernel knows them before they are saved.
+    ``target`` is the folder to grade, or the file itself. ``latest`` has a notebook's
+    cells as a kernel last ran them, by cell id: it knows them before they are saved. A
+    new cell that the file does not have yet comes last.
     Cells that the course locks (tests, set-up) are left out, and so are magics and
     shell lines. Raises FileNotFoundError, or ValueError for an unreadable notebook.
     """
@@ -106,13 +114,24 @@ def units(stem: str, target: str | Path | None = None, latest: dict[str, str] | 
 
     known = {_key(cell): cell.source for cell in read_percent(source, stem).cells}
     cells = read_percent(text, stem).cells if path.suffix == ".py" else _read_notebook(text, path)
-    for cell in cells:
-        cell.source = (latest or {}).get(cell.get("id", ""), cell.source)
+    if latest:
+        _bring_up_to_date(cells, latest, path.stat().st_mtime)
     return [
         Unit(f"notebooks/{stem}.ipynb, cell {number}", without_magics(cell.source), known.get(_key(cell), ""))
         for number, cell in enumerate(cells, start=1)
         if cell.cell_type == "code" and not is_locked(cell) and not _is_foreign(cell.source)
     ]
+
+
+def _bring_up_to_date(cells: list["NotebookNode"], latest: dict[str, Ran], saved: float) -> None:
+    from nbformat.v4 import new_code_cell
+
+    missing = dict(latest)
+    for cell in cells:
+        if ran := missing.pop(cell.get("id", ""), None):
+            cell.source = ran.source
+    # One that ran before the file was saved, and is not in it, was deleted.
+    cells += [new_code_cell(ran.source) for ran in missing.values() if ran.when > saved]
 
 
 def read_percent(source: str, stem: str) -> "NotebookNode":

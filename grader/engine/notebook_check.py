@@ -6,21 +6,20 @@ from pathlib import Path
 from grader.engine import lessons
 from grader.engine.checks import Judge, Verdict, checked_lessons
 from grader.engine.launch import Engine
-from grader.engine.report import heading, story
+
+engine = Engine()  # warm from the first check to the kernel's end
+atexit.register(engine.close)
 
 
-def verdict(name: str, cells: dict[str, str], engine: Engine | None) -> tuple[Engine, Verdict, str]:
-    """The engine (warm, for the next check), the verdict on `lesson/number`, and the verdict in words."""
+def verdict(name: str, cells: dict[str, tuple[str, float]]) -> Verdict:
+    """The verdict on `lesson/number`. `cells`: what was last run, and when, by cell id."""
     lesson, _, number = name.partition("/")
     if lesson not in checked_lessons() or not number.isdigit():
         raise ValueError(f"{name}: no such TODO; a TODO is named LESSON/NUMBER, as 01_collectives/1")
-    if engine is None:
-        engine = Engine()
-        atexit.register(engine.close)
     engine.start()
-    judge = Judge(engine, lesson, units=lessons.units(lesson, folder_of(lesson), latest=cells))
-    found = judge.verdict(int(number))
-    return engine, found, heading(found) if found.passed else story(found)
+    latest = {key: lessons.Ran(*cell) for key, cell in cells.items()}
+    judge = Judge(engine, lesson, target=folder_of(lesson), latest=latest)
+    return judge.verdict(int(number))
 
 
 def folder_of(lesson: str) -> Path:

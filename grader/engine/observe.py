@@ -176,6 +176,10 @@ class Collectives(TorchDispatchMode):
         # that drops the last reference to a tensor which Python has seen (all have, here) needs the GIL: deadlock.
         self.kept: set[dist.ProcessGroup] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and torch's guard against it costs more than this method
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         namespace, _, name = func._schema.name.partition("::")
         if namespace not in ("c10d", "_c10d_functional"):
@@ -197,7 +201,7 @@ class Collectives(TorchDispatchMode):
                 self.judge.say(e="done")
 
     def report(self, name: str, given: dict, group: str) -> None:
-        members = {g.group_name: ranks for g, ranks in c10d._world.pg_group_ranks.items()}.get(group, {})
+        members = next((ranks for g, ranks in c10d._world.pg_group_ranks.items() if getattr(g, "group_name", None) == group), {})
         event = dict(op=SPOKEN.get(name, name.rstrip("_")), name=group, group=sorted(members),
                      shape=None, dtype=None, bytes=0, detail=None, where=self.judge.where())
         tensors = given.get(AGREED.get(name, "input" if name in FUNCTIONAL else ""))

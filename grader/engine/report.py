@@ -1,22 +1,39 @@
 """A verdict in words."""
 
+import textwrap
+from collections.abc import Iterator
+
 from grader.engine.checks import Verdict
 
 MARK = {"pass": "✓", "fail": "✗", "skipped": "–"}
+BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 
 def heading(verdict: Verdict) -> str:
     return f"{MARK[verdict.status]} {verdict.lesson}/{verdict.todo}  {verdict.title}"
 
 
-def story(verdict: Verdict) -> str:
-    """What is wrong, where, why it matters and what to try. Plain text, a line each."""
-    lines = [f"{verdict.lesson}/{verdict.todo} {verdict.title}: {verdict.message}"]
+def details(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """What is wrong, where, why it matters and what to try: a name and a text each."""
     if verdict.cause not in ("not_attempted", "prerequisite", None):
         for name in ("expected", "seen", "where"):
             if value := getattr(verdict, name):
-                lines.append(f"  {name:9}{value}")
+                yield name, value
     if verdict.status == "fail":
-        lines.append(f"  {'why':9}{verdict.why}")
-        lines.append(f"  {'hint':9}{verdict.hint}  (more: ./workbook hint {verdict.lesson}/{verdict.todo})")
+        yield "why", verdict.why
+        yield "hint", f"{verdict.hint}  (more: ./workbook hint {verdict.lesson}/{verdict.todo})"
+
+
+def story(verdict: Verdict) -> str:
+    """A failure in plain text, a line each."""
+    lines = [f"{verdict.lesson}/{verdict.todo} {verdict.title}: {verdict.message}"]
+    return "\n".join(lines + [f"  {name:9}{value}" for name, value in details(verdict)])
+
+
+def page(verdict: Verdict, width: int = 100) -> str:
+    """A failure as a notebook shows it: wrapped, the names in a column, in a terminal's colours."""
+    lines = [f"{BOLD}{RED}{heading(verdict)}{PLAIN}", *textwrap.wrap(verdict.message, width), ""]
+    for name, value in details(verdict):
+        first, *others = textwrap.wrap(value, width - 10) or [""]
+        lines += [f"{BOLD}{name:10}{PLAIN}{first}", *(f"{'':10}{line}" for line in others)]
     return "\n".join(lines)

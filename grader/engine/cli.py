@@ -1,0 +1,436 @@
+"""./workbook COMMAND: the one command line of the course.
+
+Each command is a few lines; what it does lies in a module of its own, imported
+when it is needed, so that `./workbook --help` need not wait for torch.
+"""
+
+import difflib
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.markup import escape
+from typer.exceptions import TyperException
+
+from grader.engine import lessons
+from grader.engine.progress import Entry, Progress, exercises, lesson_map, next_todo, titles
+from grader.engine.screen import COLOURS, console, fail, say
+
+app = typer.Typer(
+    help="Learn parallel training: fill in TODOs, see at once which are right.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+)  # fmt: skip
+BEGIN, LEARN, TEACH = "To begin", "To learn", "For instructors and maintainers"
+BASELINE = "single_gpu_training"
+
+Lesson = Annotated[str, typer.Argument(metavar="LESSON", help="such as ddp_training")]
+Todo = Annotated[str, typer.Argument(metavar="LESSON/TODO", help="such as ddp_training/4")]
+
+
+# What the user names
+
+
+def lesson_named(name: str) -> str:
+    stems = lessons.stems()
+    if name not in stems:
+        close = difflib.get_close_matches(name, stems, n=1)
+        fail(f"no lesson {name}" + (f", did you mean {close[0]}?" if close else "") + f" There are {', '.join(stems)}")
+    return name
+
+
+def exercise_named(name: str) -> str:
+    if not titles(lesson_named(name)):
+        fail(f"{name} has no TODOs, it runs as it is given; there are {', '.join(exercises())}")
+    return name
+
+
+def todo_named(name: str) -> tuple[str, int]:
+    lesson, _, number = name.partition("/")
+    known = titles(exercise_named(lesson))
+    if not number.isdecimal() or int(number) not in known:
+        fail(f"{name} is no TODO; {lesson} has {', '.join(map(str, known))}: {lesson}/1 is the first")
+    return lesson, int(number)
+
+
+def say_next() -> None:
+    todo = next_todo()
+    if todo is None:
+        say("\nAll TODOs are done.")
+    else:
+        say(f"\nNext: [bold]./workbook watch {todo[0]}[/], and open {own_file(todo[0])} in an editor: TODO {todo[1]}, {escape(titles(todo[0])[todo[1]])}")
+
+
+def own_file(lesson: str) -> str:
+    return str(lessons.student_path(lesson).relative_to(lessons.COURSE))
+
+
+# To begin
+
+
+@app.command(rich_help_panel=BEGIN)
+def start() -> None:
+    """Look at this machine, train the baseline for half a minute, say what to do next."""
+    from grader.engine import machine
+
+    for name, value in machine.found().items():
+        say(f"  [dim]{name:10}[/]{escape(value)}")
+    say("\nTraining a small language model on one device, without the network:")
+    out = lessons.COURSE / "runs" / "start"
+    # One pass over the built-in text: 75 steps, half a minute on two cores.
+    short = ["--data", "builtin", "--epochs", "1", "--max-steps", "75", "--batch-size", "12", "--log-every", "2"]
+    command = machine.launch_command(lessons.student_path(BASELINE), 1, [*short, "--out", str(out)])
+    say(f"[dim]$ {escape(machine.shown(command))}[/]")
+    if code := machine.call(command):
+        fail("the baseline does not run, see above; ./workbook reset single_gpu_training brings it back", code)
+    say_picture(out)
+    say("\nThe lessons:\n" + "\n".join(lesson_map()))
+    say_next()
+
+
+@app.command(rich_help_panel=BEGIN)
+def data() -> None:
+    """Download WikiText-2 (13 MB) into the cache: on a cluster, once on a login node."""
+    from utils.data import DataError, download_wikitext2, load_corpus
+
+    try:
+        download_wikitext2()
+        corpus = load_corpus("wikitext-2")
+    except DataError as problem:
+        fail(problem)
+    counts = ", ".join(f"{len(getattr(corpus, split)):,} {split}" for split in ("train", "validation", "test"))
+    say(f"wikitext-2 is in the cache: {counts} tokens, {len(corpus.vocab):,} types")
+
+
+@app.command(rich_help_panel=BEGIN)
+def lab(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for JupyterLab")] = None,
+        no_browser: Annotated[bool, typer.Option("--no-browser", help="only print the address")] = False) -> None:  # fmt: skip
+    """Open the notebooks in JupyterLab."""
+    from ipykernel.kernelspec import install
+
+    from grader.engine.notebooks import KERNEL
+
+    folder = lessons.COURSE / ".workbook" / "jupyter"
+    # Under .workbook, so that no other Jupyter of this user is given our kernel.
+    install(prefix=str(folder), kernel_name=KERNEL["name"], display_name=KERNEL["display_name"])
+    paths = [str(folder / "share" / "jupyter"), os.environ.get("JUPYTER_PATH", "")]
+    os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, paths))
+    os.chdir(lessons.COURSE)  # the root is the course, for the notebooks show pictures of images/
+    options = [f"--ServerApp.root_dir={lessons.COURSE}", "--LabApp.default_url=/lab/tree/notebooks"]
+    options += ["--no-browser"] * no_browser
+    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options, *(args or [])])
+
+
+# To learn
+
+
+@app.command(rich_help_panel=LEARN)
+def status() -> None:
+    """List the lessons and their TODOs: what is done, what is next."""
+    entries = Progress().read()
+    marks = {"pass": "✓", "fail": "✗", "skipped": "–"}
+    for lesson, line in zip(lessons.stems(), lesson_map(), strict=True):
+        say(line)
+        for number, title in titles(lesson).items():
+            state = entries.get((lesson, number), Entry()).state
+            say(f"     [{COLOURS.get(state, 'default')}]{marks.get(state, '·')} {number:2}  {escape(title)}[/]")
+    say_next()
+
+
+@app.command(rich_help_panel=LEARN)
+def check(
+    what: Annotated[str | None, typer.Argument(metavar="[LESSON[/TODO]]", help="without it, all lessons")] = None,
+    target: Annotated[Path | None, typer.Option(metavar="DIR", help="grade the train/ and notebooks/ in this folder")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="write the verdicts to this file, too")] = None,
+) -> None:
+    """Check TODOs: which are right, and what is wrong with the others."""
+    lesson, number = todo_named(what) if what and "/" in what else (what and exercise_named(what), None)
+    folder = target and existing_folder(target)
+    if json and not json.absolute().parent.is_dir():
+        fail(f"--json {json}: there is no folder {json.parent}")
+
+    from grader.engine.launch import Engine
+
+    with Engine() as engine:
+        engine.start()  # it loads torch while we load the checks
+        from json import dumps
+
+        from grader.engine.checks import Judge, checked_lessons
+        from grader.engine.loop import remember
+        from grader.engine.screen import say_verdict
+
+        found = []
+        for stem in checked_lessons():
+            if lesson in (None, stem):
+                judge = Judge(engine, stem, folder)
+                for verdict in judge.verdicts() if number is None else [judge.verdict(number)]:
+                    say_verdict(verdict)
+                    found.append(verdict)
+    if not found:
+        fail(f"{lesson} has no checks yet")
+    if folder is None:
+        remember(found)
+    if json:
+        json.write_text(dumps([verdict.as_dict() for verdict in found], indent=2) + "\n", "utf-8")
+    passed = sum(verdict.passed for verdict in found)
+    say(f"\n{passed} of {len(found)} right")
+    raise typer.Exit(passed < len(found))
+
+
+def existing_folder(target: Path) -> str:
+    """As seen from where the user is, or from the course folder."""
+    for folder in (target.absolute(), lessons.COURSE / target):
+        if folder.is_dir():
+            return str(folder)
+    fail(f"--target {target}: no such folder")
+
+
+@app.command(rich_help_panel=LEARN)
+def watch(lesson: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, the first unfinished")] = None) -> None:
+    """Check a lesson each time you save it, and show the next failure."""
+    todo = next_todo()
+    lesson = exercise_named(lesson) if lesson else todo[0] if todo else exercises()[-1]
+
+    from grader.engine.launch import Engine
+
+    with Engine() as engine:
+        engine.start()
+        from grader.engine.checks import checked_lessons
+        from grader.engine.loop import Watch
+
+        if lesson not in checked_lessons():
+            fail(f"{lesson} has no checks yet")
+        say(f"watching {own_file(lesson)} …")
+        Watch(engine, lesson).run()
+
+
+@app.command(rich_help_panel=LEARN)
+def hint(todo: Todo) -> None:
+    """Give a hint; each call one step more."""
+    lesson, number = todo_named(todo)
+    from grader.engine.checks import checked_lessons
+    from grader.engine.loop import climb
+
+    if lesson not in checked_lessons():
+        fail(f"{lesson} has no hints yet")
+    say(escape(climb(lesson, number)))
+
+
+@app.command(rich_help_panel=LEARN)
+def diff(lesson: Lesson) -> None:
+    """Show what you changed in a lesson."""
+    from grader.engine import files
+
+    try:
+        lines = files.diff(lesson_named(lesson))
+    except (FileNotFoundError, ValueError) as problem:
+        fail(unreadable(problem, lesson))
+    for line in lines:
+        colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "default")
+        say(f"[{colour}]{escape(line)}[/]")
+
+
+@app.command(rich_help_panel=LEARN)
+def reset(lesson: Lesson) -> None:
+    """Bring a lesson back as it was given; your files are kept aside."""
+    from grader.engine import files
+
+    for line in files.reset(lesson_named(lesson)):
+        say(escape(line))
+
+
+@app.command(rich_help_panel=LEARN)
+def solution(todo: Todo) -> None:
+    """Show the reference solution of a TODO that you have solved."""
+    lesson, number = todo_named(todo)
+    if lessons.source_root().name != "solutions":
+        fail("the solutions are not in this copy of the course: your instructor keeps them", 1)
+    if Progress().read().get((lesson, number), Entry()).state != "pass":
+        fail(f"first make it pass (./workbook check {todo}); a hint? ./workbook hint {todo}", 1)
+    import textwrap
+
+    from rich.syntax import Syntax
+
+    from grader.engine import regions
+
+    source = lessons.source_path(lesson).read_text("utf-8")
+    for region in regions.parse(source):
+        if region.todo == number:
+            text = textwrap.dedent("\n".join([*region.intro, *region.solution]))
+            console.print(Syntax(text, "python", background_color="default") if console.is_terminal else escape(text))
+
+
+@app.command(rich_help_panel=LEARN)
+def run(
+    lesson: Lesson,
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for the script, such as -- --epochs 1")] = None,
+    nproc: Annotated[int | None, typer.Option(min=1, metavar="N", help="processes", show_default="2, the baseline 1")] = None,
+) -> None:
+    """Run a lesson's script in several processes on this machine."""
+    if lessons.is_notebook(lesson_named(lesson)):
+        fail(f"{lesson} is a notebook: ./workbook lab opens it")
+    import time
+
+    from grader.engine import machine
+
+    script = lessons.student_path(lesson)
+    if not script.is_file():
+        fail(f"there is no {own_file(lesson)}: ./workbook reset {lesson} brings it back")
+    nproc = nproc or (1 if lesson == BASELINE else 2)
+    # Each process would take all cores for itself.
+    threads = os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+    command = machine.launch_command(script, nproc, args or [])
+    say(f"[dim]$ OMP_NUM_THREADS={threads} {escape(machine.shown(command))}[/]")
+    began = time.time()
+    code = machine.call(command)
+    out = out_folder(args or [], f"runs/{lesson}")
+    record = out / "metrics.jsonl"
+    if record.is_file() and record.stat().st_mtime >= began - 1:  # of this run; a file system's clock may lag
+        say_picture(out)
+    raise typer.Exit(code)
+
+
+def out_folder(args: list[str], default: str) -> Path:
+    """Where a script writes, by its own --out."""
+    given = [after for flag, after in zip(args, args[1:], strict=False) if flag == "--out"]
+    given += [arg.removeprefix("--out=") for arg in args if arg.startswith("--out=")]
+    return Path(given[-1] if given else default)
+
+
+def say_picture(out: Path) -> None:
+    """Draw the run's loss curve beside its record, and say where both are."""
+    from grader.engine.machine import shown
+    from utils.plots import loss_curve
+
+    with suppress(ValueError, KeyError):  # a run that was stopped may leave half a line
+        loss_curve(out / "metrics.jsonl", out / "loss.png")
+        say(f"loss curve: {escape(shown([str(out / 'loss.png')]))}")
+    say(f"metrics:    {escape(shown([str(out / 'metrics.jsonl')]))}")
+
+
+@app.command(rich_help_panel=LEARN)
+def submit(out: Annotated[Path, typer.Option(metavar="FILE", help="the archive to write")] = Path("submission.tar.gz")) -> None:
+    """Pack your files into the archive that you hand in."""
+    from grader.engine import files
+
+    try:
+        for line in files.pack(out, exercises()):
+            say(f"  {escape(line)}")
+    except ValueError as problem:
+        fail(problem)
+    say(f"hand in {escape(str(out))}")
+
+
+# For instructors and maintainers
+
+
+@app.command(rich_help_panel=TEACH)
+def test(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for pytest, such as -- -k build")] = None) -> None:
+    """Test the workbook: its own tests, then the checks on the reference solutions."""
+    import subprocess
+
+    suites = [["tests"]] if (lessons.COURSE / "tests").is_dir() else []
+    if (lessons.COURSE / "solutions").is_dir():
+        suites.append(["grader", "--target", "solutions"])
+    if not suites:
+        fail("a student's copy of the course has no tests; ./workbook check checks your files")
+    codes = [subprocess.run([sys.executable, "-m", "pytest", *suite, *(args or [])], cwd=lessons.COURSE, check=False).returncode
+             for suite in suites]  # fmt: skip
+    nothing_selected = 5
+    failed = [code for code in codes if code not in (0, nothing_selected)]
+    raise typer.Exit(failed[0] if failed else min(codes))
+
+
+@app.command(rich_help_panel=TEACH)
+def build(
+    force: Annotated[bool, typer.Option("--force", help="also over edited files, which are kept aside")] = False,
+    check: Annotated[bool, typer.Option("--check", help="write nothing; say what is wrong with sources and checks")] = False,
+) -> None:
+    """Write the student files from solutions/."""
+    from grader.engine import build as builder
+    from grader.engine.regions import SourceError
+
+    needs_solutions()
+    if not check:
+        try:
+            for line in builder.build(force):
+                say(escape(line))
+        except SourceError as problem:
+            fail(problem)
+        return
+    problems = builder.check_sources()
+    if not problems:  # broken sources can not be judged
+        from grader.engine.launch import Engine
+
+        with Engine() as engine:
+            engine.start()
+            from grader.engine import audit
+
+            problems = audit.problems(engine)
+    for problem in problems:
+        say(escape(problem))
+    say("nothing is wrong" if not problems else f"{len(problems)} problems")
+    raise typer.Exit(bool(problems))
+
+
+@app.command(rich_help_panel=TEACH)
+def release(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty")],
+    only: Annotated[list[str] | None, typer.Option("--with", metavar="LESSON", help="only this one; may be repeated")] = None,
+) -> None:
+    """Write the students' course: without solutions, and proven to be."""
+    from grader.engine import release as releaser
+
+    needs_solutions()
+    try:
+        lines = releaser.release(folder.absolute(), only)
+    except ValueError as problem:
+        fail(problem)
+    for line in lines:
+        say(escape(line))
+
+
+@app.command(rich_help_panel=TEACH)
+def mutants(names: Annotated[list[str] | None, typer.Argument(metavar="[LESSON]...")] = None) -> None:
+    """Grade the grader: wrong answers it must reject, other right ones it must accept."""
+    needs_solutions()
+    stems = [exercise_named(name) for name in names or []]
+    from grader.engine import mutants as grader_graded
+
+    raise typer.Exit(grader_graded.run(stems or None))
+
+
+def needs_solutions() -> None:
+    if lessons.source_root().name != "solutions":
+        fail("this is a student's copy of the course: it has no solutions/ to work from")
+
+
+def unreadable(problem: Exception, lesson: str) -> str:
+    if isinstance(problem, FileNotFoundError):
+        return f"there is no {problem.filename}: ./workbook reset {lesson} brings it back"
+    return str(problem)
+
+
+def main() -> NoReturn:
+    try:
+        # Otherwise a mistake would be told in a box of five lines.
+        code = app(prog_name="./workbook", standalone_mode=False)
+    except TyperException as mistake:
+        if message := mistake.format_message():  # none after the help that `./workbook` alone gives
+            typer.echo(f"workbook: {message} (--help explains the commands)", err=True)
+        code = 2
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as problem:
+        typer.echo(f"workbook: {problem.filename or ''}: {problem.strerror or problem}", err=True)
+        code = 2
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

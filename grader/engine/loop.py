@@ -1,0 +1,206 @@
+"""`./workbook watch`: save the file, see the verdict.
+
+Three threads: this one checks and draws; one waits for the file to be saved,
+one for a key. They speak through a queue, so nothing is drawn by two at a time.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import watchfiles
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from grader.engine import lessons
+from grader.engine.checks import Judge, Verdict, check_module, checked_lessons, checks_of
+from grader.engine.launch import Engine
+from grader.engine.progress import Progress, lesson_map
+from grader.engine.screen import console, say, say_verdict
+
+# File systems on which the kernel does not hear of every change: on a network, or in another system.
+WITHOUT_EVENTS = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "9p", "drvfs", "virtiofs", "afs", "ceph", "panfs",
+                  "pvfs", "wekafs", "fuse")  # fmt: skip
+KEYS = "[dim]h hint · n next lesson · l list · r check again · q quit[/]"
+
+
+def recheck(
+    engine: Engine,
+    lesson: str,
+    first: int | None = None,
+    show: Callable[[Verdict], None] = lambda verdict: None,
+    stop: Callable[[], bool] = lambda: False,
+    target: str | None = None,
+) -> list[Verdict] | None:
+    """All verdicts on the lesson as it is now, in order; what the student works on comes `first`.
+
+    `show` is called with each verdict when it is known. None if `stop` said so between two of them.
+    """
+    judge = Judge(engine, lesson, target)
+    if first in judge.checks:
+        show(judge.verdict(first))
+    for number in sorted(judge.checks):
+        if stop():
+            return None
+        if number != first:
+            show(judge.verdict(number))
+    return [judge.verdict(number) for number in sorted(judge.checks)]
+
+
+def remember(verdicts: list[Verdict]) -> None:
+    """Write verdicts on the student's own files into the progress file."""
+    Progress().write({(v.lesson, v.todo): v.status for v in verdicts})
+
+
+def climb(lesson: str, number: int) -> str:
+    """The next step of a TODO's hint; the last one stays."""
+    hints = next(check.todo.hints for check in checks_of(check_module(lesson)) if check.todo.number == number)
+    progress = Progress()
+    shown = progress.read().get((lesson, number))
+    step = min((shown.hints if shown else 0) + 1, len(hints))
+    progress.write({(lesson, number): step})
+    return f"hint {step} of {len(hints)} for {lesson}/{number}: {hints[step - 1]}"
+
+
+def must_poll(folder: Path) -> bool | None:
+    """True where saving a file is not heard of; None leaves it to watchfiles, which knows WSL."""
+    if os.environ.get("WORKBOOK_POLL", "0") not in ("", "0"):
+        return True
+    mounts = [m for m in psutil.disk_partitions(all=True) if folder.is_relative_to(m.mountpoint)]
+    kind = max(mounts, key=lambda m: len(m.mountpoint)).fstype.lower() if mounts else ""
+    return True if kind.startswith(WITHOUT_EVENTS) else None
+
+
+class Watch:
+    """The loop, and what it knows of the lesson."""
+
+    def __init__(self, engine: Engine, lesson: str) -> None:
+        self.engine, self.lesson = engine, lesson
+        self.events: queue.SimpleQueue[str] = queue.SimpleQueue()  # "saved", or a key
+        self.verdicts: list[Verdict] = []
+        self.first: int | None = None  # the TODO that the student works on
+        self.live = console.is_terminal
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        folders = [folder for name in ("train", "notebooks") if (folder := lessons.COURSE / name).is_dir()]
+        watcher = threading.Thread(target=self.wait_for_saves, args=[folders], daemon=True)
+        watcher.start()
+        try:
+            with keys(self.events):
+                self.answer()
+        finally:
+            self.ended.set()
+            watcher.join(timeout=2)
+
+    def answer(self) -> None:
+        """Take events until it is time to quit; between them, bring the verdicts up to date."""
+        stale, since = True, time.perf_counter()
+        while True:
+            if stale and self.events.empty():
+                stale = not self.check(since)  # a key or another save came in between
+                continue
+            event = self.events.get()
+            if event == "q":
+                return
+            if event in ("saved", "r"):
+                stale, since = True, time.perf_counter()
+            elif event == "n":
+                stale = self.next_lesson()
+                since = time.perf_counter()
+            elif event == "l":
+                say("\n" + "\n".join(lesson_map()))
+            elif event == "h" and self.first is not None:
+                say(f"\n[yellow]{escape(climb(self.lesson, self.first))}[/]")
+
+    def check(self, since: float) -> bool:
+        """Check the lesson and draw; False if it was interrupted."""
+        worked_on, early = self.first, []
+
+        def show(verdict: Verdict) -> None:
+            if verdict.todo == worked_on and verdict.status != "skipped":
+                self.clear()
+                say_verdict(verdict)
+                say(f"[dim]{time.perf_counter() - since:.2f} s after the save; checking the others …[/]")
+                early.append(verdict)
+
+        verdicts = recheck(self.engine, self.lesson, worked_on, show, stop=lambda: not self.events.empty())
+        if verdicts is None:
+            return False
+        remember(verdicts)
+        open_ones = [v for v in verdicts if v.status == "fail"] or [v for v in verdicts if not v.passed]
+        self.first = open_ones[0].todo if open_ones else None
+        self.clear()
+        bar = Table.grid(padding=(0, 1))
+        passed = sum(v.passed for v in verdicts)
+        bar.add_row(self.lesson, ProgressBar(len(verdicts), passed, width=40), f"{passed} of {len(verdicts)}",
+                    f"[dim]{time.perf_counter() - since:.2f} s[/]")
+        console.print(bar)
+        if not open_ones:
+            say(f"[green]All of {self.lesson} is right.[/] " + after(self.lesson))
+        elif self.live or open_ones[0] not in early:  # without a screen to clear it stands there already
+            say_verdict(open_ones[0])
+        if self.live and sys.stdin.isatty():
+            say(KEYS)
+        return True
+
+    def next_lesson(self) -> bool:
+        """Go on to the lesson after this one; False if it is the last."""
+        stems = checked_lessons()
+        later = stems[stems.index(self.lesson) + 1 :]
+        if not later:
+            say(f"\n{self.lesson} is the last lesson")
+            return False
+        self.lesson, self.first = later[0], None
+        return True
+
+    def clear(self) -> None:
+        if self.live:
+            console.clear()
+
+    def wait_for_saves(self, folders: list[Path]) -> None:
+        def ours(_: watchfiles.Change, path: str) -> bool:
+            return Path(path).name == lessons.student_path(self.lesson).name
+
+        # A save is one or several changes within some milliseconds; `step` is how long to wait for more.
+        for _ in watchfiles.watch(*folders, watch_filter=ours, step=20, debounce=200, stop_event=self.ended, recursive=False,
+                                  force_polling=must_poll(folders[0]), poll_delay_ms=100, raise_interrupt=False):
+            self.events.put("saved")
+
+
+def after(lesson: str) -> str:
+    """What to do with a lesson that is done."""
+    return "Go on with the next one." if lessons.is_notebook(lesson) else f"Run it: ./workbook run {lesson} --nproc 2"
+
+
+@contextlib.contextmanager
+def keys(events: "queue.SimpleQueue[str]") -> Iterator[None]:
+    """Put each key into `events` at once, without Return; nothing where there is no terminal."""
+    # A closed window or a kill ends us as Ctrl-C does: the ranks, and the terminal's mode, are taken care of.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    if not sys.stdin.isatty():
+        yield
+        return
+
+    def read() -> None:
+        while key := os.read(sys.stdin.fileno(), 1):
+            events.put(key.decode("ascii", "replace"))
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        threading.Thread(target=read, daemon=True).start()
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -1,0 +1,36 @@
+"""How the commands speak: reports on stdout, one line about a mistake on stderr."""
+
+import textwrap
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+COLOURS = {"pass": "green", "fail": "red", "skipped": "dim"}
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def fail(message: object, code: int = 2) -> NoReturn:
+    """End the command with one line."""
+    typer.echo(f"workbook: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def say(text: str = "") -> None:
+    """Print text with rich's markup; flushed, since somebody may read it through a pipe."""
+    console.print(text)
+    console.file.flush()
+
+
+def say_verdict(verdict: "Verdict") -> None:  # noqa: F821  its module loads torch, so it is not imported here
+    """A line, and for a failure what is wrong, where, why it matters and what to try."""
+    from grader.engine.report import heading, story
+
+    say(f"[{COLOURS[verdict.status]}]{escape(heading(verdict))}[/]")
+    if verdict.passed:
+        return
+    for line in [f"  {verdict.message}", *story(verdict).splitlines()[1:]]:
+        wrapped = textwrap.wrap(line, console.width - 2, initial_indent="  ", subsequent_indent=" " * 13, break_long_words=False)
+        say(escape("\n".join(wrapped)))

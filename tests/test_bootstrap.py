@@ -1,0 +1,168 @@
+"""The `workbook` script: which Python it takes, what it installs, and when. The Pythons here are stand-ins."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grader.engine import installed, lessons
+
+# It tells what it was asked in a log, and makes a .venv whose Python is a copy of itself.
+PYTHON = """\
+#!/bin/sh
+echo "$(basename "$0") $*" >>"$LOG"
+case "$*" in
+    *version_info*) exit {old} ;;
+    *ensurepip*) exit {without_venv} ;;
+    "-m venv "*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; touch "$4/pip" ;;
+    "-m pip --version") [ -e "$(dirname "$0")/../pip" ] ;;
+    "-m pip "*) [ ! -e "$LOG.offline" ] ;;
+    --version) echo Python 3.12.1 ;;
+    *grader.engine.cli*) echo "ran $4 in $PWD" ;;
+esac
+"""
+
+
+class Bench:
+    """A course folder, and a PATH on which nothing is but what a test puts there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.course, self.bin, self.log_file = folder / "my course", folder / "bin", folder / "log"
+        (self.course / "grader" / "engine").mkdir(parents=True)
+        for name in ("workbook", "requirements.txt", "grader/engine/installed.py"):
+            shutil.copy2(lessons.COURSE / name, self.course / name)
+        self.bin.mkdir()
+        for tool in ("sh", "dirname", "basename", "cksum", "cat", "cp", "mkdir", "sed", "touch"):
+            (self.bin / tool).symlink_to(shutil.which(tool))
+        self.put("uname", "#!/bin/sh\necho Linux\n")
+
+    def put(self, name: str, text: str) -> Path:
+        path = self.bin / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def python(self, name: str = "python3", old: int = 0, without_venv: int = 0) -> Path:
+        return self.put(name, PYTHON.format(old=old, without_venv=without_venv))
+
+    def run(self, *args: str, **env: str) -> subprocess.CompletedProcess:
+        self.log_file.write_text("")
+        return subprocess.run([str(self.course / "workbook"), *args], cwd=self.bin.parent, text=True, capture_output=True, timeout=60,
+                              env={"PATH": str(self.bin), "LOG": str(self.log_file), **env})  # fmt: skip
+
+    def log(self, word: str) -> list[str]:
+        return [line for line in self.log_file.read_text().splitlines() if word in line]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def one_line(done: subprocess.CompletedProcess) -> str:
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1, done
+    return done.stderr
+
+
+def test_without_python_one_line(bench):
+    assert "no Python 3.11 or newer" in one_line(bench.run("start"))
+
+
+def test_old_pythons_and_broken_shims_are_passed_over(bench):
+    bench.python("python3", old=1)
+    bench.put("python3.13", "#!/bin/sh\necho 'pyenv: python3.13: command not found' >&2\nexit 127\n")
+    bench.python("python3.12")
+    done = bench.run("status")
+    assert done.returncode == 0 and bench.log("-m venv")[0].startswith("python3.12 ")
+    assert "pyenv" not in done.stderr
+
+
+def test_a_python_without_venv_is_named(bench):
+    bench.python("python3", without_venv=1)
+    assert "apt install python3-venv" in one_line(bench.run("start"))
+    bench.python("python3.11")  # another that can
+    assert bench.run("status").returncode == 0
+
+
+def test_installs_once_and_again_when_the_requirements_change(bench):
+    bench.python()
+    done = bench.run("status")
+    assert done.stdout.startswith("ran ") and str(bench.bin.parent) in done.stdout  # the user's folder stays the current one
+    assert len(bench.log("install -r")) == 1
+
+    assert bench.run("status").stderr == "" and not bench.log("install")
+
+    with (bench.course / "requirements.txt").open("a") as file:
+        file.write("another==1\n")
+    bench.run("status")
+    assert bench.log("install -r") and not bench.log("-m venv")
+
+
+def test_cpu_torch_first_where_there_is_no_gpu_driver(bench):
+    if Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("this machine has a GPU driver")
+    bench.python()
+    bench.run("status")
+    torch, rest = bench.log("pip --disable")
+    assert "--extra-index-url https://download.pytorch.org/whl/cpu torch==2." in torch and "install -r" in rest
+
+    shutil.rmtree(bench.course / ".venv")
+    bench.put("nvidia-smi", "#!/bin/sh\n")
+    bench.run("status")
+    assert len(bench.log("pip --disable")) == 1
+
+
+def test_macos_has_one_torch(bench):
+    bench.python()
+    bench.put("uname", "#!/bin/sh\necho Darwin\n")
+    bench.run("status")
+    assert len(bench.log("pip --disable")) == 1
+
+
+def test_goes_on_after_an_interruption(bench):
+    bench.python()
+    offline = Path(f"{bench.log_file}.offline")
+    offline.touch()
+    done = bench.run("status")
+    assert done.returncode == 2 and done.stdout == "" and "goes on from there" in done.stderr
+    offline.unlink()
+    assert bench.run("status").returncode == 0
+    assert bench.log("install -r") and not bench.log("-m venv")  # the .venv was whole
+
+    (bench.course / ".venv" / "installed").unlink()
+    (bench.course / ".venv" / "pip").unlink()  # as if stopped before pip was in it
+    bench.run("status")
+    assert bench.log("-m venv --clear") and bench.log("install -r")
+
+
+def test_a_clusters_own_python(bench):
+    python = bench.python("cluster-python")
+    assert bench.run("status", WORKBOOK_PYTHON=str(python)).stdout.startswith("ran ")
+    assert not (bench.course / ".venv").exists() and not bench.log("pip")
+    assert "not a Python 3.11" in one_line(bench.run("status", WORKBOOK_PYTHON=str(bench.python("old", old=1))))
+    assert "not a Python 3.11" in one_line(bench.run("status", WORKBOOK_PYTHON="/no/such/python"))
+
+
+def test_packages_that_a_clusters_python_lacks_are_one_line(bench):
+    (bench.course / "requirements.txt").write_text("torch==2.13.0\nno-such-package==1  # for nothing\n")
+    message = one_line(bench.run("status", WORKBOOK_PYTHON=sys.executable))
+    assert f"{sys.executable} -m pip install " in message and message.endswith("no-such-package\n")
+
+
+def test_an_old_torch_is_named(monkeypatch):
+    monkeypatch.setattr(installed.metadata, "version", lambda name: "2.9.1+cu128")
+    assert "2.9.1+cu128" in installed.problem("torch==2.13.0\n")
+    monkeypatch.setattr(installed.metadata, "version", lambda name: "2.11.0")
+    assert installed.problem("# a comment\ntorch==2.13.0\n") is None
+
+
+def test_modules_in_the_users_folder_are_not_the_courses(tmp_path):
+    (tmp_path / "grader").mkdir()
+    (tmp_path / "grader" / "__init__.py").write_text("raise SystemExit('the wrong grader')")
+    done = subprocess.run([str(lessons.COURSE / "workbook"), "--help"], cwd=tmp_path, text=True, capture_output=True, timeout=60,
+                          env={**os.environ, "WORKBOOK_PYTHON": sys.executable})  # fmt: skip
+    assert done.returncode == 0 and "ddp" not in done.stderr and "LESSON" not in done.stderr
+    assert "To learn" in done.stdout

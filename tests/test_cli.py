@@ -1,0 +1,188 @@
+"""The commands, as a student types them."""
+
+import hashlib
+import json
+import tarfile
+
+import pytest
+
+from course_copy import Course
+from grader.engine import files, lessons, loop, progress
+
+
+@pytest.fixture
+def course(tmp_path):
+    return Course(tmp_path / "course")
+
+
+@pytest.fixture
+def progress_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(lessons, "COURSE", tmp_path)
+    file = tmp_path / ".workbook" / "progress.txt"
+    file.parent.mkdir()
+    return file
+
+
+def test_mistakes_are_one_line(course):
+    for args, word in (
+        (["chekc"], "chekc"),
+        (["check", "ddp_trainin"], "did you mean ddp_training?"),
+        (["check", "ddp_training/99"], "ddp_training/1"),
+        (["check", "ddp_training/x"], "ddp_training/1"),
+        (["check", "single_gpu_training"], "no TODOs"),
+        (["check", "--target", "nowhere"], "nowhere"),
+        (["check", "--json", "nowhere/x.json"], "nowhere"),
+        (["watch", "nothing"], "nothing"),
+        (["hint", "ddp_training"], "ddp_training/1"),
+        (["diff", "nothing"], "nothing"),
+        (["run", "01_collectives"], "lab"),
+        (["run", "ddp_training", "--nproc", "0"], "nproc"),
+        (["release", "."], "empty folder"),
+        (["submit", "--out", "nowhere/x.tar.gz"], "nowhere"),
+    ):
+        done = course.run(*args)
+        assert done.returncode == 2 and not done.stdout, (args, done)
+        assert len(done.stderr.splitlines()) == 1 and word in done.stderr, (args, done.stderr)
+
+
+def test_check_reports_and_remembers(course):
+    course.solve("ddp_training", (1, 2), todo4="    return samplers")
+    file = course.folder / "v.json"
+    done = course.run("check", "ddp_training", "--json", str(file))
+    assert done.returncode == 1, done
+    verdicts = json.loads(file.read_text())
+    assert [v["todo"] for v in verdicts] == list(range(1, 14))
+    states = {v["todo"]: (v["status"], v["cause"]) for v in verdicts}
+    assert states[1] == ("pass", None) and states[3] == ("fail", "not_attempted") and states[4] == ("fail", "crash")
+    assert set(verdicts[0]) == {"lesson", "todo", "title", "status", "cause", "points", "max_points", "message", "expected",
+                                "seen", "why", "hint", "rank", "where"}  # fmt: skip
+    crash = done.stdout[done.stdout.index("✗ ddp_training/4") : done.stdout.index("ddp_training/5")]
+    for word in ("expected", "seen", "NameError", "train/ddp_training.py:", "why", "hint", "./workbook hint ddp_training/4"):
+        assert word in crash
+    assert "ddp_training/1 pass\n" in course.progress() and "ddp_training/4 fail\n" in course.progress()
+
+    # what was passed opens its solution, and no other
+    assert "init_process_group" in course.run("solution", "ddp_training/1").stdout
+    refused = course.run("solution", "ddp_training/3")
+    assert refused.returncode == 1 and "./workbook hint ddp_training/3" in refused.stderr and not refused.stdout
+
+    # status knows both, and what is next
+    listed = course.run("status").stdout
+    assert "✓  1" in listed and "✗  3" in listed and "2 of 13" in listed and "Next: ./workbook watch 01_collectives" in listed
+
+
+def test_check_of_another_folder_is_not_remembered(course, tmp_path):
+    done = course.run("check", "ddp_training/10", "--target", "solutions", cwd=tmp_path)  # from the course folder
+    assert done.returncode == 0 and "1 of 1 right" in done.stdout
+    assert not (course.folder / ".workbook" / "progress.txt").exists()
+
+
+def test_hints_climb(course, monkeypatch):
+    first = course.run("hint", "ddp_training/4")
+    assert first.returncode == 0 and first.stdout.startswith("hint 1 of 3 for ddp_training/4: ")
+    monkeypatch.setattr(lessons, "COURSE", course.folder)
+    said = [loop.climb("ddp_training", 4) for _ in range(3)]
+    assert [text.split(" for ")[0] for text in said] == ["hint 2 of 3", "hint 3 of 3", "hint 3 of 3"]
+    assert len({*said, first.stdout.strip()}) == 3
+
+
+def test_diff_and_reset(course):
+    assert course.run("diff", "ddp_training").stdout == ""
+    edited = course.script("ddp_training").read_text().replace("import argparse\n", "import argparse  # mine [bold]\n")
+    course.script("ddp_training").write_text(edited)
+    shown = course.run("diff", "ddp_training").stdout
+    assert "-import argparse\n+import argparse  # mine [bold]\n" in shown
+
+    done = course.run("reset", "ddp_training")
+    assert done.returncode == 0 and ".workbook/kept/ddp_training.py." in done.stdout
+    kept = list((course.folder / ".workbook" / "kept").iterdir())
+    assert [file.read_text() for file in kept] == [edited]
+    assert course.run("diff", "ddp_training").stdout == ""
+    course.script("ddp_training").unlink()
+    assert "workbook reset ddp_training" in course.run("diff", "ddp_training").stderr
+    course.run("reset", "ddp_training")
+    assert course.script("ddp_training").is_file()
+
+
+def test_a_notebook_differs_by_its_cells(course, monkeypatch):
+    monkeypatch.setattr(lessons, "COURSE", course.folder)
+    path = course.folder / "notebooks" / "01_collectives.ipynb"
+    files.reset("01_collectives")
+    notebook = json.loads(path.read_text())
+    cell = next(c for c in notebook["cells"] if "NotImplementedError" in "".join(c["source"]))
+    cell["execution_count"], cell["outputs"] = 3, [{"output_type": "stream", "name": "stdout", "text": "noise"}]
+    path.write_text(json.dumps(notebook))
+    assert files.diff("01_collectives") == []  # it was run, not changed
+    cell["source"] = "".join(cell["source"]).replace('raise NotImplementedError("TODO 1")', "return inputs", 1)
+    path.write_text(json.dumps(notebook))
+    assert "+    return inputs" in files.diff("01_collectives")
+    path.write_text("{")
+    done = course.run("diff", "01_collectives")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    files.reset("01_collectives")
+    assert files.diff("01_collectives") == []
+
+
+def test_run_goes_on_where_the_user_is(course, tmp_path):
+    here = tmp_path / "elsewhere"
+    here.mkdir()
+    tiny = ["--data", "random", "--max-steps", "2", "--batch-size", "12", "--seq-len", "8", "--dim", "16", "--epochs", "1"]
+    done = course.run("run", "single_gpu_training", "--", *tiny, "--out", "mine", cwd=here)
+    assert done.returncode == 0, done
+    assert (here / "mine" / "loss.png").stat().st_size > 1000 and "mine/loss.png" in done.stdout
+    assert "train/single_gpu_training.py --data random" in done.stdout.splitlines()[0]
+
+    done = course.run("run", "ddp_training", "--nproc", "2", "--", "--data", "nowhere", cwd=here)
+    assert done.returncode != 0 and "torchrun --standalone --nproc-per-node=2" in done.stdout and "loss.png" not in done.stdout
+    assert not (here / "runs").exists()
+
+
+def test_submit_packs_the_students_files_only(course):
+    course.solve("ddp_training", (1,))
+    (course.folder / "train" / "secret.py").write_text("")
+    done = course.run("submit", "--out", "mine.tar.gz")
+    assert done.returncode == 0 and "01_collectives.ipynb (warning" in done.stdout
+    assert "ddp_training.py\n" in done.stdout and "secret" not in done.stdout
+    with tarfile.open(course.folder / "mine.tar.gz") as tar:
+        members = {m.name: m for m in tar.getmembers()}
+        manifest = json.load(tar.extractfile("manifest.json"))
+        content = tar.extractfile("train/ddp_training.py").read()
+    assert "train/ddp_training.py" in members and "train/single_gpu_training.py" not in members
+    assert all(m.isreg() and not m.uname for m in members.values())
+    assert set(manifest["files"]) == set(members) - {"manifest.json"}
+    assert manifest["files"]["train/ddp_training.py"] == hashlib.sha256(content).hexdigest()
+    assert content == course.script("ddp_training").read_bytes()
+
+    course.script("ddp_training").unlink()
+    course.script("ddp_training").symlink_to("/etc/hostname")
+    assert "left out: train/ddp_training.py (a link)" in course.run("submit", "--out", "mine.tar.gz").stdout
+    with tarfile.open(course.folder / "mine.tar.gz") as tar:
+        assert "train/ddp_training.py" not in tar.getnames()
+
+
+def test_a_release_has_the_same_commands_without_solutions(course, tmp_path):
+    assert course.run("release", str(tmp_path / "students")).returncode == 0
+    released = Course.__new__(Course)
+    released.folder = tmp_path / "students"
+    assert "0 of 13" in released.run("status").stdout and released.run("diff", "ddp_training").stdout == ""
+    done = released.run("solution", "ddp_training/1")
+    assert done.returncode == 1 and "instructor keeps" in done.stderr
+    for command in (["test"], ["build"], ["mutants"], ["release", str(tmp_path / "again")]):
+        done = released.run(*command)
+        assert done.returncode == 2 and "student's copy" in done.stderr, done
+    # a submission tells the same version from both
+    digests = []
+    for one in (course, released):
+        one.run("submit", "--out", "s.tar.gz")
+        with tarfile.open(one.folder / "s.tar.gz") as tar:
+            digests.append(json.load(tar.extractfile("manifest.json"))["course"])
+    assert digests[0] == digests[1] and "ddp_training" in digests[0]
+
+
+def test_progress_keeps_lines_it_does_not_know(progress_file):
+    progress_file.write_text("ddp_training/4 pass hints=2\nfrom the future: 7\n\nold_lesson/1 pass\n")
+    progress.Progress().write({("ddp_training", 4): "fail", ("ddp_training", 5): 1})
+    text = progress_file.read_text().splitlines()
+    assert set(text) == {"ddp_training/4 fail hints=2", "ddp_training/5 new hints=1", "old_lesson/1 pass", "from the future: 7"}
+    assert progress.Progress().read()["ddp_training", 5] == progress.Entry("new", 1)
+    assert [file.name for file in progress_file.parent.iterdir()] == ["progress.txt"]

@@ -1,0 +1,87 @@
+"""The judge's logic, event by event: no process, no clock."""
+
+from grader.engine.diagnose import Observer
+
+
+def op(name, line, shape=(4,), group=(0, 1), detail=None, function="f", **more):
+    return {"e": "op", "op": name, "name": "0", "group": list(group), "shape": list(shape), "dtype": "float32", "bytes": 16,
+            "detail": detail, "where": ["x.py", line, function], **more}
+
+
+WAIT, DONE = {"e": "wait"}, {"e": "done"}
+
+
+def feed(observer, *events):
+    for rank, event in events:
+        if fault := observer.add(rank, event):
+            return fault
+    return None
+
+
+def test_a_call_that_all_made_is_no_deadlock():
+    seen = Observer(2)
+    assert feed(seen, (0, op("all_reduce", 1)), (0, WAIT), (1, op("all_reduce", 1)), (1, WAIT)) is None
+    assert seen.deadlock() is None
+
+
+def test_a_rank_that_may_still_come_is_no_deadlock():
+    seen = Observer(2)
+    assert feed(seen, (0, op("all_reduce", 1)), (0, WAIT)) is None
+    assert seen.deadlock() is None
+    seen.ranks[1].gone = "it has finished"
+    assert "rank 1 never comes: it has finished" in seen.deadlock().message
+
+
+def test_a_cycle_of_three_messages():
+    seen = Observer(3)
+    for rank in range(3):
+        feed(seen, (rank, op("recv", 3, peer=(rank + 1) % 3, tag=0)), (rank, WAIT))
+    assert seen.deadlock().cause == "hang"
+
+
+def test_a_buffered_send_is_no_deadlock():
+    seen = Observer(2)
+    for rank in range(2):
+        feed(seen, (rank, op("send", 3, peer=1 - rank, tag=0)), (rank, WAIT), (rank, DONE),
+             (rank, op("recv", 4, peer=1 - rank, tag=0)), (rank, WAIT))
+    assert seen.deadlock() is None
+
+
+def test_a_rank_asleep_in_a_reducer_counts_as_waiting():
+    seen = Observer(2)
+    feed(seen, (0, op("all_reduce", 1)))
+    seen.ranks[1].gone = "it has finished"
+    assert seen.deadlock() is None
+    assert seen.deadlock(asleep={0}).where == ["x.py", 1, "f"]
+
+
+def test_shapes_that_hold_as_many_numbers_agree():
+    assert feed(Observer(2), (0, op("all_reduce", 1, (2, 2))), (1, op("all_reduce", 1, (4,)))) is None
+
+
+def test_two_ranks_at_two_lines_of_one_function_name_the_skipper():
+    fault = feed(Observer(2), (0, op("all_reduce", 5)), (1, op("barrier", 6)))
+    assert (fault.cause, fault.rank, fault.where[1]) == ("hang", 1, 5)
+
+
+def test_a_line_that_all_know_is_the_one_that_was_skipped():
+    seen = Observer(2)
+    for _ in range(2):
+        feed(seen, (0, op("all_reduce", 8)), (1, op("all_reduce", 8)))
+    fault = feed(seen, (0, op("all_reduce", 8)), (1, op("barrier", 7)))
+    assert (fault.rank, fault.where[1], fault.also[1]) == (1, 8, 7)
+
+
+def test_in_two_functions_nobody_is_accused():
+    fault = feed(Observer(2), (0, op("all_reduce", 5, function="f")), (1, op("barrier", 90, function="g")))
+    assert "one of them skipped" in fault.message and fault.also[1] in (5, 90)
+
+
+def test_groups_are_aligned_apart():
+    seen = Observer(2)
+    assert feed(seen, (0, {**op("all_reduce", 1), "name": "1"}), (0, op("barrier", 2)), (1, op("barrier", 2))) is None
+
+
+def test_two_ranks_that_join_as_one():
+    fault = feed(Observer(2), (0, {"e": "joined", "rank": 0, "where": None}), (1, {"e": "joined", "rank": 0, "where": ["x.py", 2, "f"]}))
+    assert fault.cause == "mismatch" and "both joined" in fault.message

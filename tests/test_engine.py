@@ -1,0 +1,232 @@
+"""The engine: what ranks send arrives, each way to fail is told apart, nothing is left running."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from grader.engine import lessons
+from grader.engine.launch import Engine
+from grader.engine.lessons import Unit
+
+TOP = "import os, signal, sys, time\nimport torch\nimport torch.distributed as dist\n"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine() as warm:
+        yield warm
+
+
+def launch(engine, body, world=2, **how):
+    """Run `work(rank, world)` with this body. Line 5 is the body's first."""
+    text = TOP + "def work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
+    return engine.run([Unit("train/x.py", text, "")], str(lessons.COURSE / "train/x.py"), module="tests.on_ranks",
+                      function="work", world=world, **how)
+
+
+def test_evidence_arrives_rank_by_rank(engine):
+    run = launch(engine, """
+        t = torch.full((3,), float(rank))
+        dist.all_reduce(t)
+        return {"sum": t, "list": [rank, {"text": "ä", "none": None}], "half": t.bfloat16()}
+        """, world=3)
+    assert run.fault is None
+    for rank, seen in enumerate(run.evidence):
+        assert seen["sum"].tolist() == [3.0] * 3 and seen["list"] == [rank, {"text": "ä", "none": None}]
+        assert str(seen["half"].dtype) == "torch.bfloat16"
+    op = next(e for e in run.events[0] if e.get("op") == "all_reduce")
+    assert (op["bytes"], op["shape"], op["dtype"], op["detail"], op["where"]) == (12, [3], "float32", "SUM", ["train/x.py", 6, "work"])
+
+
+def test_nodes_and_environment(engine):
+    run = launch(engine, "return [os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')]",
+                 world=4, nodes=2)
+    assert run.evidence == [["0", "0", "4", "2", "0"], ["1", "1", "4", "2", "0"], ["2", "0", "4", "2", "1"], ["3", "1", "4", "2", "1"]]
+
+
+def test_ranks_are_fresh(engine):
+    body = "first = not hasattr(torch, 'mark'); torch.mark = 1; return [first, torch.rand(1).item()]"
+    assert launch(engine, body).evidence == launch(engine, body).evidence
+    assert launch(engine, body).evidence[0][0]
+
+
+def test_output_and_files_are_kept_apart(engine):
+    run = launch(engine, "print('out', rank); print('err', rank, file=sys.stderr); open(f'f{rank}', 'w').write('x'); return 0")
+    assert run.stdout == ["out 0\n", "out 1\n"] and run.stderr == ["err 0\n", "err 1\n"]
+    assert run.files == {"f0": b"x", "f1": b"x"}
+
+
+FAULTS = {
+    "skipped, and on": ("hang", 1, 6, "skipped a call", """
+        if rank == 0:
+            dist.all_reduce(torch.ones(4))
+        dist.barrier()
+        """),
+    "skipped at the end": ("hang", 0, 6, "rank 1 never comes: it has finished", """
+        if rank == 0:
+            dist.all_reduce(torch.ones(4))
+        """),
+    "skipped, told by the majority": ("hang", 1, 6, "rank 1 skipped", """
+        if rank != 1:
+            dist.all_reduce(torch.ones(4))
+        dist.all_reduce(torch.ones(4, 2))
+        """),
+    "another operation": ("mismatch", 1, 5, "different operations", """
+        dist.all_reduce(torch.ones(4)) if rank == 0 else dist.broadcast(torch.ones(4), 0)
+        """),
+    "another shape": ("mismatch", 1, 5, "different shapes", "dist.all_reduce(torch.ones(4 + rank))"),
+    "another dtype": ("mismatch", 1, 5, "different dtypes", "dist.all_reduce(torch.ones(4, dtype=[torch.float32, torch.int32][rank]))"),
+    "another reduction": ("mismatch", 1, 5, "different roots or reductions",
+                          "dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)"),
+    "another root": ("mismatch", 1, 5, "different roots", "dist.broadcast(torch.ones(4), rank)"),
+    "crash": ("crash", 1, 6, "ValueError: boo", """
+        if rank == 1:
+            raise ValueError("boo")
+        dist.barrier()
+        """),
+    "SystemExit": ("crash", 1, 6, "SystemExit", """
+        if rank == 1:
+            sys.exit(0)
+        dist.barrier()
+        """),
+    "endless loop": ("hang", 1, 5, "runs without end", "while rank == 1: pass"),
+    "endless sleep": ("hang", 1, 6, "sleeps", """
+        if rank == 1:
+            time.sleep(10_000)
+        dist.barrier()
+        """),
+    "os._exit(0)": ("crash", 1, 6, "exit code is never a pass", """
+        if rank == 1:
+            os._exit(0)
+        dist.barrier()
+        """),
+    "killed": ("crash", 1, 6, "SIGKILL", """
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+        """),
+    "segmentation fault": ("crash", 1, 7, "SIGSEGV", """
+        import ctypes
+        if rank == 1:
+            ctypes.string_at(0)
+        dist.barrier()
+        """),
+    "send to send": ("hang", 0, 6, "waits in send", """
+        t = torch.ones(2_000_000)
+        dist.send(t, 1 - rank)
+        dist.recv(t, 1 - rank)
+        """),
+    "a receive without a send": ("hang", 0, 6, "rank 1 never comes", """
+        if rank == 0:
+            dist.recv(torch.ones(4), 1)
+        """),
+    "a message of another size": ("mismatch", 1, 5, "message and its receiver differ",
+                                  "dist.send(torch.ones(4), 1) if rank == 0 else dist.recv(torch.ones(5), 0)"),
+    "inside DDP's backward": ("hang", 0, 7, "rank 1 never comes", """
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        for step in range(3 - rank):
+            model(torch.ones(2, 4)).sum().backward()
+        """),
+    "another group's collective": ("hang", 0, 7, "rank 1", """
+        pair = dist.new_group([0, 1])
+        if rank == 0:
+            dist.all_reduce(torch.ones(4), group=pair)
+        elif rank == 1:
+            dist.all_reduce(torch.ones(4))
+        """),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_told_apart_and_named(engine, name):
+    cause, rank, line, words, body = FAULTS[name]
+    run = launch(engine, body + "\n" * (not body.endswith("\n")) + ("" if "\n" not in body.strip() else textwrap.indent("return {}", "        ")),
+                 world=3 if "majority" in name else 2)
+    fault = run.fault
+    assert fault is not None
+    assert (fault.cause, fault.rank, fault.where and fault.where[1]) == (cause, rank, line), fault.message
+    assert words in fault.message
+    assert run.fault_after < 6  # 5 s, and a start under load; CPU time, not this bound, reaches the verdict
+
+
+def test_a_right_run_after_each_kind_of_end(engine):
+    for body in ("os._exit(3)", "while True: pass", "raise ValueError"):
+        assert launch(engine, body).fault
+        assert launch(engine, "dist.barrier(); return rank").evidence == [0, 1]
+
+
+def test_nothing_is_left_running(engine):
+    run = launch(engine, """
+        if os.fork() == 0:
+            time.sleep(10_000)
+        return os.getpgid(0)
+        """)
+    groups = set(run.evidence)
+    assert len(groups) == 2
+    for process in psutil.process_iter():
+        try:
+            alive = os.getpgid(process.pid) in groups and process.status() != psutil.STATUS_ZOMBIE
+        except (ProcessLookupError, psutil.Error):
+            continue
+        assert not alive
+
+
+def test_the_server_dies_with_its_judge():
+    code = ("import os, sys; from grader.engine.launch import Engine; from tests.test_engine import launch\n"
+            "e = Engine(); launch(e, 'return 0'); print(e.process.pid, flush=True); os.kill(os.getpid(), 9)")
+    done = subprocess.run([sys.executable, "-c", code], cwd=lessons.COURSE, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == -signal.SIGKILL
+    try:
+        psutil.Process(int(done.stdout)).wait(timeout=10)
+    except psutil.NoSuchProcess:
+        pass
+
+
+def test_two_engines_at_once(engine):
+    with Engine() as other:
+        other.start()
+        for _ in range(3):
+            assert launch(engine, "dist.barrier(); return 1").evidence == [1, 1]
+            assert launch(other, "dist.barrier(); return 2").evidence == [2, 2]
+
+
+def test_correct_communication_is_no_fault(engine):
+    """Late ranks, unequal work, messages both ways, subgroups, a sleep: none is a deadlock."""
+    run = launch(engine, """
+        t = torch.ones(200_000)
+        if rank == 1:
+            time.sleep(0.8)
+        dist.all_reduce(t)
+        requests = dist.batch_isend_irecv([dist.P2POp(dist.isend, t, (rank + 1) % world), dist.P2POp(dist.irecv, t.clone(), (rank - 1) % world)])
+        [r.wait() for r in requests]
+        pair = dist.new_group([0, 1])
+        if rank < 2:
+            dist.all_reduce(torch.ones(3), group=pair)
+        objects = [None] * world
+        dist.all_gather_object(objects, {"rank": rank})
+        dist.monitored_barrier()
+        late = dist.all_reduce(torch.ones(5), async_op=True)
+        sum(range(3_000_000))
+        late.wait()
+        return objects
+        """, world=3)
+    assert run.fault is None, run.fault.message
+    assert run.evidence[2] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+
+
+def test_an_interrupt_leaves_a_working_engine(engine, monkeypatch):
+    from grader.engine import launch as module
+
+    def interrupted(session):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Session, "look", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            launch(engine, "time.sleep(10_000)")
+    assert launch(engine, "return rank").evidence == [0, 1]

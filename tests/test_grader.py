@@ -1,0 +1,97 @@
+"""`pytest grader` as an instructor types it: target, selection, JSON; and what a verdict says."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from grader.engine import lessons, regions
+from grader.engine.checks import Judge
+from grader.engine.launch import Engine
+
+FIELDS = {"lesson", "todo", "title", "status", "cause", "points", "max_points", "message", "expected", "seen", "why", "hint", "rank", "where"}
+
+
+def grade(*args):
+    command = [sys.executable, "-m", "pytest", "grader", "-q", "-p", "no:cacheprovider", *args]
+    return subprocess.run(command, cwd=lessons.COURSE, capture_output=True, text=True, timeout=300)
+
+
+def target(folder, solved=(), bodies=None):
+    """A folder with the DDP exercise in it, so far solved."""
+    source = lessons.source_path("ddp_training").read_text()
+    (folder / "train").mkdir()
+    (folder / "train" / "ddp_training.py").write_text(regions.compose(source, solved, bodies))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine() as warm:
+        yield warm
+
+
+def test_the_solution_gets_every_point(tmp_path):
+    done = grade("--target", "solutions", "--json", str(tmp_path / "marks.json"))
+    assert done.returncode == 0, done.stdout
+    marks = json.loads((tmp_path / "marks.json").read_text())
+    assert all(set(mark) == FIELDS for mark in marks)
+    assert [(m["lesson"], m["todo"]) for m in marks] == [("01_collectives", 1)] + [("ddp_training", n) for n in range(1, 14)]
+    assert all(m["status"] == "pass" and m["points"] == m["max_points"] for m in marks)
+
+
+def test_one_todo_of_one_lesson(tmp_path):
+    done = grade("--target", target(tmp_path, {1, 2, 3, 4}), "-k", "ddp_training", "-m", "todo4", "--json", str(tmp_path / "marks.json"))
+    assert done.returncode == 0 and "1 passed" in done.stdout
+    assert [m["todo"] for m in json.loads((tmp_path / "marks.json").read_text())] == [4]
+
+
+def test_a_half_done_exercise(tmp_path):
+    done = grade("--target", target(tmp_path, {1, 2}), "-k", "ddp_training", "--json", str(tmp_path / "marks.json"))
+    assert done.returncode == 1
+    marks = {m["todo"]: m for m in json.loads((tmp_path / "marks.json").read_text())}
+    assert [marks[n]["status"] for n in (1, 2, 3)] == ["pass", "pass", "fail"] and marks[3]["cause"] == "not_attempted"
+    assert marks[9]["status"] == "skipped" and marks[9]["cause"] == "prerequisite" and "TODO 4" in marks[9]["message"]
+    assert "Traceback" not in done.stdout
+
+
+def test_a_target_that_is_not_there():
+    done = grade("--target", "nowhere")
+    assert done.returncode == 4 and "no such folder" in done.stderr
+
+
+def test_a_submission_without_the_file(tmp_path):
+    done = grade("--target", str(tmp_path), "-k", "ddp_training", "-m", "todo1")
+    assert done.returncode == 1 and "workbook reset" in done.stdout
+
+
+def judged(engine, tmp_path, solved, bodies=None):
+    return Judge(engine, "ddp_training", target(tmp_path, solved, bodies))
+
+
+def test_a_deadlock_names_rank_line_and_todo(engine, tmp_path):
+    body = "if dist.get_rank() == 0:\n    dist.all_reduce(total)\nreturn (total / count).item()"
+    verdict = judged(engine, tmp_path, range(1, 14), {10: body}).verdict(10)
+    text = (tmp_path / "train" / "ddp_training.py").read_text().splitlines()
+    line = text.index("        dist.all_reduce(total)") + 1
+    assert (verdict.cause, verdict.rank, verdict.where) == ("hang", 0, f"train/ddp_training.py:{line} (TODO 10)")
+
+
+def test_a_crash_in_a_later_region_is_blamed_on_it(engine, tmp_path):
+    judge = judged(engine, tmp_path, range(1, 14), {13: "raise RuntimeError('at the very end')"})
+    assert judge.verdict(9).cause == "prerequisite" and "TODO 13" in judge.verdict(9).message
+    assert judge.verdict(13).cause == "crash" and "at the very end" in judge.verdict(13).message
+
+
+def test_a_file_that_is_no_python(engine, tmp_path):
+    folder = target(tmp_path)
+    (tmp_path / "train" / "ddp_training.py").write_text("def setup(:\n")
+    verdict = Judge(engine, "ddp_training", folder).verdict(1)
+    assert verdict.status == "fail" and verdict.cause == "crash" and "SyntaxError" in verdict.message and verdict.where.startswith("train/ddp_training.py:1")
+
+
+def test_a_broken_todo_2_does_not_drown_todo_1(engine, tmp_path):
+    judge = judged(engine, tmp_path, range(1, 14), {2: 'rank = local_rank = world_size = os.environ["NO_SUCH_NAME"]'})
+    assert judge.verdict(1).passed
+    assert judge.verdict(2).cause == "crash" and "NO_SUCH_NAME" in judge.verdict(2).message

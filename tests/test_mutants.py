@@ -1,0 +1,39 @@
+"""The grader is itself graded: every wrong answer is rejected by its TODO, every right one accepted."""
+
+import pytest
+
+from grader.engine import mutants
+from grader.engine.checks import checked_lessons
+from grader.engine.launch import Engine
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine() as warm:
+        yield warm
+
+
+@pytest.mark.parametrize("lesson", checked_lessons())
+def test_every_answer_is_judged_rightly(engine, lesson):
+    wrongly = [trial for trial in mutants.trials(engine, lesson) if not trial.right]
+    assert not wrongly, "\n".join(f"{t.kind}, TODO {t.todo}, {t.name}: {t.seen}" for t in wrongly)
+
+
+@pytest.mark.parametrize("lesson", checked_lessons())
+def test_every_todo_has_a_wrong_answer(lesson):
+    answers = mutants.importlib.import_module(f"grader.mutants.{lesson}")
+    numbers = set(mutants.regions.titles(mutants.lessons.source_path(lesson).read_text("utf-8")))
+    assert {answer.todo for answer in answers.WRONG} == numbers
+
+
+def test_a_judge_that_accepts_everything_is_found_out(engine, monkeypatch):
+    """The trials themselves can fail: a check that says nothing lets every mutant through."""
+    module = mutants.importlib.import_module("grader.test_01_collectives")
+
+    def blind(student):
+        return None
+
+    blind.todo = module.test_todo1_three_collectives.todo
+    monkeypatch.setattr(module, "test_todo1_three_collectives", blind)
+    found = list(mutants.trials(engine, "01_collectives"))
+    assert all(not trial.right for trial in found if trial.kind != "right")

@@ -1,0 +1,174 @@
+"""The student's notebook in a kernel: whatever the student does, the test cell judges the TODO, and gives the kernel back."""
+
+import os
+import select
+import subprocess
+import sys
+import time
+
+import nbclient
+import psutil
+import pytest
+from nbformat.v4 import new_code_cell
+
+from course_copy import Course
+from student_notebook import LESSON, MEAN, SUM, Kernel, blank, cell, filled, save
+
+PASSED = "✓ 01_collectives/1  Predict what each rank holds"
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    return Course(tmp_path_factory.mktemp("kernel") / "course").folder
+
+
+@pytest.fixture
+def file(course):
+    """The student's file, as it was given."""
+    path = course / "notebooks" / f"{LESSON}.ipynb"
+    save(blank(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def warm(course):
+    """One kernel for most of the tests, after the set-up cells."""
+    with Kernel(course / "notebooks") as kernel:
+        set_up(kernel)
+        yield kernel
+
+
+def set_up(kernel):
+    notebook = blank()
+    for given in [c for c in notebook.cells if c.cell_type == "code"][:2]:
+        assert kernel.run(given).text == ""
+
+
+def check(kernel, *cells):
+    """Run these cells, then the test cell."""
+    for own in cells:
+        kernel.run(own)
+    return kernel.run(cell(blank(), "test_1"))
+
+
+def todo(body=SUM):
+    return cell(filled(body), "todo_1")
+
+
+def own(text):
+    """A new cell of the student's."""
+    return new_code_cell(text)
+
+
+def test_a_todo_that_is_not_done_is_told_in_a_few_lines(warm, file):
+    shown = check(warm, cell(blank(), "todo_1"))
+    assert shown.error == "NotRight"
+    first, *lines = shown.text.split("\n")
+    assert first.startswith("✗ 01_collectives/1  Predict") and lines[0] == "TODO 1 is not done yet"
+    assert [line.split()[0] for line in lines if line[:1].strip()] == ["TODO", "why", "hint"]
+    assert "Traceback" not in shown.text and max(map(len, lines)) <= 100
+
+
+def test_a_wrong_answer_is_told_with_what_was_expected_and_seen(warm, file):
+    shown = check(warm, todo(MEAN))
+    assert shown.error == "NotRight"
+    names = [line.split()[0] for line in shown.text.split("\n")[1:] if line[:1].strip()]
+    assert names[-4:] == ["expected", "seen", "why", "hint"]
+    assert "all_reduce" in shown.text and "Traceback" not in shown.text
+
+
+def test_what_ran_last_counts_though_it_is_not_saved(warm, file):
+    assert check(warm, todo()).text.startswith(PASSED)
+    assert not check(warm, todo(MEAN)).text.startswith(PASSED)
+    save(filled(), file)  # a save says nothing of a cell that has run since
+    assert check(warm, todo()).text.startswith(PASSED)
+
+
+def test_a_new_cell_counts_before_it_is_saved_and_not_after_it_was_deleted(warm, file):
+    helper, uses = own("def add(xs):\n    return torch.stack(xs).sum(dim=0)"), todo(SUM.replace("torch.stack(inputs).sum(dim=0)", "add(inputs)"))
+    assert check(warm, helper, uses).text.startswith(PASSED)
+    later = time.time() + 1
+    os.utime(file, (later, later))  # saved without it
+    shown = check(warm, uses)
+    assert "NameError: name 'add' is not defined" in shown.text and "(TODO 1)" in shown.text
+
+
+@pytest.mark.parametrize("text", ["if broken(", "undefined_name", "print('x' * 10)\n%matplotlib inline\n!true", "%%bash\nfalse",
+                                  "from grader import check\ncheck('01_collectives/1')", "raise SystemExit", "input()",
+                                  "import warnings; warnings.warn('x')"])  # fmt: skip
+def test_another_cell_spoils_nothing(warm, file, text):
+    notebook = filled()
+    notebook.cells.insert(3, own(text))
+    notebook.cells.append(own(text))
+    save(notebook, file)
+    shown = check(warm, todo())
+    assert shown.text.startswith(PASSED) and shown.text.count("\n") == 1, shown
+
+
+def test_a_todo_whose_cell_does_not_run_is_told_with_the_line(warm, file):
+    shown = check(warm, own("x = 1"), todo("retrun inputs"))
+    assert "SyntaxError" in shown.text and "cell 5:6" in shown.text, shown
+
+
+HANGS = {
+    "an endless loop": ("while True:\n    pass", "runs without end at"),
+    "a deadlock": ("import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.barrier()\n" + SUM, "deadlock"),
+    "a sleep": ("import time\ntime.sleep(1000)\n" + SUM, "sleeps at"),
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_is_diagnosed_and_the_kernel_given_back(warm, file, name):
+    body, words = HANGS[name]
+    shown = check(warm, todo(body))
+    assert shown.error == "NotRight" and words in shown.text and "(TODO 1)" in shown.text, shown
+    assert no_ranks(warm)
+    assert check(warm, todo()).text.startswith(PASSED)
+
+
+def no_ranks(kernel):
+    """Below the kernel nothing runs but the fork-server, which has no child."""
+    children = kernel.process.children(recursive=True)
+    return len([p for p in children if "grader.engine.server" in " ".join(p.cmdline())]) <= 1
+
+
+def test_an_interrupt_leaves_nothing_running_and_the_next_check_works(warm, file, tmp_path):
+    line = tmp_path / "line"
+    os.mkfifo(line)
+    end = os.open(line, os.O_RDONLY | os.O_NONBLOCK)
+    warm.run(todo(f"open({str(line)!r}, 'w').write('here')\nwhile True:\n    pass"))
+    request = warm.begin(cell(blank(), "test_1"))
+    assert select.select([end], [], [], 60)[0], "no rank began"
+    ranks = warm.process.children(recursive=True)
+    assert len(ranks) >= 3  # the fork-server and two ranks
+    warm.manager.interrupt_kernel()
+    shown = warm.shown(request)
+    os.close(end)
+    assert shown.error == "Interrupted" and shown.text.startswith("The check was stopped.") and "Traceback" not in shown.text
+    assert not psutil.wait_procs(ranks, timeout=5)[1]
+    assert check(warm, todo()).text.startswith(PASSED)
+
+
+def test_a_notebook_that_is_not_there_is_one_line(warm, file):
+    file.unlink()
+    shown = check(warm)
+    assert "./workbook reset 01_collectives" in shown.text and "Traceback" not in shown.text, shown
+
+
+@pytest.mark.parametrize("folder", ["notebooks", "."])
+def test_a_notebook_runs_from_top_to_bottom(course, file, folder):
+    notebook = filled()
+    save(notebook, file)
+    nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(course / folder)}}).execute()
+    assert cell(notebook, "test_1").outputs[0].text.startswith(PASSED)
+
+
+def test_a_students_copy_of_the_course_has_all_that_a_check_needs(course, file, tmp_path):
+    release = tmp_path / "release"
+    subprocess.run([sys.executable, "-m", "grader.engine.cli", "release", str(release)], cwd=course, check=True,
+                   env={**os.environ, "PYTHONPATH": str(course)}, capture_output=True)  # fmt: skip
+    assert not (release / "solutions").exists()
+    with Kernel(release / "notebooks") as kernel:
+        set_up(kernel)
+        assert "TODO 1 is not done yet" in check(kernel).text
+        assert check(kernel, todo()).text.startswith(PASSED)

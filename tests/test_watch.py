@@ -1,0 +1,172 @@
+"""watch: a file is saved, the verdict is there."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import termios
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from course_copy import Course
+from grader.engine import lessons, loop, regions
+from grader.engine.launch import Engine
+
+LIMIT = 90  # seconds after which a test gives up; a slow machine needs ten
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def course(tmp_path):
+    return Course(tmp_path / "course")
+
+
+class Watched:
+    """A watch that runs, on a pipe or on a terminal."""
+
+    def __init__(self, course: Course, lesson: str, terminal: bool = False, **env: str) -> None:
+        environment, how = course.environment(**env), {}
+        self.slave = None
+        if terminal:
+            self.out, self.slave = pty.openpty()
+            self.mode = termios.tcgetattr(self.slave)
+            environment["TERM"] = "xterm"
+            how = {"stdin": self.slave, "stdout": self.slave, "stderr": self.slave}
+        else:
+            self.out, end = os.pipe()
+            how = {"stdin": subprocess.DEVNULL, "stdout": end, "stderr": end}
+        self.process = subprocess.Popen(course.command("watch", lesson), cwd=course.folder, env=environment,
+                                        start_new_session=True, **how)  # fmt: skip
+        if not terminal:
+            os.close(end)
+        self.text = ""
+
+    def until(self, words: str) -> str:
+        """What it says from now on, up to these words."""
+        deadline = time.monotonic() + LIMIT
+        while words not in self.text:
+            ready, _, _ = select.select([self.out], [], [], deadline - time.monotonic())
+            assert ready, f"“{words}” was not said, but {self.text!r}"
+            data = os.read(self.out, 4096)
+            assert data, f"it ended without “{words}”: {self.text!r}"
+            self.text += data.decode(errors="replace")
+        before, _, self.text = self.text.partition(words)
+        return before
+
+    def end(self, number: int) -> None:
+        """Stop it; nothing that it started may be left."""
+        started = psutil.Process(self.process.pid).children(recursive=True)
+        assert started  # the fork-server
+        self.process.send_signal(number)
+        self.process.wait(LIMIT)
+        gone, alive = psutil.wait_procs(started, timeout=10)
+        assert not alive
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.out)
+        if self.slave is not None:
+            os.close(self.slave)
+
+
+@pytest.fixture
+def watch(course):
+    running = []
+
+    def start(*args, **how):
+        running.append(Watched(course, *args, **how))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.close()
+
+
+@pytest.mark.parametrize("poll", ["0", "1"])
+def test_a_save_brings_the_verdict(course, watch, poll):
+    watched = watch("ddp_training", WORKBOOK_POLL=poll)
+    watched.until("0 of 13")
+    watched.until("✗ ddp_training/1 ")
+    course.solve("ddp_training", (1,))
+    watched.until("✓ ddp_training/1 ")
+    watched.until("s after the save")
+    rest = watched.until("1 of 13") + watched.until("✗ ddp_training/2 ")
+    assert "ddp_training/3" not in rest  # only the next failure
+    part = course.script("ddp_training").with_suffix(".new")
+    part.write_text(course.script("ddp_training").read_text())
+    part.replace(course.script("ddp_training"))  # as many editors save
+    watched.until("✗ ddp_training/2 ")
+    watched.until("1 of 13")
+    assert "ddp_training/1 pass" in course.progress() and "ddp_training/2 fail" in course.progress()
+    watched.end(signal.SIGINT)
+    assert "Traceback" not in watched.text and watched.process.returncode == 130
+
+
+def test_a_kill_leaves_nothing_running(course, watch):
+    course.solve("ddp_training", (), todo1="while True: pass")
+    watched = watch("ddp_training")
+    watched.until("watching")
+    deadline = time.monotonic() + LIMIT
+    while len(psutil.Process(watched.process.pid).children(recursive=True)) < 3:  # the server and two ranks, in their loop
+        assert time.monotonic() < deadline and watched.process.poll() is None
+        time.sleep(0.02)
+    watched.end(signal.SIGTERM)
+
+
+def test_keys(course, watch):
+    watched = watch("01_collectives", terminal=True)
+    watched.until("q quit")
+    os.write(watched.out, b"h")
+    watched.until("hint 1 of 3 for 01_collectives/1")
+    os.write(watched.out, b"h")
+    watched.until("hint 2 of 3")
+    os.write(watched.out, b"l")
+    watched.until("0 of 13 TODOs")
+    os.write(watched.out, b"n")
+    watched.until("✗ ddp_training/1 ")
+    watched.until("q quit")
+    os.write(watched.out, b"r")
+    watched.until("after the save")
+    watched.until("q quit")
+    os.write(watched.out, b"n")
+    watched.until("is the last lesson")
+    os.write(watched.out, b"q")
+    assert watched.process.wait(LIMIT) == 0
+    assert termios.tcgetattr(watched.slave) == watched.mode
+
+
+def test_what_is_worked_on_comes_first(engine, tmp_path):
+    source = lessons.source_path("ddp_training").read_text("utf-8")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "ddp_training.py").write_text(regions.compose(source, (1, 2, 3, 10)))
+    shown = []
+    verdicts = loop.recheck(engine, "ddp_training", 10, lambda v: shown.append(v.todo), target=str(tmp_path))
+    assert shown == [10, *range(1, 10), 11, 12, 13]
+    assert [v.todo for v in verdicts] == list(range(1, 14))
+    assert [v.todo for v in verdicts if v.passed] == [1, 2, 3, 10]
+
+    shown.clear()
+    assert loop.recheck(engine, "ddp_training", 10, lambda v: shown.append(v.todo), lambda: len(shown) == 2, str(tmp_path)) is None
+    assert shown == [10, 1]  # a new save stops it
+
+
+def test_polls_where_events_do_not_reach(tmp_path, monkeypatch):
+    def mounts(kind):
+        return lambda all: [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype=kind)]
+
+    monkeypatch.delenv("WORKBOOK_POLL", raising=False)
+    for kind, poll in (("ext4", None), ("nfs4", True), ("lustre", True), ("9p", True), ("fuse.sshfs", True), ("btrfs", None)):
+        monkeypatch.setattr(psutil, "disk_partitions", mounts(kind))
+        assert loop.must_poll(tmp_path / "train") is poll, kind
+    monkeypatch.setenv("WORKBOOK_POLL", "1")
+    assert loop.must_poll(tmp_path) is True
