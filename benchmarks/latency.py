@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 COURSE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(COURSE))
@@ -116,7 +117,7 @@ class Watched:
         self.course, self.file = course, course / "train" / f"{LESSON}.py"
         self.lines: queue.SimpleQueue[tuple[float, str] | None] = queue.SimpleQueue()
 
-    def __enter__(self) -> "Watched":
+    def __enter__(self) -> Self:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", WATCH.format(lesson=LESSON)], cwd=self.course, env=environment(self.course),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip

@@ -60,7 +60,7 @@ class Kernel:
 
     def __init__(self, cwd: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        self.manager, self.client = start_new_kernel(cwd=str(cwd), env=environment)
+        self.manager, self.client = start_new_kernel(startup_timeout=180, cwd=str(cwd), env=environment)
         self.process = psutil.Process(self.manager.provisioner.pid)
 
     def __enter__(self) -> "Kernel":
@@ -89,7 +89,7 @@ class Kernel:
         """Wait for the cell's end."""
         text, error = "", ""
         while True:
-            message = self.client.get_iopub_msg(timeout=60)
+            message = self.client.get_iopub_msg(timeout=180)
             kind, content = message["msg_type"], message["content"]
             if message["parent_header"].get("msg_id") != request:
                 continue

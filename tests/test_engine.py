@@ -187,6 +187,22 @@ def test_the_server_dies_with_its_judge():
         pass
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_ranks_die_with_their_server():
+    """Even a rank in an endless loop, even when the server is killed without a word."""
+    code = ("import os, threading; from grader.engine.launch import Engine; from tests.test_engine import launch\n"
+            "e = Engine(); launch(e, 'return 0')\n"
+            "def end(*_): print(*session[0].pids, flush=True); os.kill(e.process.pid, 9); os.kill(os.getpid(), 9)\n"
+            "from grader.engine import launch as module; session = []; plain = module.Session.look\n"
+            "module.Session.look = lambda self: (session.append(self), end())\n"
+            "launch(e, 'while True: pass')")
+    done = subprocess.run([sys.executable, "-c", code], cwd=lessons.COURSE, stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    assert not psutil.wait_procs(processes, timeout=10)[1]
+
+
 def test_two_engines_at_once(engine):
     with Engine() as other:
         other.start()

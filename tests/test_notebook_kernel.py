@@ -112,7 +112,7 @@ def test_a_todo_whose_cell_does_not_run_is_told_with_the_line(warm, file):
 
 HANGS = {
     "an endless loop": ("while True:\n    pass", "runs without end at"),
-    "a deadlock": ("import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.barrier()\n" + SUM, "deadlock"),
+    "a skipped call": ("import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.barrier()\n" + SUM, "one of them skipped a call"),
     "a sleep": ("import time\ntime.sleep(1000)\n" + SUM, "sleeps at"),
 }
 
@@ -138,7 +138,7 @@ def test_an_interrupt_leaves_nothing_running_and_the_next_check_works(warm, file
     end = os.open(line, os.O_RDONLY | os.O_NONBLOCK)
     warm.run(todo(f"open({str(line)!r}, 'w').write('here')\nwhile True:\n    pass"))
     request = warm.begin(cell(blank(), "test_1"))
-    assert select.select([end], [], [], 60)[0], "no rank began"
+    assert select.select([end], [], [], 180)[0], "no rank began"
     ranks = warm.process.children(recursive=True)
     assert len(ranks) >= 3  # the fork-server and two ranks
     warm.manager.interrupt_kernel()
@@ -159,7 +159,7 @@ def test_a_notebook_that_is_not_there_is_one_line(warm, file):
 def test_a_notebook_runs_from_top_to_bottom(course, file, folder):
     notebook = filled()
     save(notebook, file)
-    nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(course / folder)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(course / folder)}}).execute()
     assert cell(notebook, "test_1").outputs[0].text.startswith(PASSED)
 
 

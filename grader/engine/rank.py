@@ -99,7 +99,7 @@ def load(job: dict, judge: observe.Judge, name: str) -> types.ModuleType:
         linecache.cache[unit["name"]] = (len(unit["text"]), None, lines, unit["name"])
         try:
             exec(compile(unit["text"], unit["name"], "exec", dont_inherit=True), module.__dict__)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a notebook's cell may end by sys.exit
             if job["notebook"]:
                 broken[unit["name"]] = error
                 judge.say(e="broken", **describe(error))

@@ -12,6 +12,7 @@ The judge speaks to it in JSON lines over one socket:
     server  {"gone": pid, "status": wait status}     once for each rank
 """
 
+import ctypes
 import gc
 import importlib
 import json
@@ -29,6 +30,9 @@ import torch.nn.parallel  # noqa: F401
 import torch.utils.data.distributed  # noqa: F401
 
 from grader.engine import rank
+
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def serve(judge: socket.socket) -> None:
@@ -74,6 +78,7 @@ def fork(job: dict, number: int, inherited: tuple) -> int:
     status = 70
     try:
         os.setsid()
+        die_with_the_server()
         signal.set_wakeup_fd(-1)
         for number_or_socket in inherited:  # a rank must not be able to speak as the server
             os.close(number_or_socket if isinstance(number_or_socket, int) else number_or_socket.detach())
@@ -83,6 +88,14 @@ def fork(job: dict, number: int, inherited: tuple) -> int:
         status = 0
     finally:
         os._exit(status)
+
+
+def die_with_the_server() -> None:
+    """On Linux the kernel ends a rank whose server is gone, however it went, and whatever the rank is doing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:  # it went before the line above
+        os._exit(70)
 
 
 if __name__ == "__main__":
