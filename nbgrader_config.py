@@ -11,6 +11,12 @@ all of nbgrader's folders and its gradebook lie in one that git ignores:
 
 Validate in a copy (`./workbook check` does it better): validating in source/ would leave
 outputs there, and outputs of a solution are released with it.
+
+A notebook is graded where it lies, in autograded/STUDENT/, so its first cell finds `grader`
+in the course above it; nbgrader's folders must stay inside of the course.
+
+The marks are for practice: nbgrader runs the test cell beside the student's code, which may
+replace what that cell calls.
 """
 
 import os
@@ -37,6 +43,7 @@ c.Execute.timeout = 120
 # A test cell that a student deleted comes back, instead of waiting for a mark by hand.
 c.OverwriteCells.add_missing_cells = True
 
-# A warning on stderr is no failure; without this nbgrader gives right work no marks for it.
+# A wrong answer raises. What is only written to stderr, a warning say, is no failure; without
+# this nbgrader gives right work no marks for it.
 c.IgnorePattern.enabled = True
-c.IgnorePattern.pattern = r"Warning\b"
+c.IgnorePattern.pattern = "."

@@ -92,6 +92,7 @@ def test_installs_once_and_again_when_the_requirements_change(bench):
     done = bench.run("status")
     assert done.stdout.startswith("ran ") and str(bench.bin.parent) in done.stdout  # the user's folder stays the current one
     assert len(bench.log("install -r")) == 1
+    assert bench.log("grader.engine.cli")[0].startswith("python ")  # that of .venv, not the python3 that made it
 
     assert bench.run("status").stderr == "" and not bench.log("install")
 

@@ -75,7 +75,7 @@ def test_a_deadlock_names_rank_line_and_todo(engine, tmp_path):
     verdict = judged(engine, tmp_path, range(1, 14), {10: body}).verdict(10)
     text = (tmp_path / "train" / "ddp_training.py").read_text().splitlines()
     line = text.index("        dist.all_reduce(total)") + 1
-    assert (verdict.cause, verdict.rank, verdict.where) == ("hang", 0, f"train/ddp_training.py:{line} (TODO 10)")
+    assert (verdict.cause, verdict.rank, verdict.where) == ("hang", 1, f"train/ddp_training.py:{line} (TODO 10)")
 
 
 def test_a_crash_in_a_later_region_is_blamed_on_it(engine, tmp_path):

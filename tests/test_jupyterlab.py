@@ -108,12 +108,10 @@ def test_a_student_solves_a_todo(address, browser, course, tmp_path):
     def do(script, *values):
         return browser.execute_async_script(PAGE + f"(async () => {{{script}}})().then(arguments[arguments.length - 1])", *values)
 
-    def run(key):
-        do("notebook.activeCellIndex = cell(arguments[0]); await window.jupyterapp.commands.execute('notebook:run-cell')", key)
-
     def check(name):
-        """Run the test cell; what stands below it, and a picture."""
-        run("test_1")
+        """Run all cells, then the test cell again; what stands below it, and a picture."""
+        do("await window.jupyterapp.commands.execute('notebook:run-all-cells')")  # stops at the first that raises
+        do("notebook.activeCellIndex = cell('test_1'); await window.jupyterapp.commands.execute('notebook:run-cell')")
         do("await notebook.scrollToItem(cell('test_1'), 'center')")
         shown = WebDriverWait(browser, LONG).until(lambda driver: driver.execute_script(
             PAGE + "const area = notebook.widgets[cell('test_1')].outputArea; return area.model.length && area.node.innerText"))
@@ -124,13 +122,11 @@ def test_a_student_solves_a_todo(address, browser, course, tmp_path):
     WebDriverWait(browser, LONG).until(ready)
     do("await panel.context.ready; await panel.sessionContext.ready")
 
-    do("await window.jupyterapp.commands.execute('notebook:run-all-cells')")  # stops at the first that raises
     shown = check("not-done")
     assert "✗ 01_collectives/1" in shown and "TODO 1 is not done yet" in shown and "hint" in shown
 
     for name, text in (("wrong", answer(MEAN)), ("right", answer())):
         do("notebook.widgets[cell('todo_1')].model.sharedModel.setSource(arguments[0])", text)
-        run("todo_1")
         shown = check(name)
         if name == "wrong":
             assert "✗ 01_collectives/1" in shown and "expected" in shown and "seen" in shown and "Traceback" not in shown

@@ -199,10 +199,11 @@ class Observer:
             else:
                 other, wanted = stuck[member]
                 stories.append(f"rank {member} waits in {other.at()}")
+        skipper = next((member for member in lacking if self.ranks[member].gone), None)
         waiting = [n for n, (o, _) in stuck.items() if o is op or (o.where == op.where and "peer" not in op.event)]
         verb = "waits" if len(waiting) == 1 else "wait"
         return Fault("hang", f"deadlock: {numbers(waiting)} {verb} in {op.at()}; " + "; ".join(stories),
-                     number, op.where, expected=f"every rank in {op}", seen="; ".join(stories))
+                     number if skipper is None else skipper, op.where, expected=f"every rank in {op}", seen="; ".join(stories))
 
 
 def differ(first: dict, second: dict) -> str | None:

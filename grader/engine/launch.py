@@ -25,7 +25,7 @@ import psutil
 from grader.engine import evidence, lessons
 from grader.engine.diagnose import Fault, Observer, Where, place
 
-SILENT_CPU = 2.5  # seconds of CPU without a sign of life: a loop that never ends
+SILENT_CPU = 1.5  # seconds of CPU without a sign of life: a loop that never ends
 TOTAL_CPU = 60.0  # seconds of CPU that one rank may use in all
 IDLE = 4.0  # seconds of every rank asleep, none in a collective: a sleep, a lock, a read that never ends
 TICK = 0.05  # seconds between looks at the ranks' CPU time
@@ -124,6 +124,15 @@ class Engine:
                 listener.close()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_group(pid: int) -> None:
+    """Kill a rank and its process group; a rank that was just forked has no group of its own yet."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
 
 
 class Session:
@@ -265,6 +274,7 @@ class Session:
                 text += f", at {place(where)}"
             return Fault("crash", text, number, where, expected="every rank ends normally", seen=f"{word['type']}: {word['text']}")
         where = word.get("where") or self.stack(number) or self.observer.ranks[number].last
+        where = where or next((rank.last for rank in self.observer.ranks if rank.last), None)  # where its peers are
         how = self.how_it_ended(number)
         if not os.WIFSIGNALED(self.gone[number]):
             text = f"rank {number} left without reporting: {how}, at {place(where)}. An exit code is never a pass"
@@ -332,14 +342,14 @@ class Session:
 
     def kill(self) -> None:
         """End every rank and all it started, then hear of each end."""
-        for pid in self.pids:
-            try:
-                os.killpg(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
+        for number, pid in enumerate(self.pids):
+            if number not in self.gone:
+                end_group(pid)
         while len(self.gone) < self.world:
             news = self.engine.answer()
             self.gone[self.pids.index(news["gone"])] = news["status"]
+        self.engine.ask(sweep=True)
+        self.engine.answer()
 
     def collect(self) -> None:
         for number in range(self.world):

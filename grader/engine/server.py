@@ -10,6 +10,8 @@ The judge speaks to it in JSON lines over one socket:
     judge   {"folder": F, "world": N, "module": M}   fork N ranks for the job in F
     server  {"pids": [...]}
     server  {"gone": pid, "status": wait status}     once for each rank
+    judge   {"sweep": true}                          kill whatever the ranks have left behind
+    server  {"swept": number}
 """
 
 import ctypes
@@ -22,6 +24,7 @@ import signal
 import socket
 import sys
 
+import psutil
 import safetensors.torch  # noqa: F401  what every rank needs is loaded here, once
 import torch
 import torch._dynamo  # noqa: F401  the first operation that is observed would load it, for over a second
@@ -32,7 +35,7 @@ import torch.utils.data.distributed  # noqa: F401
 from grader.engine import rank
 
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def serve(judge: socket.socket) -> None:
@@ -45,13 +48,26 @@ def serve(judge: socket.socket) -> None:
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the judge decides when to stop
 
-    lines = judge.makefile("r")
+    if sys.platform == "linux":  # what a rank leaves behind becomes a child of this process, however it hides
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
     living: set[int] = set()
-    judge.sendall(b'{"ready": true}\n')
+    try:
+        judge.sendall(b'{"ready": true}\n')
+        listen(judge, (wake_read, wake_write), living)
+    except (BrokenPipeError, ConnectionResetError):  # the judge is gone
+        pass
+    finally:
+        sweep()
+
+
+def listen(judge: socket.socket, wake: tuple[int, int], living: set[int]) -> None:
+    """Fork, reap and sweep as the judge asks and SIGCHLD wakes, until the judge hangs up."""
+    lines = judge.makefile("r")
     while True:
-        ready, _, _ = select.select([judge, wake_read], [], [])
-        if wake_read in ready:
-            os.read(wake_read, 4096)
+        ready, _, _ = select.select([judge, wake[0]], [], [])
+        if wake[0] in ready:
+            os.read(wake[0], 4096)
             for pid in list(living):
                 done, status = os.waitpid(pid, os.WNOHANG)
                 if done:
@@ -60,14 +76,29 @@ def serve(judge: socket.socket) -> None:
         if judge in ready:
             line = lines.readline()
             if not line:
-                break
+                return
             job = json.loads(line)
+            if "sweep" in job:
+                judge.sendall(json.dumps({"swept": sweep()}).encode() + b"\n")
+                continue
             importlib.import_module(job["module"])  # loaded before the fork, so loaded once
-            pids = [fork(job, number, (judge, wake_read, wake_write)) for number in range(job["world"])]
+            pids = [fork(job, number, (judge, *wake)) for number in range(job["world"])]
             living.update(pids)
             judge.sendall(json.dumps({"pids": pids}).encode() + b"\n")
-    for pid in living:
-        os.killpg(pid, signal.SIGKILL)
+
+
+def sweep() -> int:
+    """Kill all that descends from this process; ranks first of all. Returns how many there were."""
+    swept = 0
+    while left := psutil.Process().children(recursive=True):
+        for process in left:
+            try:
+                process.kill()
+                process.wait()
+            except psutil.NoSuchProcess:
+                pass
+        swept += len(left)
+    return swept
 
 
 def fork(job: dict, number: int, inherited: tuple) -> int:
