@@ -329,6 +329,16 @@ def tiny_batch(rank):
     return torch.randint(50, (2, 8), generator=draw), torch.randint(50, (2, 8), generator=draw)
 
 
+def gradients_on_one_process(ranks):
+    """For each rank's batch, the gradients that one process with rank 0's weights finds."""
+    model, own = tiny_model(seed=0), []
+    for rank in range(ranks):
+        model.zero_grad()
+        model(*tiny_batch(rank)).backward()
+        own.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    return own
+
+
 def wrap_on_rank(student, rank, world):
     model = tiny_model(seed=rank)  # other first weights on each rank: only what is shared can make them equal
     wrapped = student.wrap(model, torch.device("cpu"))
@@ -353,17 +363,12 @@ def wrap_on_rank(student, rank, world):
 def test_todo8_wrap(student):
     world = 3
     ranks = student.call(wrap_on_rank, world=world)
-    reference = tiny_model(seed=0)
-    own = []
-    for rank in range(world):
-        reference.zero_grad()
-        reference(*tiny_batch(rank)).backward()
-        own.append({name: p.grad.clone() for name, p in reference.named_parameters()})
+    own = student.reference(gradients_on_one_process, ranks=world)
     mean = {name: sum(g[name] for g in own) / world for name in own[0]}
     assert any(not torch.allclose(mean[n], own[0][n], rtol=1e-2, atol=1e-5) for n in mean)  # the wrong would differ
 
     for rank, seen in enumerate(ranks):
-        for name, weight in reference.named_parameters():
+        for name in mean:
             expect(name in seen["weights"], f"the wrapped model has no parameter {name} on rank {rank}", name,
                    sorted(seen["weights"])[:3], rank)
             expect(torch.equal(seen["weights"][name], ranks[0]["weights"][name]),
@@ -382,7 +387,7 @@ def test_todo8_wrap(student):
                     what = "it is not the gradient of one process on the whole batch"
                 raise Wrong(f"after backward on rank {rank} of {world}, the gradient of {name} is wrong: {what}",
                             f"norm {right.norm():.4g}", f"norm {grad.norm():.4g}", rank)
-    held = sum(p.numel() * p.element_size() for p in reference.parameters())
+    held = sum(grad.numel() * grad.element_size() for grad in mean.values())
     for rank, events in enumerate(student.events):
         sent = sum(e["bytes"] for e in events if e["e"] == "op")
         expect(sent >= 2 * held, f"rank {rank} gave {sent} bytes to the others in two backward passes; its gradients are "
@@ -393,9 +398,15 @@ def test_todo8_wrap(student):
 # TODO 10: the mean over all tokens
 
 
-def mean_on_rank(student, rank, world, totals, counts):
-    value = student.global_mean(torch.tensor(totals[rank], dtype=torch.float64), torch.tensor(counts[rank], dtype=torch.float64))
-    return {"value": float(value)}
+# Unequal counts, and a rank without any token: whatever weighs ranks and not tokens shows.
+MEANS = [([6.0, 40.0, 3.0], [3.0, 10.0, 2.0]), ([6.0, 40.0, 0.0], [3.0, 10.0, 0.0])]
+
+
+def mean_on_rank(student, rank, world):
+    def on_rank(numbers):
+        return torch.tensor(numbers[rank], dtype=torch.float64)
+
+    return [float(student.global_mean(on_rank(totals), on_rank(counts))) for totals, counts in MEANS]
 
 
 @todo(
@@ -409,20 +420,21 @@ def mean_on_rank(student, rank, world, totals, counts):
     ),
 )
 def test_todo10_global_mean(student):
-    # Unequal counts, and a rank without any: whatever weighs ranks and not tokens shows.
-    for totals, counts in (([6.0, 40.0], [3.0, 10.0]), ([6.0, 40.0, 0.0], [3.0, 10.0, 0.0])):
-        world, right = len(totals), sum(totals) / sum(counts)
-        for rank, seen in enumerate(student.call(mean_on_rank, world=world, totals=totals, counts=counts)):
-            own = totals[rank] / counts[rank] if counts[rank] else math.nan
-            means = [t / c if c else math.nan for t, c in zip(totals, counts)]
-            value = seen["value"]
+    world = 3
+    ranks = student.call(mean_on_rank, world=world)
+    for case, (totals, counts) in enumerate(MEANS):
+        right = sum(totals) / sum(counts)
+        means = [t / c if c else math.nan for t, c in zip(totals, counts, strict=True)]
+        for rank, values in enumerate(ranks):
+            value = values[case]
             if math.isclose(value, right, rel_tol=1e-6):  # float32 is allowed
                 continue
-            if math.isclose(value, own, rel_tol=1e-6):
+            if math.isclose(value, means[rank], rel_tol=1e-6):
                 what = f"it is rank {rank}'s own mean: nothing is reduced over the ranks"
-            elif math.isclose(value, sum(means) / world, rel_tol=1e-6) or (math.isnan(value) and 0.0 in counts):
-                what = "it is the mean of the ranks' means, which weighs a rank of 3 tokens like one of 10. Reduce the sum and the count, then divide once"
-            elif math.isclose(value, right * world, rel_tol=1e-6) or math.isclose(value, sum(means[:2]), rel_tol=1e-6):
+            elif math.isclose(value, sum(means) / world, rel_tol=1e-6) or math.isnan(value):
+                what = ("it is the mean of the ranks' means, which weighs a rank of 3 tokens like one of 10. Reduce the sum and the "
+                        "count, then divide once")
+            elif math.isclose(value, right * world, rel_tol=1e-6) or math.isclose(value, sum(means), rel_tol=1e-6):
                 what = "it is a sum over the ranks that is not divided as it should be"
             else:
                 what = "it is not the sum of the totals over the sum of the counts"

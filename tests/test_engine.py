@@ -25,7 +25,7 @@ def engine():
 def launch(engine, body, world=2, **how):
     """Run `work(rank, world)` with this body. Line 5 is the body's first."""
     text = TOP + "def work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
-    return engine.run([Unit("train/x.py", text, "")], str(lessons.COURSE / "train/x.py"), module="tests.on_ranks",
+    return engine.run([Unit("train/x.py", text, "")], module="tests.on_ranks",
                       function="work", world=world, **how)
 
 

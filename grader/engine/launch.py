@@ -97,15 +97,16 @@ class Engine:
             self.heard += [json.loads(line) for line in lines]
         return self.heard.pop(0)
 
-    def run(self, units: list, file: str, *, module: str, world: int = 2, nodes: int = 1, argv: list[str] | None = None,
+    def run(self, units: list[lessons.Unit], *, module: str, world: int = 2, nodes: int = 1, argv: list[str] | None = None,
             function: str | None = None, inputs: dict | None = None, group: bool = True, gpus: int = 0,
             files: dict[str, str] | None = None) -> Run:
         """Run `units` on `world` fresh ranks; see `rank.py` for the job's fields. Never raises for the student's faults."""
         self.start()
         folder = Path(tempfile.mkdtemp(prefix="wb-"))
         try:
-            job = dict(units=[{"name": u.name, "text": u.text} for u in units], file=file,
-                       notebook=any("cell" in u.name for u in units), argv=argv, module=module, function=function,
+            job = dict(units=[{"name": u.name, "text": u.text} for u in units],
+                       file=str(lessons.COURSE / units[0].name.partition(",")[0]) if units else None,
+                       notebook=any(", cell " in u.name for u in units), argv=argv, module=module, function=function,
                        inputs=inputs or {}, world=world, nodes=nodes, group=group, gpus=gpus)
             (folder / "job.json").write_text(json.dumps(job))
             for name, text in (files or {}).items():

@@ -41,7 +41,6 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 def serve(judge: socket.socket) -> None:
     """Answer the judge until it hangs up. Reaps every rank; leaves none behind."""
     torch.set_num_threads(1)  # inherited by the ranks; takes no thread by itself
-    gc.freeze()  # the collector would touch, and so copy, every shared page
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -82,6 +81,7 @@ def listen(judge: socket.socket, wake: tuple[int, int], living: set[int]) -> Non
                 judge.sendall(json.dumps({"swept": sweep()}).encode() + b"\n")
                 continue
             importlib.import_module(job["module"])  # loaded before the fork, so loaded once
+            gc.freeze()  # the collector would touch, and so copy, every page that the ranks share with this process
             pids = [fork(job, number, (judge, *wake)) for number in range(job["world"])]
             living.update(pids)
             judge.sendall(json.dumps({"pids": pids}).encode() + b"\n")
