@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from grader.engine import evidence, lessons
+from grader.engine import lessons
 from grader.engine.diagnose import Fault, Observer, Where, place
 
 SILENT_CPU = 1.5  # seconds of CPU without a sign of life: a loop that never ends
@@ -353,6 +353,8 @@ class Session:
         self.engine.answer()
 
     def collect(self) -> None:
+        from grader.engine import evidence  # torch: here, so that the server can load its own meanwhile
+
         for number in range(self.world):
             for name, kept in (("stdout", self.run.stdout), ("stderr", self.run.stderr)):
                 path = self.folder / f"{name}-{number}"
