@@ -2,7 +2,7 @@
 
     python benchmarks/faults.py
 
-Each fault is put into TODO 10 of ddp_training, on rank 1 of 2, with everything else
+Each fault is put into TODO 10 of ddp_training, on rank 1 of 3, with everything else
 solved, and judged as `./workbook check ddp_training/10` would. Rank 1 notes the time
 right before it goes wrong; the clock stops when the verdict is there, which is after
 all ranks are ended. It also starts a child of its own, which must end with it.
@@ -63,7 +63,7 @@ return (total / count).item()
 """
 CASES = (
     Case("a skipped collective", REDUCE, "return (total / count).item()", "hang",
-         r"deadlock: rank 0 waits in all_reduce.*rank 1 never comes: it has finished"),
+         r"deadlock: ranks 0 and 2 wait in all_reduce.*rank 1 never comes: it has finished"),
     Case("another collective", MIXED, "pass", "mismatch", r"different operations: rank 0 all_reduce.*rank 1 reduce"),
     Case("another shape", REDUCE, "sums = torch.stack([total, count, count])", "mismatch",
          r"different shapes: rank 0 all_reduce.*\(2,\).*rank 1 all_reduce.*\(3,\)"),
@@ -149,7 +149,7 @@ def descendants(server: int | None = None) -> list[psutil.Process]:
 
 
 def show(results: list[dict], left: int) -> None:
-    table = Table(title=f"Seven faults in {LESSON}/{TODO}, on rank {FAULTY} of 2", title_justify="left")
+    table = Table(title=f"Seven faults in {LESSON}/{TODO}, on rank {FAULTY} of 3", title_justify="left")
     for name in ("", "fault", "cause", "line", "seconds", "left"):
         table.add_column(name, justify="right" if name in ("seconds", "left") else "left")
     for r in results:

@@ -15,7 +15,7 @@ def feed(observer, *events):
     for rank, event in events:
         if fault := observer.add(rank, event):
             return fault
-    return None
+    return observer.mismatch() if observer.parted else None
 
 
 def test_a_call_that_all_made_is_no_deadlock():
@@ -70,6 +70,17 @@ def test_a_line_that_all_know_is_the_one_that_was_skipped():
         feed(seen, (0, op("all_reduce", 8)), (1, op("all_reduce", 8)))
     fault = feed(seen, (0, op("all_reduce", 8)), (1, op("barrier", 7)))
     assert (fault.rank, fault.where[1], fault.also[1]) == (1, 8, 7)
+
+
+def test_the_odd_one_of_three_is_named_by_the_majority():
+    seen = Observer(3)
+    seen.add(1, op("reduce", 1, group=(0, 1, 2)))
+    seen.add(2, op("all_reduce", 1, group=(0, 1, 2)))
+    assert seen.parted and seen.mismatch(final=False) is None
+    seen.add(0, op("all_reduce", 1, group=(0, 1, 2)))
+    fault = seen.mismatch(final=False)
+    assert (fault.cause, fault.rank) == ("mismatch", 1)
+    assert "rank 0 all_reduce" in fault.message and "rank 1 reduce" in fault.message
 
 
 def test_in_two_functions_nobody_is_accused():

@@ -65,9 +65,10 @@ class Observer:
         self.calls: dict[str, list[list[Op]]] = defaultdict(lambda: [[] for _ in range(world)])
         self.pairs: dict[tuple, dict[str, list[Op]]] = defaultdict(lambda: {"send": [], "recv": []})
         self.joined: dict[int, int] = {}
+        self.parted: tuple[str, int] | None = None  # group and number of the first call in which ranks differ
 
     def add(self, number: int, event: dict) -> Fault | None:
-        """One event of one rank. Returns a mismatch if this event proves one."""
+        """One event of one rank. Returns a mismatch if this event proves one; see also `parted`."""
         rank = self.ranks[number]
         rank.last = event.get("where") or rank.last
         if event["e"] in ("wait", "done"):
@@ -77,7 +78,7 @@ class Observer:
         elif event["e"] == "op":
             if event["op"] in ("send", "recv"):
                 return self.message(number, event)
-            return self.collective(number, event)
+            self.collective(number, event)
         return None
 
     def join(self, number: int, event: dict) -> Fault | None:
@@ -87,21 +88,27 @@ class Observer:
                          number, event["where"], expected=f"rank {number}", seen=f"rank {event['rank']}")
         return None
 
-    def collective(self, number: int, event: dict) -> Fault | None:
+    def collective(self, number: int, event: dict) -> None:
         calls = self.calls[event["name"]]
         op = Op(number, event, len(calls[number]))
         calls[number].append(op)
         self.ranks[number].ops.append(op)
-        for other_number in range(len(calls)):
-            if other_number != number and op.index < len(calls[other_number]):
-                other = calls[other_number][op.index]
-                first, second = sorted((op, other), key=lambda o: o.rank)
-                if difference := differ(first.event, second.event):
-                    return self.mismatch(first, second, difference)
-        return None
+        others = [mine[op.index] for mine in calls if len(mine) > op.index]
+        if self.parted is None and any(differ(op.event, other.event) for other in others):
+            self.parted = event["name"], op.index
 
-    def mismatch(self, first: Op, second: Op, difference: str) -> Fault:
-        """Two ranks met in different calls: one skipped a call, or both made it differently."""
+    def mismatch(self, final: bool = True) -> Fault | None:
+        """Ranks met in different calls (`parted`): one skipped a call, or made it differently from the others.
+
+        Who is the odd one, the majority tells: None while a rank has still to come, unless this is `final`.
+        """
+        name, index = self.parted
+        came = [mine[index] for mine in self.calls[name] if len(mine) > index]
+        if len(came) < len(came[0].event["group"]) and not final:
+            return None
+        usual = max(came, key=lambda op: sum(not differ(op.event, other.event) for other in came))
+        odd = next(op for op in came if differ(op.event, usual.event))
+        first, second = sorted((usual, odd), key=lambda op: op.rank)
         if first.where != second.where:
             skipper, waiter = self.skipper(first, second)
             if skipper:
@@ -114,9 +121,9 @@ class Observer:
             return Fault("hang", f"{text}. Every rank of a group must make the same calls in the same order",
                          skipper.rank, waiter.where, expected=str(waiter), seen=str(skipper), also=skipper.where)
         what = {"op": "different operations", "shape": "different shapes", "dtype": "different dtypes",
-                "detail": "different roots or reductions"}[difference]
+                "detail": "different roots or reductions"}[differ(first.event, second.event)]
         return Fault("mismatch", f"the ranks call {what}: rank {first.rank} {first.at()}, rank {second.rank} {second.at()}",
-                     second.rank, second.where or first.where, expected=str(first), seen=str(second))
+                     odd.rank, odd.where or usual.where, expected=str(usual), seen=str(odd))
 
     def skipper(self, first: Op, second: Op) -> tuple[Op, Op] | tuple[None, None]:
         """Which of two ranks at different lines left out a call, and which did not; None where that is not known.

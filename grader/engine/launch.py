@@ -28,6 +28,7 @@ from grader.engine.diagnose import Fault, Observer, Where, place
 SILENT_CPU = 1.5  # seconds of CPU without a sign of life: a loop that never ends
 TOTAL_CPU = 60.0  # seconds of CPU that one rank may use in all
 IDLE = 4.0  # seconds of every rank asleep, none in a collective: a sleep, a lock, a read that never ends
+PATIENCE = 0.3  # seconds to hear who else comes to a call that is wrong already
 TICK = 0.05  # seconds between looks at the ranks' CPU time
 
 
@@ -146,10 +147,13 @@ class Session:
             engine.ready = True
         engine.ask(folder=str(folder), world=world, module=module)
         self.started = time.monotonic()
-        self.pids = engine.answer()["pids"]
+        while "pids" not in (answer := engine.answer()):
+            pass  # news of the run before
+        self.pids = answer["pids"]
         self.observer = Observer(world)
         self.run = Run(world, events=[[] for _ in range(world)])
         self.fault: Fault | None = None
+        self.parted_at: float | None = None
         self.rest: dict[socket.socket, bytes] = {}
         self.owner: dict[socket.socket, int] = {}
         self.ended: dict[int, dict] = {}  # rank -> its last word: end, crash or exit
@@ -174,6 +178,8 @@ class Session:
                     self.reap(self.engine.answer())
                     while self.engine.heard:
                         self.reap(self.engine.answer())
+                if self.observer.parted:
+                    self.fault = self.fault or self.mismatch()
                 self.fault = self.fault or self.crashed() or self.observer.deadlock(self.sleepers())
                 if time.monotonic() - looked > TICK:
                     looked = time.monotonic()
@@ -225,6 +231,8 @@ class Session:
 
     def reap(self, news: dict) -> None:
         """The server says that a rank's process is gone; first hear what the ranks still had to say."""
+        if news["gone"] not in self.pids:
+            return  # of the run before
         number = self.pids.index(news["gone"])
         self.gone[number] = news["status"]
         self.drain()  # before its end is news, its last words are
@@ -239,6 +247,11 @@ class Session:
     def over(self) -> list[int]:
         """The ranks that have said their last word, or are gone without one."""
         return [n for n in range(self.world) if n in self.gone or self.ended.get(n, {}).get("e") in ("end", "crash")]
+
+    def mismatch(self) -> Fault | None:
+        """Ranks met in different calls; hear who else comes to that call, if they come soon."""
+        self.parted_at = self.parted_at or time.monotonic()
+        return self.observer.mismatch(final=bool(self.over()) or time.monotonic() - self.parted_at > PATIENCE)
 
     def crashed(self) -> Fault | None:
         """A rank that is over without having reported its end: the cause before its consequences."""
@@ -342,15 +355,13 @@ class Session:
         return None
 
     def kill(self) -> None:
-        """End every rank and all it started, then hear of each end."""
+        """End every rank and all it started."""
         for number, pid in enumerate(self.pids):
             if number not in self.gone:
                 end_group(pid)
-        while len(self.gone) < self.world:
-            news = self.engine.answer()
-            self.gone[self.pids.index(news["gone"])] = news["status"]
         self.engine.ask(sweep=True)
-        self.engine.answer()
+        while "swept" not in self.engine.answer():
+            pass  # news of ranks
 
     def collect(self) -> None:
         from grader.engine import evidence  # torch: here, so that the server can load its own meanwhile

@@ -1,7 +1,7 @@
 """What a rank does, told to the judge as it happens.
 
 An event goes out BEFORE each collective or message (so a call that never
-returns is still known), and around each wait. Everything passes through the
+returns is still known), and around each wait. Every one passes through the
 dispatcher, so DDP's reducer, FSDP, DTensor and plain `dist` calls are seen
 alike. Events are JSON lines on a socket of the run's folder:
 
@@ -28,7 +28,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 leave: Callable[[int], None] = os._exit  # the real one: `watch` replaces it for the student
 
@@ -42,21 +41,22 @@ AGREED = {
     "allgather_into_tensor_coalesced_": "inputs", "reduce_scatter_tensor_coalesced_": "inputs",
     "allreduce_coalesced_": "tensors", "allgather_coalesced_": "input_list",
 }
-FUNCTIONAL = {"all_reduce", "all_reduce_", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "broadcast_"}
 SPOKEN = {  # the dispatcher's name -> the name the student typed
-    "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "all_reduce_": "all_reduce",
+    "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce",
     "broadcast_": "broadcast", "reduce_": "reduce", "gather_": "gather", "scatter_": "scatter",
     "allgather_": "all_gather", "_allgather_base_": "all_gather", "allgather_coalesced_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather", "all_gather_into_tensor": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
     "reduce_scatter_": "reduce_scatter", "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "alltoall_": "all_to_all", "alltoall_base_": "all_to_all", "all_to_all_single": "all_to_all",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "alltoall_": "all_to_all", "alltoall_base_": "all_to_all",
     "recv_": "recv", "recv_any_source_": "recv", "monitored_barrier_": "barrier",
 }
 
 
 class Judge:
     """The rank's line to the judge."""
+
+    mine: "Judge | None" = None  # this rank's, from `watch` on
 
     def __init__(self, path: Path, number: int, job: dict) -> None:
         self.units = {unit["name"] for unit in job["units"]}
@@ -109,7 +109,7 @@ def watch(judge: Judge, run: Path, job: dict) -> None:
     watch_rendezvous(judge, run, job)
     if job["gpus"]:
         pretend_gpus(job["gpus"])
-    Collectives(judge).__enter__()
+    Judge.mine = judge
 
 
 def watch_waits(judge: Judge) -> None:
@@ -166,63 +166,79 @@ def watch_rendezvous(judge: Judge, run: Path, job: dict) -> None:
         module.new_group = watched_new_group
 
 
-class Collectives(TorchDispatchMode):
-    """Reports each operation of c10d before it runs; all else passes through."""
+# Groups live as long as the process. Gloo's destructor joins its threads with the GIL held, and a thread
+# that drops the last reference to a tensor which Python has seen (all have, here) needs the GIL: deadlock.
+kept: set[dist.ProcessGroup] = set()
 
-    def __init__(self, judge: Judge) -> None:
-        super().__init__()
-        self.judge = judge
-        # Groups live as long as the process. Gloo's destructor joins its threads with the GIL held, and a thread
-        # that drops the last reference to a tensor which Python has seen (all have, here) needs the GIL: deadlock.
-        self.kept: set[dist.ProcessGroup] = set()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and torch's guard against it costs more than this method
+def stand_before_collectives() -> list[torch.library.Library]:
+    """Give every operation of c10d a kernel that reports it and passes it on. Called once, before any fork.
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        namespace, _, name = func._schema.name.partition("::")
-        if namespace not in ("c10d", "_c10d_functional"):
-            return func(*args, **(kwargs or {}))
-        given = {argument.name: value for argument, value in zip(func._schema.arguments, args)} | (kwargs or {})
-        if name == "wait_tensor":
-            self.judge.say(e="wait")
-        elif namespace == "c10d":
-            group = dist.ProcessGroup.unbox(given["process_group"])
-            self.kept.add(group)
-            self.report(name, given, group.group_name)
-        elif "group_name" in given:
-            self.report(name, given, given["group_name"])
+    BackendSelect is the last dispatch key before a device's own kernel, and nothing else uses it for these
+    operations. All else costs nothing: a TorchDispatchMode would see every operation, and take a quarter of
+    a small run's time. The kernels last as long as what is returned.
+    """
+    key = torch._C.DispatchKey.BackendSelect
+    below = torch._C._dispatch_keyset_full_after(key)
+    libraries = []
+    for namespace in ("c10d", "_c10d_functional"):
+        library = torch.library.Library(namespace, "IMPL")
+        for full_name in torch._C._dispatch_get_all_op_names():
+            if full_name.startswith(f"{namespace}::") and (namespace == "c10d" or full_name.endswith("::wait_tensor")):
+                name, _, overload = full_name.removeprefix(f"{namespace}::").partition(".")
+                operation = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+                library.impl(full_name, reporting(operation, name, below), key.name, with_keyset=True)
+        libraries.append(library)
+    return libraries
+
+
+def reporting(operation: Any, name: str, below: Any) -> Callable:
+    """The kernel of one operation."""
+    arguments = [argument.name for argument in operation._schema.arguments]
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        judge = Judge.mine
+        if judge is None:
+            return operation.redispatch(keys & below, *args, **kwargs)
+        given = dict(zip(arguments, args)) | kwargs
+        if "process_group" in given:
+            report(judge, name, given)
         blocks = name in ("wait_tensor", "monitored_barrier_")
+        if blocks:
+            judge.say(e="wait")
         try:
-            return func(*args, **(kwargs or {}))
+            return operation.redispatch(keys & below, *args, **kwargs)
         finally:
             if blocks:
-                self.judge.say(e="done")
+                judge.say(e="done")
 
-    def report(self, name: str, given: dict, group: str) -> None:
-        members = next((ranks for g, ranks in c10d._world.pg_group_ranks.items() if getattr(g, "group_name", None) == group), {})
-        event = dict(op=SPOKEN.get(name, name.rstrip("_")), name=group, group=sorted(members),
-                     shape=None, dtype=None, bytes=0, detail=None, where=self.judge.where())
-        tensors = given.get(AGREED.get(name, "input" if name in FUNCTIONAL else ""))
-        sent = tensors if tensors is not None else given.get("tensors", given.get("input"))
-        sent = [t for t in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(t, torch.Tensor)]
-        if sent:
-            event["bytes"] = sum(t.numel() * t.element_size() for t in sent)
-            event["dtype"] = str(sent[0].dtype).removeprefix("torch.")
-            if tensors is not None or event["op"] in ("send", "recv"):
-                event["shape"] = [list(t.shape) for t in sent] if len(sent) > 1 else list(sent[0].shape)
-        if "root_rank" in given:
-            event["detail"] = f"root {given['root_rank']}"
-        elif "reduce_op" in given:
-            event["detail"] = given["reduce_op"].upper() if isinstance(given["reduce_op"], str) else reduction()
-        if event["op"] in ("send", "recv"):
-            peer = given.get("dst", given.get("src"))
-            event["peer"] = None if peer is None else members_in_order(members)[peer]
-            event["tag"] = given.get("tag", 0)
-        self.judge.say(e="op", **event)
-        if name == "monitored_barrier_":
-            self.judge.say(e="wait")
+    return kernel
+
+
+def report(judge: Judge, name: str, given: dict) -> None:
+    """Tell of a collective or message that is about to begin."""
+    group = dist.ProcessGroup.unbox(given["process_group"])
+    kept.add(group)
+    members = next((ranks for g, ranks in c10d._world.pg_group_ranks.items() if g.group_name == group.group_name), {})
+    event = dict(op=SPOKEN.get(name, name.rstrip("_")), name=group.group_name, group=sorted(members),
+                 shape=None, dtype=None, bytes=0, detail=None, where=judge.where())
+    tensors = given.get(AGREED.get(name, ""))
+    sent = tensors if tensors is not None else given.get("tensors", given.get("input"))
+    sent = [t for t in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(t, torch.Tensor)]
+    if sent:
+        event["bytes"] = sum(t.numel() * t.element_size() for t in sent)
+        event["dtype"] = str(sent[0].dtype).removeprefix("torch.")
+        if tensors is not None or event["op"] in ("send", "recv"):
+            event["shape"] = [list(t.shape) for t in sent] if len(sent) > 1 else list(sent[0].shape)
+    if "root_rank" in given:
+        event["detail"] = f"root {given['root_rank']}"
+    elif "reduce_op" in given:
+        event["detail"] = reduction()
+    if event["op"] in ("send", "recv"):
+        peer = given.get("dst", given.get("src"))
+        event["peer"] = None if peer is None else members_in_order(members)[peer]
+        event["tag"] = given.get("tag", 0)
+    judge.say(e="op", **event)
 
 
 def members_in_order(members: dict) -> list[int]:
@@ -232,7 +248,7 @@ def members_in_order(members: dict) -> list[int]:
 
 def reduction() -> str | None:
     """SUM, MAX, …: opaque in the dispatcher, so read from the frame of the `dist` call. None for C++ callers."""
-    frame = sys._getframe(3)
+    frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != c10d.__file__:
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename == c10d.__file__:

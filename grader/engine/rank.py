@@ -17,14 +17,13 @@ folder:
 import json
 import linecache
 import os
-import random
 import signal
 import sys
 import traceback
 import types
+import warnings
 from pathlib import Path
 
-import numpy
 import torch
 
 from grader.engine import evidence, observe
@@ -82,10 +81,24 @@ def settle(job: dict, run: Path, number: int) -> None:
         GROUP_RANK=str(number // a_node), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
         TORCHELASTIC_RUN_ID="workbook", HF_HUB_OFFLINE="1",
     )
-    # Two runs of the same code must agree, whatever ran in this server before.
-    torch.manual_seed(0)
-    random.seed(0)
-    numpy.random.seed(0)
+
+
+compiled: dict[tuple[str, str], types.CodeType] = {}  # (name, text) of a unit -> its code
+
+
+def compile_units(folder: str) -> None:
+    """In the server, before it forks: compile the job's units. What does not compile is left to the ranks to tell."""
+    units = [(unit["name"], unit["text"]) for unit in json.loads(Path(folder, "job.json").read_text())["units"]]
+    for known in compiled.keys() - units:
+        del compiled[known]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a warning of the compiler is the rank's to print
+        for name, text in units:
+            if (name, text) not in compiled:
+                try:
+                    compiled[name, text] = compile(text, name, "exec", dont_inherit=True)
+                except Exception:
+                    continue
 
 
 def load(job: dict, judge: observe.Judge, name: str) -> types.ModuleType:
@@ -98,7 +111,8 @@ def load(job: dict, judge: observe.Judge, name: str) -> types.ModuleType:
         lines = unit["text"].splitlines(keepends=True)
         linecache.cache[unit["name"]] = (len(unit["text"]), None, lines, unit["name"])
         try:
-            exec(compile(unit["text"], unit["name"], "exec", dont_inherit=True), module.__dict__)
+            code = compiled.get((unit["name"], unit["text"])) or compile(unit["text"], unit["name"], "exec", dont_inherit=True)
+            exec(code, module.__dict__)
         except (Exception, SystemExit) as error:  # a notebook's cell may end by sys.exit
             if job["notebook"]:
                 broken[unit["name"]] = error
