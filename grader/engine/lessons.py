@@ -9,12 +9,17 @@ only the order of the lessons is written down.
 import ast
 import hashlib
 import re
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
+
+# nbformat's validator would load a grammar of international web addresses, which takes two seconds and which no
+# notebook of ours needs. It does without where the module can not be imported.
+sys.modules.setdefault("rfc3987_syntax", None)
 
 COURSE = Path(__file__).resolve().parents[2]
 
@@ -136,7 +141,7 @@ def _bring_up_to_date(cells: list["NotebookNode"], latest: dict[str, Ran], saved
 
 def read_percent(source: str, stem: str) -> "NotebookNode":
     """A py:percent source as a notebook whose cell ids are derived, not drawn by chance."""
-    import jupytext  # here, not above: two seconds that a script's check need not wait
+    import jupytext  # here, not above: a script's check need not wait for it
 
     notebook = jupytext.reads(source, fmt="py:percent")
     for index, cell in enumerate(notebook.cells):
