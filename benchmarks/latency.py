@@ -34,7 +34,7 @@ from rich.table import Table
 from grader.engine import lessons, regions
 
 LESSON, TODO = "ddp_training", 10
-TODOS = len(regions.titles(lessons.source_path(LESSON).read_text("utf-8")))
+TODOS = len(lessons.titles(LESSON))
 # Two wrong answers, so that each save changes the file. Either is found out by one run of two ranks.
 WRONG = ("return (total / count).item()", "dist.all_reduce(total)\nreturn (total / count).item()")
 WATCH = "from grader.engine.launch import Engine; from grader.engine.loop import Watch\nwith Engine() as e: Watch(e, {lesson!r}).run()"
@@ -102,8 +102,12 @@ def student_file(body: str | None) -> str:
 
 
 def copy_course(target: Path) -> Path:
-    """A copy to save into: the student's own files are left alone."""
-    return shutil.copytree(COURSE, target, ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__", ".pytest_cache"))
+    """A copy to save into, with the batch files solved: the student's own files are left alone."""
+    shutil.copytree(COURSE, target, ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__", ".pytest_cache"))
+    for source in lessons.sources(LESSON)[1:]:
+        text = source.read_text("utf-8")
+        (target / "sbatch" / source.name).write_text(regions.compose(text, solved=regions.titles(text)), "utf-8")
+    return target
 
 
 def environment(course: Path) -> dict[str, str]:

@@ -13,6 +13,13 @@
 | 11   | said once                          | whole run: the lines of each rank                          | 1, 2           |
 | 12   | saved once, without the wrapper    | who wrote; what the file holds; that it loads here         |                |
 | 13   | the group is left; the run is the serial run | whole runs on 1, 2, 3 and 4 ranks                | 1 – 12         |
+| 14   | four GPUs a node                   | the batch file's header; for PBS what its processes are told |              |
+| 15   | all of them visible                | what the processes of a job see                            |                |
+| 16   | a place to meet                    | address and port, in two jobs on 1 and 2 nodes             |                |
+| 17   | one process for each GPU           | what each node starts, in jobs of 1 and 2 nodes            | 15, 16         |
+| 18   | two nodes                          | the batch file's header                                    |                |
+
+TODOs 14 – 18 are in ddp_training.sbatch and in ddp_training.pbs; one of the two is enough.
 """
 
 import io
@@ -24,6 +31,7 @@ import types
 import torch
 import torch.distributed as dist
 
+from grader.engine import batch
 from grader.engine.checks import Wrong, expect, todo
 from grader.engine.diagnose import Fault
 from grader.engine.observe import record_files
@@ -643,3 +651,164 @@ def reported(run):
     """The losses in metrics.jsonl, without what depends on the clock."""
     lines = [json.loads(line) for line in run.files["out/metrics.jsonl"].decode().splitlines()]
     return [{k: v for k, v in line.items() if k in ("kind", "step", "epoch", "loss", "validation_loss")} for line in lines]
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 14–18: the batch files, run by stand-ins of the schedulers' commands (grader/engine/batch.py)
+
+
+@todo(
+    14,
+    why="The scheduler gives what is asked for, and no process can use more. But GPUs that were asked for and do nothing cost the same.",
+    hints=(
+        "For Slurm it is one of the #SBATCH lines; Polaris always gives whole nodes, so there it is a variable of the file.",
+        "#SBATCH --gres=gpu:... asks for GPUs on each node; for PBS the number is in GPUS, exported.",
+        "Change the 1 into the number of GPUs of a node.",
+    ),
+)
+def test_todo14_gpus(student):
+    for unit in student.batch_files(14):
+        if unit.name.endswith(".sbatch"):
+            seen = batch.gpus_asked(unit.text)
+        else:
+            student.submit(unit, 1)
+            seen = batch.number(student.told("GPUS"))
+        expect(seen == batch.GPUS, f"{unit.name} asks for {seen} GPU{'s' if seen != 1 else ''} a node", f"{batch.GPUS} GPUs", f"{seen}")
+
+
+@todo(
+    15,
+    why="CUDA_VISIBLE_DEVICES hides what it does not name. With one GPU visible, four processes would share it, or torchrun would start "
+    "just one, and three granted GPUs stay idle for hours: it is the first thing to look at in a job's report.",
+    hints=(
+        "The line that is there names one GPU. They are numbered from 0.",
+        "A list with commas. Slurm says in SLURM_GPUS_ON_NODE how many there are; `seq -s , 0 3` counts.",
+        "export CUDA_VISIBLE_DEVICES=0,1,... up to the last one.",
+    ),
+)
+def test_todo15_visible(student):
+    right = [str(n) for n in range(batch.GPUS)]
+    for unit in student.batch_files(15):
+        for ranks in student.submit(unit, 1):
+            expect(sorted(set(ranks.visible)) == right, f"by {unit.name} the processes see GPU {', '.join(ranks.visible) or 'none'}; the job has "
+                   f"{batch.GPUS}", f"GPUs {', '.join(right)}", ", ".join(ranks.visible))
+
+
+@todo(
+    16,
+    why="Processes on different nodes know nothing of each other until they meet at one address. Two jobs that choose the same port on one "
+    "node disturb each other: one of them fails, or, worse, they join.",
+    hints=(
+        "The scheduler knows the job's nodes; the first one will do. And it gives each job a number of its own.",
+        "Slurm: scontrol show hostnames \"$SLURM_JOB_NODELIST\" lists the nodes, and SLURM_JOB_ID is the number. PBS: the lines of the file "
+        "$PBS_NODEFILE, and PBS_JOBID, whose number ends at the first dot. Arithmetic is $(( ... )).",
+        "export MASTER_ADDR=$(... | head -n 1)$NODE_SUFFIX and MASTER_PORT=$((20000 + the job's number % 20000)).",
+    ),
+)
+def test_todo16_meeting_place(student):
+    for unit in student.batch_files(16):
+        ports = []
+        for nodes in batch.JOBS:
+            for ranks in student.submit(unit, nodes):
+                place, _, port = ranks.place.rpartition(":")
+                expect(place, f"{unit.name} does not say where the processes meet",
+                       "MASTER_ADDR and MASTER_PORT", ranks.place or "neither")
+                expect(is_first_node(place) or (nodes == 1 and place in LOCAL),
+                       f"by {unit.name} the processes on node {ranks.node} of {nodes} look for the others at {place}, which is not the first node",
+                       batch.NODES[0], place)
+                expect(port.isdecimal() and 1024 <= int(port) < 65536, f"by {unit.name} the processes meet at port “{port}”", "1024 … 65535", port)
+                ports.append(port)
+        expect(len(set(ports)) > 1, f"{unit.name} meets at port {ports[0]} in every job: two jobs with a node in common would collide",
+               "another port for another job", ports[0])
+
+
+LOCAL = ("localhost", "127.0.0.1")
+
+
+def is_first_node(place):
+    """By its name, by its name on InfiniBand, by either in full, or by its address."""
+    first = batch.NODES[0]
+    return place.split(".")[0] in (first, f"{first}i") or place == "10.0.1.1"
+
+
+@todo(
+    17,
+    needs=(15, 16),
+    why="Each GPU needs a process of its own, and each process a rank that no other has. If a variable is expanded too early, on the first "
+    "node, all nodes believe that they are that node, and the job waits until its time is over.",
+    hints=(
+        "srun and mpiexec run one command on each node; that command is torchrun, and torchrun starts the processes of its node.",
+        "torchrun takes --nnodes, --node-rank, --nproc-per-node, --master-addr and --master-port. A node's own number is SLURM_NODEID or "
+        "PMI_RANK there: put the command into bash -c '...', in single quotes, so that only the node's shell reads it.",
+        "srun --cpu-bind=none bash -c 'torchrun --nnodes=\"$SLURM_NNODES\" --node-rank=\"$SLURM_NODEID\" ... train/ddp_training.py \"$@\"' bash \"$@\"; "
+        "on Polaris mpiexec -n \"$NODES\" --ppn 1 --hostfile \"$PBS_NODEFILE\" in place of srun.",
+    ),
+)
+def test_todo17_launch(student):
+    for unit in student.batch_files(17):
+        for nodes in batch.JOBS:
+            check_launch(unit.name, student.submit(unit, nodes), nodes)
+
+
+def check_launch(name, starts, nodes):
+    """Every GPU of every node has one process, and all processes are ranks of one world."""
+    job = f"{name}, on {nodes} node{'s' if nodes > 1 else ''}"
+    scripts = {ranks.script for ranks in starts}
+    expect(scripts == {"train/ddp_training.py"}, f"{job}: what is started is not train/ddp_training.py in the course's folder",
+           "train/ddp_training.py", ", ".join(sorted(scripts)))
+    for node in range(nodes):
+        here = [ranks for ranks in starts if ranks.node == node]
+        expect(here, f"{job}: node {node} starts nothing, its {batch.GPUS} GPUs are idle. What should run on each node goes through srun or mpiexec",
+               "a torchrun on each node", f"started on nodes {sorted({ranks.node for ranks in starts})} only")
+        count = sum(ranks.processes for ranks in here)
+        how = f"{len(here)} × {here[0].how}"
+        expect(count == batch.GPUS, f"{job}: node {node} starts {count} process{'es' if count != 1 else ''} ({how}) for {batch.GPUS} GPUs",
+               f"{batch.GPUS} processes on each node", f"{count} by {how}")
+    world = nodes * batch.GPUS
+    for ranks in starts:
+        expect(ranks.world == world, f"{job}: node {ranks.node} believes in a world of {ranks.world} ranks, {world} are started: is it told how "
+               "many nodes there are?", f"{world} ranks", f"{ranks.world}")
+    if all(ranks.ranks is not None for ranks in starts):
+        for ranks in starts:
+            for other in starts:
+                twice = sorted(set(ranks.ranks) & set(other.ranks))
+                if other is not ranks and twice:
+                    raise Wrong(f"{job}: nodes {other.node} and {ranks.node} both start rank {twice[0]}. A node's number is known on that node only; "
+                                "in double quotes the first node expands it, for all", "each rank once", f"rank {twice[0]} twice")
+        missing = sorted(set(range(world)) - {rank for ranks in starts for rank in ranks.ranks})
+        expect(not missing, f"{job}: nobody is rank {missing[:1]}", f"ranks 0 to {world - 1}", f"missing: {missing}")
+    else:
+        check_rendezvous(job, starts)
+    if nodes > 1:
+        places = {ranks.place for ranks in starts}
+        expect(len(places) == 1 and all(places), f"{job}: the nodes do not meet in one place", "one address and port", ", ".join(sorted(places)))
+        place = places.pop().rpartition(":")[0]
+        expect(is_first_node(place), f"{job}: the nodes look for each other at {place}, which is not the first node", batch.NODES[0], place)
+
+
+def check_rendezvous(job, starts):
+    """torchrun's own way of dealing out ranks (--rdzv-backend=c10d)."""
+    identities = {ranks.identity for ranks in starts}
+    expect(len(identities) == 1, f"{job}: each node has a rendezvous id of its own, so none ever meets another", "one --rdzv-id for all",
+           ", ".join(sorted(identities)))
+    told = {ranks.node: ranks.hosts for ranks in starts}
+    if any(hosts is not None for hosts in told.values()):
+        hosts = sorted(node for node, is_host in told.items() if is_host)
+        expect(hosts == [0], f"{job}: the host of the rendezvous is node {', '.join(map(str, hosts)) or 'none'}; it must be the first node and no "
+               "other. In double quotes the first node answers the question, for all", "node 0", hosts)
+
+
+@todo(
+    18,
+    why="This is the point of it all: more nodes by one number. What ran on one node runs on two, with the same losses, if every process "
+    "learns from the scheduler where it is and not from a number in the file.",
+    hints=(
+        "It is one number in the header.",
+        "#SBATCH --nodes=..., or select=... of #PBS -l.",
+        "Change the 1 into 2.",
+    ),
+)
+def test_todo18_nodes(student):
+    for unit in student.batch_files(18):
+        seen = batch.nodes_asked(unit.text)
+        expect(seen == 2, f"{unit.name} asks for {seen} node{'s' if seen != 1 else ''}", "2 nodes", f"{seen}")

@@ -20,10 +20,13 @@ class Course:
                 self.solve(lesson)
 
     def solve(self, lesson: str, todos: tuple[int, ...] = (), **bodies: str) -> None:
-        """Write the student's script with these TODOs done; `todo4="…"` puts a body of one's own."""
-        source = lessons.source_path(lesson).read_text("utf-8")
+        """Write the student's script and batch files with these TODOs done; `todo4="…"` puts a body of one's own."""
         own = {int(name.removeprefix("todo")): body for name, body in bodies.items()}
-        self.script(lesson).write_text(regions.compose(source, todos, own), "utf-8")
+        for path in lessons.sources(lesson):
+            source = path.read_text("utf-8")
+            known = regions.titles(source)
+            text = regions.compose(source, todos, {number: body for number, body in own.items() if number in known})
+            (self.folder / path.relative_to(lessons.source_root())).write_text(text, "utf-8")
 
     def script(self, lesson: str) -> Path:
         return self.folder / "train" / f"{lesson}.py"

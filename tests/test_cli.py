@@ -51,7 +51,7 @@ def test_check_reports_and_remembers(course):
     done = course.run("check", "ddp_training", "--json", str(file))
     assert done.returncode == 1, done
     verdicts = json.loads(file.read_text())
-    assert [v["todo"] for v in verdicts] == list(range(1, 14))
+    assert [v["todo"] for v in verdicts] == list(range(1, 19))
     states = {v["todo"]: (v["status"], v["cause"]) for v in verdicts}
     assert states[1] == ("pass", None) and states[3] == ("fail", "not_attempted") and states[4] == ("fail", "crash")
     assert set(verdicts[0]) == {"lesson", "todo", "title", "status", "cause", "points", "max_points", "message", "expected",

@@ -22,7 +22,7 @@ def test_every_answer_is_judged_rightly(engine, lesson):
 @pytest.mark.parametrize("lesson", checked_lessons())
 def test_every_todo_has_a_wrong_answer(lesson):
     answers = mutants.importlib.import_module(f"grader.mutants.{lesson}")
-    numbers = set(mutants.regions.titles(mutants.lessons.source_path(lesson).read_text("utf-8")))
+    numbers = set(mutants.lessons.titles(lesson))
     assert {answer.todo for answer in answers.WRONG} == numbers
 
 

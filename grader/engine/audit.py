@@ -10,7 +10,8 @@ from pathlib import Path
 from grader.engine import lessons, regions
 from grader.engine.checks import Judge, check_module, checked_lessons, checks_of
 from grader.engine.launch import Engine
-from grader.engine.progress import exercises, titles
+from grader.engine.lessons import titles
+from grader.engine.progress import exercises
 
 HINTS = 3  # the direction, the call, nearly the line
 
@@ -38,11 +39,11 @@ def said(lesson: str) -> Iterator[str]:
 
 def starts(engine: Engine, lesson: str) -> Iterator[str]:
     """TODOs that are right before anything was done."""
-    source = lessons.source_path(lesson)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / source.relative_to(lessons.source_root())
-        path.parent.mkdir()
-        path.write_text(regions.compose(source.read_text("utf-8")), "utf-8")
+        for source in lessons.sources(lesson):
+            path = Path(folder) / source.relative_to(lessons.source_root())
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(regions.compose(source.read_text("utf-8")), "utf-8")
         for verdict in Judge(engine, lesson, folder).verdicts():
             if verdict.passed:
                 yield f"{lesson}/{verdict.todo}: passes before anything is done"

@@ -91,6 +91,7 @@ def _check_stem(stem: str) -> Iterator[str]:
         except regions.SourceError as error:
             yield str(error)
             continue
+        here: set[int] = set()  # TODOs that opened in this file; a batch file of each kind has them all
         for region in found:
             where = f"{name}:{region.first}: TODO {region.todo}"
             if region.todo not in seen:
@@ -99,8 +100,9 @@ def _check_stem(stem: str) -> Iterator[str]:
                 seen[region.todo] = region.title
             elif region.title and region.title != seen[region.todo]:
                 yield f"{where} is '{region.title}' here and '{seen[region.todo]}' above"
-            elif region.title:
+            elif region.title and region.todo in here:
                 yield f"{where} opens twice; write '# TODO {region.todo}, again:'"
+            here.add(region.todo)
             start = "\n".join(region.student)
             if regions.normalise("\n".join(region.solution)) == regions.normalise(start):
                 yield f"{where} starts as its solution"

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grader.engine import lessons, regions
+from grader.engine import batch, lessons, regions
 from grader.engine.diagnose import Fault, Where
 from grader.engine.launch import Engine, Run
 
@@ -95,8 +95,8 @@ class Verdict:
 class Student:
     """A student's lesson on ranks: run it as a whole, or call one of its functions."""
 
-    def __init__(self, engine: Engine, lesson: str, units: list[lessons.Unit]) -> None:
-        self.engine, self.lesson, self.units = engine, lesson, units
+    def __init__(self, engine: Engine, lesson: str, units: list[lessons.Unit], batch: list[lessons.Unit]) -> None:
+        self.engine, self.lesson, self.units, self.batch = engine, lesson, units, batch
         self.module = f"grader.test_{lesson}"
         self.seconds = 0.0  # spent on ranks
         self._runs: dict[str, Run] = {}
@@ -119,11 +119,39 @@ class Student:
             raise run.fault
         return run
 
-    def _once(self, **how: Any) -> Run:
-        """One run serves every check that asks for the same."""
+    def batch_files(self, number: int) -> list[lessons.Unit]:
+        """The batch files in which TODO `number` is to be right: one scheduler is enough, so those that were begun, else all."""
+        begun = [unit for unit in self.batch if regions.attempted(unit.source, unit.text, number)]
+        if not self.batch:
+            raise Wrong("there is no batch file: `./workbook reset` brings it back", f"sbatch/{self.lesson}.sbatch", "none")
+        return begun or self.batch
+
+    def submit(self, unit: lessons.Unit, nodes: int) -> list[batch.Ranks]:
+        """What each node starts when a batch file runs as a job of 1 or 2 nodes. Raises `Wrong` if it stops before."""
+        name, _, kind = unit.name.removeprefix("sbatch/").rpartition(".")
+        function = f"{batch.submit.__module__}:{batch.submit.__name__}"
+        run = self._once(code=False, world=1, group=False, function=function, inputs=dict(text=unit.text, kind=kind, name=name))
+        if run.fault:
+            raise run.fault
+        seen = run.evidence[0][str(nodes)]
+        job = f"{unit.name}, on {nodes} node{'s' if nodes > 1 else ''}"
+        last = next((line for line in reversed(seen["said"].splitlines()) if line.strip()), "it says nothing")
+        if seen["code"] != 0:
+            raise Wrong(f"{job}: it stops before its end: {last}", "exit code 0", f"exit code {seen['code']}: {last}")
+        if not seen["starts"]:
+            raise Wrong(f"{job}: it starts no training", "torchrun", f"nothing started; last words: {last}")
+        self.starts = seen["starts"]
+        return batch.started(seen)
+
+    def told(self, name: str) -> str:
+        """A variable in the environment of what the last submitted file started; "" where there is none."""
+        return self.starts[0]["env"].get(name, "")
+
+    def _once(self, code: bool = True, **how: Any) -> Run:
+        """One run serves every check that asks for the same; `code`: with the student's script or cells."""
         key = json.dumps(how, sort_keys=True)
         if key not in self._runs:
-            self._runs[key] = self._launch(self.units, **how)
+            self._runs[key] = self._launch(self.units if code else [], **how)
         return self._runs[key]
 
     def serial(self, argv: list[str], files: dict[str, str]) -> Run:
@@ -172,17 +200,18 @@ class Judge:
     """The verdicts on one lesson of one student, in order. Each check runs at most once."""
 
     def __init__(self, engine: Engine, lesson: str, target: str | Path | None = None, units: list[lessons.Unit] | None = None,
-                 latest: dict[str, lessons.Ran] | None = None) -> None:
+                 latest: dict[str, lessons.Ran] | None = None, batch: list[lessons.Unit] | None = None) -> None:
         self.lesson = lesson
         module = check_module(lesson)
         self.checks = {check.todo.number: check for check in checks_of(module)}
-        self.titles = regions.titles(lessons.source_path(lesson).read_text("utf-8"))
+        self.titles = lessons.titles(lesson)
         self.student: Student | None = None
         self.unreadable = ""
         self.blamed: dict[int, Fault] = {}  # a crash met by another TODO's check
         self.known: dict[int, Verdict] = {}
         try:
-            self.student = Student(engine, lesson, lessons.units(lesson, target, latest) if units is None else units)
+            self.student = Student(engine, lesson, lessons.units(lesson, target, latest) if units is None else units,
+                                   lessons.batch_units(lesson, target) if batch is None else batch)
         except FileNotFoundError as error:
             self.unreadable = f"there is no {error.filename}: `./workbook reset {lesson}` brings it back"
         except ValueError as error:
@@ -240,7 +269,7 @@ class Judge:
         return verdict
 
     def attempted(self, number: int) -> bool:
-        return any(regions.attempted(u.source, u.text, number) for u in self.student.units
+        return any(regions.attempted(u.source, u.text, number) for u in self.student.units + self.student.batch
                    if u.source and number in regions.titles(u.source))
 
     def owner(self, where: Where | None) -> int | None:

@@ -6,6 +6,7 @@ when it is needed, so that `./workbook --help` need not wait for torch.
 
 import difflib
 import os
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,8 @@ from rich.markup import escape
 from typer.exceptions import TyperException
 
 from grader.engine import lessons
-from grader.engine.progress import Entry, Progress, exercises, lesson_map, next_todo, titles
+from grader.engine.lessons import titles
+from grader.engine.progress import Entry, Progress, exercises, lesson_map, next_todo
 from grader.engine.screen import COLOURS, console, fail, say
 
 app = typer.Typer(
@@ -60,10 +62,13 @@ def say_next() -> None:
     if todo is None:
         say("\nAll TODOs are done.")
     else:
-        say(f"\nNext: [bold]./workbook watch {todo[0]}[/], and open {own_file(todo[0])} in an editor: TODO {todo[1]}, {escape(titles(todo[0])[todo[1]])}")
+        say(f"\nNext: [bold]./workbook watch {todo[0]}[/], and open {own_file(*todo)} in an editor: TODO {todo[1]}, {escape(titles(todo[0])[todo[1]])}")
 
 
-def own_file(lesson: str) -> str:
+def own_file(lesson: str, number: int | None = None) -> str:
+    """The student's file, or that of one TODO: a batch file for this machine's scheduler, if it is in those."""
+    if number is not None and (batch := [u.name for u in lessons.batch_units(lesson) if number in lessons.regions.titles(u.source)]):
+        return next((name for name in batch if name.endswith(".pbs") == bool(shutil.which("qsub"))), batch[0])
     return str(lessons.student_path(lesson).relative_to(lessons.COURSE))
 
 
@@ -255,8 +260,8 @@ def solution(todo: Todo) -> None:
 
     from grader.engine import regions
 
-    source = lessons.source_path(lesson).read_text("utf-8")
-    for region in regions.parse(source):
+    found = [(path, region) for path in lessons.sources(lesson) for region in regions.parse(path.read_text("utf-8"))]
+    for path, region in found:
         if region.todo == number:
             text = textwrap.dedent("\n".join([*region.intro, *region.solution]))
             console.print(Syntax(text, "python", background_color="default") if console.is_terminal else escape(text))

@@ -14,6 +14,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from grader.engine import regions
+
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
@@ -43,6 +45,8 @@ ORDER = (
     "resilient_training",
 )
 
+BATCH = (".sbatch", ".pbs")  # for Slurm, for PBS
+
 
 class Unit(NamedTuple):
     """A piece of a student's lesson that runs as one: a script, or a cell."""
@@ -69,7 +73,7 @@ def sources(stem: str) -> list[Path]:
     """All source files of a lesson: what is graded first, then the batch files."""
     root = source_root()
     graded = [root / kind / f"{stem}.py" for kind in ("train", "notebooks")]
-    batch = sorted((root / "sbatch").glob(f"{stem}.*"))
+    batch = [path for kind in BATCH if (path := root / "sbatch" / f"{stem}{kind}").is_file()]
     return [path for path in graded if path.is_file()] + batch
 
 
@@ -82,6 +86,14 @@ def source_path(stem: str) -> Path:
     """The lesson's source: a script, or a notebook in py:percent form."""
     script = source_root() / "train" / f"{stem}.py"
     return script if script.is_file() else source_root() / "notebooks" / f"{stem}.py"
+
+
+def titles(stem: str) -> dict[int, str]:
+    """The lesson's TODOs in order: number -> title."""
+    found: dict[int, str] = {}
+    for source in sources(stem):
+        found = regions.titles(source.read_text("utf-8")) | found
+    return dict(sorted(found.items()))
 
 
 def is_notebook(stem: str) -> bool:
@@ -126,6 +138,17 @@ def units(stem: str, target: str | Path | None = None, latest: dict[str, Ran] | 
         for number, cell in enumerate(cells, start=1)
         if cell.cell_type == "code" and not is_locked(cell) and not _is_foreign(cell.source)
     ]
+
+
+def batch_units(stem: str, target: str | Path | None = None) -> list[Unit]:
+    """The lesson's batch files with TODOs, as far as they are there."""
+    folder = COURSE / (target or "")
+    found = []
+    for source in sources(stem):
+        path, text = folder / "sbatch" / source.name, source.read_text("utf-8")
+        if source.suffix in BATCH and regions.titles(text) and path.is_file():
+            found.append(Unit(f"sbatch/{source.name}", path.read_text("utf-8", errors="replace"), text))
+    return found
 
 
 def _bring_up_to_date(cells: list["NotebookNode"], latest: dict[str, Ran], saved: float) -> None:

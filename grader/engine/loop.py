@@ -24,6 +24,7 @@ from rich.table import Table
 
 from grader.engine import lessons
 from grader.engine.checks import Judge, Verdict, check_module, checked_lessons, checks_of
+from grader.engine.files import own_files
 from grader.engine.launch import Engine
 from grader.engine.progress import Progress, lesson_map
 from grader.engine.screen import console, say, say_verdict
@@ -93,7 +94,7 @@ class Watch:
         self.ended = threading.Event()
 
     def run(self) -> None:
-        folders = [folder for name in ("train", "notebooks") if (folder := lessons.COURSE / name).is_dir()]
+        folders = [folder for name in ("train", "notebooks", "sbatch") if (folder := lessons.COURSE / name).is_dir()]
         watcher = threading.Thread(target=self.wait_for_saves, args=[folders], daemon=True)
         watcher.start()
         try:
@@ -170,7 +171,7 @@ class Watch:
 
     def wait_for_saves(self, folders: list[Path]) -> None:
         def ours(_: watchfiles.Change, path: str) -> bool:
-            return Path(path).name == lessons.student_path(self.lesson).name
+            return any(Path(path).name == own.name for own in own_files(self.lesson))
 
         # A save is one or several changes within some milliseconds; `step` is how long to wait for more.
         for _ in watchfiles.watch(*folders, watch_filter=ours, step=20, debounce=200, stop_event=self.ended, recursive=False,

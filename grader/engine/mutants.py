@@ -11,7 +11,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,15 @@ class Answer:
     body: str | list[str] | None = None
     edits: tuple[tuple[str, str], ...] = ()  # (old, new) in the solved file
     says: str = ""  # what the verdict's message must contain
+    file: str = ".sbatch"  # of a TODO of the batch files: in which of them
+
+    def texts(self, lesson: str) -> dict[Path, str]:
+        """The lesson's files with this answer in one of them. Of the batch files, the other one is as it was given."""
+        all_solved = solved(lesson, lessons.titles(lesson))
+        owners = [path for path, source in sources(lesson).items() if self.todo in regions.titles(source)]
+        path = next((path for path in owners if path.suffix == self.file), owners[0])
+        given = {other: regions.compose(sources(lesson)[other]) for other in owners if other != path}
+        return all_solved | given | {path: self.text(sources(lesson)[path])}
 
     def text(self, source: str) -> str:
         bodies = {}
@@ -50,6 +59,16 @@ class Answer:
         return text
 
 
+def sources(lesson: str) -> dict[Path, str]:
+    """The lesson's sources by their path in the course."""
+    return {path.relative_to(lessons.source_root()): path.read_text("utf-8") for path in lessons.sources(lesson)}
+
+
+def solved(lesson: str, todos: Collection[int]) -> dict[Path, str]:
+    """The lesson's files with these TODOs done."""
+    return {path: regions.compose(source, todos) for path, source in sources(lesson).items()}
+
+
 @dataclass
 class Trial:
     """One file put to the judge, and whether the judge was right."""
@@ -64,37 +83,37 @@ class Trial:
 
 
 def trials(engine: Engine, lesson: str) -> Iterator[Trial]:
-    source = lessons.source_path(lesson).read_text("utf-8")
-    numbers = sorted(regions.titles(source))
+    numbers = list(lessons.titles(lesson))
     for k in range(len(numbers)):
-        judge, started = judge_of(engine, lesson, regions.compose(source, numbers[:k])), time.perf_counter()
+        judge, started = judge_of(engine, lesson, solved(lesson, numbers[:k])), time.perf_counter()
         seen = [judge.verdict(number) for number in numbers[: k + 1]]
         right = all(v.passed for v in seen[:-1]) and seen[-1].cause == "not_attempted"
         yield Trial(lesson, "first solved", numbers[k], f"TODOs before {numbers[k]}", right, first_failure(seen), time.perf_counter() - started)
     for number in numbers:
-        judge, started = judge_of(engine, lesson, regions.compose(source, set(numbers) - {number})), time.perf_counter()
+        judge, started = judge_of(engine, lesson, solved(lesson, set(numbers) - {number})), time.perf_counter()
         seen = list(judge.verdicts())
         failed = [v.todo for v in seen if v.status == "fail"]
         right = failed == [number] and judge.verdict(number).cause == "not_attempted"
         yield Trial(lesson, "all but one", number, f"all but TODO {number}", right, first_failure(seen), time.perf_counter() - started)
     answers = importlib.import_module(f"grader.mutants.{lesson}")
     for answer in answers.WRONG:
-        judge, started = judge_of(engine, lesson, answer.text(source)), time.perf_counter()
+        judge, started = judge_of(engine, lesson, answer.texts(lesson)), time.perf_counter()
         own = judge.verdict(answer.todo)  # and what it needs: without that it would be skipped
         right = own.status == "fail" and own.cause != "not_attempted" and answer.says in own.message
         yield Trial(lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), time.perf_counter() - started)
     for answer in answers.RIGHT:
-        judge, started = judge_of(engine, lesson, answer.text(source)), time.perf_counter()
+        judge, started = judge_of(engine, lesson, answer.texts(lesson)), time.perf_counter()
         seen = list(judge.verdicts())
         yield Trial(lesson, "right", answer.todo, answer.name, all(v.passed for v in seen), first_failure(seen), time.perf_counter() - started)
 
 
-def judge_of(engine: Engine, lesson: str, text: str) -> Judge:
-    """A judge of this text, as if it were the student's file."""
+def judge_of(engine: Engine, lesson: str, texts: dict[Path, str]) -> Judge:
+    """A judge of these files, as if they were the student's."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / lessons.source_path(lesson).relative_to(lessons.source_root())
-        path.parent.mkdir()
-        path.write_text(text)
+        for path, text in texts.items():
+            target = Path(folder) / path
+            target.parent.mkdir(exist_ok=True)
+            target.write_text(text)
         return Judge(engine, lesson, folder)
 
 
@@ -111,7 +130,7 @@ def run(stems: list[str] | None = None) -> int:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Engine() as engine, Progress(*columns, console=console, transient=True) as progress:
         for lesson in stems or checked_lessons():
-            numbers = len(regions.titles(lessons.source_path(lesson).read_text("utf-8")))
+            numbers = len(lessons.titles(lesson))
             answers = importlib.import_module(f"grader.mutants.{lesson}")
             task = progress.add_task(lesson, total=2 * numbers + len(answers.WRONG) + len(answers.RIGHT))
             for trial in trials(engine, lesson):

@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from grader.engine import lessons, regions
+from grader.engine import lessons
+from grader.engine.lessons import titles
 
 LINE = re.compile(r"(\w+)/(\d+) (\w+)(?: hints=(\d+))?\s*$")
 Id = tuple[str, int]  # lesson, TODO
@@ -58,11 +59,6 @@ class Progress:
             elif line.strip():
                 foreign.append(line)
         return entries, foreign
-
-
-def titles(lesson: str) -> dict[int, str]:
-    """The lesson's TODOs in order: number → title."""
-    return dict(sorted(regions.titles(lessons.source_path(lesson).read_text("utf-8")).items()))
 
 
 def exercises() -> list[str]:

@@ -8,7 +8,8 @@ folder:
     file         what `__file__` is to them
     argv         the command line: run the script as a whole;  or
     module, function, inputs
-                 call a function of the check file with the student's module
+                 call a function of the check file (or of another module, as
+                 "module:function") with the student's module
     world, nodes ranks, and how many nodes they pretend to be spread over
     group        make the process group before the call
     gpus         GPUs a node to pretend
@@ -139,7 +140,8 @@ def call(job: dict, judge: observe.Judge, number: int) -> dict:
     """Call a check's rank function with the student's module."""
     if job["group"]:
         torch.distributed.init_process_group("gloo")
-    function = getattr(sys.modules[job["module"]], job["function"])
+    module, _, name = job["function"].rpartition(":")
+    function = getattr(sys.modules[module or job["module"]], name)
     if job["file"] is None:  # a reference: the check's own code and nobody else's
         return function(**job["inputs"])
     return function(load(job, judge, "student"), rank=number, world=job["world"], **job["inputs"])

@@ -1,0 +1,68 @@
+"""srun and mpiexec, as `batch.py` has them: run the command once for each task, one after the other.
+
+Called as `launchers.py srun ARGS…`. It imports next to nothing, because a check
+starts it several times.
+"""
+
+import os
+import sys
+
+# Options that take no value.
+ALONE = {
+    "exclusive", "overlap", "label", "l", "unbuffered", "u", "exact", "verbose", "v", "quiet", "Q", "multi-prog", "overcommit", "O",
+    "kill-on-bad-exit", "K", "pty", "envall", "genvall", "line-buffer",
+}  # fmt: skip
+
+
+def parse(args: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Options by their name without dashes, and the command."""
+    options: dict[str, str] = {}
+    rest = list(args)
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        name, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("--") and name[1:].isdecimal():
+            name, equals, value = name[0], "=", name[1:]  # -n4
+        if not equals and name not in ALONE and rest:
+            value = rest.pop(0)
+        options[name] = value
+    return options, rest
+
+
+def srun(options: dict[str, str], nodes: int, a_node: int) -> list[tuple[int, dict]]:
+    """For each task its node and what it is told."""
+    nodes = int(options.get("nodes", options.get("N", nodes)))
+    tasks = int(options.get("ntasks", options.get("n", 0))) or int(options.get("ntasks-per-node", a_node)) * nodes
+    a_node = -(-tasks // nodes)
+    return [(task // a_node, dict(SLURM_PROCID=task, SLURM_LOCALID=task % a_node, SLURM_NODEID=task // a_node, SLURM_NTASKS=tasks,
+                                  SLURM_STEP_NUM_TASKS=tasks, SLURM_STEP_ID=0)) for task in range(tasks)]  # fmt: skip
+
+
+def mpiexec(options: dict[str, str], nodes: int, _: int) -> list[tuple[int, dict]]:
+    tasks = int(options.get("n", options.get("np", 1)))
+    a_node = int(options.get("ppn", options.get("npernode", -(-tasks // nodes))))
+    return [(min(task // a_node, nodes - 1), dict(PMI_RANK=task, PMI_SIZE=tasks, PALS_RANKID=task, PALS_LOCAL_RANKID=task % a_node,
+                                                  PALS_NODEID=task // a_node)) for task in range(tasks)]  # fmt: skip
+
+
+def main(program: str, args: list[str]) -> int:
+    options, command = parse(args)
+    if not command:
+        print(f"{program}: no command", file=sys.stderr)
+        return 1
+    launch = srun if program == "srun" else mpiexec
+    worst = 0
+    for node, told in launch(options, int(os.environ["STAND_IN_NODES"]), int(os.environ["STAND_IN_TASKS"])):
+        env = {**os.environ, **{name: str(value) for name, value in told.items()}, "STAND_IN_NODE": str(node)}
+        try:
+            worst = max(worst, abs(os.spawnvpe(os.P_WAIT, command[0], command, env)))
+        except OSError as problem:
+            print(f"{program}: {command[0]}: {problem.strerror}", file=sys.stderr)
+            return 127
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
