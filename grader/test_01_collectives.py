@@ -29,7 +29,7 @@ def predict_on_rank(student, rank, world, inputs):
     for name in NAMES:
         held = getattr(student, name)([torch.tensor(x) for x in inputs])
         predictions[name] = held
-        places = {h.untyped_storage().data_ptr() for h in held if isinstance(h, torch.Tensor)} if isinstance(held, (list, tuple)) else set()
+        places = {h.data_ptr() for h in held if isinstance(h, torch.Tensor)} if isinstance(held, (list, tuple)) else set()
         shared[name] = isinstance(held, (list, tuple)) and len(places) < len(held)
     return {"real": {"all_reduce": reduced, "all_gather": torch.cat(gathered), "reduce_scatter": scattered},
             "predicted": predictions, "shared": shared}
@@ -63,5 +63,5 @@ def test_todo1_three_collectives(student):
                 right, guess = real[rank].tolist(), held[rank].double().tolist()
                 expect(guess == right, f"after a real {name} of {inputs}, rank {rank} of {world} holds something else than predicted",
                        right, guess, rank)
-            expect(not seen[0]["shared"][name], f"{name} gives two ranks the same tensor; ranks share no memory, so each needs its own",
+            expect(not seen[0]["shared"][name], f"{name} gives two ranks the same memory; ranks share none, so each needs a tensor of its own",
                    "a tensor of its own for each rank", "one tensor for several")

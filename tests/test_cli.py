@@ -68,7 +68,7 @@ def test_check_reports_and_remembers(course):
 
     # status knows both, and what is next
     listed = course.run("status").stdout
-    assert "✓  1" in listed and "✗  3" in listed and "2 of 13" in listed and "Next: ./workbook watch 01_collectives" in listed
+    assert "✓  1" in listed and "✗  3" in listed and "2 of 18" in listed and "Next: ./workbook watch 01_collectives" in listed
 
 
 def test_check_of_another_folder_is_not_remembered(course, tmp_path):
@@ -164,7 +164,7 @@ def test_a_release_has_the_same_commands_without_solutions(course, tmp_path):
     assert course.run("release", str(tmp_path / "students")).returncode == 0
     released = Course.__new__(Course)
     released.folder = tmp_path / "students"
-    assert "0 of 13" in released.run("status").stdout and released.run("diff", "ddp_training").stdout == ""
+    assert "0 of 18" in released.run("status").stdout and released.run("diff", "ddp_training").stdout == ""
     done = released.run("solution", "ddp_training/1")
     assert done.returncode == 1 and "instructor keeps" in done.stderr
     for command in (["test"], ["build"], ["mutants"], ["release", str(tmp_path / "again")]):

@@ -95,18 +95,18 @@ def watch(course):
 @pytest.mark.parametrize("poll", ["0", "1"])
 def test_a_save_brings_the_verdict(course, watch, poll):
     watched = watch("ddp_training", WORKBOOK_POLL=poll)
-    watched.until("0 of 13")
+    watched.until("0 of 18")
     watched.until("✗ ddp_training/1 ")
     course.solve("ddp_training", (1,))
     watched.until("✓ ddp_training/1 ")
     watched.until("s after the save")
-    rest = watched.until("1 of 13") + watched.until("✗ ddp_training/2 ")
+    rest = watched.until("1 of 18") + watched.until("✗ ddp_training/2 ")
     assert "ddp_training/3" not in rest  # only the next failure
     part = course.script("ddp_training").with_suffix(".new")
     part.write_text(course.script("ddp_training").read_text())
     part.replace(course.script("ddp_training"))  # as many editors save
     watched.until("✗ ddp_training/2 ")
-    watched.until("1 of 13")
+    watched.until("1 of 18")
     assert "ddp_training/1 pass" in course.progress() and "ddp_training/2 fail" in course.progress()
     watched.end(signal.SIGINT)
     assert "Traceback" not in watched.text and watched.process.returncode == 130
@@ -131,7 +131,7 @@ def test_keys(course, watch):
     os.write(watched.out, b"h")
     watched.until("hint 2 of 3")
     os.write(watched.out, b"l")
-    watched.until("0 of 13 TODOs")
+    watched.until("0 of 18 TODOs")
     os.write(watched.out, b"n")
     watched.until("✗ ddp_training/1 ")
     watched.until("q quit")
@@ -151,8 +151,8 @@ def test_what_is_worked_on_comes_first(engine, tmp_path):
     (tmp_path / "train" / "ddp_training.py").write_text(regions.compose(source, (1, 2, 3, 10)))
     shown = []
     verdicts = loop.recheck(engine, "ddp_training", 10, lambda v: shown.append(v.todo), target=str(tmp_path))
-    assert shown == [10, *range(1, 10), 11, 12, 13]
-    assert [v.todo for v in verdicts] == list(range(1, 14))
+    assert shown == [10, *range(1, 10), *range(11, 19)]
+    assert [v.todo for v in verdicts] == list(range(1, 19))
     assert [v.todo for v in verdicts if v.passed] == [1, 2, 3, 10]
 
     shown.clear()

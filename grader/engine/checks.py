@@ -16,6 +16,7 @@ same `Judge`.
 
 import importlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -24,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from grader.engine import batch, lessons, regions
-from grader.engine.diagnose import Fault, Where
+from grader.engine.diagnose import Fault, Where, place
 from grader.engine.launch import Engine, Run
 
 BASELINE = "single_gpu_training"  # the serial run that every parallel run must equal
@@ -107,7 +108,7 @@ class Student:
         Raises the `Fault` that stopped it.
         """
         run = self._once(world=world, nodes=nodes, gpus=gpus, group=group, function=function.__name__, inputs=inputs)
-        self.events = run.events
+        self.events, self.files = run.events, run.files
         if run.fault:
             raise explain_broken_cell(run)
         return run.evidence
@@ -208,6 +209,8 @@ class Judge:
         self.student: Student | None = None
         self.unreadable = ""
         self.blamed: dict[int, Fault] = {}  # a crash met by another TODO's check
+        self.asked: set[int] = set()  # TODOs whose verdict was begun
+        self.broken: Fault | None = None  # the script is no Python
         self.known: dict[int, Verdict] = {}
         try:
             self.student = Student(engine, lesson, lessons.units(lesson, target, latest) if units is None else units,
@@ -229,29 +232,47 @@ class Judge:
     def _reach(self, number: int) -> Verdict:
         if self.student is None:
             return self._say(number, "fail", "crash", self.unreadable)
-        if number in self.blamed and self.attempted(number):
+        if self.broken and not self._in_batch_files(number):
+            return self._say_broken(number)
+        if number in self.asked:  # by a TODO that this one needs, and stops
             return self._failed(number, self.blamed[number])
+        self.asked.add(number)
         missing = [need for need in self.checks[number].todo.needs if not self.verdict(need).passed]
+        if missing and number in self.blamed and self.attempted(number):
+            return self._failed(number, self.blamed[number])
         if missing:
-            names = " and ".join(f"TODO {need}" for need in missing)
-            return self._say(number, "skipped", "prerequisite", f"first {names}: this check needs what it makes")
+            return self._say(number, "skipped", "prerequisite", f"first {todos(missing)}: this check needs what it makes")
         try:
             self.checks[number](self.student)
         except (Wrong, Fault) as problem:
+            if str(problem.seen).startswith(NO_PYTHON) and getattr(problem, "cause", "") == "crash" and not lessons.is_notebook(self.lesson):
+                self.broken = problem
+                return self._say_broken(number)
             return self._judge(number, problem)
         return self._say(number, "pass", None)
 
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
         if not self.attempted(number):
             return self._say(number, "fail", "not_attempted", f"TODO {number} is not done yet", problem)
-        owners = [self.owner(place) for place in (getattr(problem, "where", None), getattr(problem, "also", None))]
-        for owner in owners if number not in owners else ():
+        for place in (getattr(problem, "where", None), *getattr(problem, "also", ())):
+            owner = self.owner(place)
+            if owner == number:
+                break
             if owner in self.checks:
-                # The line belongs to another TODO: that one is to blame, and this one can not be judged.
+                # The line belongs to another TODO. If that one is wrong, it is to blame, and this one can not be judged.
                 self.blamed.setdefault(owner, problem)
                 if not self.verdict(owner).passed:
                     return self._say(number, "skipped", "prerequisite", f"first TODO {owner}: it stops this check, {problem.message}")
         return self._failed(number, problem)
+
+    def _say_broken(self, number: int) -> Verdict:
+        """The script does not compile: that is told once, by the TODO whose line it is, or by the first."""
+        teller = self.owner(self.broken.where)
+        teller = teller if teller in self.checks else min(self.checks)
+        message = f"{place(self.broken.where)} does not run: {self.broken.seen}"
+        if number == teller:
+            return self._say(number, "fail", "crash", message, self.broken)
+        return self._say(number, "skipped", "prerequisite", f"first TODO {teller}: {message}")
 
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
         return self._say(number, "fail", getattr(problem, "cause", "wrong_value"), problem.message, problem)
@@ -272,6 +293,9 @@ class Judge:
         return any(regions.attempted(u.source, u.text, number) for u in self.student.units + self.student.batch
                    if u.source and number in regions.titles(u.source))
 
+    def _in_batch_files(self, number: int) -> bool:
+        return any(number in regions.titles(unit.source) for unit in self.student.batch)
+
     def owner(self, where: Where | None) -> int | None:
         """The TODO whose region holds a line of the student's code."""
         for unit in self.student.units if where else ():
@@ -286,11 +310,24 @@ class Judge:
         return f"{where[0]}:{where[1]}" + (f" (TODO {owner})" if owner else "")
 
 
+def todos(numbers: list[int]) -> str:
+    """"TODO 4", "TODOs 1 to 12", "TODOs 9 and 11"."""
+    if len(numbers) == 1:
+        return f"TODO {numbers[0]}"
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"TODOs {numbers[0]} to {numbers[-1]}"
+    return f"TODOs {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+NO_PYTHON = ("SyntaxError", "IndentationError", "TabError")
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # a terminal's colours
+
+
 def text(value: Any) -> str | None:
     """What was expected or seen, short enough to read."""
     if value is None:
         return None
-    shown = value if isinstance(value, str) else repr(value)
+    shown = ESCAPES.sub("", value if isinstance(value, str) else repr(value))
     return shown if len(shown) <= 400 else shown[:397] + "…"
 
 

@@ -27,6 +27,7 @@ app = typer.Typer(
 )  # fmt: skip
 BEGIN, LEARN, TEACH = "To begin", "To learn", "For instructors and maintainers"
 BASELINE = "single_gpu_training"
+STUDENTS = lessons.source_root().name != "solutions"  # this is a student's copy of the course
 
 Lesson = Annotated[str, typer.Argument(metavar="LESSON", help="such as ddp_training")]
 Todo = Annotated[str, typer.Argument(metavar="LESSON/TODO", help="such as ddp_training/4")]
@@ -39,7 +40,7 @@ def lesson_named(name: str) -> str:
     stems = lessons.stems()
     if name not in stems:
         close = difflib.get_close_matches(name, stems, n=1)
-        fail(f"no lesson {name}" + (f", did you mean {close[0]}?" if close else "") + f" There are {', '.join(stems)}")
+        fail(f"no lesson {name}" + (f", did you mean {close[0]}?" if close else ".") + f" There are {', '.join(stems)}")
     return name
 
 
@@ -52,8 +53,10 @@ def exercise_named(name: str) -> str:
 def todo_named(name: str) -> tuple[str, int]:
     lesson, _, number = name.partition("/")
     known = titles(exercise_named(lesson))
+    if not number:
+        fail(f"which TODO? {lesson} has {lesson}/1 to {lesson}/{max(known)}")
     if not number.isdecimal() or int(number) not in known:
-        fail(f"{name} is no TODO; {lesson} has {', '.join(map(str, known))}: {lesson}/1 is the first")
+        fail(f"{name} is no TODO; {lesson} has 1 to {max(known)}: {lesson}/1 is the first")
     return lesson, int(number)
 
 
@@ -131,12 +134,17 @@ def lab(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help
 # To learn
 
 
+@app.command("list", hidden=True)  # what many type first
 @app.command(rich_help_panel=LEARN)
-def status() -> None:
+def status(only: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, all lessons")] = None) -> None:
     """List the lessons and their TODOs: what is done, what is next."""
+    if only:
+        lesson_named(only)
     entries = Progress().read()
     marks = {"pass": "✓", "fail": "✗", "skipped": "–"}
     for lesson, line in zip(lessons.stems(), lesson_map(), strict=True):
+        if only not in (None, lesson):
+            continue
         say(line)
         for number, title in titles(lesson).items():
             state = entries.get((lesson, number), Entry()).state
@@ -171,7 +179,7 @@ def check(
             if lesson in (None, stem):
                 judge = Judge(engine, stem, folder)
                 for verdict in judge.verdicts() if number is None else [judge.verdict(number)]:
-                    say_verdict(verdict)
+                    say_verdict(verdict, brief=any(before.status == "fail" for before in found))
                     found.append(verdict)
     if not found:
         fail(f"{lesson} has no checks yet")
@@ -244,6 +252,7 @@ def reset(lesson: Lesson) -> None:
 
     for line in files.reset(lesson_named(lesson)):
         say(escape(line))
+    Progress().forget(lesson)
 
 
 @app.command(rich_help_panel=LEARN)
@@ -331,7 +340,7 @@ def submit(out: Annotated[Path, typer.Option(metavar="FILE", help="the archive t
 # For instructors and maintainers
 
 
-@app.command(rich_help_panel=TEACH)
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def test(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for pytest, such as -- -k build")] = None) -> None:
     """Test the workbook: its own tests, then the checks on the reference solutions."""
     import subprocess
@@ -348,7 +357,7 @@ def test(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", hel
     raise typer.Exit(failed[0] if failed else min(codes))
 
 
-@app.command(rich_help_panel=TEACH)
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def build(
     force: Annotated[bool, typer.Option("--force", help="also over edited files, which are kept aside")] = False,
     check: Annotated[bool, typer.Option("--check", help="write nothing; say what is wrong with sources and checks")] = False,
@@ -380,7 +389,7 @@ def build(
     raise typer.Exit(bool(problems))
 
 
-@app.command(rich_help_panel=TEACH)
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def release(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty")],
     only: Annotated[list[str] | None, typer.Option("--with", metavar="LESSON", help="only this one; may be repeated")] = None,
@@ -397,7 +406,7 @@ def release(
         say(escape(line))
 
 
-@app.command(rich_help_panel=TEACH)
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def mutants(names: Annotated[list[str] | None, typer.Argument(metavar="[LESSON]...")] = None) -> None:
     """Grade the grader: wrong answers it must reject, other right ones it must accept."""
     needs_solutions()
@@ -423,7 +432,10 @@ def main() -> NoReturn:
         # Otherwise a mistake would be told in a box of five lines.
         code = app(prog_name="./workbook", standalone_mode=False)
     except TyperException as mistake:
-        if message := mistake.format_message():  # none after the help that `./workbook` alone gives
+        message = mistake.format_message()
+        if "No such option" in message:
+            message += " What is meant for the script or for pytest goes after --"
+        if message:  # none after the help that `./workbook` alone gives
             typer.echo(f"workbook: {message} (--help explains the commands)", err=True)
         code = 2
     except BrokenPipeError:  # `| head` has read enough

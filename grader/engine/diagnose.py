@@ -8,6 +8,7 @@ again: that is a deadlock, known at once.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Where = list  # [unit, line, function]
@@ -17,11 +18,11 @@ class Fault(Exception):
     """Why a run failed. `cause` is crash, mismatch or hang; `where` is a line of the student's code."""
 
     def __init__(self, cause: str, message: str, rank: int | None = None, where: Where | None = None,
-                 expected: str | None = None, seen: str | None = None, also: Where | None = None) -> None:
+                 expected: str | None = None, seen: str | None = None, also: Sequence[Where] = ()) -> None:
         super().__init__(message)
         self.cause, self.message, self.rank, self.where = cause, message, rank, where
         self.expected, self.seen = expected, seen
-        self.also = also  # where another rank was: the cause may be there as well
+        self.also = also  # the lines that called that one, and where another rank was: the cause may be there as well
 
 
 @dataclass
@@ -45,8 +46,13 @@ class Op:
             peer = f" {'to' if event['op'] == 'send' else 'from'} rank {event['peer']}"
         return f"{event['op']}{detail}{shape}{peer}"
 
+    @property
+    def callers(self) -> list[Where]:
+        return self.event.get("callers", [])
+
     def at(self) -> str:
-        return f"{self} at {place(self.where)}"
+        calls = "".join(f", called at line {line}" for unit, line, _ in self.callers[-1:] if self.where and unit == self.where[0])
+        return f"{self} at {place(self.where)}{calls}"
 
 
 @dataclass
@@ -73,7 +79,7 @@ class Observer:
         rank.last = event.get("where") or rank.last
         if event["e"] in ("wait", "done"):
             rank.waiting = event["e"] == "wait"
-        elif event["e"] == "joined":
+        elif event["e"] == "joins":
             return self.join(number, event)
         elif event["e"] == "op":
             if event["op"] in ("send", "recv"):
@@ -84,7 +90,7 @@ class Observer:
     def join(self, number: int, event: dict) -> Fault | None:
         other = self.joined.setdefault(event["rank"], number)
         if other != number:
-            return Fault("mismatch", f"ranks {other} and {number} both joined the process group as rank {event['rank']}",
+            return Fault("mismatch", f"ranks {other} and {number} both join the process group as rank {event['rank']}",
                          number, event["where"], expected=f"rank {number}", seen=f"rank {event['rank']}")
         return None
 
@@ -112,18 +118,19 @@ class Observer:
         if first.where != second.where:
             skipper, waiter = self.skipper(first, second)
             if skipper:
-                text = (f"rank {skipper.rank} skipped a call that the others make: rank {waiter.rank} is in "
-                        f"{waiter.at()}, while rank {skipper.rank} went on to {skipper.at()}")
+                text = (f"rank {skipper.rank} skipped a call that the others make, or makes one that they do not: rank {waiter.rank} is in "
+                        f"{waiter.at()}, while rank {skipper.rank} is in {skipper.at()}")
             else:
                 skipper, waiter = second, first
                 text = (f"the ranks part: rank {first.rank} is in {first.at()}, rank {second.rank} in {second.at()}; "
                         "one of them skipped a call, or made one too many")
             return Fault("hang", f"{text}. Every rank of a group must make the same calls in the same order",
-                         skipper.rank, waiter.where, expected=str(waiter), seen=str(skipper), also=skipper.where)
+                         skipper.rank, waiter.where, expected=str(waiter), seen=str(skipper),
+                         also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers])
         what = {"op": "different operations", "shape": "different shapes", "dtype": "different dtypes",
                 "detail": "different roots or reductions"}[differ(first.event, second.event)]
         return Fault("mismatch", f"the ranks call {what}: rank {first.rank} {first.at()}, rank {second.rank} {second.at()}",
-                     odd.rank, odd.where or usual.where, expected=str(usual), seen=str(odd))
+                     odd.rank, odd.where or usual.where, expected=str(usual), seen=str(odd), also=odd.callers)
 
     def skipper(self, first: Op, second: Op) -> tuple[Op, Op] | tuple[None, None]:
         """Which of two ranks at different lines left out a call, and which did not; None where that is not known.
@@ -210,7 +217,7 @@ class Observer:
         waiting = [n for n, (o, _) in stuck.items() if o is op or (o.where == op.where and "peer" not in op.event)]
         verb = "waits" if len(waiting) == 1 else "wait"
         return Fault("hang", f"deadlock: {numbers(waiting)} {verb} in {op.at()}; " + "; ".join(stories),
-                     number if skipper is None else skipper, op.where, expected=f"every rank in {op}", seen="; ".join(stories))
+                     number if skipper is None else skipper, op.where, expected=f"every rank in {op}", seen="; ".join(stories), also=op.callers)
 
 
 def differ(first: dict, second: dict) -> str | None:

@@ -68,9 +68,12 @@ def climb(lesson: str, number: int) -> str:
     hints = next(check.todo.hints for check in checks_of(check_module(lesson)) if check.todo.number == number)
     progress = Progress()
     shown = progress.read().get((lesson, number))
-    step = min((shown.hints if shown else 0) + 1, len(hints))
+    # The first one came with the failure.
+    before = max(shown.hints, int(shown.state == "fail")) if shown else 0
+    step = min(before + 1, len(hints))
     progress.write({(lesson, number): step})
-    return f"hint {step} of {len(hints)} for {lesson}/{number}: {hints[step - 1]}"
+    last = "  (that was the last one)" if step == len(hints) else ""
+    return f"hint {step} of {len(hints)} for {lesson}/{number}: {hints[step - 1]}{last}"
 
 
 def must_poll(folder: Path) -> bool | None:

@@ -8,6 +8,7 @@ alike. Events are JSON lines on a socket of the run's folder:
     {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
      "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
     {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait
+    {"e": "joins", "rank": 1}        it asks to be this rank of the process group
     {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
     {"e": "crash", …} {"e": "exit", …} {"e": "end"}
 """
@@ -77,14 +78,18 @@ class Judge:
         while self.socket.recv(1):
             pass
 
-    def where(self) -> list | None:
-        """The innermost line of the student's code that is running: [unit, line, function]."""
-        frame = sys._getframe(1)
+    def lines(self) -> list[list]:
+        """The lines of the student's code that are running, the innermost first: [unit, line, function]."""
+        frame, found = sys._getframe(1), []
         while frame is not None:
             if frame.f_code.co_filename in self.units:
-                return [frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name]
+                found.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name])
             frame = frame.f_back
-        return None
+        return found
+
+    def where(self) -> list | None:
+        """The innermost of these lines."""
+        return next(iter(self.lines()), None)
 
 
 def watch(judge: Judge, run: Path, job: dict) -> None:
@@ -133,6 +138,7 @@ def watch_rendezvous(judge: Judge, run: Path, job: dict) -> None:
         asked = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(url).query))
         rank = int(asked.get("rank", os.environ["RANK"]))
         world = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
+        judge.say(e="joins", rank=rank, where=judge.where())
         yield dist.FileStore(str(run / f"store-{next(meetings)}"), world), rank, world
 
     for scheme in ("env", "tcp"):
@@ -220,8 +226,9 @@ def report(judge: Judge, name: str, given: dict) -> None:
     group = dist.ProcessGroup.unbox(given["process_group"])
     kept.add(group)
     members = next((ranks for g, ranks in c10d._world.pg_group_ranks.items() if g.group_name == group.group_name), {})
+    where, *callers = judge.lines() or [None]
     event = dict(op=SPOKEN.get(name, name.rstrip("_")), name=group.group_name, group=sorted(members),
-                 shape=None, dtype=None, bytes=0, detail=None, where=judge.where())
+                 shape=None, dtype=None, bytes=0, detail=None, where=where, callers=callers)
     tensors = given.get(AGREED.get(name, ""))
     sent = tensors if tensors is not None else given.get("tensors", given.get("input"))
     sent = [t for t in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(t, torch.Tensor)]

@@ -49,6 +49,12 @@ class Progress:
         part.write_text("\n".join([*lines, *foreign]) + "\n", "utf-8")
         part.replace(self.path)  # whoever reads it meanwhile gets a whole file
 
+    def forget(self, lesson: str) -> None:
+        """Drop all that is known of a lesson that begins anew."""
+        known = [todo for todo in self.read() if todo[0] == lesson]
+        self.write(dict.fromkeys(known, "new"))
+        self.write(dict.fromkeys(known, 0))
+
     def _parse(self) -> tuple[dict[Id, Entry], list[str]]:
         entries, foreign = {}, []
         lines = self.path.read_text("utf-8", errors="replace").splitlines() if self.path.is_file() else []

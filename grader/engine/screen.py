@@ -24,13 +24,15 @@ def say(text: str = "") -> None:
     console.file.flush()
 
 
-def say_verdict(verdict: "Verdict") -> None:  # noqa: F821  its module loads torch, so it is not imported here
-    """A line, and for a failure what is wrong, where, why it matters and what to try."""
+def say_verdict(verdict: "Verdict", brief: bool = False) -> None:  # noqa: F821  its module loads torch, so it is not imported here
+    """A line, and for a failure what is wrong, where, why it matters and what to try; `brief`: not why, nor what to try."""
     from grader.engine.report import heading, story
 
     say(f"[{COLOURS[verdict.status]}]{escape(heading(verdict))}[/]")
     if verdict.passed:
         return
-    for line in [f"  {verdict.message}", *story(verdict).splitlines()[1:]]:
+    if brief and verdict.cause == "not_attempted":
+        return
+    for line in [f"  {verdict.message}", *story(verdict, brief).splitlines()[1:]]:
         wrapped = textwrap.wrap(line, console.width - 2, initial_indent="  ", subsequent_indent=" " * 13, break_long_words=False)
         say(escape("\n".join(wrapped)))

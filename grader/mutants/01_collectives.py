@@ -13,7 +13,7 @@ WRONG = [
     Answer(1, "only rank 0 has the sum", ["total = torch.stack(inputs).sum(dim=0)\nreturn [total] + [x.clone() for x in inputs[1:]]", GATHER, SCATTER],
            says="rank 1"),
     Answer(1, "all ranks hold one tensor object", ["total = torch.stack(inputs).sum(dim=0)\nreturn [total] * len(inputs)", GATHER, SCATTER],
-           says="share no memory"),
+           says="the same memory"),
     Answer(1, "gathered in the order of arrival", [REDUCE, "return [torch.cat(inputs[r:] + inputs[:r]) for r in range(len(inputs))]", SCATTER],
            says="all_gather"),
     Answer(1, "gathered as a list", [REDUCE, "return [list(inputs) for _ in inputs]", SCATTER], says="no tensor"),
@@ -32,4 +32,5 @@ RIGHT = [
         "size = len(inputs[0]) // len(inputs)\nreturn [sum(x[r * size:(r + 1) * size] for x in inputs) for r in range(len(inputs))]"]),
     Answer(1, "one from the others", [
         "pieces = reduce_scatter(inputs)\nreturn [torch.cat(pieces) for _ in inputs]", GATHER, SCATTER]),
+    Answer(1, "chunks that are views, but of other memory each", [REDUCE, GATHER, "return list(torch.stack(inputs).sum(dim=0).chunk(len(inputs)))"]),
 ]

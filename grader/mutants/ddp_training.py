@@ -228,6 +228,52 @@ WRONG = [
         ''', says="without leaving"),
     Answer(13, "waits for the others, and stays", "dist.barrier()", says="without leaving"),
 
+    # What students wrote in a trial, and what was first told wrongly about it.
+    Answer(1, "every process is rank 0", 'dist.init_process_group("gloo", rank=0, world_size=int(os.environ["WORLD_SIZE"]))', says="both join"),
+    Answer(2, "local rank is text", '''
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        local_rank = os.environ["LOCAL_RANK"]
+        ''', says="is text"),
+    Answer(3, "the CPU as a GPU", '''
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu", local_rank)
+        torch.cuda.set_device(device)
+        ''', says="Expected a cuda device"),
+    Answer(4, "the validation set's sampler for the test set", '''
+        return (
+            DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True), ShardSampler(validation), ShardSampler(validation)
+        )
+        ''', says="another set's sampler"),
+    Answer(5, "the last batch is not left out", '''
+        train_loader = DataLoader(train, batch_size=args.batch_size // world_size, sampler=train_sampler, **common)
+        ''', says="a short batch is left out"),
+    Answer(7, "TODO 6 copied", '''
+        test_loader = DataLoader(validation, batch_size=args.batch_size // world_size, sampler=test_sampler, **common)
+        ''', says="reads the validation set"),
+    Answer(7, "the validation set's sampler", '''
+        test_loader = DataLoader(test, batch_size=args.batch_size // world_size, sampler=validation_sampler, **common)
+        ''', says="the validation set's sampler deals"),
+    Answer(11, "rank 0 alone evaluates the test set", edits=(
+        ("        test_loss = evaluate(model, test_loader, device, args)\n        # TODO", "        test_loss = 0.0\n        # TODO"),
+    ), body=[
+        'print0(f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, perplexity {perplexity(validation_loss):.1f}")',
+        '''
+        if rank == 0:
+            test_loss = evaluate(model, test_loader, device, args)
+            print(f"test loss {test_loss:.4f}")
+        ''',
+        'print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")',
+    ], says="called at line"),
+    Answer(12, "rank 1 writes", '''
+        plain = model.module if isinstance(model, DistributedDataParallel) else model
+        if dist.get_rank() == 1:
+            torch.save({"model": plain.state_dict(), "config": config, "epoch": epoch}, path)
+        ''', says="runs alone"),
+    Answer(13, "one rank waits for all", '''
+        if rank == 0:
+            dist.barrier()
+        cleanup()
+        ''', says="barrier"),
+
     # The batch files. Traps: GPUs asked but not visible; one python for four GPUs; a variable that expands too early, so that
     # every node is the rendezvous' host; a port that all jobs share.
     Answer(14, "two of four", "#SBATCH --gres=gpu:2", says="asks for 2 GPUs"),
@@ -248,7 +294,7 @@ WRONG = [
     Answer(16, "not exported", '''
         MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
         MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-        ''', edits=(('--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"', ""),), says="not the first node"),
+        ''', edits=(('--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"', ""),), says="does not say where"),
     Answer(16, "the list as Slurm abbreviates it", '''
         export MASTER_ADDR=$SLURM_JOB_NODELIST
         export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
@@ -416,6 +462,12 @@ RIGHT = [
         weights = {name.removeprefix("module."): weight for name, weight in model.state_dict().items()}
         save0({"model": weights, "config": config, "epoch": epoch}, path)
         '''),
+    Answer(12, "the last rank writes", '''
+        if rank_of_last():
+            save = model.module if isinstance(model, DistributedDataParallel) else model
+            torch.save({"model": save.state_dict(), "config": config, "epoch": epoch}, path)
+        dist.barrier()
+        ''', edits=(("def main(", "def rank_of_last():\n    return dist.get_rank() == dist.get_world_size() - 1\n\n\ndef main("),)),
     Answer(13, "by torch's own call", "dist.destroy_process_group()"),
     Answer(13, "in a finally", "pass", edits=(("    main()\n", "    try:\n        main()\n    finally:\n        cleanup()\n"),)),
     Answer(14, "by another option", "#SBATCH --gpus-per-node=4"),

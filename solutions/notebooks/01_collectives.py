@@ -48,7 +48,7 @@ def all_reduce(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """What each rank holds after an all-reduce (sum) of the 1-D tensors ``inputs``."""
     # TODO 1: Predict what each rank holds after an all-reduce, an all-gather and a
     # reduce-scatter. Here the all-reduce: each rank holds the sum of all inputs. Ranks
-    # share no memory, so no two of them may end up with the same tensor object.
+    # share no memory, so no two of them may end up with the same memory: `.clone()` copies a tensor.
     ### BEGIN SOLUTION
     total = torch.stack(inputs).sum(dim=0)
     return [total.clone() for _ in inputs]
@@ -79,7 +79,7 @@ def reduce_scatter(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 # Try it on three ranks. Work out by hand what the nine lines should say, then run the cell.
 
 # %%
-inputs = [torch.tensor([0, 1, 2]) + 10 * rank for rank in range(3)]
+inputs = [torch.tensor([0.0, 1.0, 2.0]) + 10 * rank for rank in range(3)]
 for collective in (all_reduce, all_gather, reduce_scatter):
     print(collective.__name__)
     for rank, held in enumerate(collective(inputs)):

@@ -2,7 +2,7 @@
 
 Two processes:  torchrun --nproc-per-node 2 train/ddp_training.py
 One process:    python train/ddp_training.py
-One node:       sbatch sbatch/ddp_training.sbatch              (JURECA)
+More nodes:     sbatch sbatch/ddp_training.sbatch              (JURECA)
                 qsub sbatch/ddp_training.pbs                   (Polaris)
 
 Every process has the whole model and a share of each batch, and the gradients are
@@ -11,7 +11,8 @@ the same losses, sooner.
 
 It starts as single_gpu_training.py and runs at every stage. Before TODO 1, two
 processes train two models that know nothing of each other. Fill the TODOs in
-order; `./workbook check ddp_training` says how far you are.
+the order of their numbers, which is not always that of the lines; `./workbook check
+ddp_training` says how far you are. TODOs 14 to 18 are in the batch files.
 """
 
 import argparse
@@ -76,7 +77,7 @@ def setup() -> tuple[int, int, int, torch.device]:
 
     # TODO 3: Take a device of its own.
     # A node with four GPUs runs four processes, and each must have another GPU than its
-    # neighbours. Without GPUs it is the CPU, as before.
+    # neighbours, also as the default for whatever names none. Without GPUs it is the CPU, as before.
     ### BEGIN SOLUTION
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -143,7 +144,8 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
     ### END SOLUTION
 
     # TODO 6: Load this rank's share of the validation set.
-    # To the last sample: here nothing may be dropped.
+    # To the last sample: here nothing may be dropped. The size of its batches changes no result;
+    # a rank's part of the global batch is one that fits.
     ### BEGIN SOLUTION
     validation_loader = DataLoader(
         validation, batch_size=args.batch_size // world_size, sampler=validation_sampler, **common
