@@ -281,10 +281,15 @@ def run(
     lesson: Lesson,
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for the script, such as -- --epochs 1")] = None,
     nproc: Annotated[int | None, typer.Option(min=1, metavar="N", help="processes", show_default="2, the baseline 1")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="submit the batch file as a job of N nodes, and follow its output")] = None,
+    batch: Annotated[str, typer.Option(metavar="OPTIONS", help="for sbatch or qsub, such as \"--time=00:10:00\"")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show the command")] = False,
 ) -> None:
-    """Run a lesson's script in several processes on this machine."""
+    """Run a lesson's script in several processes on this machine, or by its batch file on several nodes."""
     if lessons.is_notebook(lesson_named(lesson)):
         fail(f"{lesson} is a notebook: ./workbook lab opens it")
+    if nodes:
+        raise typer.Exit(run_as_job(lesson, nodes, batch, args or [], dry_run))
     import time
 
     from grader.engine import machine
@@ -293,10 +298,15 @@ def run(
     if not script.is_file():
         fail(f"there is no {own_file(lesson)}: ./workbook reset {lesson} brings it back")
     nproc = nproc or (1 if lesson == BASELINE else 2)
+    sizes = [int(value) for value in values_of("--batch-size", args or []) if value.isdecimal()]
+    if sizes and sizes[-1] % nproc:  # the script says so, too, but torchrun says much more after it
+        fail(f"--batch-size {sizes[-1]} is the global batch and does not divide by {nproc} processes; take {sizes[-1] + nproc - sizes[-1] % nproc}")
     # Each process would take all cores for itself.
     threads = os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     command = machine.launch_command(script, nproc, args or [])
     say(f"[dim]$ OMP_NUM_THREADS={threads} {escape(machine.shown(command))}[/]")
+    if dry_run:
+        return
     began = time.time()
     code = machine.call(command)
     out = out_folder(args or [], f"runs/{lesson}")
@@ -306,11 +316,45 @@ def run(
     raise typer.Exit(code)
 
 
+def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bool) -> int:
+    """Submit a lesson's batch file, follow it, and return its exit code; if `dry_run`, only show the command."""
+    import shlex
+
+    from grader.engine import scheduler
+
+    kinds = scheduler.kinds()
+    if not kinds and not dry_run:
+        fail("there is neither sbatch nor qsub here: go to a login node of a cluster; --dry-run shows what would be submitted")
+    options = shlex.split(batch)
+    try:
+        commands = {kind: scheduler.command(lesson, kind, nodes, options, args) for kind in kinds[:1] or ("sbatch", "pbs")}
+        for kind, command in commands.items():
+            say(f"[dim]$ {escape(shlex.join(command))}[/]")
+            if todo := scheduler.account_is_missing(kind, options):
+                say(escape(todo)) if dry_run else fail(todo)
+        if dry_run:
+            return 0
+        kind = kinds[0]
+        job = scheduler.submit(commands[kind])
+    except ValueError as problem:
+        fail(problem)
+    stop = "scancel" if kind == "sbatch" else "qdel"
+    try:
+        return scheduler.follow(kind, job, lambda text: (sys.stdout.write(text), sys.stdout.flush())).code
+    except KeyboardInterrupt:
+        say(f"\njob {job} goes on; {stop} {job} ends it")
+        return 130
+
+
+def values_of(option: str, args: list[str]) -> list[str]:
+    """What a script is given for one of its own options."""
+    given = [after for flag, after in zip(args, args[1:], strict=False) if flag == option]
+    return given + [arg.removeprefix(f"{option}=") for arg in args if arg.startswith(f"{option}=")]
+
+
 def out_folder(args: list[str], default: str) -> Path:
     """Where a script writes, by its own --out."""
-    given = [after for flag, after in zip(args, args[1:], strict=False) if flag == "--out"]
-    given += [arg.removeprefix("--out=") for arg in args if arg.startswith("--out=")]
-    return Path(given[-1] if given else default)
+    return Path(([default] + values_of("--out", args))[-1])
 
 
 def say_picture(out: Path) -> None:

@@ -1,0 +1,105 @@
+"""A real Slurm on this machine: four nodes, four GPUs each by name, none in fact."""
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel")
+FOUND = {name: shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin") for name in PROGRAMS}
+MISSING = [name for name, path in FOUND.items() if path is None]
+NODES = [f"127.0.0.{n}" for n in range(1, 5)]  # an address each, so that nobody must be taught their names
+
+CONF = """
+ClusterName=mini
+SlurmctldHost=localhost
+SlurmctldPort={ports[4]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+CredType=cred/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0
+ReturnToService=2
+KillWait=3
+EnforcePartLimits=ALL
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdParameters=config_overrides
+GresTypes=gpu
+{nodes}
+PartitionName=dc-gpu Nodes=ALL Default=YES MaxTime=24:00:00 State=UP
+PartitionName=dc-gpu-devel Nodes=127.0.0.[1-2] MaxTime=02:00:00 State=UP
+"""
+
+
+class Slurm:
+    """Daemons in a folder; use as a context manager, which ends them and every job."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.processes = folder, []
+        self.env = {**{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_"))},
+                    "SLURM_CONF": str(folder / "slurm.conf")}  # fmt: skip
+
+    def __enter__(self) -> "Slurm":
+        for name in ("state", "dev", *(f"spool-{node}" for node in NODES)):
+            (self.folder / name).mkdir(parents=True)
+        for gpu in range(4):
+            (self.folder / "dev" / f"nvidia{gpu}").touch()
+        ports = free_ports(5)
+        lines = [f"NodeName={node} NodeHostname=localhost NodeAddr={node} Port={port} CPUs=4 RealMemory=4000 Gres=gpu:4 State=UNKNOWN"
+                 for node, port in zip(NODES, ports)]  # fmt: skip
+        (self.folder / "slurm.conf").write_text(CONF.format(folder=self.folder, ports=ports, user=getpass.getuser(), nodes="\n".join(lines)))
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/dev/nvidia[0-3]\n")
+        self.start("slurmctld", "-D", "-c")
+        for node in NODES:
+            self.start("slurmd", "-D", "-N", node)
+        deadline = time.monotonic() + 60
+        while len(self.ask("sinfo", "-h", "-N", "-p", "dc-gpu", "-t", "idle", "-o", "%N").stdout.split()) < len(NODES):
+            assert time.monotonic() < deadline, (self.folder / "slurmctld.log").read_text()[-2000:]
+            time.sleep(0.1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ask("scancel", "-u", getpass.getuser())
+        deadline = time.monotonic() + 20
+        while self.ask("squeue", "-h").stdout.strip() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def start(self, program: str, *args: str) -> None:
+        log = (self.folder / f"{program}.out").open("a")
+        self.processes.append(subprocess.Popen([FOUND[program], *args], env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+
+    def ask(self, program: str, *args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess:
+        return subprocess.run([FOUND[program], *args], cwd=cwd, env={**self.env, **env}, text=True, capture_output=True,
+                              stdin=subprocess.DEVNULL, timeout=300)  # fmt: skip
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has now; all are held until all are known, so that they differ."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

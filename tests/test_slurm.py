@@ -1,0 +1,120 @@
+"""The reference batch files on a real Slurm: submitted as a user would, with the losses of the serial run."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+import slurm
+from course_copy import Course
+from grader.engine import lessons
+
+pytestmark = pytest.mark.skipif(bool(slurm.MISSING), reason=f"{', '.join(slurm.MISSING)} not found: apt install slurm-wlm")
+
+SMALL = ["--data", "random", "--epochs", "1", "--max-steps", "4", "--batch-size", "12", "--seq-len", "16", "--dim", "16", "--heads", "2",
+         "--layers", "1", "--log-every", "2", "--lr", "0.1", "--optimizer", "sgd"]  # fmt: skip
+HERE = ["--cpus-per-task=2"]  # a node of JURECA has more
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with slurm.Slurm(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    made = Course(tmp_path_factory.mktemp("course") / "course")
+    made.solve("ddp_training", tuple(lessons.titles("ddp_training")))
+    return made
+
+
+@pytest.fixture(scope="module")
+def late(cluster, course):
+    """A job that will meet its time limit, submitted before all others: a minute is the shortest there is."""
+    job = cluster.ask("sbatch", "--parsable", "--time=1", "--gres=gpu:1", "--output=late.out", "--wrap=echo begun; sleep 1000", cwd=course.folder)
+    assert job.returncode == 0, job
+    return job.stdout.strip()
+
+
+def losses(folder):
+    """The lines of metrics.jsonl, without what depends on the clock."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["kind"], line["step"], line.get("validation_loss"), line["loss"]) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def serial(course):
+    done = subprocess.run([sys.executable, "train/single_gpu_training.py", *SMALL, "--out", "runs/serial"], cwd=course.folder,
+                          env=course.environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=300)  # fmt: skip
+    assert done.returncode == 0, done
+    return losses(course.folder / "runs" / "serial")
+
+
+def submitted(cluster, folder, file, *options):
+    """sbatch, and wait for the job's end. Returns its number and its output, which is where it was submitted."""
+    done = cluster.ask("sbatch", "--wait", "--parsable", *HERE, *options, file, *SMALL, cwd=folder, WORKBOOK_PYTHON=sys.executable)
+    job = done.stdout.split(";")[0].strip()
+    name = file.rpartition("/")[2].partition(".")[0]
+    output = folder / f"{name}-{job}.out"
+    assert done.returncode == 0, (done, output.exists() and output.read_text())
+    return job, output.read_text()
+
+
+@pytest.mark.parametrize(("below", "name", "options"), [
+    (False, "ddp_training", ["--nodes=2", "--gres=gpu:2"]),
+    (True, "ddp_training", ["--nodes=1", "--gres=gpu:3"]),
+    (True, "single_gpu_training", []),
+])  # fmt: skip
+def test_a_job_has_the_losses_of_the_serial_run(cluster, course, late, serial, below, name, options):
+    folder, file = (course.folder / "sbatch", f"{name}.sbatch") if below else (course.folder, f"sbatch/{name}.sbatch")
+    job, output = submitted(cluster, folder, file, *options)
+    assert output.count("test loss") == 1, output
+    for right, seen in zip(serial, losses(course.folder / "runs" / f"{name}-{job}"), strict=True):
+        assert right[:2] == seen[:2]
+        for a, b in zip(right[2:], seen[2:]):
+            assert a == b is None or math.isclose(a, b, rel_tol=1e-4)
+
+
+def test_what_a_user_sees_of_a_mistake(cluster, course):
+    def refused(*options):
+        return cluster.ask("sbatch", *HERE, *options, "sbatch/ddp_training.sbatch", cwd=course.folder)
+
+    wrong = refused("--partition=dc-gpus")
+    assert wrong.returncode != 0 and "invalid partition specified: dc-gpus" in wrong.stderr
+    many = refused("--gres=gpu:8")
+    assert many.returncode != 0 and "Requested node configuration is not available" in many.stderr
+
+
+@pytest.mark.parametrize(("where", "env", "words"), [
+    ("nowhere", {}, "error: submit this from the course's folder, or from sbatch/ in it"),
+    ("", {"WORKBOOK_PYTHON": "/nowhere/python"}, "error: no Python with torch on "),
+])  # fmt: skip
+def test_what_is_missing_is_told_in_one_line(cluster, course, where, env, words):
+    folder = course.folder / where / where if where else course.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = {"PATH": "/usr/bin:/bin"}  # on which there is no torch
+    done = cluster.ask("sbatch", "--wait", "--parsable", *HERE, "--nodes=1", "--gres=gpu:1",
+                       str(course.folder / "sbatch" / "ddp_training.sbatch"), cwd=folder, **plain, **env)  # fmt: skip
+    output = (folder / f"ddp_training-{done.stdout.strip()}.out").read_text()
+    assert done.returncode != 0 and output.startswith(words) and output.count("\n") == 1, output
+
+
+def test_run_submits_and_follows(cluster, course, serial):
+    """`./workbook run --nodes`: the command it prints, the job's output, the job's exit code."""
+    env = {**course.environment(WORKBOOK_PYTHON=sys.executable), "SLURM_CONF": cluster.env["SLURM_CONF"], "SBATCH_ACCOUNT": "mine"}
+    done = subprocess.run(course.command("run", "ddp_training", "--nodes", "2", "--batch", "--gres=gpu:1 --cpus-per-task=2", "--", *SMALL),
+                          cwd=course.folder, env=env, capture_output=True, text=True, timeout=300)  # fmt: skip
+    assert done.returncode == 0, done
+    assert "$ sbatch --nodes=2 --gres=gpu:1 --cpus-per-task=2 sbatch/ddp_training.sbatch --data random" in done.stdout
+    assert "test loss" in done.stdout and "COMPLETED" in done.stdout
+
+
+def test_a_time_limit(cluster, course, late):
+    """Last, for it takes a minute and more: Slurm says why the job ended."""
+    done = cluster.ask("sbatch", "--wait", f"--dependency=afterany:{late}", "--output=/dev/null", "--wrap=true", cwd=course.folder)
+    assert done.returncode == 0, done
+    output = (course.folder / "late.out").read_text()
+    assert output.startswith("begun") and "DUE TO TIME LIMIT" in output
