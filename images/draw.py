@@ -210,7 +210,7 @@ def verdict() -> Figure:
     write(axes, 9.4, 3.1, "waits in all_reduce …", 9)
     write(axes, 8.0, 1.4, "has finished", 9, ha="left")
     arrow(axes, (13.2, 2.3), (14.8, 2.3))
-    said = "deadlock: rank 0 waits in all_reduce at\ntrain/ddp_training.py:154 (TODO 10);\nrank 1 never comes: it has finished"
+    said = "deadlock: rank 0 waits in all_reduce at\ntrain/ddp_training.py:156 (TODO 10);\nrank 1 never comes: it has finished"
     box(axes, 15.2, 0.7, 17.2, 3.2, "#fff4ec", RED, linewidth=1.5)
     write(axes, 15.8, 2.3, said, 10.5, ha="left", linespacing=1.5, **MONO)
     return figure

@@ -206,8 +206,11 @@ class Observer:
             return None
         # A rank that lacks only ranks which can still move is not stuck; here none can.
         number, (op, lacking) = min(stuck.items(), key=lambda item: (not any(self.ranks[m].gone for m in item[1][1]), item[0]))
-        stories = []
+        finished = [member for member in lacking if self.ranks[member].gone == "it has finished"]
+        stories = [f"{numbers(finished)} never come: they have finished"] if len(finished) > 1 else []
         for member in lacking:
+            if member in finished and stories:
+                continue
             if gone := self.ranks[member].gone:
                 stories.append(f"rank {member} never comes: {gone}")
             else:
