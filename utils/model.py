@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.data import IGNORE
+from utils.loss import head_loss
 
 
 class Attention(nn.Module):
@@ -137,8 +138,5 @@ class TransformerLM(nn.Module):
         h_BTD = self.dropout(self.token_embedding(x) + self.position_embedding(positions_T))
         for block in self.blocks:
             h_BTD = block(h_BTD)
-        logits_BTV = self.head(self.norm(h_BTD))
-        if y is None:
-            return logits_BTV
-        total = F.cross_entropy(logits_BTV.flatten(0, 1).float(), y.flatten(), ignore_index=IGNORE, reduction="sum")
-        return total / (y != IGNORE).sum().clamp(min=1)
+        h_BTD = self.norm(h_BTD)
+        return self.head(h_BTD) if y is None else head_loss(h_BTD, self.head.weight, y, IGNORE)
