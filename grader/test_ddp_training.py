@@ -686,6 +686,7 @@ def test_todo14_gpus(student):
         else:
             student.submit(unit, 1)
             seen = batch.number(student.told("GPUS"))
+            expect(student.told("GPUS"), f"{unit.name} does not tell its processes GPUS: is it exported?", batch.GPUS, "no GPUS in the environment")
         expect(seen == batch.GPUS, f"{unit.name} asks for {seen} GPU{'s' if seen != 1 else ''} a node", f"{batch.GPUS} GPUs", f"{seen}")
 
 
@@ -724,12 +725,14 @@ def test_todo16_meeting_place(student):
         ports = []
         for nodes in batch.JOBS:
             for ranks in student.submit(unit, nodes):
-                place, _, port = ranks.place.rpartition(":")
-                expect(place, f"{unit.name} does not say where the processes meet",
-                       "MASTER_ADDR and MASTER_PORT", ranks.place or "neither")
+                place, _, port = (ranks.told if ranks.told.strip(":") else ranks.place).rpartition(":")
+                said = f"; it says: {student.said.strip().splitlines()[-1]}" if student.said.strip() else ""
+                for name, value in (("MASTER_ADDR", place), ("MASTER_PORT", port)):
+                    expect(value, f"by {unit.name} the processes are told no {name}{said}", f"{name} in their environment", "none")
                 expect(is_first_node(place) or (nodes == 1 and place in LOCAL),
-                       f"by {unit.name} the processes on node {ranks.node} of {nodes} look for the others at {place}, which is not the first node",
-                       batch.NODES[0], place)
+                       f"by {unit.name} the processes on node {ranks.node} of {nodes} look for the others at {place}" + (
+                           ", which is each node itself" if place in LOCAL else f", which is not the first node{said}"),
+                       f"{batch.NODES[0]}$NODE_SUFFIX", place)
                 expect(port.isdecimal() and 1024 <= int(port) < 65536, f"by {unit.name} the processes meet at port “{port}”", "1024 … 65535", port)
                 ports.append(port)
         expect(len(set(ports)) > 1, f"{unit.name} meets at port {ports[0]} in every job: two jobs with a node in common would collide",
@@ -755,7 +758,7 @@ def is_first_node(place):
         "torchrun takes --nnodes, --node-rank, --nproc-per-node, --master-addr and --master-port. A node's own number is SLURM_NODEID or "
         "PMI_RANK there: put the command into bash -c '...', in single quotes, so that only the node's shell reads it.",
         "srun --cpu-bind=none bash -c 'torchrun --nnodes=\"$SLURM_NNODES\" --node-rank=\"$SLURM_NODEID\" ... train/ddp_training.py \"$@\"' bash \"$@\"; "
-        "on Polaris mpiexec -n \"$NODES\" --ppn 1 --hostfile \"$PBS_NODEFILE\" in place of srun.",
+        "the word bash at the end is what the inner shell takes for its own name, the arguments follow it. On Polaris mpiexec -n \"$NODES\" --ppn 1 --hostfile \"$PBS_NODEFILE\" in place of srun.",
     ),
 )
 def test_todo17_launch(student):
@@ -770,6 +773,10 @@ def check_launch(name, starts, nodes):
     scripts = {ranks.script for ranks in starts}
     expect(scripts == {"train/ddp_training.py"}, f"{job}: what is started is not train/ddp_training.py in the course's folder",
            "train/ddp_training.py", ", ".join(sorted(scripts)))
+    for ranks in starts:
+        expect(ranks.args[-len(batch.ARGS) :] == batch.ARGS and "--out" in ranks.args, f"{job}: the script on node {ranks.node} is not given the "
+               "batch file's arguments. In bash -c '…' they are those after the first, which is the shell's name", '"$@": --out … ' + " ".join(batch.ARGS),
+               " ".join(ranks.args) or "no arguments")
     for node in range(nodes):
         here = [ranks for ranks in starts if ranks.node == node]
         expect(here, f"{job}: node {node} starts nothing, its {batch.GPUS} GPUs are idle. What should run on each node goes through srun or mpiexec",
@@ -783,12 +790,12 @@ def check_launch(name, starts, nodes):
         expect(ranks.world == world, f"{job}: node {ranks.node} believes in a world of {ranks.world} ranks, {world} are started: is it told how "
                "many nodes there are?", f"{world} ranks", f"{ranks.world}")
     if all(ranks.ranks is not None for ranks in starts):
-        for ranks in starts:
-            for other in starts:
+        for k, ranks in enumerate(starts):
+            for other in starts[k + 1 :]:
                 twice = sorted(set(ranks.ranks) & set(other.ranks))
-                if other is not ranks and twice:
-                    raise Wrong(f"{job}: nodes {other.node} and {ranks.node} both start rank {twice[0]}. A node's number is known on that node only; "
-                                "in double quotes the first node expands it, for all", "each rank once", f"rank {twice[0]} twice")
+                if twice:
+                    raise Wrong(f"{job}: nodes {ranks.node} and {other.node} both start rank {twice[0]}. A node's number is known on that node only; "
+                                "outside of single quotes the first node expands it, for all", "each rank once", f"rank {twice[0]} twice")
         missing = sorted(set(range(world)) - {rank for ranks in starts for rank in ranks.ranks})
         expect(not missing, f"{job}: nobody is rank {missing[:1]}", f"ranks 0 to {world - 1}", f"missing: {missing}")
     else:
@@ -826,3 +833,7 @@ def test_todo18_nodes(student):
     for unit in student.batch_files(18):
         seen = batch.nodes_asked(unit.text)
         expect(seen == 2, f"{unit.name} asks for {seen} node{'s' if seen != 1 else ''}", "2 nodes", f"{seen}")
+        if "gpus" in batch.header(unit.text):
+            a_node = batch.gpus_asked(unit.text)
+            expect(a_node == batch.GPUS, f"{unit.name} asks for {a_node} GPUs a node: --gpus counts those of the whole job", f"{batch.GPUS} on each",
+                   f"{a_node} on each")

@@ -37,7 +37,7 @@ def test_the_solution_gets_every_point(tmp_path):
     assert done.returncode == 0, done.stdout
     marks = json.loads((tmp_path / "marks.json").read_text())
     assert all(set(mark) == FIELDS for mark in marks)
-    assert [(m["lesson"], m["todo"]) for m in marks] == [("01_collectives", 1)] + [("ddp_training", n) for n in range(1, 14)]
+    assert [(m["lesson"], m["todo"]) for m in marks] == [("01_collectives", 1)] + [("ddp_training", n) for n in range(1, 19)]
     assert all(m["status"] == "pass" and m["points"] == m["max_points"] for m in marks)
 
 
@@ -52,7 +52,7 @@ def test_a_half_done_exercise(tmp_path):
     assert done.returncode == 1
     marks = {m["todo"]: m for m in json.loads((tmp_path / "marks.json").read_text())}
     assert [marks[n]["status"] for n in (1, 2, 3)] == ["pass", "pass", "fail"] and marks[3]["cause"] == "not_attempted"
-    assert marks[9]["status"] == "skipped" and marks[9]["cause"] == "prerequisite" and "TODO 4" in marks[9]["message"]
+    assert marks[9]["status"] == "skipped" and marks[9]["cause"] == "prerequisite" and "TODOs 4, 5" in marks[9]["message"]
     assert "Traceback" not in done.stdout
 
 
@@ -72,14 +72,14 @@ def judged(engine, tmp_path, solved, bodies=None):
 
 def test_a_deadlock_names_rank_line_and_todo(engine, tmp_path):
     body = "if dist.get_rank() == 0:\n    dist.all_reduce(total)\nreturn (total / count).item()"
-    verdict = judged(engine, tmp_path, range(1, 14), {10: body}).verdict(10)
+    verdict = judged(engine, tmp_path, range(1, 19), {10: body}).verdict(10)
     text = (tmp_path / "train" / "ddp_training.py").read_text().splitlines()
     line = text.index("        dist.all_reduce(total)") + 1
     assert (verdict.cause, verdict.rank, verdict.where) == ("hang", 1, f"train/ddp_training.py:{line} (TODO 10)")
 
 
 def test_a_crash_in_a_later_region_is_blamed_on_it(engine, tmp_path):
-    judge = judged(engine, tmp_path, range(1, 14), {13: "raise RuntimeError('at the very end')"})
+    judge = judged(engine, tmp_path, range(1, 19), {13: "raise RuntimeError('at the very end')"})
     assert judge.verdict(9).cause == "prerequisite" and "TODO 13" in judge.verdict(9).message
     assert judge.verdict(13).cause == "crash" and "at the very end" in judge.verdict(13).message
 
@@ -92,6 +92,6 @@ def test_a_file_that_is_no_python(engine, tmp_path):
 
 
 def test_a_broken_todo_2_does_not_drown_todo_1(engine, tmp_path):
-    judge = judged(engine, tmp_path, range(1, 14), {2: 'rank = local_rank = world_size = os.environ["NO_SUCH_NAME"]'})
+    judge = judged(engine, tmp_path, range(1, 19), {2: 'rank = local_rank = world_size = os.environ["NO_SUCH_NAME"]'})
     assert judge.verdict(1).passed
     assert judge.verdict(2).cause == "crash" and "NO_SUCH_NAME" in judge.verdict(2).message

@@ -121,9 +121,10 @@ def test_a_student_solves_a_todo(address, browser, course, tmp_path):
     browser.get(address)
     WebDriverWait(browser, LONG).until(ready)
     do("await panel.context.ready; await panel.sessionContext.ready")
+    assert "Jupyter news" not in browser.find_element("tag name", "body").text  # nothing is asked before anything can be read
 
     shown = check("not-done")
-    assert "✗ 01_collectives/1" in shown and "TODO 1 is not done yet" in shown and "hint" in shown
+    assert "· 01_collectives/1" in shown and "TODO 1 is not done yet" in shown and "hint" in shown
 
     for name, text in (("wrong", answer(MEAN)), ("right", answer())):
         do("notebook.widgets[cell('todo_1')].model.sharedModel.setSource(arguments[0])", text)

@@ -64,7 +64,7 @@ def test_a_todo_that_is_not_done_is_told_in_a_few_lines(warm, file):
     shown = check(warm, cell(blank(), "todo_1"))
     assert shown.error == "NotRight"
     first, *lines = shown.text.split("\n")
-    assert first.startswith("✗ 01_collectives/1  Predict") and lines[0] == "TODO 1 is not done yet"
+    assert first.startswith("· 01_collectives/1  Predict") and lines[0] == "TODO 1 is not done yet"
     assert [line.split()[0] for line in lines if line[:1].strip()] == ["TODO", "why", "hint"]
     assert "Traceback" not in shown.text and max(map(len, lines)) <= 100
 

@@ -24,14 +24,18 @@ GPUS = 4  # on a node of JURECA-DC and of Polaris
 LIMIT = 3.0  # seconds for a file that starts nothing but stand-ins, which take a tenth of one
 NODES = ("jrc0101", "jrc0102")
 # Two jobs: from the course's folder on one node, and from the folder below on two.
-JOBS = {1: 4241, 2: 4242}
+JOBS = {1: 12004241, 2: 12004242}
+ARGS = ["--epochs", "3"]  # that the user gives to the script
 
 # In sh, for Python takes longer to start; what launches others is in launchers.py.
 RECORD = """#!/bin/sh
-[ "$1" = -c ] && exit 0 # a question: is torch there?
+case "$1 $2" in
+    *find_spec*) exit 0 ;; # is torch there? It is
+    -c*) exec {python} "$@" ;;
+esac
 record=$(mktemp "$STAND_IN_ROOT/start-XXXXXX")
 { printf '%s\\0' "${0##*/}" "$PWD" "${STAND_IN_NODE:-0}" "$#" "$@"; env -0; } >"$record"
-"""
+""".replace("{python}", shlex.quote(sys.executable))
 STAND_INS = {
     "torchrun": RECORD, "python": RECORD, "python3": RECORD,
     "scontrol": '#!/bin/sh\n[ "$1" = show ] && cat "$STAND_IN_ROOT/nodes"\n',
@@ -83,7 +87,8 @@ def begin(text: str, kind: str, name: str, nodes: int) -> tuple[subprocess.Popen
     env.update(slurm(nodes) if kind == "sbatch" else pbs(nodes, root))
     env["SLURM_SUBMIT_DIR" if kind == "sbatch" else "PBS_O_WORKDIR"] = str(course if nodes == 1 else course / "sbatch")
     said = (root / "said").open("w")
-    return subprocess.Popen(["bash", str(file)], cwd=course, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said), root
+    args = ARGS if kind == "sbatch" else []
+    return subprocess.Popen(["bash", str(file), *args], cwd=course, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said), root
 
 
 def evidence(process: subprocess.Popen, root: Path) -> dict:
@@ -99,7 +104,8 @@ def evidence(process: subprocess.Popen, root: Path) -> dict:
         env = dict(line.partition("=")[::2] for line in rest[int(count) :] if line)
         env = {name: value for name, value in env.items() if name.startswith(TOLD)}
         starts.append(dict(program=program, args=rest[: int(count)], env=env, folder=os.path.relpath(folder, root / "course"), node=int(node)))
-    return {"code": code, "said": (root / "said").read_text(errors="replace")[-2000:], "starts": starts}
+    said = (root / "said").read_text(errors="replace")[-2000:].replace(f"{root}/course/", "")
+    return {"code": code, "said": said, "starts": starts}
 
 
 TOLD = ("MASTER_", "CUDA_VISIBLE", "SLURM_PROCID", "SLURM_STEP_NUM", "PMI_", "RANK", "WORLD_SIZE", "PET_", "GPUS")
@@ -118,7 +124,7 @@ def slurm(nodes: int) -> dict[str, str]:
 def pbs(nodes: int, root: Path) -> dict[str, str]:
     """What PBS tells a batch script on the first node."""
     return {"PBS_JOBID": f"{JOBS[nodes]}.polaris-pbs-01", "PBS_JOBNAME": "job", "PBS_NODEFILE": str(root / "nodes"),
-            "PBS_O_HOST": "polaris-login-01"}  # fmt: skip
+            "PBS_O_HOST": "polaris-login-01", "ARGS": " ".join(ARGS)}  # fmt: skip
 
 
 def address(node: str) -> str:
@@ -170,7 +176,8 @@ def gpus_asked(text: str) -> int:
     if "gpus" in options and options["gpus"].rpartition(":")[2].isdecimal():
         return int(options["gpus"].rpartition(":")[2]) // nodes_asked(text)
     for name in ("gres", "gpus-per-node", "gpus-per-task"):
-        found = re.search(r"(?:gpu[^,]*:)?(\d+)$", options.get(name, "").split(",")[0])
+        pattern = r"gpu(?::[^,:]+)?:(\d+)" if name == "gres" else r"(?:[^,:]+:)?(\d+)"
+        found = re.fullmatch(pattern, options.get(name, "").split(",")[0])
         if found:
             return int(found.group(1)) * (int(options.get("ntasks-per-node", 1)) if name == "gpus-per-task" else 1)
     return 0
@@ -193,6 +200,8 @@ class Ranks:
     identity: str  # of the rendezvous, "" if there is none
     hosts: bool | None  # this node is told to be the host; None: nobody is told
     visible: list[str]
+    args: list[str]  # of the script
+    told: str  # MASTER_ADDR:MASTER_PORT in its environment
 
 
 def started(seen: dict) -> list[Ranks]:
@@ -202,38 +211,40 @@ def started(seen: dict) -> list[Ranks]:
 def meaning(start: Start) -> Ranks:
     env = start.env
     visible = [part for part in env.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",") if part.strip()]
-    place = f"{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}".strip(":")
+    told = f"{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}"
     args = list(start.args)
     if start.program != "torchrun" and args[:2] == ["-m", "torch.distributed.run"]:
         args = args[2:]
     elif start.program != "torchrun":
         rank, world = next(((int(env[r]), int(env[w])) for r, w in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
                             ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")) if r in env and w in env), (0, 1))  # fmt: skip
-        script = next((arg for arg in args if not arg.startswith("-")), "")
-        return Ranks(start.node, "python", script, [rank], 1, world, place, "", None, visible)
+        while args and args[0].startswith("-"):
+            args.pop(0)
+        script, rest = (args[0], args[1:]) if args else ("", [])
+        return Ranks(start.node, "python", script, [rank], 1, world, told.strip(":"), "", None, visible, rest, told)
 
-    options, script = torchrun_options(args)
+    options, script, rest = torchrun_options(args)
     nnodes = number(options.get("nnodes", "1").partition(":")[0])
     asked = options.get("nproc-per-node", "1")
     processes = len(visible) if asked in ("gpu", "auto") else number(asked)
     if "standalone" in options or nnodes == 1 and not {"rdzv-endpoint", "master-addr"} & options.keys():
-        return Ranks(start.node, "torchrun", script, list(range(processes)), processes, processes, "", "", None, visible)
+        return Ranks(start.node, "torchrun", script, list(range(processes)), processes, processes, "", "", None, visible, rest, told)
     if options.get("rdzv-backend", "static") == "static":
         node_rank = number(options.get("node-rank", env.get("PET_NODE_RANK", "0")))
         place = options.get("rdzv-endpoint") or f"{options.get('master-addr', '127.0.0.1')}:{options.get('master-port', '29500')}"
         ranks = [node_rank * processes + local for local in range(processes)]
-        return Ranks(start.node, "torchrun", script, ranks, processes, nnodes * processes, place, "", node_rank == 0, visible)
-    told = dict(part.partition("=")[::2] for part in options.get("rdzv-conf", "").split(",") if part)
-    hosts = told["is_host"].strip().lower() in ("1", "true", "t", "yes", "y") if "is_host" in told else None
+        return Ranks(start.node, "torchrun", script, ranks, processes, nnodes * processes, place, "", node_rank == 0, visible, rest, told)
+    conf = dict(part.partition("=")[::2] for part in options.get("rdzv-conf", "").split(",") if part)
+    hosts = conf["is_host"].strip().lower() in ("1", "true", "t", "yes", "y") if "is_host" in conf else None
     return Ranks(start.node, "torchrun", script, None, processes, nnodes * processes, options.get("rdzv-endpoint", ""),
-                 options.get("rdzv-id", "none"), hosts, visible)
+                 options.get("rdzv-id", "none"), hosts, visible, rest, told)
 
 
 FLAGS = {"standalone", "no-python", "run-path", "no_python", "run_path", "m", "module"}
 
 
-def torchrun_options(args: list[str]) -> tuple[dict[str, str], str]:
-    """Options by their name with dashes, and the script."""
+def torchrun_options(args: list[str]) -> tuple[dict[str, str], str, list[str]]:
+    """Options by their name with dashes, the script, and its arguments."""
     options: dict[str, str] = {}
     rest = list(args)
     while rest and rest[0].startswith("-"):
@@ -243,7 +254,7 @@ def torchrun_options(args: list[str]) -> tuple[dict[str, str], str]:
             options[name] = ""
         else:
             options[name] = value if equals else rest.pop(0) if rest else ""
-    return options, rest[0] if rest else ""
+    return (options, rest[0], rest[1:]) if rest else (options, "", [])
 
 
 def number(text: str) -> int:

@@ -137,11 +137,11 @@ class Student:
         seen = run.evidence[0][str(nodes)]
         job = f"{unit.name}, on {nodes} node{'s' if nodes > 1 else ''}"
         last = next((line for line in reversed(seen["said"].splitlines()) if line.strip()), "it says nothing")
-        if seen["code"] != 0:
-            raise Wrong(f"{job}: it stops before its end: {last}", "exit code 0", f"exit code {seen['code']}: {last}")
-        if not seen["starts"]:
-            raise Wrong(f"{job}: it starts no training", "torchrun", f"nothing started; last words: {last}")
-        self.starts = seen["starts"]
+        if seen["code"] != 0 or not seen["starts"]:
+            what = "it stops before its end" if seen["code"] else "it starts no training"
+            raise Fault("crash", f"{job}: {what}: {last}", None, batch_line(unit, seen["said"]), expected="exit code 0, and a training started",
+                        seen=f"exit code {seen['code']}: {last}")
+        self.starts, self.said = seen["starts"], seen["said"]
         return batch.started(seen)
 
     def told(self, name: str) -> str:
@@ -181,6 +181,13 @@ class Student:
             return self.engine.run(units, module=self.module, **how)
         finally:
             self.seconds += time.perf_counter() - began
+
+
+def batch_line(unit: lessons.Unit, said: str) -> Where:
+    """The line of a batch file that failed: the one that bash names, else where it launches, which is its last TODO."""
+    named = re.findall(re.escape(unit.name) + r": line (\d+):", said)
+    last = max((lines[0].start for lines in regions.locate(unit.source, unit.text).values()), default=1)
+    return [unit.name, int(named[-1]) if named else last, ""]
 
 
 SERIAL: dict[str, Run] = {}  # serial runs by their content: they serve every check of every student
@@ -225,7 +232,12 @@ class Judge:
             yield self.verdict(number)
 
     def verdict(self, number: int) -> Verdict:
+        if number in self.asked and number not in self.known:  # asked again on the way: two TODOs stand in each other's way
+            if number in self.blamed:
+                return self._failed(number, self.blamed[number])
+            return self._say(number, "skipped", "prerequisite", "its check is not over")
         if number not in self.known:
+            self.asked.add(number)
             self.known[number] = self._reach(number)
         return self.known[number]
 
@@ -234,9 +246,6 @@ class Judge:
             return self._say(number, "fail", "crash", self.unreadable)
         if self.broken and not self._in_batch_files(number):
             return self._say_broken(number)
-        if number in self.asked:  # by a TODO that this one needs, and stops
-            return self._failed(number, self.blamed[number])
-        self.asked.add(number)
         missing = [need for need in self.checks[number].todo.needs if not self.verdict(need).passed]
         if missing and number in self.blamed and self.attempted(number):
             return self._failed(number, self.blamed[number])
@@ -298,7 +307,7 @@ class Judge:
 
     def owner(self, where: Where | None) -> int | None:
         """The TODO whose region holds a line of the student's code."""
-        for unit in self.student.units if where else ():
+        for unit in self.student.units + self.student.batch if where else ():
             if unit.name == where[0] and unit.source:
                 return regions.todo_at(unit.source, unit.text, where[1])
         return None

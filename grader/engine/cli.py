@@ -65,7 +65,8 @@ def say_next() -> None:
     if todo is None:
         say("\nAll TODOs are done.")
     else:
-        say(f"\nNext: [bold]./workbook watch {todo[0]}[/], and open {own_file(*todo)} in an editor: TODO {todo[1]}, {escape(titles(todo[0])[todo[1]])}")
+        where = "in JupyterLab (./workbook lab)" if lessons.is_notebook(todo[0]) else "in an editor"
+        say(f"\nNext: [bold]./workbook watch {todo[0]}[/], and open {own_file(*todo)} {where}: TODO {todo[1]}, {escape(titles(todo[0])[todo[1]])}")
 
 
 def own_file(lesson: str, number: int | None = None) -> str:
@@ -125,8 +126,12 @@ def lab(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help
     install(prefix=str(folder), kernel_name=KERNEL["name"], display_name=KERNEL["display_name"])
     paths = [str(folder / "share" / "jupyter"), os.environ.get("JUPYTER_PATH", "")]
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, paths))
+    # It would ask whether it may fetch news, each new user and each browser, before anything can be read.
+    settings = folder / "settings"
+    settings.mkdir(exist_ok=True)
+    (settings / "overrides.json").write_text('{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}\n')
     os.chdir(lessons.COURSE)  # the root is the course, for the notebooks show pictures of images/
-    options = [f"--ServerApp.root_dir={lessons.COURSE}", "--LabApp.default_url=/lab/tree/notebooks"]
+    options = [f"--ServerApp.root_dir={lessons.COURSE}", "--LabApp.default_url=/lab/tree/notebooks", f"--LabApp.app_settings_dir={settings}"]
     options += ["--no-browser"] * no_browser
     os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options, *(args or [])])
 
@@ -331,7 +336,7 @@ def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bo
         for kind, command in commands.items():
             say(f"[dim]$ {escape(shlex.join(command))}[/]")
             if todo := scheduler.account_is_missing(kind, options):
-                say(escape(todo)) if dry_run else fail(todo)
+                say(f"[dim]before it is submitted: {escape(todo)}[/]") if dry_run else fail(todo)
         if dry_run:
             return 0
         kind = kinds[0]

@@ -33,11 +33,18 @@ def parse(args: list[str]) -> tuple[dict[str, str], list[str]]:
 
 def srun(options: dict[str, str], nodes: int, a_node: int) -> list[tuple[int, dict]]:
     """For each task its node and what it is told."""
-    nodes = int(options.get("nodes", options.get("N", nodes)))
+    named = options.get("nodelist", options.get("w", ""))
+    first = node_number(named.partition(",")[0]) if named else 0
+    nodes = int(options.get("nodes", options.get("N", nodes - first if named else nodes)))
     tasks = int(options.get("ntasks", options.get("n", 0))) or int(options.get("ntasks-per-node", a_node)) * nodes
     a_node = -(-tasks // nodes)
-    return [(task // a_node, dict(SLURM_PROCID=task, SLURM_LOCALID=task % a_node, SLURM_NODEID=task // a_node, SLURM_NTASKS=tasks,
+    return [(first + task // a_node, dict(SLURM_PROCID=task, SLURM_LOCALID=task % a_node, SLURM_NODEID=task // a_node, SLURM_NTASKS=tasks,
                                   SLURM_STEP_NUM_TASKS=tasks, SLURM_STEP_ID=0)) for task in range(tasks)]  # fmt: skip
+
+
+def node_number(name: str) -> int:
+    with open(os.environ["STAND_IN_ROOT"] + "/nodes") as nodes:
+        return nodes.read().split().index(name)
 
 
 def mpiexec(options: dict[str, str], nodes: int, _: int) -> list[tuple[int, dict]]:
@@ -56,11 +63,10 @@ def main(program: str, args: list[str]) -> int:
     worst = 0
     for node, told in launch(options, int(os.environ["STAND_IN_NODES"]), int(os.environ["STAND_IN_TASKS"])):
         env = {**os.environ, **{name: str(value) for name, value in told.items()}, "STAND_IN_NODE": str(node)}
-        try:
-            worst = max(worst, abs(os.spawnvpe(os.P_WAIT, command[0], command, env)))
-        except OSError as problem:
-            print(f"{program}: {command[0]}: {problem.strerror}", file=sys.stderr)
-            return 127
+        code = os.spawnvpe(os.P_WAIT, command[0], command, env)
+        if code == 127 and command[0] != "bash":  # which says it itself
+            print(f"{program}: {command[0]}: command not found", file=sys.stderr)
+        worst = max(worst, abs(code))
     return worst
 
 

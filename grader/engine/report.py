@@ -14,21 +14,21 @@ def heading(verdict: Verdict) -> str:
     return f"{mark} {verdict.lesson}/{verdict.todo}  {verdict.title}"
 
 
-def details(verdict: Verdict, brief: bool = False) -> Iterator[tuple[str, str]]:
-    """What is wrong, where, and if not `brief` why it matters and what to try: a name and a text each."""
+def details(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """What is wrong, where, why it matters and what to try: a name and a text each."""
     if verdict.cause not in ("not_attempted", "prerequisite", None):
         for name in ("expected", "seen", "where"):
             if value := getattr(verdict, name):
                 yield name, value
-    if verdict.status == "fail" and not brief:
+    if verdict.status == "fail":
         yield "why", verdict.why
         yield "hint", f"{verdict.hint}  (more: ./workbook hint {verdict.lesson}/{verdict.todo})"
 
 
-def story(verdict: Verdict, brief: bool = False) -> str:
+def story(verdict: Verdict) -> str:
     """A failure in plain text, a line each."""
     lines = [f"{verdict.lesson}/{verdict.todo} {verdict.title}: {verdict.message}"]
-    return "\n".join(lines + [f"  {name:9}{value}" for name, value in details(verdict, brief)])
+    return "\n".join(lines + [f"  {name:9}{value}" for name, value in details(verdict)])
 
 
 def page(verdict: Verdict, width: int = 100) -> str:

@@ -279,14 +279,14 @@ WRONG = [
     Answer(14, "two of four", "#SBATCH --gres=gpu:2", says="asks for 2 GPUs"),
     Answer(14, "below the first command, where Slurm reads no more", "", edits=(("set -eo pipefail\n", "set -eo pipefail\n#SBATCH --gres=gpu:4\n"),),
            says="asks for 0 GPUs"),
-    Answer(14, "not exported", "GPUS=4", says="0 GPUs", file=".pbs"),
+    Answer(14, "not exported", "GPUS=4", says="is it exported", file=".pbs"),
     Answer(15, "the GPUs counted from 1", "export CUDA_VISIBLE_DEVICES=1,2,3,4", says="see GPU 1, 2, 3, 4"),
     Answer(15, "how many, not which", "export CUDA_VISIBLE_DEVICES=4", says="see GPU 4"),
     Answer(15, "how many, not which, on Polaris", "export CUDA_VISIBLE_DEVICES=$GPUS", says="see GPU 4", file=".pbs"),
     Answer(16, "every node is its own master", '''
         export MASTER_ADDR=localhost
         export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-        ''', says="not the first node"),
+        ''', says="each node itself"),
     Answer(16, "a fixed port", '''
         export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
         export MASTER_PORT=7010
@@ -294,7 +294,7 @@ WRONG = [
     Answer(16, "not exported", '''
         MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
         MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-        ''', edits=(('--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"', ""),), says="does not say where"),
+        ''', edits=(('--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"', ""),), says="told no MASTER_ADDR"),
     Answer(16, "the list as Slurm abbreviates it", '''
         export MASTER_ADDR=$SLURM_JOB_NODELIST
         export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
@@ -302,52 +302,71 @@ WRONG = [
     Answer(16, "the job's whole name in the arithmetic", '''
         export MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")
         export MASTER_PORT=$((20000 + PBS_JOBID % 20000))
-        ''', says="meet at port “”", file=".pbs"),
+        ''', says="told no MASTER_PORT; it says", file=".pbs"),
     Answer(16, "the last node", '''
         export MASTER_ADDR=$(tail -n 1 "$PBS_NODEFILE")
         export MASTER_PORT=$((20000 + ${PBS_JOBID%%.*} % 20000))
         ''', says="not the first node", file=".pbs"),
-    Answer(17, "python where torchrun belongs", "srun --cpu-bind=none python train/ddp_training.py --epochs 1", says="1 process"),
+    Answer(17, "python where torchrun belongs", 'srun --cpu-bind=none python train/ddp_training.py "$@"', says="1 process"),
     Answer(17, "only on the first node", '''
         torchrun --nnodes="$SLURM_NNODES" --node-rank=0 --nproc-per-node=gpu --master-addr="$MASTER_ADDR" \\
             --master-port="$MASTER_PORT" train/ddp_training.py "$@"
         ''', says="node 1 starts nothing"),
     Answer(17, "the node's number in double quotes", '''
         srun --cpu-bind=none bash -c "torchrun --nnodes=$SLURM_NNODES --node-rank=$SLURM_NODEID --nproc-per-node=gpu \\
-            --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT train/ddp_training.py"
+            --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT train/ddp_training.py $*"
         ''', says="both start rank 0"),
     Answer(17, "every node is the host of the rendezvous", '''
         srun --cpu-bind=none bash -c "torchrun --nnodes=$SLURM_NNODES --nproc-per-node=gpu --rdzv-id=$SLURM_JOB_ID --rdzv-backend=c10d \\
             --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT --rdzv-conf=is_host=$(if ((SLURM_NODEID)); then echo 0; else echo 1; fi) \\
-            train/ddp_training.py"
+            train/ddp_training.py $*"
         ''', says="the host of the rendezvous is node 0, 1"),
     Answer(17, "a rendezvous id of its own on each node", '''
         srun --cpu-bind=none bash -c 'torchrun --nnodes=$SLURM_NNODES --nproc-per-node=gpu --rdzv-id=$RANDOM --rdzv-backend=c10d \\
-            --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train/ddp_training.py'
+            --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train/ddp_training.py "$@"' bash "$@"
         ''', says="rendezvous id"),
     Answer(17, "each node for itself", '''
-        srun --cpu-bind=none torchrun --nproc-per-node=gpu --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py
+        srun --cpu-bind=none torchrun --nproc-per-node=gpu --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py "$@"
         ''', says="world of 4 ranks"),
     Answer(17, "the number of nodes forgotten", '''
         srun --cpu-bind=none bash -c 'torchrun --node-rank="$SLURM_NODEID" --nproc-per-node=gpu --master-addr="$MASTER_ADDR" \\
-            --master-port="$MASTER_PORT" train/ddp_training.py'
+            --master-port="$MASTER_PORT" train/ddp_training.py "$@"' bash "$@"
         ''', says="how many nodes"),
     Answer(17, "one process on each node", '''
         srun --cpu-bind=none bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --master-addr="$MASTER_ADDR" \\
-            --master-port="$MASTER_PORT" train/ddp_training.py'
+            --master-port="$MASTER_PORT" train/ddp_training.py "$@"' bash "$@"
         ''', says="1 process"),
     Answer(17, "the path of the start folder", '''
         srun --cpu-bind=none bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node=gpu \\
-            --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" ../train/ddp_training.py'
+            --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" ../train/ddp_training.py "$@"' bash "$@"
         ''', says="not train/ddp_training.py"),
     Answer(17, "four torchruns on each node", '''
         mpiexec -n "$((NODES * GPUS))" --ppn "$GPUS" --hostfile "$PBS_NODEFILE" bash -c 'torchrun --nnodes="$NODES" --node-rank="$PMI_RANK" \\
-            --nproc-per-node="$GPUS" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py'
+            --nproc-per-node="$GPUS" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py "$@"' bash "$@"
         ''', says="starts 16 processes", file=".pbs"),
     Answer(17, "the rank expands on the first node", '''
         mpiexec -n "$NODES" --ppn 1 --hostfile "$PBS_NODEFILE" bash -c "torchrun --nnodes=$NODES --node-rank=${PMI_RANK:-0} \\
-            --nproc-per-node=$GPUS --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT train/ddp_training.py"
+            --nproc-per-node=$GPUS --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT train/ddp_training.py $*"
         ''', says="both start rank 0", file=".pbs"),
+    Answer(17, "the shell's name forgotten", '''
+        srun --cpu-bind=none bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node=gpu \\
+            --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py "$@"' "$@"
+        ''', says="not given the batch file's arguments"),
+    Answer(17, "the arguments forgotten", '''
+        mpiexec -n "$NODES" --ppn 1 bash -c 'torchrun --nnodes="$NODES" --node-rank="$PMI_RANK" --nproc-per-node="$GPUS" \\
+            --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py'
+        ''', says="not given the batch file's arguments", file=".pbs"),
+    Answer(17, "a command that is not there", "srun tochrun train/ddp_training.py", says="tochrun"),
+    Answer(16, "a command that is not there", '''
+        export MASTER_ADDR=$(scontrl show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+        export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+        ''', says="scontrl: command not found"),
+    Answer(16, "the job's number as the port", '''
+        export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+        export MASTER_PORT=$SLURM_JOB_ID
+        ''', says="meet at port"),
+    Answer(14, "a typing error", "#SBATCH --gres=gpus:4", says="asks for 0 GPUs"),
+    Answer(18, "the GPUs of the whole job", "#SBATCH --nodes=2\n#SBATCH --gpus=4", says="of the whole job"),
     Answer(18, "four nodes", "#SBATCH --nodes=4", says="asks for 4 nodes"),
     Answer(18, "tasks, not nodes", "#SBATCH --ntasks=2", says="asks for 1 node"),
     Answer(18, "one node with two of something else", "#PBS -l select=1:ncpus=2:system=polaris", says="asks for 1 node", file=".pbs"),
@@ -489,7 +508,7 @@ RIGHT = [
     Answer(17, "a rendezvous of torchrun's own", '''
         srun --cpu-bind=none bash -c "torchrun --nnodes=$SLURM_NNODES --rdzv_backend c10d --nproc_per_node=gpu --rdzv_id $RANDOM \\
             --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT --rdzv_conf=is_host=\\$(if ((SLURM_NODEID)); then echo 0; else echo 1; fi) \\
-            train/ddp_training.py"
+            train/ddp_training.py $*"
         '''),
     Answer(17, "c10d, without a word on the host", '''
         srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 4 --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d \\
@@ -503,8 +522,21 @@ RIGHT = [
         ''', file=".pbs"),
     Answer(17, "torchrun as a module", '''
         mpiexec -n "$NODES" --ppn 1 bash -c 'python -m torch.distributed.run --nnodes="$NODES" --node-rank="$PMI_RANK" \\
-            --nproc-per-node="$GPUS" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py'
+            --nproc-per-node="$GPUS" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py "$@"' bash "$@"
         ''', file=".pbs"),
+    Answer(17, "a loop over the nodes", '''
+        node=0
+        for name in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+            srun --nodes=1 --ntasks=1 -w "$name" torchrun --nnodes="$SLURM_NNODES" --node-rank=$node --nproc-per-node=gpu \\
+                --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py "$@" &
+            node=$((node + 1))
+        done
+        wait
+        '''),
+    Answer(16, "a port by Python", '''
+        export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+        export MASTER_PORT=$(python -c "import os; print(20000 + int(os.environ['SLURM_JOB_ID']) % 20000)")
+        '''),
     Answer(18, "by the short option", "#SBATCH -N 2"),
     Answer(18, "on Polaris, with more said of a node", "#PBS -l select=2:ncpus=64:ngpus=4:system=polaris", file=".pbs"),
 ]
