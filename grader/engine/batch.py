@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-COURSE = Path(__file__).resolve().parents[2]
+SITE = Path(__file__).resolve().parents[2] / "utils" / "site.sh"
 GPUS = 4  # on a node of JURECA-DC and of Polaris
 LIMIT = 3.0  # seconds for a file that starts nothing but stand-ins, which take a tenth of one
 NODES = ("jrc0101", "jrc0102")
@@ -72,7 +72,7 @@ def begin(text: str, kind: str, name: str, nodes: int) -> tuple[subprocess.Popen
         (course / folder).mkdir(parents=True)
     for script in ("single_gpu_training", name):
         (course / "train" / f"{script}.py").touch()
-    shutil.copy(COURSE / "utils" / "site.sh", course / "utils")
+    shutil.copy(SITE, course / "utils")
     file = course / "sbatch" / f"{name}.{kind}"
     file.write_text(text)
     tools.mkdir()
