@@ -1,9 +1,13 @@
-"""The grader. In a notebook: `from grader import check`, then `check("01_collectives/1")`."""
+"""The grader, as a notebook uses it: `from grader import check, run_on_ranks`, then `check("01_collectives/1")`."""
 
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from grader.engine.notebook_check import RanksRun
+
+OWN = "\x1e"  # in what a rank prints: here begins what the student's own function prints
 _cells: dict[str, tuple[str, float]] = {}  # cell id -> the source that was last run, perhaps not saved yet, and when
 
 
@@ -17,6 +21,17 @@ class NotRight(AssertionError):
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the diagnosis, without the lines of ours that led to it."""
         return [self.page]
+
+
+class RanksStopped(RuntimeError):
+    """The student's function did not come to its end on the ranks; the text says why."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+class NotOnARank(Exception):
+    """A cell that starts ranks does so in the notebook only, not on the ranks themselves. The rest of the cell is left out there."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -47,6 +62,32 @@ def check(name: str) -> None:
     if not found.passed:
         raise NotRight(story(found), page(found))
     print(heading(found))
+
+
+def run_on_ranks(name: str, inputs: list[Any], timed: bool = False) -> "RanksRun":
+    """Run one of this notebook's functions on fresh ranks, one for each input, as `function(input, rank, world)`.
+
+    What the ranks print is printed. The function is the one of the cell as it was last run, and it finds a process group.
+
+    Args:
+        name: `lesson/function`, as in "01_collectives/ring_all_reduce".
+        inputs: for each rank a tensor, or anything that JSON can hold.
+        timed: the function takes times, so the judge disturbs it as little as it can; it then needs 4 s to see a deadlock.
+
+    Returns:
+        What each rank returned (`results`), and who sent how much to whom, and when (`messages`).
+
+    Raises:
+        RanksStopped: a rank crashed, or none could move any more; the text says where.
+    """
+    if "grader.engine.rank" in sys.modules:
+        raise NotOnARank("on the ranks a cell ends where it calls run_on_ranks: define functions in cells of their own")
+    try:
+        from grader.engine.notebook_check import own_run
+
+        return own_run(name, inputs, timed, _cells)
+    except KeyboardInterrupt:
+        raise Interrupted("The run was stopped. Nothing of it is left running.") from None
 
 
 def _remember(cell: Any) -> None:

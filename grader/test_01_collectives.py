@@ -1,16 +1,32 @@
 """Checks and hints of 01_collectives.
 
-| TODO | achievement                                  | evidence                                                | needs |
-|------|----------------------------------------------|---------------------------------------------------------|-------|
-| 1    | what three collectives return on each rank   | predictions beside the real ones, on 2, 3 and 4 ranks   |       |
+| TODO | achievement                                  | evidence                                                     | needs |
+|------|----------------------------------------------|--------------------------------------------------------------|-------|
+| 1    | what three collectives return on each rank   | predictions beside the real ones, on 2, 3 and 4 ranks        |       |
+| 2    | rank, node, local rank                       | what the launcher tells ranks on 1 × 3 and 2 × 2             |       |
+| 3    | broadcast by a tree                          | values; N - 1 messages; their rounds; the predicted rounds   |       |
+| 4, 5 | reduce-scatter and all-gather by a ring      | values; size, neighbours and rounds of all messages          |       |
+| 6    | all-reduce from the two                      | the same; the predicted bytes                                | 4, 5  |
+| 7    | all-to-all                                   | the same                                                     |       |
+| 8    | what ring and tree cost                      | the formulas                                                 |       |
+| 9    | alpha and beta, and a time predicted by them | points on a line, and points beside it                       |       |
+
+TODOs 3 to 7 run on 2, 3 and 4 ranks, on vectors whose lengths divide, do not divide, and are shorter than the ranks are
+many. Nothing is judged by the clock. Messages are judged at their worst: they arrive at the wait for them, and nothing
+buffers them.
 """
 
+import math
+import os
 import random
 
 import torch
 import torch.distributed as dist
 
+from grader.engine import observe
 from grader.engine.checks import expect, todo
+from grader.engine.diagnose import Fault, place
+from grader.engine.messages import cases, left_in_flight, rehearse, written_in_flight
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -65,3 +81,362 @@ def test_todo1_three_collectives(student):
                        right, guess, rank)
             expect(not seen[0]["shared"][name], f"{name} gives two ranks the same memory; ranks share none, so each needs a tensor of its own",
                    "a tensor of its own for each rank", "one tensor for several")
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 2: places
+
+
+PLACES = ("node_and_local_rank", "rank_at", "links_between_nodes")
+
+
+def places_on_rank(student, rank, world):
+    """Where this rank is, by the launcher and by the student; and the student's answers for larger machines."""
+    a_node = int(os.environ["LOCAL_WORLD_SIZE"])
+    real = [int(os.environ["GROUP_RANK"]), int(os.environ["LOCAL_RANK"])]
+    return {
+        "real": real, "place": plain(student.node_and_local_rank(rank, a_node)), "rank": plain(student.rank_at(*real, a_node)),
+        "links": [plain(student.links_between_nodes(nodes, each)) for nodes, each in MACHINES] if rank == 0 else None,
+    }
+
+
+def plain(value):
+    """An answer as evidence can hold it."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    return value if isinstance(value, (int, float, str, type(None))) else repr(value)
+
+
+MACHINES = ((1, 4), (2, 1), (2, 4), (5, 3))  # nodes, ranks a node
+
+
+@todo(
+    2,
+    why="The rank says which share of the work is mine, the local rank which GPU is mine. And what leaves a node takes a slower way, so "
+    "schemes that talk much are laid out within nodes.",
+    hints=(
+        "Write down ranks 0 to 7 in two rows of four: the row is the node, the column the local rank. For the ring, draw the arrows.",
+        "Rows and columns of a table come from // and %. The ring leaves each node once; but where there is one node only, it never does.",
+        "divmod(rank, ranks_a_node); node * ranks_a_node + local_rank; and nodes, unless that is 1.",
+    ),
+)
+def test_todo2_places(student):
+    for nodes, world in ((1, 3), (2, 4)):
+        a_node = world // nodes
+        machine = f"{nodes} node{'s' if nodes > 1 else ''} × {a_node}"
+        ranks = student.call(places_on_rank, world=world, nodes=nodes, group=False)
+        for rank, seen in enumerate(ranks):
+            expect(seen["place"] == seen["real"], f"on {machine}, node_and_local_rank({rank}, {a_node}) is not where rank {rank} is",
+                   tuple(seen["real"]), seen["place"], rank)
+            node, local = seen["real"]
+            expect(seen["rank"] == rank, f"on {machine}, rank_at({node}, {local}, {a_node}) is another rank", rank, seen["rank"], rank)
+        for (nodes_there, each), links in zip(MACHINES, ranks[0]["links"], strict=True):
+            hops = [rank // each != (rank + 1) % (nodes_there * each) // each for rank in range(nodes_there * each)]
+            expect(links == sum(hops), f"links_between_nodes({nodes_there}, {each}) is wrong: go round the ring and count", sum(hops), links)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 3–7: collectives made of messages
+
+WORLDS = (2, 3, 4)
+
+
+def lengths(world):
+    """One that divides, one that does not, and one that leaves ranks without a piece."""
+    return 2 * world, 2 * world + 1, world - 1
+
+
+def vectors(world):
+    """For each length, a vector for each rank. Whole numbers: their sums are exact in whatever order they are added."""
+    draw = random.Random(world)
+    return [[[float(draw.randrange(1, 1000)) for _ in range(length)] for _ in range(world)] for length in lengths(world)]
+
+
+def collective_on_rank(student, rank, world, name, inputs, predict, asked):
+    """The student's predictions, then a function of the student's on this rank's vector of each case."""
+    predictions = [plain(getattr(student, predict)(*question)) for question in asked]
+    observe.merciless_messages()
+    held = []
+    for vectors_of_ranks in inputs:
+        observe.mark()
+        result = getattr(student, name)(torch.tensor(vectors_of_ranks[rank]), rank, world)
+        held.append(result.detach().clone() if isinstance(result, torch.Tensor) else f"a {type(result).__name__}")
+    return {"held": held, "predictions": predictions}
+
+
+def check_collective(student, name, right, budget, predict, asked, rubbish=None):
+    """Call `name` on 2, 3 and 4 ranks; compare what each rank holds with `right(vectors, rank)`, and the messages with the `budget`.
+
+    `asked` maps the arguments of the prediction `predict` to the right answers. `rubbish` replaces what a vector holds and must not be used.
+    """
+    for world in WORLDS:
+        inputs = vectors(world)
+        given = [[rubbish(vector, rank, world) for rank, vector in enumerate(case)] for case in inputs] if rubbish else inputs
+        seen = student.call(collective_on_rank, world=world, name=name, inputs=given, predict=predict, asked=list(asked))
+        for question, guess in zip(asked, seen[0]["predictions"], strict=True):
+            # An answer may be a quotient of numbers that float can not hold exactly.
+            expect(isinstance(guess, (int, float)) and math.isclose(guess, asked[question]),
+                   f"your prediction {predict}({', '.join(map(str, question))}) is not what happens", asked[question], guess)
+        for case, (vectors_of_ranks, events) in enumerate(zip(inputs, cases(student.events), strict=True)):
+            what = f"{name} of {len(vectors_of_ranks[0])} numbers on {world} ranks"
+            messages = sound(what, events)
+            for rank in range(world):
+                check_value(what, rank, right(vectors_of_ranks, rank), seen[rank]["held"][case])
+            budget(what, messages, world, math.ceil(len(vectors_of_ranks[0]) / world))
+
+
+def sound(what, events):
+    """The messages of a case, if all of them were seen through and would have come through without buffers."""
+    for loose in left_in_flight(events):
+        raise Fault("wrong_value", f"{what}: rank {loose.rank} returns while its {loose.call} is still in flight: nobody waits for it, at {place(loose.where)}",
+                    loose.rank, loose.where, expected="a wait for each isend and irecv", seen=f"no wait for the {loose.call}")
+    for loose in written_in_flight(events):
+        raise Fault("wrong_value", f"{what}: rank {loose.rank} writes into the tensor of its {loose.call} before that message is over, at {place(loose.where)}",
+                    loose.rank, loose.where, expected="the same numbers until the message is over", seen="others")
+    for rank, mine in enumerate(events):
+        used = next((event["op"] for event in mine if event["e"] == "op" and "id" not in event and event["op"] != "barrier"), None)
+        expect(used is None, f"{what}: rank {rank} calls dist.{used}; here the messages are yours to send", "send, recv, isend, irecv", used, rank)
+    messages, deadlock = rehearse(events)
+    if deadlock:
+        raise Fault("hang", f"{what} got through by luck: gloo stores small messages on the way, large ones it does not, nor does NCCL. Then it is a "
+                    f"{deadlock.message}", deadlock.rank, deadlock.where, expected="some rank receives while another one sends", seen=deadlock.seen, also=deadlock.also)
+    return messages
+
+
+def check_value(what, rank, right, held):
+    expect(isinstance(held, torch.Tensor), f"{what}: rank {rank} returns no tensor", "a tensor", held, rank)
+    expect(list(held.shape) == [len(right)], f"{what}: rank {rank} holds a tensor of shape {tuple(held.shape)} afterwards, not ({len(right)},)", right,
+           held.tolist(), rank)
+    expect(held.tolist() == right, f"{what}: rank {rank} holds the wrong numbers afterwards", right, held.tolist(), rank)
+
+
+def pieces(vector, world):
+    return [piece.tolist() for piece in torch.tensor(vector).tensor_split(world)]
+
+
+def total(vectors_of_ranks):
+    return torch.tensor(vectors_of_ranks).sum(dim=0).tolist()
+
+
+def check_rounds(what, messages, most):
+    """No more rounds than the TODO grants."""
+    seen = max((message.round for message in messages), default=0)
+    expect(seen <= most, f"{what} takes {seen} rounds: messages that could go at the same time wait for one another", f"{most} rounds", f"{seen} rounds")
+
+
+def check_sizes(what, messages, piece):
+    """No message longer than the longest piece."""
+    for message in messages:
+        expect(message.bytes <= 4 * piece, f"{what}: rank {message.source} sends {message.bytes // 4} numbers to rank {message.target} at once, which is more "
+               "than one piece", f"at most {piece} numbers a message", f"{message.bytes // 4} numbers", message.source)
+
+
+def ring_budget(times):
+    """The budget of `times` (N - 1) rounds between neighbours."""
+
+    def check(what, messages, world, piece):
+        for message in messages:
+            expect((message.target - message.source) % world in (1, world - 1), f"{what}: rank {message.source} sends to rank {message.target}, who is no neighbour",
+                   f"only to rank {(message.source + 1) % world} or {(message.source - 1) % world}", f"to rank {message.target}", message.source)
+        check_sizes(what, messages, piece)
+        for rank in range(world):
+            count = sum(message.source == rank for message in messages)
+            expect(count <= times * (world - 1), f"{what}: rank {rank} sends {count} messages", f"at most {times * (world - 1)}", count, rank)
+        check_rounds(what, messages, times * (world - 1))
+
+    return check
+
+
+def tree_budget(what, messages, world, piece):
+    for rank in range(world):
+        count = sum(message.target == rank for message in messages)
+        expect(count <= (rank != 0), f"{what}: rank {rank} receives {count} messages", "one each, rank 0 none", count, rank)
+    check_rounds(what, messages, (world - 1).bit_length())
+
+
+def exchange_budget(what, messages, world, piece):
+    check_sizes(what, messages, piece)
+    for rank in range(world):
+        count = sum(message.source == rank for message in messages)
+        expect(count <= world - 1, f"{what}: rank {rank} sends {count} messages", f"at most {world - 1}", count, rank)
+    check_rounds(what, messages, world - 1)
+
+
+@todo(
+    3,
+    why="Training begins with it: all ranks need the same first weights. And whoever sees why a tree is fast for a small tensor sees what the ring is for.",
+    hints=(
+        "After one round 2 ranks have it, after two rounds 4. In a round in which ranks 0 to k-1 have it, let each send to the rank that is k further.",
+        "Double k in a loop while k < world. Rank r receives in the round in which k <= r < 2k, from r - k; it sends in those in which r < k, if rank r + k exists. "
+        "dist.send and dist.recv will do. The number of rounds is the logarithm to base 2, rounded up.",
+        "if rank < k and rank + k < world: dist.send(tensor, rank + k); elif k <= rank < 2 * k: dist.recv(tensor, rank - k). math.ceil(math.log2(world)).",
+    ),
+)
+def test_todo3_tree_broadcast(student):
+    asked = {(world,): (world - 1).bit_length() for world in (1, 2, 3, 4, 5, 8, 9, 1024, 1025)}
+    check_collective(student, "tree_broadcast", lambda vectors_of_ranks, rank: vectors_of_ranks[0], tree_budget, "tree_rounds", asked,
+                     rubbish=lambda vector, rank, world: vector if rank == 0 else [math.nan] * len(vector))
+
+
+@todo(
+    4,
+    why="Data-parallel training adds up gradients by it, ZeRO and FSDP keep only what it leaves on each rank. No rank ever idles, and no message is larger than "
+    "a piece, so its time hardly depends on the number of ranks.",
+    hints=(
+        "Follow one piece. It ends at the rank of its own number, and it moves one to the right in each round: where is it in the last round, and in the one before?",
+        "Rank r sends piece (r - 1 - step) % world, and receives the one before that, to which it adds its own. Call isend and irecv, then wait for both works, then add. "
+        "torch.empty_like makes room for what arrives.",
+        "works = [dist.isend(pieces[...], right), dist.irecv(arriving, left)]; wait for both; pieces[(rank - 2 - step) % world] += arriving. At the end return pieces[rank].",
+    ),
+)
+def test_todo4_ring_reduce_scatter(student):
+    asked = {(rank, world): (rank - 1) % world for world in (2, 3, 4, 7) for rank in range(world)}
+    check_collective(student, "ring_reduce_scatter", lambda vectors_of_ranks, rank: pieces(total(vectors_of_ranks), len(vectors_of_ranks))[rank], ring_budget(1),
+                     "first_piece", asked)
+
+
+@todo(
+    5,
+    why="FSDP calls it before each layer, to have the whole weights while it computes. It is the second half of every ring all-reduce.",
+    hints=(
+        "In the first round you have only your own piece to send. In the next one you send what has just arrived.",
+        "Rank r sends piece (r - step) % world and receives piece (r - 1 - step) % world. A piece is a view, so irecv can receive straight into it.",
+        "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]; wait for both. At the end return tensor.",
+    ),
+)
+def test_todo5_ring_all_gather(student):
+    def own_piece_only(vector, rank, world):
+        return [x for number, piece in enumerate(pieces(vector, world)) for x in (piece if number == rank else [math.nan] * len(piece))]
+
+    def right(vectors_of_ranks, rank):
+        world = len(vectors_of_ranks)
+        return [x for number, vector in enumerate(vectors_of_ranks) for x in pieces(vector, world)[number]]
+
+    asked = {(rank, step, world): (rank - 1 - step) % world for world in (2, 3, 4, 7) for rank in range(world) for step in range(world - 1)}
+    check_collective(student, "ring_all_gather", right, ring_budget(1), "arriving_piece", asked, rubbish=own_piece_only)
+
+
+@todo(
+    6,
+    needs=(4, 5),
+    why="However many ranks there are, each sends less than twice its tensor. That is why data-parallel training works on thousands of GPUs.",
+    hints=(
+        "After the reduce-scatter each rank has a finished piece. Where must it lie for the all-gather?",
+        "The piece belongs at place `rank` of a vector as long as the tensor: tensor_split gives views, copy_ writes into one. As for the bytes: each half has N - 1 "
+        "rounds, with a message of S / N bytes in each.",
+        "total.tensor_split(world)[rank].copy_(ring_reduce_scatter(tensor, rank, world)), with total = torch.empty_like(tensor); then return ring_all_gather(total, rank, world). "
+        "2 * (world - 1) / world * nbytes.",
+    ),
+)
+def test_todo6_ring_all_reduce(student):
+    asked = {(nbytes, world): 2 * (world - 1) * nbytes / world for world in (1, 2, 3, 4, 1024) for nbytes in (world, 48 * world)}
+    check_collective(student, "ring_all_reduce", lambda vectors_of_ranks, rank: total(vectors_of_ranks), ring_budget(2), "all_reduce_bytes", asked)
+
+
+@todo(
+    7,
+    why="A mixture of experts sends each token to the rank of its expert, and back, twice a layer. All pairs talk at once there, and an order of calls that only just works "
+    "on two ranks is a deadlock on eight.",
+    hints=(
+        "Nobody needs to wait for anybody as long as all messages may be under way at once. And not all should send to rank 0 first.",
+        "For step 1 to N - 1: isend to the rank that is step further, irecv from the one that is step back; gather the works in a list, and wait for all of them at the end. "
+        "A list of tensors made by torch.empty_like takes what arrives; torch.cat joins it.",
+        "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)] with to = (rank + step) % world and source = (rank - step) % world; held[rank] is "
+        "pieces[rank]. The bytes: (world - 1) / world * nbytes.",
+    ),
+)
+def test_todo7_all_to_all(student):
+    def right(vectors_of_ranks, rank):
+        return [x for vector in vectors_of_ranks for x in pieces(vector, len(vectors_of_ranks))[rank]]
+
+    asked = {(nbytes, world): (world - 1) * nbytes / world for world in (1, 2, 3, 4, 1024) for nbytes in (world, 48 * world)}
+    check_collective(student, "all_to_all", right, exchange_budget, "all_to_all_bytes", asked)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 8 and 9: costs
+
+
+def answers_on_rank(student, rank, world, calls):
+    """What the student's functions return: calls are (name, arguments)."""
+    return [plain(getattr(student, name)(*arguments)) for name, arguments in calls]
+
+
+def check_answers(student, right, rel):
+    """`right` maps (name, arguments) to the answer, a number or several."""
+    (seen,) = student.call(answers_on_rank, world=1, group=False, calls=[[name, list(map(listed, arguments))] for name, arguments in right])
+    for ((name, arguments), answer), guess in zip(right.items(), seen, strict=True):
+        call = f"{name}({', '.join(map(spoken, arguments))})"
+        if isinstance(answer, tuple):
+            expect(isinstance(guess, list) and len(guess) == len(answer), f"{call} does not return {len(answer)} numbers", spoken(answer), spoken(guess))
+        pairs = zip(answer, guess, strict=True) if isinstance(answer, tuple) else [(answer, guess)]
+        close = all(isinstance(g, (int, float)) and math.isclose(g, a, rel_tol=rel) for a, g in pairs)
+        expect(close, f"{call} is wrong", spoken(answer), spoken(guess))
+
+
+def listed(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
+def spoken(value):
+    """Numbers, rounded so that they can be read."""
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(spoken, value))})"
+    return f"{value:.6g}" if isinstance(value, (int, float)) else str(value)
+
+
+@todo(
+    8,
+    why="Two numbers for a link, and two for an algorithm, say before a run what it will take. Libraries choose between ring and tree in this way, for each call.",
+    hints=(
+        "In each round of the ring a message of S / N bytes goes from each rank, all at the same time: so one of them counts. In a round of the tree the messages have S bytes.",
+        "The ring has the rounds of TODO 6. The tree has those of TODO 3, twice: once towards rank 0, once back. Where both take equally long, "
+        "rounds·alpha + bytes·beta of the one is that of the other: solve for S.",
+        "ring: 2 * (world - 1), and that times nbytes / world. tree: 2 * ceil(log2(world)), and that times nbytes. equal_size: alpha times the difference of the rounds, "
+        "by beta times the difference of the bytes for S = 1, ring and tree the other way round.",
+    ),
+)
+def test_todo8_costs(student):
+    right = {}
+    for world in (2, 3, 4, 5, 8, 64):
+        logarithm = (world - 1).bit_length()
+        for nbytes in (world, 1000 * world):
+            right["ring_cost", (nbytes, world)] = (2 * (world - 1), 2 * (world - 1) * nbytes / world)
+            right["tree_cost", (nbytes, world)] = (2 * logarithm, 2 * logarithm * nbytes)
+    for world in (4, 8, 64):
+        logarithm = (world - 1).bit_length()
+        for alpha, beta in ((3e-6, 5e-12), (2.0, 1.0)):
+            right["equal_size", (world, alpha, beta)] = alpha * (world - 1 - logarithm) / (beta * (logarithm - (world - 1) / world))
+    check_answers(student, right, rel=1e-9)  # formulas, in float64
+
+
+def least_squares(sizes, seconds):
+    line = torch.stack([torch.ones(len(sizes)), torch.tensor(sizes)], dim=1).double()
+    return tuple(torch.linalg.lstsq(line, torch.tensor(seconds, dtype=torch.float64)).solution.tolist())
+
+
+@todo(
+    9,
+    why="With the two numbers of a machine you can say what a run will take before you ask for a thousand GPUs, and whether what you measure is what it should be.",
+    hints=(
+        "It is a straight line through points: beta is its slope, alpha its height at size 0.",
+        "The slope is the mean of (size - mean size) times (seconds - mean seconds), by the mean of (size - mean size) squared; the line goes through the mean point. Or "
+        "torch.linalg.lstsq, with a column of ones and a column of sizes. dtype=torch.float64.",
+        "beta = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum(); alpha = y.mean() - beta * x.mean(). Return both as numbers, by .item(). "
+        "The time is rounds * alpha + bytes * beta.",
+    ),
+)
+def test_todo9_fit(student):
+    sizes = (0, 1000, 4000, 16000, 64000, 1000000, 4000000)
+    right = {}
+    for alpha, beta in ((5e-5, 2e-9), (3e-6, 5e-12)):
+        exact = tuple(alpha + beta * size for size in sizes)
+        right["fit", (sizes, exact)] = (alpha, beta)
+        # Beside the line, by up to a tenth of alpha: a line through two of the points, or one through 0, is another one.
+        noisy = tuple(second + alpha * noise for second, noise in zip(exact, (0.1, -0.1, 0.05, 0.1, -0.05, 0.1, -0.1), strict=True))
+        right["fit", (sizes, noisy)] = least_squares(sizes, noisy)
+        right["predicted_seconds", ((6, 3000.0), alpha, beta)] = 6 * alpha + 3000 * beta
+    # 1e-6: float64 gives 1e-10 here, whatever the method; float32 is wrong by 1e-5 and more.
+    check_answers(student, right, rel=1e-6)

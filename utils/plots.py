@@ -1,8 +1,129 @@
-"""Draw the records of runs."""
+"""Draw the records of runs, and what notebooks measure.
 
+What is drawn for a notebook is a `Picture`: the last line of a cell shows it. No backend is chosen, no global state touched.
+"""
+
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from grader.engine.messages import Message
+
+# Told apart by the colour-blind, too (Okabe and Ito).
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7c00", "#4a4a4a")
+
+
+class Picture:
+    """A figure as a notebook shows it."""
+
+    def __init__(self, figure: "Figure") -> None:
+        self.figure = figure
+
+    def _repr_png_(self) -> bytes:
+        png = io.BytesIO()
+        self.figure.savefig(png, dpi=110)
+        return png.getvalue()
+
+
+def messages(sent: Sequence["Message"], title: str = "") -> Picture:
+    """Draw who sent how many bytes to whom, and the messages in rounds and by the clock, a colour for each sender."""
+    from matplotlib.figure import Figure
+
+    world = 1 + max((max(m.source, m.target) for m in sent), default=0)
+    figure = Figure(figsize=(12, 0.9 + 0.42 * max(world, 4)), layout="constrained")
+    figure.suptitle(f"{title}: {len(sent)} messages" if title else f"{len(sent)} messages")
+    table, rounds, clock = figure.subplots(1, 3, width_ratios=(1, 1.3, 1.3))
+
+    total = [[sum(m.bytes for m in sent if (m.source, m.target) == (i, j)) for j in range(world)] for i in range(world)]
+    table.imshow(total, cmap="Blues", vmin=0, vmax=1.6 * max(map(max, total), default=1) or 1, aspect="auto")
+    for i, row in enumerate(total):
+        for j, count in enumerate(row):
+            if count:
+                table.text(j, i, spoken_bytes(count), ha="center", va="center", fontsize=8 if world <= 4 else 6)
+    table.set(title="bytes", xlabel="to rank", ylabel="from rank", xticks=range(world), yticks=range(world))
+    table.tick_params(length=0)
+
+    began = min((m.sent for m in sent), default=0.0)
+    for m in sent:
+        arrow(rounds, (m.round - 1, m.source), (m.round, m.target), COLOURS[m.source % len(COLOURS)])
+        arrow(clock, (1000 * (m.sent - began), m.source), (1000 * (m.arrived - began), m.target), COLOURS[m.source % len(COLOURS)])
+    last = max((m.round for m in sent), default=1)
+    rounds.set(title=f"in {last} round{'s' if last > 1 else ''}", xlabel="round", xlim=(-0.1, last + 0.1))
+    rounds.set_xticks([n + 0.5 for n in range(last)], range(1, last + 1))
+    rounds.vlines(range(last + 1), -0.5, world - 0.5, color="#dddddd", linewidth=1, zorder=0)
+    clock.set(title="by the clock, from call to arrival", xlabel="milliseconds")
+    clock.set_xlim(0, 1030 * max((m.arrived - began for m in sent), default=0.001))
+    for axes in (rounds, clock):
+        axes.set(ylabel="rank", yticks=range(world), ylim=(world - 0.6, -0.4))
+        axes.hlines(range(world), *axes.get_xlim(), color="#eeeeee", linewidth=4, zorder=0)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+    return Picture(figure)
+
+
+def arrow(axes: "Axes", start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+    axes.annotate("", end, start, arrowprops=dict(arrowstyle="-|>", color=colour, linewidth=1.5, shrinkA=0, shrinkB=0))
+
+
+def spoken_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+Cost = Callable[[float, int], tuple[int, float]]  # (bytes, ranks) -> (rounds, bytes one after the other)
+
+
+def ring_and_tree(links: dict[str, tuple[float, float]], world: int, ring: Cost, tree: Cost, equal: Callable[[int, float, float], float]) -> Picture:
+    """Draw what two algorithms take over the size, for links of (alpha, beta), and mark the size where they are equal."""
+    from matplotlib.figure import Figure
+
+    sizes = [2.0**k for k in range(10, 31)]
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    figure.suptitle(f"All-reduce on {world} ranks, as computed")
+    for axes, (name, (alpha, beta)) in zip(figure.subplots(1, len(links), sharey=True, squeeze=False)[0], links.items(), strict=True):
+        for label, cost, colour in (("ring", ring, COLOURS[0]), ("tree", tree, COLOURS[1])):
+            axes.plot(sizes, [cost(size, world)[0] * alpha + cost(size, world)[1] * beta for size in sizes], label=label, color=colour)
+        size = equal(world, alpha, beta)
+        axes.axvline(size, color="#999999", linestyle=":", label=f"equal at {spoken_bytes(size)}")
+        log_axes(axes, name)
+    return Picture(figure)
+
+
+def cost(sizes: Sequence[int], curves: dict[str, tuple[Sequence[float], Sequence[float]]]) -> Picture:
+    """Draw measured seconds (dots) and computed ones (lines) over the size in bytes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    whole, logarithmic = figure.subplots(1, 2)
+    for axes in (whole, logarithmic):
+        for (name, (measured, computed)), colour in zip(curves.items(), COLOURS, strict=False):
+            axes.plot(sizes, measured, "o", color=colour, markersize=5, label=f"{name}, measured")
+            axes.plot(sizes, computed, color=colour, label="computed")
+    log_axes(logarithmic, "the same, with logarithmic axes")
+    logarithmic.legend_.remove()
+    whole.set(title="seconds over size", xlabel="bytes", ylabel="seconds")
+    whole.legend(frameon=False)
+    whole.spines[["top", "right"]].set_visible(False)
+    whole.grid(alpha=0.3)
+    return Picture(figure)
+
+
+def log_axes(axes: "Axes", title: str) -> None:
+    """The look of a plot of seconds over bytes on logarithmic axes."""
+    axes.set(title=title, xlabel="bytes", ylabel="seconds", xscale="log", yscale="log")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+
 
 
 def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence[str] | None = None) -> None:
@@ -16,7 +137,6 @@ def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence
     Raises:
         ValueError: as many labels as records are needed.
     """
-    # A Figure of its own, without pyplot: no backend is chosen, no global state touched.
     from matplotlib.figure import Figure
 
     records = [Path(metrics_jsonl)] if isinstance(metrics_jsonl, (str, Path)) else [Path(p) for p in metrics_jsonl]

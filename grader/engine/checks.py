@@ -110,7 +110,7 @@ class Student:
         run = self._once(world=world, nodes=nodes, gpus=gpus, group=group, function=function.__name__, inputs=inputs)
         self.events, self.files = run.events, run.files
         if run.fault:
-            raise explain_broken_cell(run)
+            raise explain_broken_cell(run, self.units)
         return run.evidence
 
     def run(self, argv: list[str], files: dict[str, str], world: int = 2, nodes: int = 1) -> Run:
@@ -197,14 +197,15 @@ SERIAL: dict[str, Run] = {}  # serial runs by their content: they serve every ch
 SUBMITTED: dict[tuple[str, str, str], dict] = {}  # what batch files start, by what they say: a saved script does not change it
 
 
-def explain_broken_cell(run: Run) -> Fault:
+def explain_broken_cell(run: Run, units: list[lessons.Unit]) -> Fault:
     """A function that is missing because its cell broke: the cell is the cause."""
     fault = run.fault
-    if fault.cause == "crash" and fault.where is None and run.broken:
-        first = run.broken[0]
+    missing = re.search(r"module 'student' has no attribute '(\w+)'", fault.message)
+    if fault.cause == "crash" and fault.where is None and missing and run.broken:
+        own = {unit.name for unit in units if f"def {missing[1]}(" in unit.text}
+        first = min(run.broken, key=lambda cell: (cell["cell"] not in own, cell["type"] == "NotOnARank"))
         where = next((f for f in reversed(first["frames"]) if "cell" in f[0]), None)
-        return Fault("crash", f"{where[0] if where else 'a cell'} does not run: {first['type']}: {first['text']}",
-                     None, where, seen=f"{first['type']}: {first['text']}")
+        return Fault("crash", f"{first['cell']} does not run: {first['type']}: {first['text']}", None, where, seen=f"{first['type']}: {first['text']}")
     return fault
 
 

@@ -59,6 +59,8 @@ class Op:
 class Rank:
     ops: list[Op] = field(default_factory=list)
     waiting: bool = False
+    waits_for: Op | None = None  # the message, where it is one
+    messages: dict[int, Op] = field(default_factory=dict)  # by their number
     gone: str | None = None  # how it ended, in words
     last: Where | None = None  # the last line of the student's code that an event named
 
@@ -79,6 +81,7 @@ class Observer:
         rank.last = event.get("where") or rank.last
         if event["e"] in ("wait", "done"):
             rank.waiting = event["e"] == "wait"
+            rank.waits_for = rank.messages.get(event.get("of")) if rank.waiting else None
         elif event["e"] == "joins":
             return self.join(number, event)
         elif event["e"] == "op":
@@ -164,6 +167,7 @@ class Observer:
         op = Op(number, event, len(pair[event["op"]]))
         pair[event["op"]].append(op)
         self.ranks[number].ops.append(op)
+        self.ranks[number].messages[event.get("id")] = op
         other = pair["recv" if event["op"] == "send" else "send"]
         if op.index < len(other) and size(event) != size(other[op.index].event):
             sent, received = sorted((op, other[op.index]), key=lambda o: o.event["op"] == "recv")
@@ -184,7 +188,8 @@ class Observer:
 
     def blocked(self, number: int) -> tuple[Op, list[int]] | None:
         """The first call of this rank that still lacks someone, and whom it lacks."""
-        for op in self.ranks[number].ops:
+        rank = self.ranks[number]
+        for op in [rank.waits_for] if rank.waits_for else rank.ops:
             if lacking := self.missing(op):
                 return op, lacking
         return None

@@ -54,3 +54,16 @@ def read(stem: Path) -> Any:
         return item
 
     return decode(tree)
+
+
+def encoded(value: Any) -> dict:
+    """What a rank is given, as JSON."""
+    if isinstance(value, torch.Tensor):
+        return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
+    return {"value": value}
+
+
+def decoded(value: dict) -> Any:
+    if "tensor" in value:
+        return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+    return value["value"]

@@ -1,11 +1,17 @@
-"""A check asked from inside a notebook: the saved file, with the cells as they were last run laid over it."""
+"""What a notebook asks for: a check, or a run of one of its functions on ranks.
+
+Either takes the saved file, with the cells as they were last run laid over it.
+"""
 
 import atexit
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from grader.engine import lessons
-from grader.engine.checks import Judge, Verdict, checked_lessons
+from grader import OWN, RanksStopped
+from grader.engine import evidence, lessons
+from grader.engine.checks import Judge, Verdict, checked_lessons, explain_broken_cell
 from grader.engine.launch import Engine
+from grader.engine.messages import Message, cases, rehearse
 
 engine = Engine()  # warm from the first check to the kernel's end
 atexit.register(engine.close)
@@ -17,9 +23,41 @@ def verdict(name: str, cells: dict[str, tuple[str, float]]) -> Verdict:
     if lesson not in checked_lessons() or not number.isdigit():
         raise ValueError(f"{name}: no such TODO; a TODO is named LESSON/NUMBER, as 01_collectives/1")
     engine.start()
-    latest = {key: lessons.Ran(*cell) for key, cell in cells.items()}
-    judge = Judge(engine, lesson, target=folder_of(lesson), latest=latest)
+    judge = Judge(engine, lesson, target=folder_of(lesson), latest=as_run(cells))
     return judge.verdict(int(number))
+
+
+class RanksRun(NamedTuple):
+    """What a function did on its ranks."""
+
+    results: list[Any]  # what each rank returned
+    messages: list[Message]  # in rounds
+
+    def __repr__(self) -> str:
+        return f"{len(self.results)} ranks, {len(self.messages)} messages of {sum(m.bytes for m in self.messages)} bytes in all"
+
+
+def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[str, float]]) -> RanksRun:
+    """`lesson/function` on a rank for each input."""
+    lesson, _, function = name.partition("/")
+    if lesson not in lessons.stems() or not function.isidentifier():
+        raise ValueError(f"{name}: a function is named LESSON/FUNCTION, as 01_collectives/ring_all_reduce")
+    units = lessons.units(lesson, folder_of(lesson), as_run(cells))
+    run = engine.run(units, module="grader.engine.rank", world=len(inputs), function="own_function",
+                     inputs=dict(name=function, timed=timed, inputs=[evidence.encoded(value) for value in inputs]))
+    for number, text in enumerate(run.stdout):
+        for line in text.partition(OWN)[2].splitlines():
+            print(f"rank {number}: {line}")
+    if run.fault:
+        raise RanksStopped(f"{function} on {len(inputs)} ranks: {explain_broken_cell(run, units).message}")
+    messages, deadlock = rehearse(cases(run.events)[0])
+    if deadlock:
+        print(f"{function} came through, but only because these messages are small: where nothing buffers them, it is a {deadlock.message}")
+    return RanksRun(run.evidence, messages)
+
+
+def as_run(cells: dict[str, tuple[str, float]]) -> dict[str, lessons.Ran]:
+    return {key: lessons.Ran(*cell) for key, cell in cells.items()}
 
 
 def folder_of(lesson: str) -> Path:

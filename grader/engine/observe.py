@@ -7,10 +7,14 @@ alike. Events are JSON lines on a socket of the run's folder:
 
     {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
      "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
-    {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait
+    {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message
+    {"e": "changed", "of": 3}        the tensor of a message that was not over was written to
+    {"e": "mark"}                    a check begins its next case
     {"e": "joins", "rank": 1}        it asks to be this rank of the process group
     {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
     {"e": "crash", …} {"e": "exit", …} {"e": "end"}
+
+A message (send, recv) has a number of its own on its rank, "id". All events have the time "t", in seconds.
 """
 
 import faulthandler
@@ -20,7 +24,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 import urllib.parse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
@@ -54,14 +60,33 @@ SPOKEN = {  # the dispatcher's name -> the name the student typed
 }
 
 
+@dataclass
+class Message:
+    """A message that this rank sends or receives and that it has not waited for."""
+
+    number: int
+    tensor: torch.Tensor
+    any_source: bool
+    arrives_in: torch.Tensor | None = None  # what it is received into, until the wait
+    content: bytes = b""  # what was to be sent
+
+
+PATIENT = 0.2  # seconds that a patient judge waits for news
+
+
 class Judge:
     """The rank's line to the judge."""
 
     mine: "Judge | None" = None  # this rank's, from `watch` on
+    merciless = False  # see `merciless_messages`
+    patient = False  # in a run that measures time the judge is told later, for listening takes a processor
 
     def __init__(self, path: Path, number: int, job: dict) -> None:
         self.units = {unit["name"] for unit in job["units"]}
         self.pid = os.getpid()
+        self.unsaid: list[dict] = []
+        self.messages = 0
+        self.in_flight: dict[dist.Work, Message] = {}  # held by these, a work keeps its identity
         self.lock = threading.Lock()
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(path))
@@ -70,8 +95,12 @@ class Judge:
     def say(self, **event: Any) -> None:
         if os.getpid() != self.pid:  # a data loader's worker, say: not a rank
             return
+        event["t"] = time.monotonic()  # one clock for all processes of a machine
         with self.lock:
-            self.socket.sendall(json.dumps(event).encode() + b"\n")
+            self.unsaid.append(event)
+            if not self.patient or event["e"] not in ("op", "wait", "done") or event["t"] - self.unsaid[0]["t"] > PATIENT:
+                self.socket.sendall(b"".join(json.dumps(event).encode() + b"\n" for event in self.unsaid))
+                self.unsaid = []
 
     def release(self) -> None:
         """Stay until the judge has heard everyone: an early exit would break the peers' connections."""
@@ -121,13 +150,56 @@ def watch_waits(judge: Judge) -> None:
     plain = c10d.Work.wait
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        judge.say(e="wait")
+        message = judge.in_flight.get(work)
+        about = {"of": message.number} if message else {}
+        judge.say(e="wait", **about)
         try:
-            return plain(work, *args, **kwargs)
+            answer = plain(work, *args, **kwargs)
+            if message:
+                arrive(judge, work, about)
+            return answer
         finally:
-            judge.say(e="done")
+            judge.say(e="done", **about)
 
     c10d.Work.wait = wait
+
+
+def merciless_messages() -> None:
+    """From now on, what a message may do at the worst, it does: it arrives at its wait and no earlier, and if its tensor is written to before, the judge is told."""
+    Judge.mine.merciless = True
+
+
+def mark(**about: Any) -> None:
+    """Tell the judge that a check's next case begins."""
+    Judge.mine.say(e="mark", **about)
+
+
+def depart(judge: Judge, event: dict, name: str, given: dict) -> Message:
+    """A message is about to be sent or received, into a hidden tensor if need be."""
+    tensor = given["tensors"][0]
+    message = Message(event["id"], tensor, any_source=name == "recv_any_source_")
+    if judge.merciless and name == "send":
+        message.content = content(tensor)
+    elif judge.merciless:
+        message.arrives_in = torch.empty_like(tensor)
+        given["tensors"] = [message.arrives_in]
+    return message
+
+
+def arrive(judge: Judge, work: dist.Work, about: dict) -> None:
+    """A message was waited for."""
+    message = judge.in_flight.pop(work)
+    if message.any_source:
+        about["source"] = work._source_rank()
+    if message.arrives_in is not None:
+        message.tensor.detach().copy_(message.arrives_in)
+    elif judge.merciless and content(message.tensor) != message.content:
+        judge.say(e="changed", of=message.number)
+
+
+def content(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor, whatever numbers they are: a NaN equals itself."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def watch_rendezvous(judge: Judge, run: Path, job: dict) -> None:
@@ -207,8 +279,12 @@ def reporting(operation: Any, name: str, below: Any) -> Callable:
         if judge is None:
             return operation.redispatch(keys & below, *args, **kwargs)
         given = dict(zip(arguments, args)) | kwargs
-        if "process_group" in given:
-            report(judge, name, given)
+        event = report(judge, name, given) if "process_group" in given else {}
+        if "id" in event:
+            message = depart(judge, event, name, given)
+            work = operation.redispatch(keys & below, **given)
+            judge.in_flight[dist.Work.unbox(work)] = message
+            return work
         blocks = name in ("wait_tensor", "monitored_barrier_")
         if blocks:
             judge.say(e="wait")
@@ -221,8 +297,8 @@ def reporting(operation: Any, name: str, below: Any) -> Callable:
     return kernel
 
 
-def report(judge: Judge, name: str, given: dict) -> None:
-    """Tell of a collective or message that is about to begin."""
+def report(judge: Judge, name: str, given: dict) -> dict:
+    """Tell of a collective or message that is about to begin; returns the event."""
     group = dist.ProcessGroup.unbox(given["process_group"])
     kept.add(group)
     members = next((ranks for g, ranks in c10d._world.pg_group_ranks.items() if g.group_name == group.group_name), {})
@@ -245,7 +321,10 @@ def report(judge: Judge, name: str, given: dict) -> None:
         peer = given.get("dst", given.get("src"))
         event["peer"] = None if peer is None else members_in_order(members)[peer]
         event["tag"] = given.get("tag", 0)
+        event["id"] = judge.messages
+        judge.messages += 1
     judge.say(e="op", **event)
+    return event
 
 
 def members_in_order(members: dict) -> list[int]:

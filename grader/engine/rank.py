@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 
+from grader import OWN
 from grader.engine import evidence, observe
 
 
@@ -117,7 +118,7 @@ def load(job: dict, judge: observe.Judge, name: str) -> types.ModuleType:
         except (Exception, SystemExit) as error:  # a notebook's cell may end by sys.exit
             if job["notebook"]:
                 broken[unit["name"]] = error
-                judge.say(e="broken", **describe(error))
+                judge.say(e="broken", cell=unit["name"], **describe(error))
             else:
                 raise
     module.__broken__ = broken
@@ -145,6 +146,14 @@ def call(job: dict, judge: observe.Judge, number: int) -> dict:
     if job["file"] is None:  # a reference: the check's own code and nobody else's
         return function(**job["inputs"])
     return function(load(job, judge, "student"), rank=number, world=job["world"], **job["inputs"])
+
+
+def own_function(student: types.ModuleType, rank: int, world: int, name: str, inputs: list, timed: bool) -> object:
+    """For `grader.run_on_ranks`: a function of the notebook, with this rank's input."""
+    observe.mark()
+    observe.Judge.mine.patient = timed
+    print(OWN, end="")
+    return getattr(student, name)(evidence.decoded(inputs[rank]), rank, world)
 
 
 def describe(error: BaseException) -> dict:

@@ -24,7 +24,14 @@ sys.path.insert(0, str(course))
 from grader import check
 
 # %%
+import math
+import time
+
 import torch
+import torch.distributed as dist
+
+from grader import run_on_ranks
+from utils import plots
 
 # %% [markdown]
 # ## Three collectives
@@ -91,3 +98,474 @@ for collective in (all_reduce, all_gather, reduce_scatter):
 
 # %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("01_collectives/1")
+
+# %% [markdown]
+# ## Where a rank is
+#
+# A machine has **nodes**, and each node runs several ranks, one for each GPU. They are
+# numbered through: node 0 has the first ones, node 1 the next. A rank's number on its own
+# node is its **local rank**; it says which GPU is its own.
+#
+# ![Eight ranks on two nodes, and the ring through all of them](../images/ranks.png)
+#
+# Why it matters: two ranks of one node talk several times faster than two on different
+# nodes. Later in this lesson each rank $r$ sends to rank $r+1$, and the last one to rank 0:
+# a ring. **Predict** how many of the ring's links lead from one node to another.
+
+# %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def node_and_local_rank(rank: int, ranks_a_node: int) -> tuple[int, int]:
+    """On which node a rank is, and which number it has there. All count from 0."""
+    # TODO 2: Say where a rank is, and which rank is there. First, from the rank to its place.
+    ### BEGIN SOLUTION
+    return divmod(rank, ranks_a_node)
+    ### END SOLUTION
+
+
+def rank_at(node: int, local_rank: int, ranks_a_node: int) -> int:
+    """The rank at this place."""
+    # TODO 2, again: and back.
+    ### BEGIN SOLUTION
+    return node * ranks_a_node + local_rank
+    ### END SOLUTION
+
+
+def links_between_nodes(nodes: int, ranks_a_node: int) -> int:
+    """How many links of the ring 0 → 1 → … → last → 0 lead from one node to another."""
+    # TODO 2, again: your prediction, as a formula. It must also hold for a single node.
+    ### BEGIN SOLUTION
+    return nodes if nodes > 1 else 0
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_2", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("01_collectives/2")
+
+# %% [markdown]
+# ## Messages
+#
+# A collective is made of **messages**: one rank sends a tensor, another one receives it into
+# a tensor of the same size that it has made ready. There are two kinds of calls.
+#
+# | call | comes back |
+# |---|---|
+# | `dist.send(tensor, to)`, `dist.recv(tensor, source)` | when the message is over |
+# | `dist.isend(tensor, to)`, `dist.irecv(tensor, source)` | at once, with a *work*; the message is over after `work.wait()` |
+#
+# Until a message is over, its tensor belongs to the message: do not write into what you
+# send, and do not read what you receive. The judge makes every message as late as it may be.
+#
+# And do not rely on luck. If all ranks `send` and then `recv`, each waits for somebody to
+# receive. Small messages get through, because gloo stores them on the way; large ones do
+# not, nor does NCCL. The judge reports such a deadlock at any size.
+#
+# Here two ranks swap their tensors. `run_on_ranks` runs a function of this notebook on
+# fresh processes, one for each input, as `function(input, rank, world)`.
+
+# %%
+def swap(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
+    """What the other one of two ranks holds."""
+    other = 1 - rank
+    arriving = torch.empty_like(tensor)
+    works = [dist.isend(tensor, other), dist.irecv(arriving, other)]
+    for work in works:
+        work.wait()
+    return arriving
+
+
+# %%
+run = run_on_ranks("01_collectives/swap", [torch.zeros(3), torch.ones(3)])
+print(run.results)
+plots.messages(run.messages, "swap")
+
+# %% [markdown]
+# On the left: how many bytes went from whom to whom. In the middle: the messages in
+# **rounds**, where each takes one unit of time and a rank sends only one at a time. On the
+# right: the same by the clock. There your processes share few processors, so it varies.
+
+# %% [markdown]
+# ## Broadcast, by a tree
+#
+# Rank 0 has a tensor that all need: the first weights, say. If it sends to all others
+# itself, it needs $N-1$ rounds. But whoever has the tensor can help, so that in each round
+# twice as many have it.
+#
+# ![Eight ranks in three rounds: 0 sends to 1; 0 and 1 to 2 and 3; these four to the other four](../images/tree.png)
+#
+# **Predict** the number of rounds for $N$ ranks, also where $N$ is no power of two.
+
+# %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def tree_rounds(world: int) -> int:
+    """In how many rounds a tree brings the tensor of rank 0 to all ranks."""
+    # TODO 3: Broadcast by a tree. First your prediction: how many rounds does it need?
+    ### BEGIN SOLUTION
+    return math.ceil(math.log2(world))
+    ### END SOLUTION
+
+
+def tree_broadcast(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
+    """What rank 0 held in ``tensor``, on every rank.
+
+    On the other ranks ``tensor`` has the same length, and what is in it is rubbish: write over it.
+    """
+    # TODO 3, again: the broadcast. No more rounds than predicted, and N - 1 messages in all:
+    # each rank but rank 0 receives one. In which round does a rank receive, and from whom?
+    # To whom does it send in the rounds after that one?
+    ### BEGIN SOLUTION
+    have = 1  # so many ranks have it
+    while have < world:
+        if rank < have and rank + have < world:
+            dist.send(tensor, rank + have)
+        elif have <= rank < 2 * have:
+            dist.recv(tensor, rank - have)
+        have *= 2
+    return tensor
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_3", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("01_collectives/3")
+
+# %%
+run = run_on_ranks("01_collectives/tree_broadcast", [torch.full([1000], float(rank)) for rank in range(8)])
+plots.messages(run.messages, "tree_broadcast")
+
+# %% [markdown]
+# ## Reduce-scatter, by a ring
+#
+# In a tree whole tensors travel, and at each moment most ranks do nothing. For large
+# tensors a **ring** is better: all ranks send all the time, each to its right neighbour
+# $r+1$ (the last one to rank 0), and each message is only one piece of $N$.
+#
+# `tensor.tensor_split(N)` cuts a vector into $N$ pieces, also if $N$ does not divide its
+# length: some are longer by one then, and some may be empty. They are views: who writes
+# into a piece writes into the vector.
+#
+# ![Three ranks, two rounds: a piece of the sum grows as it goes round](../images/ring_reduce_scatter.png)
+#
+# The sum of piece $p$ travels to the right, each rank on its way adds its own piece $p$, and
+# the last to do so is rank $p$, who keeps it. **Predict** where it begins, or in other
+# words: which piece does rank $r$ send first?
+
+# %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def first_piece(rank: int, world: int) -> int:
+    """The number of the piece that a rank sends in the first round of the reduce-scatter."""
+    # TODO 4: Reduce and scatter in a ring. First your prediction: which piece is sent first?
+    ### BEGIN SOLUTION
+    return (rank - 1) % world
+    ### END SOLUTION
+
+
+def ring_reduce_scatter(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
+    """Piece ``rank`` of the sum of all ranks' tensors. You may write into ``tensor``."""
+    # TODO 4, again: the reduce-scatter. In each of N - 1 rounds every rank sends one piece to its
+    # neighbour and receives one from the other side, at the same time. No message is longer
+    # than a piece, and all are over before you return.
+    ### BEGIN SOLUTION
+    pieces = tensor.tensor_split(world)
+    right, left = (rank + 1) % world, (rank - 1) % world
+    for step in range(world - 1):
+        leaving, growing = pieces[(rank - 1 - step) % world], pieces[(rank - 2 - step) % world]
+        arriving = torch.empty_like(growing)
+        works = [dist.isend(leaving, right), dist.irecv(arriving, left)]
+        for work in works:
+            work.wait()
+        growing += arriving
+    return pieces[rank]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_4", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("01_collectives/4")
+
+# %%
+run = run_on_ranks("01_collectives/ring_reduce_scatter", [torch.ones(1000) for rank in range(4)])
+plots.messages(run.messages, "ring_reduce_scatter")
+
+# %% [markdown]
+# ## All-gather, by a ring
+#
+# Now each rank has one piece, and all want all of them. The ring does it again, without
+# adding: what you received in one round, you pass on in the next.
+#
+# ![Three ranks, two rounds: the pieces go round until all have all](../images/ring_all_gather.png)
+#
+# **Predict** which piece arrives at rank $r$ in round $s$, if all send to the right. The
+# first round is $s = 0$.
+
+# %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def arriving_piece(rank: int, step: int, world: int) -> int:
+    """The number of the piece that arrives at a rank in this round (from 0) of the all-gather."""
+    # TODO 5: Gather in a ring. First your prediction: which piece arrives when?
+    ### BEGIN SOLUTION
+    return (rank - 1 - step) % world
+    ### END SOLUTION
+
+
+def ring_all_gather(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
+    """A vector made of piece 0 of rank 0, piece 1 of rank 1, and so on: on every rank.
+
+    ``tensor`` is as long as the result. Only its piece ``rank`` is of use; the others are rubbish to write over.
+    """
+    # TODO 5, again: the all-gather. The budget is that of the reduce-scatter: N - 1 rounds, in each
+    # of which every rank sends one piece to its neighbour and receives one.
+    ### BEGIN SOLUTION
+    pieces = tensor.tensor_split(world)
+    right, left = (rank + 1) % world, (rank - 1) % world
+    for step in range(world - 1):
+        works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]
+        for work in works:
+            work.wait()
+    return tensor
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_5", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("01_collectives/5")
+
+# %%
+run = run_on_ranks("01_collectives/ring_all_gather", [torch.ones(1000) for rank in range(4)])
+plots.messages(run.messages, "ring_all_gather")
+
+# %% [markdown]
+# ## All-reduce, from the two
+#
+# A reduce-scatter leaves each rank with one finished piece of the sum; an all-gather gives
+# everybody all pieces. The one after the other is an all-reduce: the **ring all-reduce** by
+# which gradients are added up all over the world.
+#
+# ![First the sums grow on their way round, then the finished pieces go round](../images/ring_all_reduce.png)
+#
+# **Predict** how many bytes each rank sends in all, for a tensor of $S$ bytes on $N$ ranks.
+# What happens to that number as $N$ grows?
+
+# %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def all_reduce_bytes(nbytes: int, world: int) -> float:
+    """How many bytes each rank sends in a ring all-reduce of ``nbytes`` bytes, a multiple of ``world``."""
+    # TODO 6: Reduce on all ranks, by the ring. First your prediction: how many bytes does a rank send?
+    ### BEGIN SOLUTION
+    return 2 * (world - 1) * nbytes / world
+    ### END SOLUTION
+
+
+def ring_all_reduce(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
+    """The sum of all ranks' tensors, on every rank. You may write into ``tensor``."""
+    # TODO 6, again: the all-reduce, from your two functions. Both together: 2 (N - 1) rounds.
+    # What must stand where before the second one begins?
+    ### BEGIN SOLUTION
+    piece = ring_reduce_scatter(tensor, rank, world)
+    total = torch.empty_like(tensor)
+    total.tensor_split(world)[rank].copy_(piece)
+    return ring_all_gather(total, rank, world)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_6", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("01_collectives/6")
+
+# %%
+run = run_on_ranks("01_collectives/ring_all_reduce", [torch.ones(1000) for rank in range(4)])
+sent = sum(message.bytes for message in run.messages if message.source == 0)
+print(f"rank 0 sent {sent} bytes, predicted were {all_reduce_bytes(4000, 4):.0f}")
+plots.messages(run.messages, "ring_all_reduce")
+
+# %% [markdown]
+# ## All-to-all
+#
+# Each rank has a piece for every rank, and gets one from every rank: as if the pieces were a
+# table with a row for each rank, and it were transposed. A mixture of experts does this to
+# bring each token to the rank that has its expert.
+#
+# ![Before, rank r holds row r of a table; after, column r](../images/all_to_all.png)
+#
+# Here no rank passes anything on, so there are many pairs that talk, and they must not wait
+# for each other in a circle. **Predict** how many bytes a rank sends.
+
+# %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def all_to_all_bytes(nbytes: int, world: int) -> float:
+    """How many bytes each rank sends if it holds ``nbytes`` bytes, a multiple of ``world``."""
+    # TODO 7: Exchange pieces, all with all. First your prediction: how many bytes does a rank send?
+    ### BEGIN SOLUTION
+    return (world - 1) * nbytes / world
+    ### END SOLUTION
+
+
+def all_to_all(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
+    """Piece ``rank`` of every rank's tensor, joined by rank. All tensors have the same length."""
+    # TODO 7, again: the exchange. Piece j of `tensor.tensor_split(N)` goes to rank j, straight and alone:
+    # N - 1 messages from each rank, in N - 1 rounds. Your own piece needs none.
+    ### BEGIN SOLUTION
+    pieces = tensor.tensor_split(world)
+    held = [torch.empty_like(pieces[rank]) for _ in range(world)]
+    held[rank].copy_(pieces[rank])
+    works = []
+    for step in range(1, world):
+        to, source = (rank + step) % world, (rank - step) % world
+        works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]
+    for work in works:
+        work.wait()
+    return torch.cat(held)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_7", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("01_collectives/7")
+
+# %%
+run = run_on_ranks("01_collectives/all_to_all", [torch.ones(1000) for rank in range(4)])
+plots.messages(run.messages, "all_to_all")
+
+# %% [markdown]
+# ## What it costs
+#
+# A message takes $\alpha + \beta n$ seconds: the **latency** $\alpha$, whatever its size, and
+# $\beta$ for each of its $n$ bytes. So an algorithm costs
+#
+# $$\text{rounds} \cdot \alpha + \text{bytes} \cdot \beta$$
+#
+# where the bytes are those of one message of each round, added up. Compare two ways to
+# all-reduce $S$ bytes on $N$ ranks. The **ring** is yours. The **tree** adds up towards rank 0
+# along your broadcast's tree, backwards, and then broadcasts the sum; all of its messages
+# are whole tensors.
+#
+# **Predict** which one is faster for a small tensor, which for a large one, and at which size
+# they take equally long.
+
+# %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def ring_cost(nbytes: float, world: int) -> tuple[int, float]:
+    """Rounds, and bytes one after the other, of a ring all-reduce of ``nbytes``, a multiple of ``world``."""
+    # TODO 8: Count what a ring and a tree cost. First the ring.
+    ### BEGIN SOLUTION
+    rounds = 2 * (world - 1)
+    return rounds, rounds * nbytes / world
+    ### END SOLUTION
+
+
+def tree_cost(nbytes: float, world: int) -> tuple[int, float]:
+    """The same of an all-reduce by a tree: to rank 0, and back to all."""
+    # TODO 8, again: the tree.
+    ### BEGIN SOLUTION
+    rounds = 2 * math.ceil(math.log2(world))
+    return rounds, rounds * nbytes
+    ### END SOLUTION
+
+
+def equal_size(world: int, alpha: float, beta: float) -> float:
+    """The number of bytes for which ring and tree take equally long, on 4 ranks or more."""
+    # TODO 8, again: your prediction. Below this size the one is faster, above it the other.
+    ### BEGIN SOLUTION
+    ring_rounds, ring_bytes = ring_cost(1, world)
+    tree_rounds, tree_bytes = tree_cost(1, world)
+    return alpha * (ring_rounds - tree_rounds) / (beta * (tree_bytes - ring_bytes))
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_8", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("01_collectives/8")
+
+# %% [markdown]
+# Two kinds of links: on 64 ranks, with $\alpha$ and $\beta$ as they are between GPUs of one node
+# (3 µs, 200 GB/s) and between nodes (5 µs, 25 GB/s).
+
+# %%
+links = {"within a node": (3e-6, 1 / 200e9), "between nodes": (5e-6, 1 / 25e9)}
+plots.ring_and_tree(links, 64, ring_cost, tree_cost, equal_size)
+
+# %% [markdown]
+# ## Measure it
+#
+# What are $\alpha$ and $\beta$ here? Two ranks send a tensor to and fro, and half of the time is
+# that of one message. Of ten tries the fastest counts, since all that disturbs a message
+# makes it slower.
+
+# %%
+def time_messages(sizes: list[int], rank: int, world: int) -> list[float]:
+    """Seconds that a message takes from rank 0 to rank 1, for each size in bytes."""
+    seconds = []
+    for size in sizes:
+        tensor, tries = torch.zeros(size, dtype=torch.uint8), []
+        for _ in range(10):
+            dist.barrier()  # both begin together
+            began = time.perf_counter()
+            for sender in (0, 1):
+                if rank == sender:
+                    dist.send(tensor, 1 - rank)
+                else:
+                    dist.recv(tensor, sender)
+            tries.append((time.perf_counter() - began) / 2)
+        seconds.append(min(tries))
+    return seconds
+
+
+def time_all_reduce(sizes: list[int], rank: int, world: int) -> list[float]:
+    """Seconds that your ring all-reduce takes, for each size in bytes."""
+    seconds = []
+    for size in sizes:
+        tries = []
+        for _ in range(10):
+            tensor = torch.zeros(size // 4)
+            dist.barrier()
+            began = time.perf_counter()
+            ring_all_reduce(tensor, rank, world)
+            tries.append(time.perf_counter() - began)
+        seconds.append(min(tries))
+    return seconds
+
+
+# %% [markdown]
+# The measured times do not lie on a line exactly. The **least squares** fit is the line
+# $\alpha + \beta n$ for which the sum of the squared differences to the measured seconds is
+# the smallest. All points have a say in it, not just two of them.
+
+# %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
+    """alpha (seconds) and beta (seconds per byte) that fit these messages by least squares."""
+    # TODO 9: Fit alpha and beta to measured times, and predict a time. First the fit. Sizes go up
+    # to millions while seconds are small: compute in float64.
+    ### BEGIN SOLUTION
+    x, y = (torch.tensor(values, dtype=torch.float64) for values in (sizes, seconds))
+    beta = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
+    alpha = y.mean() - beta * x.mean()
+    return alpha.item(), beta.item()
+    ### END SOLUTION
+
+
+def predicted_seconds(cost: tuple[int, float], alpha: float, beta: float) -> float:
+    """How long an algorithm takes that costs this many (rounds, bytes)."""
+    # TODO 9, again: the time, from the cost.
+    ### BEGIN SOLUTION
+    rounds, nbytes = cost
+    return rounds * alpha + nbytes * beta
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_9", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("01_collectives/9")
+
+# %% [markdown]
+# Now all of it together: measure single messages, fit them, predict your ring all-reduce
+# on two ranks, and measure that, too. Before you run the cell: where will the prediction be
+# too small? What does an all-reduce do besides sending?
+
+# %%
+sizes = [0, *(2**k for k in range(10, 23))]
+message_seconds = run_on_ranks("01_collectives/time_messages", [sizes] * 2, timed=True).results[0]
+ring_seconds = run_on_ranks("01_collectives/time_all_reduce", [sizes] * 2, timed=True).results[0]
+alpha, beta = fit(sizes, message_seconds)
+print(f"alpha = {1e6 * alpha:.0f} µs, beta = {1e9 * beta:.2f} ns per byte, which is {1e-9 / beta:.1f} GB/s")
+plots.cost(sizes, {
+    "one message": (message_seconds, [alpha + beta * size for size in sizes]),
+    "ring all-reduce, 2 ranks": (ring_seconds, [predicted_seconds(ring_cost(size, 2), alpha, beta) for size in sizes]),
+})  # fmt: skip
+
+# %% [markdown]
+# The prediction counts messages only. An all-reduce also adds, allocates, and waits for the
+# slower rank; where processes share processors it waits more. What the model is good for is
+# to compare: it says which algorithm, and what to expect of twice the ranks or twice the size.
+#
+# ## What comes of it
+#
+# - From now on call `dist.all_reduce` and its kin. They are what you wrote, at the speed of the
+#   hardware: NCCL has the ring and a tree, and chooses by size.
+# - An all-reduce **is** a reduce-scatter and an all-gather. Lesson 03 takes the two apart, to keep
+#   only a piece of the gradients and weights in between: it costs no more bytes.
+# - Next: `ddp_training`, where the gradients of a language model are reduced on all ranks.

@@ -1,0 +1,108 @@
+"""What messages the ranks sent one another, and whether they would also get through where nothing is buffered.
+
+Pure logic over the events of a run that has ended. Gloo keeps a small message until somebody wants it, so ranks that all
+send before they receive come through, by luck. NCCL keeps none, nor does gloo keep a large one. So the run is rehearsed:
+each rank's events once more, where a send is over when its receive has begun, and not before. If that gets stuck, the
+same ranks at the same lines are the deadlock that it would be.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from grader.engine.diagnose import Fault, Observer, Op, Where
+
+END = {"e": "end"}
+
+
+class Message(NamedTuple):
+    """One message that was sent and received."""
+
+    source: int
+    target: int
+    bytes: int
+    round: int  # from 1: when it goes if a message takes one unit of time, and a rank sends one at a time
+    sent: float  # seconds: when the sender called,
+    arrived: float  # and when the receiver had it
+
+
+def cases(events: Sequence[list[dict]]) -> list[list[list[dict]]]:
+    """The events of each rank (inner list) in each case that a check marked (outer list)."""
+    found: list[list[list[dict]]] = []
+    for number, mine in enumerate(events):
+        case = -1
+        for event in mine:
+            if event["e"] == "mark":
+                case += 1
+                if len(found) <= case:
+                    found.append([[] for _ in events])
+            elif case >= 0 and event["e"] != "end":
+                found[case][number].append(event)
+    return found
+
+
+def rehearse(events: Sequence[list[dict]]) -> tuple[list[Message], Fault | None]:
+    """The messages in these events, in rounds; and the deadlock if there would be one without buffers."""
+    ends = [{event["of"]: event for event in mine if event["e"] == "done" and "of" in event} for mine in events]
+    left = [deque(with_source(event, ends[n]) for event in [*mine, END]) for n, mine in enumerate(events)]
+    observer = Observer(len(events))
+    to_send: list[list[Op]] = [[] for _ in events]  # calls of each rank, first come, first served
+    over: set[tuple[int, int]] = set()  # (rank, its message)
+    messages: list[Message] = []
+    number_of_round = 0
+    while True:
+        for number, rank in enumerate(observer.ranks):  # each as far as it comes
+            while left[number] and (rank.waits_for is None or (number, rank.waits_for.event["id"]) in over):
+                event = left[number].popleft()
+                observer.add(number, event)
+                if event["e"] == "end":
+                    rank.gone = "it has finished"
+                elif event.get("op") == "send":
+                    to_send[number].append(rank.messages[event["id"]])
+        going = [next((op for op in calls if not observer.missing(op)), None) for calls in to_send]
+        if not any(going):
+            return messages, observer.deadlock()
+        number_of_round += 1
+        for source, op in enumerate(going):
+            if op:
+                target = op.event["peer"]
+                received = observer.pairs[op.event["name"], source, target, op.event["tag"]]["recv"][op.index].event["id"]
+                over |= {(source, op.event["id"]), (target, received)}
+                to_send[source].remove(op)
+                arrived = ends[target].get(received, op.event)["t"]
+                messages.append(Message(source, target, op.event["bytes"], number_of_round, op.event["t"], arrived))
+
+
+def with_source(event: dict, ends: dict[int, dict]) -> dict:
+    """A receive that took from anybody: whose message it was is known by its end."""
+    if "id" in event and event["peer"] is None:
+        return {**event, "peer": ends.get(event["id"], {}).get("source", 0)}
+    return event
+
+
+class Loose(NamedTuple):
+    """A call that the rank did not see through."""
+
+    rank: int
+    op: str
+    peer: int
+    where: Where | None
+
+    @property
+    def call(self) -> str:
+        return f"i{self.op} {'to' if self.op == 'send' else 'from'} rank {self.peer}"
+
+
+def left_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
+    """Messages that nobody waited for."""
+    return [loose for number, mine in enumerate(events) for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "done" and "of" in e}, False)]
+
+
+def written_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
+    """Messages whose tensor was written to before they were over."""
+    return [loose for number, mine in enumerate(events) for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "changed"}, True)]
+
+
+def _calls(number: int, events: list[dict], chosen: set[int], among: bool) -> list[Loose]:
+    """The messages of one rank that are `among` the chosen, or are not."""
+    return [Loose(number, event["op"], event["peer"], event["where"]) for event in events if "id" in event and (event["id"] in chosen) == among]

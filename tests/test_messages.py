@@ -1,0 +1,92 @@
+"""What the judge reads off the ranks' messages: rounds, deadlocks that buffers hid, calls that nobody saw through."""
+
+from itertools import count
+
+import pytest
+
+from grader.engine.messages import cases, left_in_flight, rehearse, written_in_flight
+
+
+def rank(*calls):
+    """The events of a rank: "s1" sends to rank 1 and waits, "r0" receives; "s1?" does not wait; "w0" waits for its first message."""
+    events, numbers = [], count()
+    for call in calls:
+        number = int(call[1])
+        if call[0] in "sr":
+            identity = next(numbers)
+            events.append({"e": "op", "op": {"s": "send", "r": "recv"}[call[0]], "name": "0", "group": [0, 1], "shape": [2], "dtype": "float32",
+                           "bytes": 8, "detail": None, "peer": number, "tag": 0, "id": identity, "t": 0.0, "where": ["x.py", len(events), "f"]})
+            number = identity
+        if not call.endswith("?"):
+            events += [{"e": "wait", "of": number, "t": 1.0}, {"e": "done", "of": number, "t": 2.0}]
+    return events
+
+
+def rounds(*ranks):
+    messages, fault = rehearse(ranks)
+    assert fault is None, fault.message
+    return [(m.round, m.source, m.target) for m in messages]
+
+
+def test_messages_in_rounds():
+    assert rounds(rank("s1"), rank("r0")) == [(1, 0, 1)]
+    assert rounds(rank("s2", "s1"), rank("r0"), rank("r0", "s3"), rank("r2")) == [(1, 0, 2), (2, 0, 1), (2, 2, 3)]  # a tree
+    assert rounds(rank("s1", "s2", "s3"), *[rank("r0")] * 3) == [(1, 0, 1), (2, 0, 2), (3, 0, 3)]  # one after the other
+    assert rounds(rank("s1"), rank("r0", "s2"), rank("r1")) == [(1, 0, 1), (2, 1, 2)]  # a chain
+
+
+def test_who_calls_first_is_sent_first_though_nobody_waits():
+    assert rounds(rank("s2?", "s1?", "w0", "w1"), rank("r0"), rank("r0")) == [(1, 0, 2), (2, 0, 1)]
+
+
+def test_a_receiver_that_comes_late_holds_up_nobody_else():
+    assert rounds(rank("s1?", "s2?", "w0", "w1"), rank("r2", "r0"), rank("r0", "s1")) == [(1, 0, 2), (2, 2, 1), (3, 0, 1)]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_ring_that_sends_first_is_the_deadlock_that_buffers_hid(world):
+    _, fault = rehearse([rank(f"s{(n + 1) % world}", f"r{(n - 1) % world}") for n in range(world)])
+    assert fault.cause == "hang" and "rank 0 waits in send of shape (2,) float32 to rank 1 at x.py:0" in fault.message
+    assert fault.where == ["x.py", 0, "f"]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_ring_that_calls_both_and_then_waits_is_one_round(world):
+    ring = [rank(f"s{(n + 1) % world}?", f"r{(n - 1) % world}?", "w0", "w1") for n in range(world)]
+    assert {number for number, *_ in rounds(*ring)} == {1}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_even_ranks_that_send_first_get_through(world):
+    ring = [rank(*(f"s{(n + 1) % world}", f"r{(n - 1) % world}")[:: 1 - n % 2 * 2]) for n in range(world)]
+    assert len(rounds(*ring)) == world
+
+
+def test_a_receive_without_a_sender():
+    _, fault = rehearse([rank("r1"), rank()])
+    assert "rank 1 never comes: it has finished" in fault.message
+
+
+def test_a_receive_from_anybody_is_from_whom_it_was():
+    receiver = rank("r0")
+    receiver[0]["peer"], receiver[-1]["source"] = None, 0
+    assert rounds(rank("s1"), receiver) == [(1, 0, 1)]
+
+
+def test_what_nobody_waits_for_is_left_in_flight():
+    (loose,) = left_in_flight([rank("s1?"), rank("r0")])
+    assert (loose.rank, loose.op, loose.peer, loose.where) == (0, "send", 1, ["x.py", 0, "f"])
+    assert left_in_flight([rank("s1?", "w0"), rank("r0")]) == []
+
+
+def test_what_is_written_in_flight_is_told():
+    events = rank("s1?", "w0")
+    assert written_in_flight([events]) == []
+    (loose,) = written_in_flight([[*events, {"e": "changed", "of": 0}]])
+    assert (loose.op, loose.peer) == ("send", 1)
+
+
+def test_cases_are_the_events_between_marks():
+    mark = {"e": "mark"}
+    one, two = rank("s1"), rank("r0")
+    assert cases([[{"e": "joined"}, mark, *one, mark, *one, {"e": "end"}], [mark, *two, mark, *two]]) == [[one, two], [one, two]]
