@@ -96,3 +96,8 @@ def test_groups_are_aligned_apart():
 def test_two_ranks_that_join_as_one():
     fault = feed(Observer(2), (0, {"e": "joins", "rank": 0, "where": None}), (1, {"e": "joins", "rank": 0, "where": ["x.py", 2, "f"]}))
     assert fault.cause == "mismatch" and "both join" in fault.message
+
+
+def test_a_message_to_itself_is_told_before_gloo_fails():
+    fault = feed(Observer(2), (1, op("send", 3, peer=1, tag=0)))
+    assert fault.rank == 1 and "rank 1 sends to itself, at x.py:3" in fault.message

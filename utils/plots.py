@@ -20,51 +20,60 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8
 
 
 class Picture:
-    """A figure as a notebook shows it."""
+    """A figure that is drawn when a notebook shows it: on ranks, which run the same cells, nobody looks."""
 
-    def __init__(self, figure: "Figure") -> None:
-        self.figure = figure
+    def __init__(self, draw: "Callable[[], Figure]") -> None:
+        self.draw = draw
 
     def _repr_png_(self) -> bytes:
         png = io.BytesIO()
-        self.figure.savefig(png, dpi=110)
+        self.draw().savefig(png, dpi=110)
         return png.getvalue()
 
 
-def messages(sent: Sequence["Message"], title: str = "") -> Picture:
-    """Draw who sent how many bytes to whom, and the messages in rounds and by the clock, a colour for each sender."""
-    from matplotlib.figure import Figure
+def messages(sent: Sequence["Message"], title: str) -> Picture:
+    """Who sent how many bytes to whom, and the messages in rounds and by the clock, a colour for each sender."""
 
-    world = 1 + max((max(m.source, m.target) for m in sent), default=0)
-    figure = Figure(figsize=(12, 0.9 + 0.42 * max(world, 4)), layout="constrained")
-    figure.suptitle(f"{title}: {len(sent)} messages" if title else f"{len(sent)} messages")
-    table, rounds, clock = figure.subplots(1, 3, width_ratios=(1, 1.3, 1.3))
+    def draw() -> "Figure":
+        from matplotlib.figure import Figure
 
-    total = [[sum(m.bytes for m in sent if (m.source, m.target) == (i, j)) for j in range(world)] for i in range(world)]
-    table.imshow(total, cmap="Blues", vmin=0, vmax=1.6 * max(map(max, total), default=1) or 1, aspect="auto")
-    for i, row in enumerate(total):
+        world = 1 + max((max(m.source, m.target) for m in sent), default=0)
+        figure = Figure(figsize=(12, 0.9 + 0.42 * max(world, 4)), layout="constrained")
+        figure.suptitle(f"{title}: {len(sent)} messages")
+        table, rounds, clock = figure.subplots(1, 3, width_ratios=(1, 1.3, 1.3))
+        bytes_table(table, [[sum(m.bytes for m in sent if (m.source, m.target) == (i, j)) for j in range(world)] for i in range(world)])
+
+        last = max((m.round for m in sent), default=1)
+        began = min((m.sent for m in sent), default=0.0)
+        for m in sent:
+            colour = COLOURS[m.source % len(COLOURS)]
+            arrow(rounds, (m.round - 1, m.source), (m.round, m.target), colour)
+            arrow(clock, (1000 * (m.sent - began), m.source), (1000 * (m.arrived - began), m.target), colour)
+        rounds.set(title=f"in {last} round{'s' if last > 1 else ''}", xlabel="round", xlim=(-0.1, last + 0.1))
+        rounds.set_xticks([n + 0.5 for n in range(last)], range(1, last + 1))
+        rounds.vlines(range(last + 1), -0.5, world - 0.5, color="#dddddd", linewidth=1, zorder=0)
+        clock.set(title="by the clock, from call to arrival", xlabel="milliseconds")
+        clock.set_xlim(0, 1030 * max((m.arrived - began for m in sent), default=0.001))
+        for axes in (rounds, clock):
+            axes.set(ylabel="rank", yticks=range(world), ylim=(world - 0.6, -0.4))
+            axes.hlines(range(world), *axes.get_xlim(), color="#eeeeee", linewidth=4, zorder=0)
+            axes.spines[["top", "right", "left"]].set_visible(False)
+            axes.tick_params(axis="y", length=0)
+        return figure
+
+    return Picture(draw)
+
+
+def bytes_table(axes: "Axes", counts: list[list[int]]) -> None:
+    """Bytes from each rank (row) to each rank (column)."""
+    world, most = len(counts), max(map(max, counts), default=0)
+    axes.imshow(counts, cmap="Blues", vmin=0, vmax=1.6 * most or 1, aspect="auto")
+    for i, row in enumerate(counts):
         for j, count in enumerate(row):
             if count:
-                table.text(j, i, spoken_bytes(count), ha="center", va="center", fontsize=8 if world <= 4 else 6)
-    table.set(title="bytes", xlabel="to rank", ylabel="from rank", xticks=range(world), yticks=range(world))
-    table.tick_params(length=0)
-
-    began = min((m.sent for m in sent), default=0.0)
-    for m in sent:
-        arrow(rounds, (m.round - 1, m.source), (m.round, m.target), COLOURS[m.source % len(COLOURS)])
-        arrow(clock, (1000 * (m.sent - began), m.source), (1000 * (m.arrived - began), m.target), COLOURS[m.source % len(COLOURS)])
-    last = max((m.round for m in sent), default=1)
-    rounds.set(title=f"in {last} round{'s' if last > 1 else ''}", xlabel="round", xlim=(-0.1, last + 0.1))
-    rounds.set_xticks([n + 0.5 for n in range(last)], range(1, last + 1))
-    rounds.vlines(range(last + 1), -0.5, world - 0.5, color="#dddddd", linewidth=1, zorder=0)
-    clock.set(title="by the clock, from call to arrival", xlabel="milliseconds")
-    clock.set_xlim(0, 1030 * max((m.arrived - began for m in sent), default=0.001))
-    for axes in (rounds, clock):
-        axes.set(ylabel="rank", yticks=range(world), ylim=(world - 0.6, -0.4))
-        axes.hlines(range(world), *axes.get_xlim(), color="#eeeeee", linewidth=4, zorder=0)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.tick_params(axis="y", length=0)
-    return Picture(figure)
+                axes.text(j, i, spoken_bytes(count), ha="center", va="center", fontsize=8 if world <= 4 else 6)
+    axes.set(title="bytes", xlabel="to rank", ylabel="from rank", xticks=range(world), yticks=range(world))
+    axes.tick_params(length=0)
 
 
 def arrow(axes: "Axes", start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
@@ -83,38 +92,47 @@ Cost = Callable[[float, int], tuple[int, float]]  # (bytes, ranks) -> (rounds, b
 
 
 def ring_and_tree(links: dict[str, tuple[float, float]], world: int, ring: Cost, tree: Cost, equal: Callable[[int, float, float], float]) -> Picture:
-    """Draw what two algorithms take over the size, for links of (alpha, beta), and mark the size where they are equal."""
-    from matplotlib.figure import Figure
-
+    """What two algorithms take over the size, on links of (alpha, beta), and the size for which they are equal."""
     sizes = [2.0**k for k in range(10, 31)]
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    figure.suptitle(f"All-reduce on {world} ranks, as computed")
-    for axes, (name, (alpha, beta)) in zip(figure.subplots(1, len(links), sharey=True, squeeze=False)[0], links.items(), strict=True):
-        for label, cost, colour in (("ring", ring, COLOURS[0]), ("tree", tree, COLOURS[1])):
-            axes.plot(sizes, [cost(size, world)[0] * alpha + cost(size, world)[1] * beta for size in sizes], label=label, color=colour)
-        size = equal(world, alpha, beta)
-        axes.axvline(size, color="#999999", linestyle=":", label=f"equal at {spoken_bytes(size)}")
-        log_axes(axes, name)
-    return Picture(figure)
+    costs = {"ring": [ring(size, world) for size in sizes], "tree": [tree(size, world) for size in sizes]}
+    equal_sizes = [equal(world, alpha, beta) for alpha, beta in links.values()]
+
+    def draw() -> "Figure":
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 3.6), layout="constrained")
+        figure.suptitle(f"All-reduce on {world} ranks, as computed")
+        for axes, (name, (alpha, beta)), size in zip(figure.subplots(1, len(links), sharey=True, squeeze=False)[0], links.items(), equal_sizes, strict=True):
+            for (label, cost_of_size), colour in zip(costs.items(), COLOURS, strict=False):
+                axes.plot(sizes, [rounds * alpha + count * beta for rounds, count in cost_of_size], label=label, color=colour)
+            axes.axvline(size, color="#999999", linestyle=":", label=f"equal at {spoken_bytes(size)}")
+            log_axes(axes, name)
+            axes.legend(frameon=False)
+        return figure
+
+    return Picture(draw)
 
 
 def cost(sizes: Sequence[int], curves: dict[str, tuple[Sequence[float], Sequence[float]]]) -> Picture:
-    """Draw measured seconds (dots) and computed ones (lines) over the size in bytes."""
-    from matplotlib.figure import Figure
+    """Measured seconds (dots) and computed ones (lines) over the size in bytes."""
 
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    whole, logarithmic = figure.subplots(1, 2)
-    for axes in (whole, logarithmic):
-        for (name, (measured, computed)), colour in zip(curves.items(), COLOURS, strict=False):
-            axes.plot(sizes, measured, "o", color=colour, markersize=5, label=f"{name}, measured")
-            axes.plot(sizes, computed, color=colour, label="computed")
-    log_axes(logarithmic, "the same, with logarithmic axes")
-    logarithmic.legend_.remove()
-    whole.set(title="seconds over size", xlabel="bytes", ylabel="seconds")
-    whole.legend(frameon=False)
-    whole.spines[["top", "right"]].set_visible(False)
-    whole.grid(alpha=0.3)
-    return Picture(figure)
+    def draw() -> "Figure":
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 3.8), layout="constrained")
+        linear, logarithmic = figure.subplots(1, 2)
+        for axes in (linear, logarithmic):
+            for (name, (measured, computed)), colour in zip(curves.items(), COLOURS, strict=False):
+                axes.plot(sizes, measured, "o", color=colour, markersize=5, label=f"{name}: measured")
+                axes.plot(sizes, computed, color=colour, label=f"{name}: computed")
+        linear.set(title="seconds over size", xlabel="bytes", ylabel="seconds")
+        linear.spines[["top", "right"]].set_visible(False)
+        linear.grid(alpha=0.3)
+        linear.legend(frameon=False, fontsize=8)
+        log_axes(logarithmic, "the same, on logarithmic axes")
+        return figure
+
+    return Picture(draw)
 
 
 def log_axes(axes: "Axes", title: str) -> None:
@@ -122,8 +140,6 @@ def log_axes(axes: "Axes", title: str) -> None:
     axes.set(title=title, xlabel="bytes", ylabel="seconds", xscale="log", yscale="log")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-
 
 
 def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence[str] | None = None) -> None:

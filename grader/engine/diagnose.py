@@ -162,6 +162,10 @@ class Observer:
         peer = event["peer"]
         if peer is None:  # from any source: whoever sends
             return None
+        if peer == number:
+            verb = "sends to" if event["op"] == "send" else "receives from"
+            return Fault("crash", f"rank {number} {verb} itself, at {place(event['where'])}: there is no such message; copy the tensor", number,
+                         event["where"], expected="messages between two ranks", seen=f"{event['op']} on rank {number}, {number} at the other end")
         source, target = (number, peer) if event["op"] == "send" else (peer, number)
         pair = self.pairs[event["name"], source, target, event["tag"]]
         op = Op(number, event, len(pair[event["op"]]))

@@ -284,6 +284,8 @@ class Session:
             frames = [f for f in word["frames"] if f[0] in self.units()]
             where = frames[-1] if frames else None
             text = f"rank {number} stopped with {word['type']}: {word['text'].strip().splitlines()[0] if word['text'].strip() else 'no message'}"
+            if word["type"] == "NotImplementedError" and word["text"].startswith("TODO "):
+                text = f"a part of {word['text']} is still to be written"
             if where:
                 text += f", at {place(where)}"
             return Fault("crash", text, number, where, expected="every rank ends normally", seen=f"{word['type']}: {word['text']}")

@@ -1,9 +1,9 @@
-"""What messages the ranks sent one another, and whether they would also get through where nothing is buffered.
+"""What messages the ranks sent one another, in which rounds, and whether they get through whatever is buffered.
 
-Pure logic over the events of a run that has ended. Gloo keeps a small message until somebody wants it, so ranks that all
-send before they receive come through, by luck. NCCL keeps none, nor does gloo keep a large one. So the run is rehearsed:
-each rank's events once more, where a send is over when its receive has begun, and not before. If that gets stuck, the
-same ranks at the same lines are the deadlock that it would be.
+Pure logic over the events of a run that has ended. Where small messages are stored on the way, as MPI does, ranks that all
+send before they receive come through, by luck; gloo of torch 2.13 stores none, so there they are stuck at any size. What a
+verdict says must not depend on it. So the run is rehearsed: each rank's events once more, where a send is over when its
+receive has begun, and not before. If that gets stuck, it is the deadlock that it would be without buffers.
 """
 
 from collections import deque

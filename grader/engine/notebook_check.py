@@ -52,7 +52,7 @@ def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[st
         raise RanksStopped(f"{function} on {len(inputs)} ranks: {explain_broken_cell(run, units).message}")
     messages, deadlock = rehearse(cases(run.events)[0])
     if deadlock:
-        print(f"{function} came through, but only because these messages are small: where nothing buffers them, it is a {deadlock.message}")
+        print(f"{function} came through by luck, because its messages were stored on the way. Where they are not: {deadlock.message}")
     return RanksRun(run.evidence, messages)
 
 

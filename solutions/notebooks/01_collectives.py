@@ -155,8 +155,8 @@ check("01_collectives/2")
 # send, and do not read what you receive. The judge makes every message as late as it may be.
 #
 # And do not rely on luck. If all ranks `send` and then `recv`, each waits for somebody to
-# receive. Small messages get through, because gloo stores them on the way; large ones do
-# not, nor does NCCL. The judge reports such a deadlock at any size.
+# receive, for ever. Some libraries store small messages on the way, so that it works, until
+# the messages grow; gloo and NCCL do not.
 #
 # Here two ranks swap their tensors. `run_on_ranks` runs a function of this notebook on
 # fresh processes, one for each input, as `function(input, rank, world)`.
