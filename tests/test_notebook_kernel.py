@@ -12,7 +12,7 @@ import pytest
 from nbformat.v4 import new_code_cell
 
 from course_copy import Course
-from student_notebook import LESSON, MEAN, SUM, Kernel, blank, cell, filled, save
+from student_notebook import LESSON, MEAN, SUM, Kernel, blank, cell, filled, save, solved
 
 PASSED = "✓ 01_collectives/1  Predict what each rank holds"
 
@@ -157,10 +157,15 @@ def test_a_notebook_that_is_not_there_is_one_line(warm, file):
 
 @pytest.mark.parametrize("folder", ["notebooks", "."])
 def test_a_notebook_runs_from_top_to_bottom(course, file, folder):
-    notebook = filled()
+    notebook = solved()
     save(notebook, file)
     nbclient.NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(course / folder)}}).execute()
-    assert cell(notebook, "test_1").outputs[0].text.startswith(PASSED)
+    for number in range(1, 10):
+        (said,) = cell(notebook, f"test_{number}").outputs
+        assert said.text.startswith(f"✓ 01_collectives/{number}  ")
+    outputs = [output for c in notebook.cells if c.cell_type == "code" for output in c.outputs]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 8
 
 
 def test_a_students_copy_of_the_course_has_all_that_a_check_needs(course, file, tmp_path):
@@ -172,3 +177,68 @@ def test_a_students_copy_of_the_course_has_all_that_a_check_needs(course, file, 
         set_up(kernel)
         assert "TODO 1 is not done yet" in check(kernel).text
         assert check(kernel, todo()).text.startswith(PASSED)
+
+
+def own_run(kernel, function, inputs="[0, 0]", **how):
+    """A cell with a function of the student's, then one that runs it on ranks."""
+    kernel.run(own(f"import time\nimport torch.distributed as dist\n{function}"))
+    more = "".join(f", {name}={value}" for name, value in how.items())
+    return kernel.run(own(f"run = run_on_ranks('01_collectives/f', {inputs}{more})\nprint(run.results, run)"))
+
+
+def test_a_function_runs_on_ranks_and_what_they_say_is_shown(warm, file):
+    shown = own_run(warm, "def f(x, rank, world):\n    print('I have', x.dtype)\n    dist.all_reduce(x)\n    return x + rank",
+                    "[torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.int64)]")  # fmt: skip
+    lines = shown.text.strip().split("\n")
+    assert lines[:2] == ["rank 0: I have torch.int64", "rank 1: I have torch.int64"], shown
+    assert lines[2] == "[tensor([2, 2]), tensor([3, 3])] 2 ranks, 0 messages of 0 bytes in all"
+
+
+def test_messages_are_told(warm, file):
+    shown = own_run(warm, "def f(x, rank, world):\n    t = torch.zeros(5)\n    dist.send(t, 1) if rank == 0 else dist.recv(t, 0)")
+    assert shown.text.strip() == "[None, None] 2 ranks, 1 messages of 20 bytes in all", shown
+    shown = warm.run(own("from utils import plots\nplots.messages(run.messages, 'f')._repr_png_()[:4]"))
+    assert not shown.error, shown
+
+
+STOPS = {
+    "a crash": ("def f(x, rank, world):\n    return 1 / rank", "f on 2 ranks: rank 0 stopped with ZeroDivisionError: division by zero, at "),
+    "a deadlock": ("def f(x, rank, world):\n    dist.recv(torch.zeros(1), 1 - rank)", "f on 2 ranks: deadlock: rank 0 waits in recv"),
+    "a loop": ("def f(x, rank, world):\n    while True:\n        pass", "runs without end at"),
+    "no function": ("f = 1", "stopped with TypeError: 'int' object is not callable"),
+    "a value that is none": ("def f(x, rank, world):\n    return dist", "evidence can not hold a module"),
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_function_that_stops_is_told_in_a_line_and_the_kernel_given_back(warm, file, name, timed):
+    function, words = STOPS[name]
+    began = time.monotonic()
+    shown = own_run(warm, function, timed=timed)
+    if not (name == "a deadlock" and timed):  # then it is known as a sleep
+        assert words in shown.text, shown
+    assert shown.error == "RanksStopped" and shown.text.count("\n") < 2 and "Traceback" not in shown.text, shown
+    assert time.monotonic() - began < 15 and no_ranks(warm)
+
+
+def test_on_ranks_a_cell_ends_where_it_would_start_ranks(warm, file):
+    notebook = filled()
+    notebook.cells.append(own("run_on_ranks('01_collectives/g', [0])\ndef g(x, rank, world):\n    return 7"))
+    save(notebook, file)
+    shown = warm.run(own("run_on_ranks('01_collectives/g', [0])"))
+    assert "define functions in cells of their own" in shown.text and shown.error == "RanksStopped", shown
+    assert check(warm, todo()).text.startswith(PASSED)
+
+
+def test_a_run_can_be_interrupted(warm, file, tmp_path):
+    line = tmp_path / "line"
+    os.mkfifo(line)
+    end = os.open(line, os.O_RDONLY | os.O_NONBLOCK)
+    warm.run(own(f"def f(x, rank, world):\n    open({str(line)!r}, 'w').write('here')\n    while True:\n        pass"))
+    request = warm.begin(own("run_on_ranks('01_collectives/f', [0, 0])"))
+    assert select.select([end], [], [], 180)[0], "no rank began"
+    warm.manager.interrupt_kernel()
+    shown = warm.shown(request)
+    os.close(end)
+    assert shown.error == "Interrupted" and shown.text.startswith("The run was stopped.") and no_ranks(warm), shown

@@ -121,11 +121,12 @@ def cost(sizes: Sequence[int], curves: dict[str, tuple[Sequence[float], Sequence
 
         figure = Figure(figsize=(10, 3.8), layout="constrained")
         linear, logarithmic = figure.subplots(1, 2)
-        for axes in (linear, logarithmic):
+        megabytes = [size / 1e6 for size in sizes]
+        for axes, x, scale in ((linear, megabytes, 1e3), (logarithmic, sizes, 1)):
             for (name, (measured, computed)), colour in zip(curves.items(), COLOURS, strict=False):
-                axes.plot(sizes, measured, "o", color=colour, markersize=5, label=f"{name}: measured")
-                axes.plot(sizes, computed, color=colour, label=f"{name}: computed")
-        linear.set(title="seconds over size", xlabel="bytes", ylabel="seconds")
+                axes.plot(x, [scale * y for y in measured], "o", color=colour, markersize=5, label=f"{name}: measured")
+                axes.plot(x, [scale * y for y in computed], color=colour, label=f"{name}: computed")
+        linear.set(title="time over size", xlabel="megabytes", ylabel="milliseconds")
         linear.spines[["top", "right"]].set_visible(False)
         linear.grid(alpha=0.3)
         linear.legend(frameon=False, fontsize=8)

@@ -82,26 +82,30 @@ class Trial:
     seconds: float
 
 
-def trials(engine: Engine, lesson: str) -> Iterator[Trial]:
+def trials(engine: Engine, lesson: str, only: Collection[int] = ()) -> Iterator[Trial]:
+    """Every answer of the lesson, or those to the TODOs in `only`."""
     numbers = list(lessons.titles(lesson))
+    chosen = set(only or numbers)
     for k in range(len(numbers)):
+        if numbers[k] not in chosen:
+            continue
         judge, started = judge_of(engine, lesson, solved(lesson, numbers[:k])), time.perf_counter()
         seen = [judge.verdict(number) for number in numbers[: k + 1]]
         right = all(v.passed for v in seen[:-1]) and seen[-1].cause == "not_attempted"
         yield Trial(lesson, "first solved", numbers[k], f"TODOs before {numbers[k]}", right, first_failure(seen), time.perf_counter() - started)
-    for number in numbers:
+    for number in filter(chosen.__contains__, numbers):
         judge, started = judge_of(engine, lesson, solved(lesson, set(numbers) - {number})), time.perf_counter()
         seen = list(judge.verdicts())
         failed = [v.todo for v in seen if v.status == "fail"]
         right = failed == [number] and judge.verdict(number).cause == "not_attempted"
         yield Trial(lesson, "all but one", number, f"all but TODO {number}", right, first_failure(seen), time.perf_counter() - started)
     answers = importlib.import_module(f"grader.mutants.{lesson}")
-    for answer in answers.WRONG:
+    for answer in (answer for answer in answers.WRONG if answer.todo in chosen):
         judge, started = judge_of(engine, lesson, answer.texts(lesson)), time.perf_counter()
         own = judge.verdict(answer.todo)  # and what it needs: without that it would be skipped
         right = own.status == "fail" and own.cause != "not_attempted" and answer.says in own.message
         yield Trial(lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), time.perf_counter() - started)
-    for answer in answers.RIGHT:
+    for answer in (answer for answer in answers.RIGHT if answer.todo in chosen):
         judge, started = judge_of(engine, lesson, answer.texts(lesson)), time.perf_counter()
         seen = list(judge.verdicts())
         yield Trial(lesson, "right", answer.todo, answer.name, all(v.passed for v in seen), first_failure(seen), time.perf_counter() - started)
