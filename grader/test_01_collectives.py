@@ -189,17 +189,20 @@ def check_collective(student, name, right, budget, predict, asked, rubbish=None)
 def sound(what, events):
     """The messages of a case, if all of them were seen through and would have come through without buffers."""
     for loose in left_in_flight(events):
-        raise Fault("wrong_value", f"{what}: rank {loose.rank} returns while its {loose.call} is still in flight: nobody waits for it, at {place(loose.where)}",
-                    loose.rank, loose.where, expected="a wait for each isend and irecv", seen=f"no wait for the {loose.call}")
+        raise Fault("wrong_value", f"{what}: rank {loose.rank} returns while its {loose.call} is still in flight: nobody waits for it, "
+                    f"at {place(loose.where)}", loose.rank, loose.where,
+                    expected="a wait for each isend and irecv", seen=f"no wait for the {loose.call}")
     for loose in written_in_flight(events):
-        raise Fault("wrong_value", f"{what}: rank {loose.rank} writes into the tensor of its {loose.call} before that message is over, at {place(loose.where)}",
-                    loose.rank, loose.where, expected="the same numbers until the message is over", seen="others")
+        raise Fault("wrong_value", f"{what}: rank {loose.rank} writes into the tensor of its {loose.call} before that message is over, "
+                    f"at {place(loose.where)}", loose.rank, loose.where,
+                    expected="the same numbers until the message is over", seen="others")
     for rank, mine in enumerate(events):
-        used = next((event["op"] for event in mine if event["e"] == "op" and "id" not in event and event["op"] != "barrier"), None)
-        expect(used is None, f"{what}: rank {rank} calls dist.{used}; here the messages are yours to send", "send, recv, isend, irecv", used, rank)
+        calls = [event["op"] for event in mine if event["e"] == "op" and "id" not in event and event["op"] != "barrier"]
+        expect(not calls, f"{what}: rank {rank} calls dist.{''.join(calls[:1])}; here the messages are yours to send", "send, recv, isend, irecv", calls, rank)
     messages, deadlock = rehearse(events)
     if deadlock:
-        raise Fault("hang", f"{what} comes through by luck, because its messages were stored on the way. Where they are not: {deadlock.message}", deadlock.rank, deadlock.where, expected="some rank receives while another one sends", seen=deadlock.seen, also=deadlock.also)
+        raise Fault("hang", f"{what} comes through by luck, because its messages were stored on the way. Where they are not: {deadlock.message}",
+                    deadlock.rank, deadlock.where, expected="some rank receives while another one sends", seen=deadlock.seen, also=deadlock.also)
     return messages
 
 
@@ -227,8 +230,8 @@ def check_rounds(what, messages, most):
 def check_sizes(what, messages, piece):
     """No message longer than the longest piece."""
     for message in messages:
-        expect(message.bytes <= 4 * piece, f"{what}: rank {message.source} sends {message.bytes // 4} numbers to rank {message.target} at once, which is more "
-               "than one piece", f"at most {piece} numbers a message", f"{message.bytes // 4} numbers", message.source)
+        expect(message.bytes <= 4 * piece, f"{what}: rank {message.source} sends {message.bytes // 4} numbers to rank {message.target} at once, "
+               "which is more than one piece", f"at most {piece} numbers a message", f"{message.bytes // 4} numbers", message.source)
 
 
 def ring_budget(times):
@@ -236,8 +239,8 @@ def ring_budget(times):
 
     def check(what, messages, world, piece):
         for message in messages:
-            expect((message.target - message.source) % world in (1, world - 1), f"{what}: rank {message.source} sends to rank {message.target}, who is no neighbour",
-                   f"only to rank {(message.source + 1) % world} or {(message.source - 1) % world}", f"to rank {message.target}", message.source)
+            expect((message.target - message.source) % world in (1, world - 1),
+                   f"{what}: rank {message.source} sends to rank {message.target}, who is no neighbour", f"only to rank {(message.source + 1) % world} or {(message.source - 1) % world}", f"to rank {message.target}", message.source)
         check_sizes(what, messages, piece)
         for rank in range(world):
             count = sum(message.source == rank for message in messages)
@@ -264,35 +267,46 @@ def exchange_budget(what, messages, world, piece):
 
 @todo(
     3,
-    why="Training begins with it: all ranks need the same first weights. And whoever sees why a tree is fast for a small tensor sees what the ring is for.",
+    why="Training begins with it: all ranks need the same first weights. And whoever sees why a tree is fast for a small tensor "
+    "sees what the ring is for.",
     hints=(
-        "After one round 2 ranks have it, after two rounds 4. In a round in which ranks 0 to k-1 have it, let each send to the rank that is k further.",
-        "Double k in a loop while k < world. Rank r receives in the round in which k <= r < 2k, from r - k; it sends in those in which r < k, if rank r + k exists. "
-        "dist.send and dist.recv will do. The number of rounds is the logarithm to base 2, rounded up.",
-        "if rank < k and rank + k < world: dist.send(tensor, rank + k); elif k <= rank < 2 * k: dist.recv(tensor, rank - k). math.ceil(math.log2(world)).",
+        "After one round 2 ranks have it, after two rounds 4. In a round in which ranks 0 to k-1 have it, let each send to the rank that "
+        "is k further.",
+        "Double k in a loop while k < world. Rank r receives in the round in which k <= r < 2k, from r - k; it sends in those in which "
+        "r < k, if rank r + k exists. dist.send and dist.recv will do. The number of rounds is the logarithm to base 2, rounded up.",
+        "if rank < k and rank + k < world: dist.send(tensor, rank + k); elif k <= rank < 2 * k: dist.recv(tensor, rank - k). "
+        "math.ceil(math.log2(world)).",
     ),
 )
 def test_todo3_tree_broadcast(student):
     asked = {(world,): (world - 1).bit_length() for world in (1, 2, 3, 4, 5, 8, 9, 1024, 1025)}
-    check_collective(student, "tree_broadcast", lambda vectors_of_ranks, rank: vectors_of_ranks[0], tree_budget, "tree_rounds", asked,
-                     rubbish=lambda vector, rank, world: vector if rank == 0 else [math.nan] * len(vector))
+
+    def rubbish(vector, rank, world):
+        return vector if rank == 0 else [math.nan] * len(vector)
+
+    check_collective(student, "tree_broadcast", lambda vectors_of_ranks, rank: vectors_of_ranks[0], tree_budget, "tree_rounds", asked, rubbish)
 
 
 @todo(
     4,
-    why="Data-parallel training adds up gradients by it, ZeRO and FSDP keep only what it leaves on each rank. No rank ever idles, and no message is larger than "
-    "a piece, so its time hardly depends on the number of ranks.",
+    why="Data-parallel training adds up gradients by it, ZeRO and FSDP keep only what it leaves on each rank. No rank ever idles, and no "
+    "message is larger than a piece, so for a large tensor its time hardly depends on the number of ranks.",
     hints=(
-        "Follow one piece. It ends at the rank of its own number, and it moves one to the right in each round: where is it in the last round, and in the one before?",
-        "Rank r sends piece (r - 1 - step) % world, and receives the one before that, to which it adds its own. Call isend and irecv, then wait for both works, then add. "
-        "torch.empty_like makes room for what arrives.",
-        "works = [dist.isend(pieces[...], right), dist.irecv(arriving, left)]; wait for both; pieces[(rank - 2 - step) % world] += arriving. At the end return pieces[rank].",
+        "Follow one piece. It ends at the rank of its own number, and it moves one to the right in each round: where is it before the last "
+        "round, and before the first?",
+        "Rank r sends piece (r - 1 - step) % world, and receives the one before that, to which it adds its own. Call isend and irecv, then "
+        "wait for both works, then add. torch.empty_like makes room for what arrives.",
+        "works = [dist.isend(pieces[...], right), dist.irecv(arriving, left)]; wait for both; then pieces[(rank - 2 - step) % world].add_(arriving). "
+        "At the end return pieces[rank].",
     ),
 )
 def test_todo4_ring_reduce_scatter(student):
     asked = {(rank, world): (rank - 1) % world for world in (2, 3, 4, 7) for rank in range(world)}
-    check_collective(student, "ring_reduce_scatter", lambda vectors_of_ranks, rank: pieces(total(vectors_of_ranks), len(vectors_of_ranks))[rank], ring_budget(1),
-                     "first_piece", asked)
+
+    def right(vectors_of_ranks, rank):
+        return pieces(total(vectors_of_ranks), len(vectors_of_ranks))[rank]
+
+    check_collective(student, "ring_reduce_scatter", right, ring_budget(1), "first_piece", asked)
 
 
 @todo(
@@ -300,8 +314,10 @@ def test_todo4_ring_reduce_scatter(student):
     why="FSDP calls it before each layer, to have the whole weights while it computes. It is the second half of every ring all-reduce.",
     hints=(
         "In the first round you have only your own piece to send. In the next one you send what has just arrived.",
-        "Rank r sends piece (r - step) % world and receives piece (r - 1 - step) % world. A piece is a view, so irecv can receive straight into it.",
-        "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]; wait for both. At the end return tensor.",
+        "Rank r sends piece (r - step) % world and receives piece (r - 1 - step) % world. A piece is a view, so irecv can receive "
+        "straight into it.",
+        "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]; wait for both. "
+        "At the end return tensor.",
     ),
 )
 def test_todo5_ring_all_gather(student):
@@ -322,27 +338,27 @@ def test_todo5_ring_all_gather(student):
     why="However many ranks there are, each sends less than twice its tensor. That is why data-parallel training works on thousands of GPUs.",
     hints=(
         "After the reduce-scatter each rank has a finished piece. Where must it lie for the all-gather?",
-        "The piece belongs at place `rank` of a vector as long as the tensor: tensor_split gives views, copy_ writes into one. As for the bytes: each half has N - 1 "
-        "rounds, with a message of S / N bytes in each.",
-        "total.tensor_split(world)[rank].copy_(ring_reduce_scatter(tensor, rank, world)), with total = torch.empty_like(tensor); then return ring_all_gather(total, rank, world). "
-        "2 * (world - 1) / world * nbytes.",
+        "The piece belongs at place `rank` of a vector as long as the tensor: tensor_split gives views, copy_ writes into one. As for the "
+        "bytes: each half has N - 1 rounds, with a message of S / N bytes in each.",
+        "total = torch.empty_like(tensor); total.tensor_split(world)[rank].copy_(ring_reduce_scatter(tensor, rank, world)); then return "
+        "ring_all_gather(total, rank, world). The bytes: 2 * (world - 1) * nbytes / world.",
     ),
 )
 def test_todo6_ring_all_reduce(student):
     asked = {(nbytes, world): 2 * (world - 1) * nbytes / world for world in (1, 2, 3, 4, 1024) for nbytes in (world, 48 * world)}
-    check_collective(student, "ring_all_reduce", lambda vectors_of_ranks, rank: total(vectors_of_ranks), ring_budget(2), "all_reduce_bytes", asked)
+    check_collective(student, "ring_all_reduce", lambda vectors_of_ranks, _: total(vectors_of_ranks), ring_budget(2), "all_reduce_bytes", asked)
 
 
 @todo(
     7,
-    why="A mixture of experts sends each token to the rank of its expert, and back, twice a layer. All pairs talk at once there, and an order of calls that only just works "
-    "on two ranks is a deadlock on eight.",
+    why="A mixture of experts sends each token to the rank of its expert, and back. All pairs talk at once there, and an order of calls "
+    "that works on two ranks may be a deadlock on eight.",
     hints=(
         "Nobody needs to wait for anybody as long as all messages may be under way at once. And not all should send to rank 0 first.",
-        "For step 1 to N - 1: isend to the rank that is step further, irecv from the one that is step back; gather the works in a list, and wait for all of them at the end. "
-        "A list of tensors made by torch.empty_like takes what arrives; torch.cat joins it.",
-        "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)] with to = (rank + step) % world and source = (rank - step) % world; held[rank] is "
-        "pieces[rank]. The bytes: (world - 1) / world * nbytes.",
+        "For step 1 to N - 1: isend to the rank that is step further, irecv from the one that is step back; gather the works in a list, and "
+        "wait for all of them at the end. A list of tensors made by torch.empty_like takes what arrives; torch.cat joins it.",
+        "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)] with to = (rank + step) % world and source = "
+        "(rank - step) % world; held[rank] is pieces[rank]. The bytes: (world - 1) * nbytes / world.",
     ),
 )
 def test_todo7_all_to_all(student):
@@ -390,11 +406,12 @@ def spoken(value):
     8,
     why="Two numbers for a link, and two for an algorithm, say before a run what it will take. Libraries choose between ring and tree in this way, for each call.",
     hints=(
-        "In each round of the ring a message of S / N bytes goes from each rank, all at the same time: so one of them counts. In a round of the tree the messages have S bytes.",
-        "The ring has the rounds of TODO 6. The tree has those of TODO 3, twice: once towards rank 0, once back. Where both take equally long, "
-        "rounds·alpha + bytes·beta of the one is that of the other: solve for S.",
-        "ring: 2 * (world - 1), and that times nbytes / world. tree: 2 * ceil(log2(world)), and that times nbytes. equal_size: alpha times the difference of the rounds, "
-        "by beta times the difference of the bytes for S = 1, ring and tree the other way round.",
+        "In each round of the ring a message of S / N bytes goes from each rank, all at the same time: so one of them counts. In a round of "
+        "the tree the messages have S bytes.",
+        "The ring has the rounds of TODO 6. The tree has those of TODO 3, twice: once towards rank 0, once back. Where both take equally "
+        "long, rounds·alpha + bytes·beta of the one is that of the other: solve for S.",
+        "ring: 2 * (world - 1), and that times nbytes / world. tree: 2 * ceil(log2(world)), and that times nbytes. equal_size: alpha times "
+        "(ring's rounds - tree's), divided by beta times (tree's bytes - ring's), both for S = 1.",
     ),
 )
 def test_todo8_costs(student):
@@ -418,13 +435,14 @@ def least_squares(sizes, seconds):
 
 @todo(
     9,
-    why="With the two numbers of a machine you can say what a run will take before you ask for a thousand GPUs, and whether what you measure is what it should be.",
+    why="With the two numbers of a machine you can say what a run will take before you ask for a thousand GPUs, and whether what you "
+    "measure is what it should be.",
     hints=(
         "It is a straight line through points: beta is its slope, alpha its height at size 0.",
-        "The slope is the mean of (size - mean size) times (seconds - mean seconds), by the mean of (size - mean size) squared; the line goes through the mean point. Or "
-        "torch.linalg.lstsq, with a column of ones and a column of sizes. dtype=torch.float64.",
-        "beta = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum(); alpha = y.mean() - beta * x.mean(). Return both as numbers, by .item(). "
-        "The time is rounds * alpha + bytes * beta.",
+        "The slope is the mean of (size - mean size) times (seconds - mean seconds), divided by the mean of (size - mean size) squared; the "
+        "line goes through the mean point. Or torch.linalg.lstsq, with a column of ones and a column of sizes. dtype=torch.float64.",
+        "beta = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum(); alpha = y.mean() - beta * x.mean(). Return both as "
+        "numbers, by .item(). The time is rounds * alpha + bytes * beta.",
     ),
 )
 def test_todo9_fit(student):

@@ -287,10 +287,11 @@ def ring(reduce: bool, gather: bool) -> Figure:
                 write(axes, x - 0.3, y + 0.6, f"rank {rank}", 10, ha="right")
             for piece in range(3):
                 numbers = sorted(held[rank][piece])
-                cell(axes, x + 1.1 * piece, y, 1.1, 1.2, [colours[n] for n in numbers] or [PALE], str(sum(10**n for n in numbers) * (piece + 1)) if numbers else "", 9.5)
+                text = str(sum(10**n for n in numbers) * (piece + 1)) if numbers else ""
+                cell(axes, x + 1.1 * piece, y, 1.1, 1.2, [colours[n] for n in numbers] or [PALE], text, 9.5)
             if column + 1 < len(moments):
-                piece, below = leaving[rank], 6.2 - 2.4 * ((rank + 1) % 3)
-                arrow(axes, (x + 1.1 * piece + 0.55, y if rank < 2 else y + 1.2), (x + gap + 1.1 * piece + 0.55, below + (1.2 if rank < 2 else 0)), INK, zorder=0.5)
+                start, below, down = x + 1.1 * leaving[rank] + 0.55, 6.2 - 2.4 * ((rank + 1) % 3), rank < 2
+                arrow(axes, (start, y if down else y + 1.2), (start + gap, below + 1.2 if down else below), INK, zorder=0.5)
     return figure
 
 

@@ -12,6 +12,7 @@ import pytest
 from grader.engine import lessons
 from grader.engine.launch import Engine
 from grader.engine.lessons import Unit
+from grader.engine.messages import left_in_flight, rehearse, written_in_flight
 
 TOP = "import os, signal, sys, time\nimport torch\nimport torch.distributed as dist\n"
 
@@ -249,3 +250,55 @@ def test_an_interrupt_leaves_a_working_engine(engine, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             launch(engine, "time.sleep(10_000)")
     assert launch(engine, "return rank").evidence == [0, 1]
+
+
+MERCILESS = "from grader.engine import observe; observe.merciless_messages()\n"
+
+
+def test_a_merciless_message_arrives_at_its_wait_and_no_earlier(engine):
+    run = launch(engine, MERCILESS + textwrap.dedent("""
+        t = torch.full((3,), 7.0) if rank == 0 else torch.zeros(3)
+        if rank == 0:
+            dist.send(t, 1)
+            dist.barrier()
+            return t
+        work = dist.irecv(t, 0)
+        dist.barrier()  # by now it is here
+        early = t.clone()
+        work.wait()
+        return [early, t]
+        """))
+    assert run.fault is None, run.fault
+    assert [t.tolist() for t in run.evidence[1]] == [[0.0] * 3, [7.0] * 3]
+
+
+def test_a_merciless_message_tells_who_writes_into_it(engine):
+    run = launch(engine, MERCILESS + textwrap.dedent("""
+        t, u = torch.full((3,), float("nan")), torch.zeros(3)
+        work, other = dist.isend(t, 1 - rank), dist.irecv(u, 1 - rank)
+        if rank == 1:
+            t[0] = 1
+        work.wait(); other.wait()
+        """))
+    assert run.fault is None, run.fault
+    assert [written_in_flight([events]) != [] for events in run.events] == [False, True]
+
+
+def test_messages_of_a_run_are_told(engine):
+    run = launch(engine, """
+        t, parts = torch.zeros(3), [torch.zeros(2), torch.zeros(2)]
+        if rank == 0:
+            dist.recv(t)
+            for work in [dist.isend(part, 1, tag=5) for part in parts]:
+                work.wait()
+        else:
+            dist.send(t, 0)
+            dist.irecv(parts[0], 0, tag=5)
+            dist.recv(parts[1], 0, tag=5)
+        """)
+    assert run.fault is None, run.fault
+    messages, deadlock = rehearse(run.events)
+    assert deadlock is None and [(m.round, m.source, m.target, m.bytes) for m in messages] == [(1, 1, 0, 12), (2, 0, 1, 8), (3, 0, 1, 8)]
+    assert all(m.arrived > m.sent for m in (messages[0], messages[2]))  # nobody waited for the other one
+    (loose,) = left_in_flight(run.events)
+    assert (loose.rank, loose.call, loose.where) == (1, "irecv from rank 0", ["train/x.py", 12, "work"])

@@ -67,14 +67,14 @@ def graded(folder, student):
 
 def test_a_right_answer_has_its_mark_though_there_are_warnings(folder):
     marks, outputs = graded(folder, "solved")
-    assert marks == (1, 1, False), outputs
+    assert marks == (1, 9, False), outputs  # TODO 1 of nine
     assert len(outputs) == 1  # the warning was taken away
     assert outputs[0].text.startswith("✓ 01_collectives/1")
 
 
 def test_a_blank_answer_has_none_and_the_student_is_told_why(folder):
     marks, outputs = graded(folder, "nothing")
-    assert marks == (0, 1, False)
+    assert marks == (0, 9, False)
     (error,) = outputs
     assert error.ename == "NotRight" and "TODO 1 is not done yet" in error.evalue and "Traceback" not in "".join(error.traceback)
 
@@ -86,4 +86,4 @@ def test_nbgrader_can_be_fooled(folder):
     """
     marks, outputs = graded(folder, "cheat")
     assert [out.get("text") for out in outputs] == ["fooled\n"]
-    assert marks == (1, 1, False)
+    assert marks == (9, 9, False)

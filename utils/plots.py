@@ -77,7 +77,7 @@ def bytes_table(axes: "Axes", counts: list[list[int]]) -> None:
 
 
 def arrow(axes: "Axes", start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
-    axes.annotate("", end, start, arrowprops=dict(arrowstyle="-|>", color=colour, linewidth=1.5, shrinkA=0, shrinkB=0))
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0})
 
 
 def spoken_bytes(count: float) -> str:

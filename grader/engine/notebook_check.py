@@ -44,7 +44,7 @@ def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[st
         raise ValueError(f"{name}: a function is named LESSON/FUNCTION, as 01_collectives/ring_all_reduce")
     units = lessons.units(lesson, folder_of(lesson), as_run(cells))
     run = engine.run(units, module="grader.engine.rank", world=len(inputs), function="own_function",
-                     inputs=dict(name=function, timed=timed, inputs=[evidence.encoded(value) for value in inputs]))
+                     inputs={"name": function, "timed": timed, "inputs": [evidence.encoded(value) for value in inputs]})
     for number, text in enumerate(run.stdout):
         for line in text.partition(OWN)[2].splitlines():
             print(f"rank {number}: {line}")

@@ -165,7 +165,10 @@ def watch_waits(judge: Judge) -> None:
 
 
 def merciless_messages() -> None:
-    """From now on, what a message may do at the worst, it does: it arrives at its wait and no earlier, and if its tensor is written to before, the judge is told."""
+    """From now on, what a message may do at the worst, it does.
+
+    It arrives at the wait for it and no earlier. If what is sent is written to before its wait, the judge is told.
+    """
     Judge.mine.merciless = True
 
 

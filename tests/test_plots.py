@@ -1,0 +1,35 @@
+"""What notebooks draw: it opens as a PNG, and is drawn only when it is shown."""
+
+import io
+
+from matplotlib.image import imread
+
+from grader.engine.messages import Message
+from utils import plots
+
+
+def shown(picture):
+    return imread(io.BytesIO(picture._repr_png_()))
+
+
+def test_messages():
+    sent = [Message(0, 1, 4000, 1, 5.0, 5.1), Message(1, 2, 12, 2, 5.1, 5.3)]
+    assert shown(plots.messages(sent, "f")).ndim == 3
+    assert shown(plots.messages([], "nothing")).ndim == 3
+
+
+def test_costs():
+    curves = {"one": ([1.0, 2.0, 4.0], [1.0, 2.1, 3.9]), "two": ([2.0, 4.0, 8.0], [2.0, 4.0, 8.0])}
+    assert shown(plots.cost([0, 1000, 2000], curves)).ndim == 3
+    picture = plots.ring_and_tree({"a": (1.0, 1.0), "b": (2.0, 1.0)}, 4, lambda n, world: (6, 1.5 * n), lambda n, world: (4, 4 * n), lambda *_: 2e3)
+    assert shown(picture).ndim == 3
+
+
+def test_nothing_is_drawn_where_nobody_looks(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)  # an import of it would fail
+    plots.cost([1], {"one": ([1.0], [1.0])})
+    plots.messages([], "nothing")
+
+
+def test_bytes_are_spoken():
+    assert [plots.spoken_bytes(n) for n in (0, 999, 4000, 1.5e6, 2.34e9)] == ["0 B", "999 B", "4 kB", "1.5 MB", "2.34 GB"]
