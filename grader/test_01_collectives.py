@@ -238,9 +238,9 @@ def ring_budget(times):
     """The budget of `times` (N - 1) rounds between neighbours."""
 
     def check(what, messages, world, piece):
-        for message in messages:
-            expect((message.target - message.source) % world in (1, world - 1),
-                   f"{what}: rank {message.source} sends to rank {message.target}, who is no neighbour", f"only to rank {(message.source + 1) % world} or {(message.source - 1) % world}", f"to rank {message.target}", message.source)
+        for source, target in ((message.source, message.target) for message in messages):
+            expect((target - source) % world in (1, world - 1), f"{what}: rank {source} sends to rank {target}, who is no neighbour",
+                   f"only to rank {(source + 1) % world} or {(source - 1) % world}", f"to rank {target}", source)
         check_sizes(what, messages, piece)
         for rank in range(world):
             count = sum(message.source == rank for message in messages)

@@ -110,7 +110,8 @@ check("01_collectives/1")
 #
 # Why it matters: two ranks of one node talk several times faster than two on different
 # nodes. Later in this lesson each rank $r$ sends to rank $r+1$, and the last one to rank 0:
-# a ring. **Predict** how many of the ring's links lead from one node to another.
+# a ring. **Predict** how many of the ring's links lead from one node to another. (Here and
+# below, a prediction is a formula that you write down before you run anything.)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def node_and_local_rank(rank: int, ranks_a_node: int) -> tuple[int, int]:
@@ -155,8 +156,8 @@ check("01_collectives/2")
 # send, and do not read what you receive. The judge makes every message as late as it may be.
 #
 # And do not rely on luck. If all ranks `send` and then `recv`, each waits for somebody to
-# receive, for ever. Some libraries store small messages on the way, so that it works, until
-# the messages grow; gloo and NCCL do not.
+# receive, for ever. Some libraries store small messages on the way, so that it works until
+# the messages grow; gloo stores none.
 #
 # Here two ranks swap their tensors. `run_on_ranks` runs a function of this notebook on
 # fresh processes, one for each input, as `function(input, rank, world)`.
@@ -180,7 +181,8 @@ plots.messages(run.messages, "swap")
 # %% [markdown]
 # On the left: how many bytes went from whom to whom. In the middle: the messages in
 # **rounds**, where each takes one unit of time and a rank sends only one at a time. On the
-# right: the same by the clock. There your processes share few processors, so it varies.
+# right: the same by the clock. It varies, since the processes share few processors, and a
+# first message takes longer because the two have to connect.
 
 # %% [markdown]
 # ## Broadcast, by a tree
