@@ -136,6 +136,40 @@ def test_todo2_places(student):
             expect(links == sum(hops), f"links_between_nodes({nodes_there}, {each}) is wrong: go round the ring and count", sum(hops), links)
 
 
+def answers_on_rank(student, rank, world, calls):
+    """What the student's functions return: calls are (name, arguments)."""
+    return [plain(getattr(student, name)(*arguments)) for name, arguments in calls]
+
+
+def check_answers(student, right, rel=1e-9, wrong="is wrong"):
+    """`right` maps (name, arguments) to the answer, a number or several. They are compared to `rel`: by default formulas, in float64."""
+    (seen,) = student.call(answers_on_rank, world=1, group=False, calls=[[name, list(map(listed, arguments))] for name, arguments in right])
+    for ((name, arguments), answer), guess in zip(right.items(), seen, strict=True):
+        call = f"{name}({', '.join(map(spoken, arguments))})"
+        if isinstance(answer, tuple):
+            expect(isinstance(guess, list) and len(guess) == len(answer), f"{call} does not return {len(answer)} numbers", spoken(answer), spoken(guess))
+        pairs = zip(answer, guess, strict=True) if isinstance(answer, tuple) else [(answer, guess)]
+        close = all(isinstance(g, (int, float)) and math.isclose(g, a, rel_tol=rel) for a, g in pairs)
+        expect(close, f"{call} {wrong}", spoken(answer), spoken(guess))
+
+
+def listed(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
+def spoken(value):
+    """Numbers, rounded so that they can be read; of many, the first and the last."""
+    if isinstance(value, (list, tuple)):
+        shown = [spoken(part) for part in value]
+        return f"({', '.join(shown if len(shown) < 4 else [*shown[:2], '…', shown[-1]])})"
+    return f"{value:.6g}" if isinstance(value, (int, float)) else str(value)
+
+
+def check_prediction(student, name, answers):
+    """`answers` maps the arguments to what happens. Asked before anything runs, so that a prediction is judged without what it is about."""
+    check_answers(student, {(name, arguments): answer for arguments, answer in answers.items()}, wrong="is not what will happen")
+
+
 # ---------------------------------------------------------------------------------------------------
 # TODOs 3–7: collectives made of messages
 
@@ -153,36 +187,31 @@ def vectors(world):
     return [[[float(draw.randrange(1, 1000)) for _ in range(length)] for _ in range(world)] for length in lengths(world)]
 
 
-def collective_on_rank(student, rank, world, name, inputs, predict, asked):
-    """The student's predictions, then a function of the student's on this rank's vector of each case."""
-    predictions = [plain(getattr(student, predict)(*question)) for question in asked]
+def collective_on_rank(student, rank, world, name, inputs):
+    """A function of the student's on this rank's vector of each case."""
     observe.merciless_messages()
     held = []
     for vectors_of_ranks in inputs:
         observe.mark()
         result = getattr(student, name)(torch.tensor(vectors_of_ranks[rank]), rank, world)
         held.append(result.detach().clone() if isinstance(result, torch.Tensor) else f"a {type(result).__name__}")
-    return {"held": held, "predictions": predictions}
+    return held
 
 
-def check_collective(student, name, right, budget, predict, asked, rubbish=None):
+def check_collective(student, name, right, budget, rubbish=None):
     """Call `name` on 2, 3 and 4 ranks; compare what each rank holds with `right(vectors, rank)`, and the messages with the `budget`.
 
-    `asked` maps the arguments of the prediction `predict` to the right answers. `rubbish` replaces what a vector holds and must not be used.
+    `rubbish` replaces what a vector holds and must not be used.
     """
     for world in WORLDS:
         inputs = vectors(world)
         given = [[rubbish(vector, rank, world) for rank, vector in enumerate(case)] for case in inputs] if rubbish else inputs
-        seen = student.call(collective_on_rank, world=world, name=name, inputs=given, predict=predict, asked=list(asked))
-        for question, guess in zip(asked, seen[0]["predictions"], strict=True):
-            # An answer may be a quotient of numbers that float can not hold exactly.
-            expect(isinstance(guess, (int, float)) and math.isclose(guess, asked[question]),
-                   f"your prediction {predict}({', '.join(map(str, question))}) is not what happens", asked[question], guess)
+        seen = student.call(collective_on_rank, world=world, name=name, inputs=given)
         for case, (vectors_of_ranks, events) in enumerate(zip(inputs, cases(student.events), strict=True)):
             what = f"{name} of {len(vectors_of_ranks[0])} numbers on {world} ranks"
             messages = sound(what, events)
             for rank in range(world):
-                check_value(what, rank, right(vectors_of_ranks, rank), seen[rank]["held"][case])
+                check_value(what, rank, right(vectors_of_ranks, rank), seen[rank][case])
             budget(what, messages, world, math.ceil(len(vectors_of_ranks[0]) / world))
 
 
@@ -284,7 +313,8 @@ def test_todo3_tree_broadcast(student):
     def rubbish(vector, rank, world):
         return vector if rank == 0 else [math.nan] * len(vector)
 
-    check_collective(student, "tree_broadcast", lambda vectors_of_ranks, rank: vectors_of_ranks[0], tree_budget, "tree_rounds", asked, rubbish)
+    check_prediction(student, "tree_rounds", asked)
+    check_collective(student, "tree_broadcast", lambda vectors_of_ranks, rank: vectors_of_ranks[0], tree_budget, rubbish)
 
 
 @todo(
@@ -306,7 +336,8 @@ def test_todo4_ring_reduce_scatter(student):
     def right(vectors_of_ranks, rank):
         return pieces(total(vectors_of_ranks), len(vectors_of_ranks))[rank]
 
-    check_collective(student, "ring_reduce_scatter", right, ring_budget(1), "first_piece", asked)
+    check_prediction(student, "first_piece", asked)
+    check_collective(student, "ring_reduce_scatter", right, ring_budget(1))
 
 
 @todo(
@@ -329,7 +360,8 @@ def test_todo5_ring_all_gather(student):
         return [x for number, vector in enumerate(vectors_of_ranks) for x in pieces(vector, world)[number]]
 
     asked = {(rank, step, world): (rank - 1 - step) % world for world in (2, 3, 4, 7) for rank in range(world) for step in range(world - 1)}
-    check_collective(student, "ring_all_gather", right, ring_budget(1), "arriving_piece", asked, rubbish=own_piece_only)
+    check_prediction(student, "arriving_piece", asked)
+    check_collective(student, "ring_all_gather", right, ring_budget(1), rubbish=own_piece_only)
 
 
 @todo(
@@ -346,7 +378,8 @@ def test_todo5_ring_all_gather(student):
 )
 def test_todo6_ring_all_reduce(student):
     asked = {(nbytes, world): 2 * (world - 1) * nbytes / world for world in (1, 2, 3, 4, 1024) for nbytes in (world, 48 * world)}
-    check_collective(student, "ring_all_reduce", lambda vectors_of_ranks, _: total(vectors_of_ranks), ring_budget(2), "all_reduce_bytes", asked)
+    check_prediction(student, "all_reduce_bytes", asked)
+    check_collective(student, "ring_all_reduce", lambda vectors_of_ranks, _: total(vectors_of_ranks), ring_budget(2))
 
 
 @todo(
@@ -366,40 +399,12 @@ def test_todo7_all_to_all(student):
         return [x for vector in vectors_of_ranks for x in pieces(vector, len(vectors_of_ranks))[rank]]
 
     asked = {(nbytes, world): (world - 1) * nbytes / world for world in (1, 2, 3, 4, 1024) for nbytes in (world, 48 * world)}
-    check_collective(student, "all_to_all", right, exchange_budget, "all_to_all_bytes", asked)
+    check_prediction(student, "all_to_all_bytes", asked)
+    check_collective(student, "all_to_all", right, exchange_budget)
 
 
 # ---------------------------------------------------------------------------------------------------
 # TODOs 8 and 9: costs
-
-
-def answers_on_rank(student, rank, world, calls):
-    """What the student's functions return: calls are (name, arguments)."""
-    return [plain(getattr(student, name)(*arguments)) for name, arguments in calls]
-
-
-def check_answers(student, right, rel):
-    """`right` maps (name, arguments) to the answer, a number or several."""
-    (seen,) = student.call(answers_on_rank, world=1, group=False, calls=[[name, list(map(listed, arguments))] for name, arguments in right])
-    for ((name, arguments), answer), guess in zip(right.items(), seen, strict=True):
-        call = f"{name}({', '.join(map(spoken, arguments))})"
-        if isinstance(answer, tuple):
-            expect(isinstance(guess, list) and len(guess) == len(answer), f"{call} does not return {len(answer)} numbers", spoken(answer), spoken(guess))
-        pairs = zip(answer, guess, strict=True) if isinstance(answer, tuple) else [(answer, guess)]
-        close = all(isinstance(g, (int, float)) and math.isclose(g, a, rel_tol=rel) for a, g in pairs)
-        expect(close, f"{call} is wrong", spoken(answer), spoken(guess))
-
-
-def listed(value):
-    return list(value) if isinstance(value, tuple) else value
-
-
-def spoken(value):
-    """Numbers, rounded so that they can be read; of many, the first and the last."""
-    if isinstance(value, (list, tuple)):
-        shown = [spoken(part) for part in value]
-        return f"({', '.join(shown if len(shown) < 4 else [*shown[:2], '…', shown[-1]])})"
-    return f"{value:.6g}" if isinstance(value, (int, float)) else str(value)
 
 
 @todo(
@@ -425,7 +430,7 @@ def test_todo8_costs(student):
         logarithm = (world - 1).bit_length()
         for alpha, beta in ((3e-6, 5e-12), (2.0, 1.0)):
             right["equal_size", (world, alpha, beta)] = alpha * (world - 1 - logarithm) / (beta * (logarithm - (world - 1) / world))
-    check_answers(student, right, rel=1e-9)  # formulas, in float64
+    check_answers(student, right)
 
 
 def least_squares(sizes, seconds):
