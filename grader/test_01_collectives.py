@@ -208,6 +208,7 @@ def check_collective(student, name, right, budget, rubbish=None):
         given = [[rubbish(vector, rank, world) for rank, vector in enumerate(case)] for case in inputs] if rubbish else inputs
         seen = student.call(collective_on_rank, world=world, name=name, inputs=given)
         for case, (vectors_of_ranks, events) in enumerate(zip(inputs, cases(student.events), strict=True)):
+            assert len(set(map(tuple, vectors_of_ranks))) == world  # or it would not show whose numbers a rank holds
             what = f"{name} of {len(vectors_of_ranks[0])} numbers on {world} ranks"
             messages = sound(what, events)
             for rank in range(world):

@@ -310,8 +310,29 @@ def all_to_all() -> Figure:
     return figure
 
 
+def cost() -> Figure:
+    """An all-reduce on four ranks, as rounds of alpha and of bytes: many short ones by a ring, few long ones by a tree."""
+    figure, axes = canvas(11, 3.7, 33, 11.1)
+    unit = 1.25  # of alpha, on paper
+    for y, size, name in ((8.2, 0.4, "a small tensor"), (3.2, 4.0, "a large tensor")):
+        write(axes, 0.6, y + 1.9, name, 11, ha="left", weight="bold")
+        for row, (algorithm, rounds, share) in enumerate((("ring", 6, 1 / 4), ("tree", 4, 1))):
+            x, below = 6.0, y - 1.5 * row
+            write(axes, x - 0.4, below + 0.5, f"{algorithm}, {rounds} rounds", 10, ha="right")
+            for _ in range(rounds):
+                for width, colour in ((unit, MIDDLE), (unit * size * share, BLUE)):
+                    axes.add_patch(Rectangle((x, below), width, 1.0, facecolor=colour, linewidth=0))
+                    x += width
+                axes.plot([x, x], [below, below + 1.0], color="white", linewidth=2)
+    for x, colour, text in ((6.0, MIDDLE, "latency"), (11.2, BLUE, "bytes")):
+        axes.add_patch(Rectangle((x, 0.2), 0.8, 0.7, facecolor=colour, linewidth=0))
+        write(axes, x + 1.1, 0.55, text, 9.5, ha="left")
+    write(axes, 32.0, 0.55, "time →", 9.5, ha="right", color=GREY)
+    return figure
+
+
 FIGURES = {
-    "all_to_all.png": all_to_all, "collectives.png": collectives, "course.png": course, "ranks.png": ranks,
+    "all_to_all.png": all_to_all, "collectives.png": collectives, "cost.png": cost, "course.png": course, "ranks.png": ranks,
     "ring_all_gather.png": lambda: ring(reduce=False, gather=True), "ring_all_reduce.png": lambda: ring(reduce=True, gather=True),
     "ring_reduce_scatter.png": lambda: ring(reduce=True, gather=False), "tree.png": tree, "verdict.png": verdict,
 }  # fmt: skip

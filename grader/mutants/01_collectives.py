@@ -48,10 +48,11 @@ for step in range(world - 1):
 return tensor
 """
 
-BOTH = """    works = [dist.isend(leaving, right), dist.irecv(arriving, left)]
-    for work in works:
+WAIT = """    for work in works:
         work.wait()
 """
+WAIT_AT_THE_END = "for work in works:\n    work.wait()\nreturn tensor"
+BOTH = "    works = [dist.isend(leaving, right), dist.irecv(arriving, left)]\n" + WAIT
 SEND_FIRST = """    dist.send(leaving, right)
     dist.recv(arriving, left)
 """
@@ -149,10 +150,19 @@ WRONG = [
     Answer(3, "rounds rounded down", ["return int(math.log2(world))", TREE], says="tree_rounds(3)"),
     Answer(3, "as many rounds as receivers", ["return world - 1", TREE], says="tree_rounds(4)"),
     Answer(3, "nothing is sent", [ROUNDS, "return tensor"], says="wrong numbers"),
-    Answer(3, "rank 0 sends to all", [ROUNDS, "if rank:\n    dist.recv(tensor, 0)\nelse:\n    for other in range(1, world):\n        dist.send(tensor, other)\nreturn tensor"],
-           says="takes 3 rounds"),
-    Answer(3, "passed along a chain",
-           [ROUNDS, "if rank:\n    dist.recv(tensor, rank - 1)\nif rank + 1 < world:\n    dist.send(tensor, rank + 1)\nreturn tensor"], says="takes 3 rounds"),
+    Answer(3, "rank 0 sends to all", [ROUNDS, """
+        if rank:
+            dist.recv(tensor, 0)
+        else:
+            for other in range(1, world):
+                dist.send(tensor, other)
+        return tensor"""], says="takes 3 rounds"),
+    Answer(3, "passed along a chain", [ROUNDS, """
+        if rank:
+            dist.recv(tensor, rank - 1)
+        if rank + 1 < world:
+            dist.send(tensor, rank + 1)
+        return tensor"""], says="takes 3 rounds"),
     Answer(3, "the near ones first", [ROUNDS, """
         if rank == 0:
             for other in (1, 2):
@@ -183,14 +193,14 @@ WRONG = [
 
     Answer(4, "predicted: its own piece first", ["return rank", REDUCING], says="first_piece(0, 2)"),
     Answer(4, "predicted: a negative number", ["return rank - 1", REDUCING], says="first_piece(0, 2)"),
-    Answer(4, "its own piece first", [FIRST, REDUCING.replace("rank - 1 - step", "rank - step").replace("rank - 2 - step", "rank - 1 - step")], says="wrong numbers"),
+    Answer(4, "its own piece first", [FIRST, REDUCING.replace("rank - 1 - step", "rank - step").replace("rank - 2 - step", "rank - 1 - step")],
+           says="wrong numbers"),
     Answer(4, "whole tensors go round", [FIRST, WHOLE + "return total.tensor_split(world)[rank]"], says="more than one piece"),
     Answer(4, "all send first", [FIRST, REDUCING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
     Answer(4, "even ranks send first", [FIRST, REDUCING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
     Answer(4, "nobody waits for what is sent", [FIRST, REDUCING.replace(BOTH, SEND_NOT_WAITED)], says="isend to rank 1 is still in flight"),
     Answer(4, "nobody waits for what arrives", [FIRST, REDUCING.replace(BOTH, RECEIVE_NOT_WAITED)], says="irecv from rank 1 is still in flight"),
-    Answer(4, "added before it is there", [FIRST, REDUCING.replace("    for work in works:\n        work.wait()\n    growing += arriving",
-                                                                   "    growing += arriving\n    for work in works:\n        work.wait()")], says="wrong numbers"),
+    Answer(4, "added before it is there", [FIRST, REDUCING.replace(WAIT + "    growing += arriving\n", "    growing += arriving\n" + WAIT)], says="wrong numbers"),
     Answer(4, "one tensor is sent and received into", [FIRST, """
         pieces = tensor.tensor_split(world)
         moving = torch.zeros(len(pieces[0]))
@@ -215,14 +225,11 @@ WRONG = [
     Answer(5, "all send first", [ARRIVING, GATHERING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
     Answer(5, "even ranks send first", [ARRIVING, GATHERING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
     Answer(5, "nobody waits for what is sent", [ARRIVING, GATHERING.replace(BOTH, SEND_NOT_WAITED)], says="isend to rank 1 is still in flight"),
-    Answer(5, "only the last round is waited for", [ARRIVING, GATHERING.replace("    for work in works:\n        work.wait()\n", "")
-                                                    .replace("return tensor", "for work in works:\n    work.wait()\nreturn tensor")], says="in flight"),
-    Answer(5, "waited for all at the end", [ARRIVING, GATHERING.replace("works = [", "works += [").replace("    for work in works:\n        work.wait()\n", "")
-                                            .replace("for step", "works = []\nfor step").replace("return tensor", "for work in works:\n    work.wait()\nreturn tensor")]),
-    Answer(5, "what arrives is added", [ARRIVING, GATHERING.replace("arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]",
-                                                                    "growing = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]\n    "
-                                                                    "arriving = torch.empty_like(growing)").replace("        work.wait()", "        work.wait()\n    growing += arriving")],
-           says="wrong numbers"),
+    Answer(5, "only the last round is waited for", [ARRIVING, GATHERING.replace(WAIT, "").replace("return tensor", WAIT_AT_THE_END)], says="in flight"),
+    Answer(5, "waited for all at the end", [ARRIVING, "works = []\n" + GATHERING.strip().replace("works = [", "works += [").replace(WAIT, "")
+                                            .replace("return tensor", WAIT_AT_THE_END)], says="writes into the tensor of its isend"),
+    Answer(5, "what arrives is added", [ARRIVING, GATHERING.replace("leaving, arriving =", "leaving, growing =").replace(
+        BOTH, "    arriving = torch.empty_like(growing)\n" + BOTH + "    growing += arriving\n")], says="wrong numbers"),
     Answer(5, "straight to all", [ARRIVING, """
         pieces = tensor.tensor_split(world)
         works = []
@@ -236,8 +243,9 @@ WRONG = [
 
     Answer(6, "predicted: one half of it", ["return (world - 1) / world * nbytes", ALL], says="all_reduce_bytes(2, 2)"),
     Answer(6, "predicted: whole tensors", ["return 2 * (world - 1) * nbytes", ALL], says="all_reduce_bytes(2, 2)"),
-    Answer(6, "the finished piece is not there", [ALL_BYTES, "ring_reduce_scatter(tensor.clone(), rank, world)\nreturn ring_all_gather(tensor, rank, world)"],
-           says="wrong numbers"),
+    Answer(6, "the finished piece is not there", [ALL_BYTES, """
+        ring_reduce_scatter(tensor.clone(), rank, world)
+        return ring_all_gather(tensor, rank, world)"""], says="wrong numbers"),
     Answer(6, "the finished piece at the beginning", [ALL_BYTES, """
         piece = ring_reduce_scatter(tensor, rank, world)
         total = torch.zeros_like(tensor)
@@ -262,8 +270,9 @@ WRONG = [
 
     Answer(7, "predicted: its own piece as well", ["return nbytes", EXCHANGE], says="all_to_all_bytes(1, 1)"),
     Answer(7, "predicted: all of it to all", ["return (world - 1) * nbytes", EXCHANGE], says="all_to_all_bytes(2, 2)"),
-    Answer(7, "all send first", [EXCHANGE_BYTES, EXCHANGE.replace("works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]",
-                                                                  "dist.send(pieces[to], to)\n    dist.recv(held[source], source)")], says="deadlock: rank 0 waits in send"),
+    Answer(7, "all send first", [EXCHANGE_BYTES, EXCHANGE.replace(
+        "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]",
+        "dist.send(pieces[to], to)\n    dist.recv(held[source], source)")], says="deadlock: rank 0 waits in send"),
     Answer(7, "the smaller of a pair first", [EXCHANGE_BYTES, """
         pieces = tensor.tensor_split(world)
         held = [pieces[rank].clone() for _ in range(world)]
@@ -275,8 +284,8 @@ WRONG = [
                 dist.recv(held[other], other)
                 dist.send(pieces[other], other)
         return torch.cat(held)"""], says="takes 2 rounds"),
-    Answer(7, "in the order of the steps", [EXCHANGE_BYTES, EXCHANGE.replace("torch.cat(held)", "torch.cat([held[(rank - step) % world] for step in range(world)])")],
-           says="wrong numbers"),
+    Answer(7, "in the order of the steps", [EXCHANGE_BYTES, EXCHANGE.replace(
+        "torch.cat(held)", "torch.cat([held[(rank - step) % world] for step in range(world)])")], says="wrong numbers"),
     Answer(7, "without its own piece", [EXCHANGE_BYTES, EXCHANGE.replace("held[rank].copy_(pieces[rank])\n", "")], says="wrong numbers"),
     Answer(7, "all of it to all", [EXCHANGE_BYTES, """
         held = [tensor.clone() for _ in range(world)]

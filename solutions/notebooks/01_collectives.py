@@ -429,8 +429,10 @@ plots.messages(run.messages, "all_to_all")
 # along your broadcast's tree, backwards, and then broadcasts the sum; all of its messages
 # are whole tensors.
 #
-# **Predict** which one is faster for a small tensor, which for a large one, and at which size
-# they take equally long.
+# ![On four ranks, a ring makes six short rounds and a tree four long ones: for a small and for a large tensor](../images/cost.png)
+#
+# So a small tensor is for the tree, a large one for the ring. **Predict** the size at which they
+# take equally long.
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def ring_cost(nbytes: float, world: int) -> tuple[int, float]:
