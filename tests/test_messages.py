@@ -47,7 +47,7 @@ def test_a_receiver_that_comes_late_holds_up_nobody_else():
 def test_a_ring_that_sends_first_is_the_deadlock_that_buffers_hid(world):
     _, fault = rehearse([rank(f"s{(n + 1) % world}", f"r{(n - 1) % world}") for n in range(world)])
     assert fault.cause == "hang" and "rank 0 waits in send of shape (2,) float32 to rank 1 at x.py:0" in fault.message
-    assert fault.where == ["x.py", 0, "f"]
+    assert fault.where == ["x.py", 0, "f"] and fault.expected == "rank 1 in recv from rank 0"
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

@@ -228,8 +228,11 @@ class Observer:
         skipper = next((member for member in lacking if self.ranks[member].gone), None)
         waiting = [n for n, (o, _) in stuck.items() if o is op or (o.where == op.where and "peer" not in op.event)]
         verb = "waits" if len(waiting) == 1 else "wait"
+        expected = f"every rank in {op}"
+        if "peer" in op.event:
+            expected = f"rank {op.event['peer']} in {'recv from' if op.event['op'] == 'send' else 'send to'} rank {op.rank}"
         return Fault("hang", f"deadlock: {numbers(waiting)} {verb} in {op.at()}; " + "; ".join(stories),
-                     number if skipper is None else skipper, op.where, expected=f"every rank in {op}", seen="; ".join(stories), also=op.callers)
+                     number if skipper is None else skipper, op.where, expected=expected, seen="; ".join(stories), also=op.callers)
 
 
 def differ(first: dict, second: dict) -> str | None:

@@ -42,7 +42,12 @@ def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[st
     lesson, _, function = name.partition("/")
     if lesson not in lessons.stems() or not function.isidentifier():
         raise ValueError(f"{name}: a function is named LESSON/FUNCTION, as 01_collectives/ring_all_reduce")
-    units = lessons.units(lesson, folder_of(lesson), as_run(cells))
+    if not inputs:
+        raise ValueError("inputs is empty: it has one entry for each rank")
+    try:
+        units = lessons.units(lesson, folder_of(lesson), as_run(cells))
+    except (FileNotFoundError, ValueError) as error:
+        raise RanksStopped(f"the notebook can not be read: {error}. `./workbook reset {lesson}` brings it back") from None
     run = engine.run(units, module="grader.engine.rank", world=len(inputs), function="own_function",
                      inputs={"name": function, "timed": timed, "inputs": [evidence.encoded(value) for value in inputs]})
     for number, text in enumerate(run.stdout):
