@@ -33,22 +33,23 @@ class Recorder:
     """Write `folder/usage/rank-R.jsonl` while the context lasts; `folder` is the run's."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self.rank, self.local_rank = rank, int(os.environ.get("LOCAL_RANK", "0"))
+        # A script that does not know its rank yet takes itself for rank 0; its launcher knows better.
+        self.rank, self.local_rank = int(os.environ.get("RANK", rank)), int(os.environ.get("LOCAL_RANK", "0"))
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
         (folder / "usage").mkdir(parents=True, exist_ok=True)
-        if rank == 0:  # those of an earlier run with more ranks
+        if self.rank == 0:  # those of an earlier run with more ranks
             for old in (folder / "usage").glob("rank-*.jsonl"):
-                if int(old.stem.removeprefix("rank-")) >= int(os.environ.get("WORLD_SIZE", "1")):
+                if int(old.stem.removeprefix("rank-")) >= self.world:
                     old.unlink()
-        self.file = (folder / "usage" / f"rank-{rank}.jsonl").open("w", encoding="utf-8")
+        self.file = (folder / "usage" / f"rank-{self.rank}.jsonl").open("w", encoding="utf-8")
         self.lock = threading.Lock()  # the thread writes, and so do the hooks
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.sample, daemon=True)
         self.gpu = _gpu()
 
     def __enter__(self) -> "Recorder":
-        world = int(os.environ.get("WORLD_SIZE", "1"))
-        device = torch.cuda.get_device_name() if self.gpu else "cpu"
-        self.write("start", rank=self.rank, local_rank=self.local_rank, world=world, node=os.environ.get("SLURMD_NODENAME", socket.gethostname()), device=device,
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        self.write("start", rank=self.rank, local_rank=self.local_rank, world=self.world, node=os.environ.get("SLURMD_NODENAME", socket.gethostname()), device=device,
                    threads=torch.get_num_threads(), torch=torch.__version__, command=sys.argv, job=_job())  # fmt: skip
         self.parts = Parts(self.write)
         self.thread.start()
@@ -59,7 +60,7 @@ class Recorder:
         self.thread.join()
         self.parts.close()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        self.write("end", peak_memory=peak, peak_gpu_memory=torch.cuda.max_memory_allocated() if self.gpu else 0)
+        self.write("end", peak_memory=peak, peak_gpu_memory=torch.cuda.max_memory_allocated())
         self.file.close()
 
     def write(self, kind: str, **values: Any) -> None:
@@ -84,6 +85,7 @@ class Parts:
 
     def __init__(self, write: Any) -> None:
         self.write = write
+        self.on_gpu = torch.cuda.is_available()
         self.depth = 0  # of modules whose forward is running
         self.step = 0  # of those that are over
         self.last: float | None = None  # the end of the last part, None where it is not known
@@ -128,7 +130,7 @@ class Parts:
 
     def mark(self, part: str) -> None:
         """Here `part` ends."""
-        if torch.cuda.is_available():
+        if self.on_gpu:
             torch.cuda.synchronize()  # a GPU works later than it is told
         now = time.time()
         if self.last is not None:
@@ -162,11 +164,10 @@ class Parts:
         """The share of each part in which a message was under way and nothing was computed; and of those hidden by work."""
         clock = next(e for e in events if e.name == "clock").time_range.start
         spans: dict[bool, Spans] = {True: [], False: []}
-        on_gpu = torch.cuda.is_available()
         for event in events:
             message = event.name.startswith(("gloo:", "nccl"))
             # On a GPU its kernels count, on a CPU the operations that torch runs.
-            work = event.device_type == torch.autograd.DeviceType.CUDA if on_gpu else event.name.startswith("aten::")
+            work = event.device_type == torch.autograd.DeviceType.CUDA if self.on_gpu else event.name.startswith("aten::")
             if message or work:
                 spans[message].append(tuple(self.clock + (t - clock) / 1e6 for t in (event.time_range.start, event.time_range.end)))
         messages, work = union(spans[True]), union(spans[False])
