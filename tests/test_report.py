@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from course_copy import Course
-
 from grader.engine import lessons
 from utils import recorder, report
 

@@ -5,6 +5,7 @@ when it is needed, so that `./workbook --help` need not wait for torch.
 """
 
 import difflib
+import itertools
 import os
 import shutil
 import sys
@@ -364,7 +365,7 @@ def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bo
 
 def values_of(option: str, args: list[str]) -> list[str]:
     """What a script is given for one of its own options."""
-    given = [after for flag, after in zip(args, args[1:], strict=False) if flag == option]
+    given = [after for flag, after in itertools.pairwise(args) if flag == option]
     return given + [arg.removeprefix(f"{option}=") for arg in args if arg.startswith(f"{option}=")]
 
 
