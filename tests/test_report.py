@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,6 +108,35 @@ def test_messages_without_work_are_told_from_hidden_ones():
     found = parts.communication(events)
     assert found["shares"] == {"data": 0.0, "forward": 0.0, "backward": pytest.approx(1.5 / 4), "optimizer": 0.0}
     assert found["hidden"] == pytest.approx(1 / 2.5)
+
+
+def test_a_gpu_is_asked_by_its_own_name(monkeypatch):
+    """CUDA_VISIBLE_DEVICES may call another GPU 0 than NVML does."""
+    asked = []
+
+    class Error(Exception):
+        pass
+
+    def no_power(handle):
+        raise Error
+
+    nvml = SimpleNamespace(NVMLError=Error, nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=lambda name: asked.append(name) or "it",
+                           nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=87), nvmlDeviceGetPowerUsage=lambda handle: 312_500,
+                           nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=5))  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34"))
+    gpu = recorder._gpu()
+    assert asked == ["GPU-12-34"] and gpu.sample() == {"gpu": 87, "gpu_memory": 5, "watts": 312.5}
+    nvml.nvmlDeviceGetPowerUsage = no_power
+    assert gpu.sample() == {"gpu": 87, "gpu_memory": 5}
+
+
+def test_without_nvml_the_rest_is_recorded(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert recorder._gpu() is None and "the GPU is not recorded" in capsys.readouterr().err
 
 
 # Runs
