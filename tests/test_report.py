@@ -226,9 +226,9 @@ def test_a_gpu_has_its_row(run, tmp_path):
 # The commands
 
 
-@pytest.fixture
-def course(tmp_path):
-    return Course(tmp_path / "course")
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    return Course(tmp_path_factory.mktemp("report") / "course")
 
 
 
