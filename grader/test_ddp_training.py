@@ -687,7 +687,13 @@ def test_todo14_gpus(student):
             student.submit(unit, 1)
             seen = batch.number(student.told("GPUS"))
             expect(student.told("GPUS"), f"{unit.name} does not tell its processes GPUS: is it exported?", batch.GPUS, "no GPUS in the environment")
-        expect(seen == batch.GPUS, f"{unit.name} asks for {seen} GPU{'s' if seen != 1 else ''} a node", f"{batch.GPUS} GPUs", f"{seen}")
+        expect(seen == batch.GPUS, f"{unit.name} asks for {seen} GPU{'s' if seen != 1 else ''} a node{slip(unit)}", f"{batch.GPUS} GPUs", f"{seen}")
+
+
+def slip(unit):
+    """What may be the reason that a directive is not what was meant."""
+    found = batch.slip(unit.text)
+    return f": {found}" if found else ""
 
 
 @todo(
@@ -758,7 +764,7 @@ def is_first_node(place):
         "torchrun takes --nnodes, --node-rank, --nproc-per-node, --master-addr and --master-port. A node's own number is SLURM_NODEID or "
         "PMI_RANK there: put the command into bash -c '...', in single quotes, so that only the node's shell reads it.",
         "srun --cpu-bind=none bash -c 'torchrun --nnodes=\"$SLURM_NNODES\" --node-rank=\"$SLURM_NODEID\" ... train/ddp_training.py \"$@\"' bash \"$@\"; "
-        "the word bash at the end is what the inner shell takes for its own name, the arguments follow it. On Polaris mpiexec -n \"$NODES\" --ppn 1 --hostfile \"$PBS_NODEFILE\" in place of srun.",
+        "the word bash at the end is what the inner shell takes for its own name, the arguments follow it; --cpu-bind=none lets the processes have all cores. On Polaris mpiexec -n \"$NODES\" --ppn 1 --hostfile \"$PBS_NODEFILE\" in place of srun.",
     ),
 )
 def test_todo17_launch(student):
@@ -832,7 +838,7 @@ def check_rendezvous(job, starts):
 def test_todo18_nodes(student):
     for unit in student.batch_files(18):
         seen = batch.nodes_asked(unit.text)
-        expect(seen == 2, f"{unit.name} asks for {seen} node{'s' if seen != 1 else ''}", "2 nodes", f"{seen}")
+        expect(seen == 2, f"{unit.name} asks for {seen} node{'s' if seen != 1 else ''}{slip(unit)}", "2 nodes", f"{seen}")
         if "gpus" in batch.header(unit.text):
             a_node = batch.gpus_asked(unit.text)
             expect(a_node == batch.GPUS, f"{unit.name} asks for {a_node} GPUs a node: --gpus counts those of the whole job", f"{batch.GPUS} on each",

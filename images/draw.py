@@ -4,6 +4,8 @@ One function a figure. The files hold no date and no version, so that drawing th
 again with the same matplotlib gives the same bytes.
 """
 
+import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -331,10 +333,29 @@ def cost() -> Figure:
     return figure
 
 
+def wikitext2() -> Figure:
+    """A run of single_gpu_training on WikiText-2; its record, metrics.jsonl, is kept beside the figures."""
+    lines = [json.loads(line) for line in (HERE / "wikitext2.jsonl").read_text("utf-8").splitlines()]
+    steps, epochs = ([line for line in lines if line["kind"] == kind] for kind in ("step", "epoch"))
+    test = next(line for line in lines if line["kind"] == "test")
+    figure = Figure(figsize=(8, 3.6), facecolor="white", layout="constrained")
+    axes = figure.subplots()
+    axes.plot([line["step"] for line in steps], [math.exp(line["loss"]) for line in steps], color=BLUE, linewidth=1, label="training")
+    axes.plot([line["step"] for line in epochs], [math.exp(line["validation_loss"]) for line in epochs], "o", color=RED, label="validation")
+    axes.axhline(math.exp(test["loss"]), color=DARK, linewidth=1, linestyle="--", label=f"test: {math.exp(test['loss']):.0f}")
+    axes.set(yscale="log", xlabel="step", ylabel="perplexity")
+    axes.set_yticks([100, 200, 500, 1000, 2000, 5000, 10000], ["100", "200", "500", "1,000", "2,000", "5,000", "10,000"])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
+
+
 FIGURES = {
     "all_to_all.png": all_to_all, "collectives.png": collectives, "cost.png": cost, "course.png": course, "ranks.png": ranks,
     "ring_all_gather.png": lambda: ring(reduce=False, gather=True), "ring_all_reduce.png": lambda: ring(reduce=True, gather=True),
-    "ring_reduce_scatter.png": lambda: ring(reduce=True, gather=False), "tree.png": tree, "verdict.png": verdict,
+    "ring_reduce_scatter.png": lambda: ring(reduce=True, gather=False), "tree.png": tree, "verdict.png": verdict, "wikitext2.png": wikitext2,
 }  # fmt: skip
 
 if __name__ == "__main__":

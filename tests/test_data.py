@@ -251,7 +251,7 @@ def test_epoch_order_is_what_distributed_sampler_deals_out(world_size):
 @pytest.mark.parametrize("n", [0, 1, 3, 20])
 def test_shards_are_a_partition(n, world_size):
     shards = [list(ShardSampler(range(n), rank, world_size)) for rank in range(world_size)]
-    assert sorted(sum(shards, [])) == list(range(n))
+    assert sorted(sample for shard in shards for sample in shard) == list(range(n))
     assert [len(ShardSampler(range(n), rank, world_size)) for rank in range(world_size)] == [len(s) for s in shards]
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
 

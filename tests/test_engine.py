@@ -1,6 +1,5 @@
 """The engine: what ranks send arrives, each way to fail is told apart, nothing is left running."""
 
-import os
 import signal
 import subprocess
 import sys

@@ -68,7 +68,7 @@ class Watched:
         assert started  # the fork-server
         self.process.send_signal(number)
         self.process.wait(LIMIT)
-        gone, alive = psutil.wait_procs(started, timeout=10)
+        _, alive = psutil.wait_procs(started, timeout=10)
         assert not alive
 
     def close(self) -> None:

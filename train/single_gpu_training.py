@@ -192,7 +192,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
     start = time.perf_counter()
-    with Metrics(out, rank, total_steps, args.tensorboard) as metrics:
+    with Metrics(out, rank, total_steps, args.tensorboard, args.record) as metrics:
         for epoch in range(args.epochs):
             train_loss, step = train_epoch(model, train_loader, optimizer, device, args, metrics, epoch, step)
             validation_loss = evaluate(model, validation_loader, device, args)

@@ -2,10 +2,13 @@
 
 import argparse
 import math
+import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from utils.distributed import fail
+import torch
+
+from utils.distributed import fail, print0
 
 
 class Parser(argparse.ArgumentParser):
@@ -13,6 +16,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         fail(f"{message} (--help explains the flags)")
+
+    def parse_known_args(self, *how: Any) -> tuple[argparse.Namespace, list[str]]:
+        args, unknown = super().parse_known_args(*how)
+        if getattr(args, "dtype", "") == "bfloat16" and not torch.cuda.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            print0("this processor has no units for bfloat16: --dtype bfloat16 is right, but many times slower than float32 here", file=sys.stderr)
+        return args, unknown
 
 
 def training_parser(name: str) -> Parser:
@@ -42,6 +51,7 @@ def training_parser(name: str) -> Parser:
     add("--workers", type=whole(0), default=0, help="processes that load data")
     add("--log-every", type=whole(1), default=10, help="steps from one line in metrics.jsonl to the next")
     add("--tensorboard", action="store_true", help="write the metrics for TensorBoard, too")
+    add("--record", action="store_true", help="note what each rank uses, once a second, for ./workbook report")
     return parser
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from utils.wikitext2 import (
-    NO_NETWORK,
     SPLITS,
     DataError,
     download_wikitext2,
@@ -21,10 +20,10 @@ from utils.wikitext2 import (
 )
 
 __all__ = [
+    "IGNORE",
     "Corpus",
     "DataError",
     "EpochOrder",
-    "IGNORE",
     "ShardSampler",
     "Windows",
     "download_wikitext2",

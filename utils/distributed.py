@@ -102,7 +102,7 @@ def is_rank0() -> bool:
     """Whether this is the process that prints and saves; before `setup` the environment says so."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank() == 0
-    return int(os.environ.get("RANK", 0)) == 0
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def print0(*args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from utils.distributed import fail
 
 
 class Metrics:
-    """Write `folder/metrics.jsonl`; rank 0 does, on the others nothing happens.
+    """Write `folder/metrics.jsonl`; rank 0 does.
 
     Use it as a context manager. On a terminal a progress bar stands below what is
     printed; elsewhere, as in a batch job's output, there is none.
@@ -20,14 +20,21 @@ class Metrics:
         rank: this process's.
         total_steps: where the bar ends.
         tensorboard: write event files into `folder/tensorboard`, too.
+        record: on every rank, write what it uses into `folder/usage`, for `./workbook report`.
     """
 
-    def __init__(self, folder: str | Path, rank: int = 0, total_steps: int = 0, tensorboard: bool = False) -> None:
-        self.file = self.writer = self.bar = None
-        if rank != 0:
-            return
+    def __init__(
+        self, folder: str | Path, rank: int = 0, total_steps: int = 0, tensorboard: bool = False, record: bool = False
+    ) -> None:
+        self.file = self.writer = self.bar = self.recorder = None
         folder = Path(folder)
         try:
+            if record:
+                from utils.recorder import Recorder
+
+                self.recorder = Recorder(folder, rank)
+            if rank != 0:
+                return
             folder.mkdir(parents=True, exist_ok=True)
             self.file = (folder / "metrics.jsonl").open("w", encoding="utf-8")
         except OSError as problem:
@@ -49,6 +56,8 @@ class Metrics:
             values: what was measured, such as epoch, loss (nats a token),
                 tokens_per_s (over all ranks), seconds (since the run began).
         """
+        if self.recorder is not None:
+            self.recorder.parts.skip()
         if self.file is None:
             return
         print(json.dumps({"kind": kind, "step": step, **values}), file=self.file, flush=True)
@@ -60,6 +69,8 @@ class Metrics:
             self.bar.update(self.task, completed=step, loss=loss, speed=speed)
 
     def __enter__(self) -> "Metrics":
+        if self.recorder is not None:
+            self.recorder.__enter__()
         if self.bar is not None:
             self.bar.start()
         return self
@@ -67,7 +78,8 @@ class Metrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for part in (self.bar and self.bar.stop, self.writer and self.writer.close, self.file and self.file.close):
+        recorder = self.recorder and self.recorder.__exit__
+        for part in (recorder, self.bar and self.bar.stop, self.writer and self.writer.close, self.file and self.file.close):
             if part:
                 part()
 

@@ -10,6 +10,7 @@ each node would start is known, without a cluster.
 `started` says what those calls mean: which ranks each node would have.
 """
 
+import difflib
 import os
 import re
 import shlex
@@ -23,8 +24,9 @@ SITE = Path(__file__).resolve().parents[2] / "utils" / "site.sh"
 GPUS = 4  # on a node of JURECA-DC and of Polaris
 LIMIT = 3.0  # seconds for a file that starts nothing but stand-ins, which take a tenth of one
 NODES = ("jrc0101", "jrc0102")
-# Two jobs: from the course's folder on one node, and from the folder below on two.
-JOBS = {1: 12004241, 2: 12004242}
+# Two jobs: from the course's folder on one node, and from the folder below on two. Both end with the
+# same digit, for a port by the last digit of its number is one that one job in ten has.
+JOBS = {1: 12004241, 2: 12004251}
 ARGS = ["--epochs", "3"]  # that the user gives to the script
 
 # In sh, for Python takes longer to start; what launches others is in launchers.py.
@@ -163,6 +165,31 @@ def header(text: str) -> dict[str, str]:
     return found
 
 
+# Long options of sbatch (its man page, 24.05) that a course's job may use.
+KNOWN = set(SHORT.values()) | set("""array begin chdir comment constraint contiguous core-spec cpu-freq cpus-per-gpu dependency distribution
+    error exclude exclusive export get-user-env gpu-bind gpu-freq gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint hold
+    input licenses mail-type mail-user mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice nodelist no-requeue ntasks-per-core
+    ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode overcommit oversubscribe parsable power priority profile qos quiet reboot
+    requeue reservation signal sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp tres-per-task uid verbose wait
+    wckey""".split())  # fmt: skip
+
+
+def slip(text: str) -> str:
+    """Why a directive of a batch file may not be read as it was meant; "" if nothing is strange."""
+    over = False
+    for line in text.splitlines():
+        over = over or bool(line.strip() and not line.startswith("#"))
+        if over and line.startswith(("#SBATCH", "#PBS")):
+            return f"“{line}” stands below the first command, where no directive is read any more"
+        if not over and re.match(r"#\s+(SBATCH|PBS)\b|#(sbatch|pbs|Sbatch|SBACTH)\b", line):
+            return f"“{line}” is a comment; a directive begins with #SBATCH or #PBS, without a space"
+    unknown = next((name for name in header(text) if "#SBATCH" in text and name not in KNOWN), "")
+    close = difflib.get_close_matches(unknown, KNOWN, n=1)
+    if not unknown and not header(text).get("gres", "gpu").startswith("gpu:"):
+        return f"in --gres={header(text)['gres']} nothing is called gpu" if "gres" in header(text) else ""
+    return f"Slurm has no option --{unknown}" + (f"; --{close[0]}?" if close else "") if unknown else ""
+
+
 def nodes_asked(text: str) -> int:
     """The nodes that the header asks for; 1 where it is silent."""
     options = header(text)
@@ -210,7 +237,7 @@ def started(seen: dict) -> list[Ranks]:
 
 def meaning(start: Start) -> Ranks:
     env = start.env
-    visible = [part for part in env.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",") if part.strip()]
+    visible = [part.strip() for part in env.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",") if part.strip()]
     told = f"{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}"
     args = list(start.args)
     if start.program != "torchrun" and args[:2] == ["-m", "torch.distributed.run"]:

@@ -268,8 +268,8 @@ class Judge:
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
         if not self.attempted(number):
             return self._say(number, "fail", "not_attempted", f"TODO {number} is not done yet", problem)
-        for place in (getattr(problem, "where", None), *getattr(problem, "also", ())):
-            owner = self.owner(place)
+        for line in (getattr(problem, "where", None), *getattr(problem, "also", ())):
+            owner = self.owner(line)
             if owner == number:
                 break
             if owner in self.checks:

@@ -5,9 +5,11 @@ when it is needed, so that `./workbook --help` need not wait for torch.
 """
 
 import difflib
+import itertools
 import os
 import shutil
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -285,7 +287,7 @@ def solution(todo: Todo) -> None:
 def run(
     lesson: Lesson,
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for the script, such as -- --epochs 1")] = None,
-    nproc: Annotated[int | None, typer.Option(min=1, metavar="N", help="processes", show_default="2, the baseline 1")] = None,
+    nproc: Annotated[str, typer.Option(metavar="N[,N]...", help="processes; several numbers compare the speed", show_default="2, the baseline 1")] = "",
     nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="submit the batch file as a job of N nodes, and follow its output")] = None,
     batch: Annotated[str, typer.Option(metavar="OPTIONS", help="for sbatch or qsub, such as \"--time=00:10:00\"")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show the command")] = False,
@@ -294,31 +296,39 @@ def run(
     if lessons.is_notebook(lesson_named(lesson)):
         fail(f"{lesson} is a notebook: ./workbook lab opens it")
     if nodes:
-        raise typer.Exit(run_as_job(lesson, nodes, batch, args or [], dry_run))
-    import time
-
-    from grader.engine import machine
-
+        raise typer.Exit(run_as_job(lesson, nodes, batch, [*(args or []), "--record"], dry_run))
     script = lessons.student_path(lesson)
     if not script.is_file():
         fail(f"there is no {own_file(lesson)}: ./workbook reset {lesson} brings it back")
-    nproc = nproc or (1 if lesson == BASELINE else 2)
+    counts = nproc.split(",") if nproc else ["1" if lesson == BASELINE else "2"]
+    if not all(count.isdecimal() and int(count) for count in counts):
+        fail(f"--nproc {nproc}: a number of processes, or several, as in --nproc 1,2,4")
+    counts = sorted({int(count) for count in counts})
     sizes = [int(value) for value in values_of("--batch-size", args or []) if value.isdecimal()]
-    if sizes and sizes[-1] % nproc:  # the script says so, too, but torchrun says much more after it
-        fail(f"--batch-size {sizes[-1]} is the global batch and does not divide by {nproc} processes; take {sizes[-1] + nproc - sizes[-1] % nproc}")
-    # Each process would take all cores for itself.
-    threads = os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
-    command = machine.launch_command(script, nproc, args or [])
-    say(f"[dim]$ OMP_NUM_THREADS={threads} {escape(machine.shown(command))}[/]")
-    if dry_run:
-        return
-    began = time.time()
-    code = machine.call(command)
+    for count in counts:
+        if sizes and sizes[-1] % count:  # the script says so, too, but torchrun says much more after it
+            fail(f"--batch-size {sizes[-1]} is the global batch and does not divide by {count} processes; take {sizes[-1] + count - sizes[-1] % count}")
     out = out_folder(args or [], f"runs/{lesson}")
-    record = out / "metrics.jsonl"
-    if record.is_file() and record.stat().st_mtime >= began - 1:  # of this run; a file system's clock may lag
-        say_picture(out)
+    code, began = 0, time.time()
+    for count in counts:
+        folder = out / f"nproc-{count}" if len(counts) > 1 else out
+        code = code or run_once(script, count, args or [], folder, dry_run)
+    if not dry_run:
+        say_report(out, began)
     raise typer.Exit(code)
+
+
+def run_once(script: Path, nproc: int, args: list[str], out: Path, dry_run: bool) -> int:
+    """Run a script in `nproc` processes, recorded; its exit code."""
+    from grader.engine import machine
+
+    # Each process would take all cores for itself.
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+    options = [] if str(out) == str(out_folder(args, f"runs/{script.stem}")) else ["--out", str(out)]
+    options += ["--record"] * ("--record" not in args)
+    command = machine.launch_command(script, nproc, [*args, *options])
+    say(f"[dim]$ OMP_NUM_THREADS={threads} {escape(machine.shown(command))}[/]")
+    return 0 if dry_run else machine.call(command, env={**os.environ, "OMP_NUM_THREADS": threads})
 
 
 def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bool) -> int:
@@ -343,9 +353,11 @@ def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bo
         job = scheduler.submit(commands[kind])
     except ValueError as problem:
         fail(problem)
-    stop = "scancel" if kind == "sbatch" else "qdel"
+    stop, began = "scancel" if kind == "sbatch" else "qdel", time.time()
     try:
-        return scheduler.follow(kind, job, lambda text: (sys.stdout.write(text), sys.stdout.flush())).code
+        code = scheduler.follow(kind, job, lambda text: (sys.stdout.write(text), sys.stdout.flush())).code
+        say_report(lessons.COURSE / out_folder(args, f"runs/{lesson}"), began)
+        return code
     except KeyboardInterrupt:
         say(f"\njob {job} goes on; {stop} {job} ends it")
         return 130
@@ -353,13 +365,37 @@ def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bo
 
 def values_of(option: str, args: list[str]) -> list[str]:
     """What a script is given for one of its own options."""
-    given = [after for flag, after in zip(args, args[1:], strict=False) if flag == option]
+    given = [after for flag, after in itertools.pairwise(args) if flag == option]
     return given + [arg.removeprefix(f"{option}=") for arg in args if arg.startswith(f"{option}=")]
 
 
 def out_folder(args: list[str], default: str) -> Path:
     """Where a script writes, by its own --out."""
     return Path(([default] + values_of("--out", args))[-1])
+
+
+def say_report(out: Path, began: float) -> None:
+    """Write the report of a run, unless it stopped before it had a loss to report, and say where it is."""
+    from grader.engine.machine import shown
+    from utils import report
+
+    with suppress(ValueError):
+        if report.newest(out) >= began - 1:  # of this run; a file system's clock may lag
+            say(f"report:     {escape(shown([str(report.write(out))]))}")
+
+
+@app.command(rich_help_panel=LEARN)
+def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, such as runs/ddp_training")]) -> None:
+    """Draw a run: loss, speed, where a step's time goes, memory, utilisation. One HTML page, and PNGs."""
+    from utils import report
+
+    folder = next((folder for folder in (run, lessons.COURSE / run, lessons.COURSE / "runs" / run) if folder.is_dir()), None)
+    if folder is None:
+        fail(f"{run}: no such folder; a run writes into runs/LESSON, or where its --out says")
+    try:
+        say(escape(str(report.write(folder))))
+    except ValueError as problem:
+        fail(problem)
 
 
 def say_picture(out: Path) -> None:

@@ -223,7 +223,7 @@ class Observer:
             if gone := self.ranks[member].gone:
                 stories.append(f"rank {member} never comes: {gone}")
             else:
-                other, wanted = stuck[member]
+                other, _ = stuck[member]
                 stories.append(f"rank {member} waits in {other.at()}")
         skipper = next((member for member in lacking if self.ranks[member].gone), None)
         waiting = [n for n, (o, _) in stuck.items() if o is op or (o.where == op.where and "peer" not in op.event)]

@@ -9,7 +9,6 @@ lines that say nothing to this one are kept as they are.
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from grader.engine import lessons
 from grader.engine.lessons import titles

@@ -18,7 +18,6 @@ folder:
 import json
 import linecache
 import os
-import signal
 import sys
 import traceback
 import types

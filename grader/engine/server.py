@@ -33,10 +33,10 @@ import numpy
 import psutil
 import safetensors.torch  # noqa: F401  what every rank needs is loaded here, once
 import torch
-import torch._dynamo  # noqa: F401  the first operation that is observed would load it, for over a second
-import torch.distributed  # noqa: F401
-import torch.nn.parallel  # noqa: F401
-import torch.utils.data.distributed  # noqa: F401
+import torch._dynamo  # the first operation that is observed would load it, for over a second
+import torch.distributed
+import torch.nn.parallel
+import torch.utils.data.distributed
 
 import utils
 from grader.engine import observe, rank

@@ -278,7 +278,9 @@ WRONG = [
     # every node is the rendezvous' host; a port that all jobs share.
     Answer(14, "two of four", "#SBATCH --gres=gpu:2", says="asks for 2 GPUs"),
     Answer(14, "below the first command, where Slurm reads no more", "", edits=(("set -eo pipefail\n", "set -eo pipefail\n#SBATCH --gres=gpu:4\n"),),
-           says="asks for 0 GPUs"),
+           says="stands below the first command"),
+    Answer(14, "a space too many", "# SBATCH --gres=gpu:4", says="without a space"),
+    Answer(14, "an option that is none", "#SBATCH --gress=gpu:4", says="--gres?"),
     Answer(14, "not exported", "GPUS=4", says="is it exported", file=".pbs"),
     Answer(15, "the GPUs counted from 1", "export CUDA_VISIBLE_DEVICES=1,2,3,4", says="see GPU 1, 2, 3, 4"),
     Answer(15, "how many, not which", "export CUDA_VISIBLE_DEVICES=4", says="see GPU 4"),
@@ -291,6 +293,10 @@ WRONG = [
         export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
         export MASTER_PORT=7010
         ''', says="port 7010 in every job"),
+    Answer(16, "a port by the last digit of the job's number", '''
+        export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)$NODE_SUFFIX
+        export MASTER_PORT=$((29500 + SLURM_JOB_ID % 10))
+        ''', says="in every job"),
     Answer(16, "not exported", '''
         MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
         MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
@@ -365,7 +371,7 @@ WRONG = [
         export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
         export MASTER_PORT=$SLURM_JOB_ID
         ''', says="meet at port"),
-    Answer(14, "a typing error", "#SBATCH --gres=gpus:4", says="asks for 0 GPUs"),
+    Answer(14, "a typing error", "#SBATCH --gres=gpus:4", says="nothing is called gpu"),
     Answer(18, "the GPUs of the whole job", "#SBATCH --nodes=2\n#SBATCH --gpus=4", says="of the whole job"),
     Answer(18, "four nodes", "#SBATCH --nodes=4", says="asks for 4 nodes"),
     Answer(18, "tasks, not nodes", "#SBATCH --ntasks=2", says="asks for 1 node"),
@@ -493,6 +499,7 @@ RIGHT = [
     Answer(14, "with the kind of GPU", "#SBATCH --gres=gpu:A100:4"),
     Answer(14, "on Polaris", "GPUS=4\nexport GPUS", file=".pbs"),
     Answer(15, "the list written out", "export CUDA_VISIBLE_DEVICES=0,1,2,3"),
+    Answer(15, "with spaces", 'export CUDA_VISIBLE_DEVICES="0, 1, 2, 3"'),
     Answer(15, "left to Slurm, which sets it", ":"),
     Answer(15, "hidden from nobody", "unset CUDA_VISIBLE_DEVICES", file=".pbs"),
     Answer(16, "by its address, as the name server has it", '''

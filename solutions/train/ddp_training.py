@@ -294,7 +294,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
     start = time.perf_counter()
-    with Metrics(out, rank, total_steps, args.tensorboard) as metrics:
+    with Metrics(out, rank, total_steps, args.tensorboard, args.record) as metrics:
         for epoch in range(args.epochs):
             # TODO 9: Deal the samples anew in every epoch.
             # The sampler shuffles by seed and epoch, and does not know the epoch unless it is told.

@@ -1,0 +1,258 @@
+"""What a run notes of itself, and the page that is made of it."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from course_copy import Course
+from grader.engine import lessons
+from utils import recorder, report
+
+SHORT = ["--data", "random", "--epochs", "1", "--max-steps", "16", "--batch-size", "4", "--seq-len", "16", "--dim", "16", "--heads", "2", "--log-every", "2"]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# Spans of time
+
+
+def test_spans():
+    assert recorder.union([(4, 5), (0, 1), (0.5, 2), (2, 3)]) == [(0, 3), (4, 5)]
+    assert recorder.within([(0, 3), (4, 6)], [(1, 2), (2.5, 5)]) == [(1, 2), (2.5, 3), (4, 5)]
+    assert recorder.minus([(0, 3), (4, 6)], [(1, 2), (2.5, 5)]) == [(0, 1), (2, 2.5), (5, 6)]
+    assert recorder.minus([(0, 1)], []) == [(0, 1)] and recorder.minus([], [(0, 1)]) == []
+
+
+# The parts of a step
+
+
+def train(parts, steps, forwards=1, evaluate=False):
+    """A step whose forward pass is slow, and whose other parts are not."""
+
+    class Slow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x):
+            time.sleep(0.002)
+            return self.inner(x)
+
+    model = Slow()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        for _ in range(forwards):
+            model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        if evaluate:
+            with torch.no_grad():
+                model.eval()(torch.ones(1, 2))
+            model.train()
+    parts.close()
+
+
+@pytest.mark.parametrize("forwards", [1, 3])
+def test_the_parts_of_a_step(forwards):
+    wrote = []
+    train(recorder.Parts(lambda kind, **values: wrote.append((kind, values))), recorder.WARM + recorder.TIMED + recorder.PROFILED, forwards)
+    kinds = dict(wrote)
+    steps = kinds["parts"]["steps"]
+    assert len(steps) == recorder.TIMED and all(set(step) == set(recorder.PARTS) for step in steps)
+    assert all(step["forward"] >= 0.002 * forwards for step in steps)  # a sleep is never shorter
+    assert all(0 < step[part] for step in steps for part in recorder.PARTS)
+    assert set(kinds["communication"]["shares"].values()) == {0.0}  # nobody to speak to
+
+
+def test_an_evaluation_is_no_part_of_a_step():
+    wrote = []
+    train(recorder.Parts(lambda kind, **values: wrote.append((kind, values))), 6, evaluate=True)
+    assert wrote == []  # the border before each step is not known
+
+
+def test_no_hook_is_left():
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    def hooks():
+        return [len(found) for found in (module._global_forward_hooks, module._global_forward_pre_hooks,
+                                         optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)]  # fmt: skip
+
+    before = hooks()
+    parts = recorder.Parts(lambda *_, **__: None)
+    assert hooks() == [count + 1 for count in before]
+    train(parts, recorder.WARM + recorder.TIMED + recorder.PROFILED)
+    assert hooks() == before
+
+
+def test_messages_without_work_are_told_from_hidden_ones():
+    class Event:
+        def __init__(self, name, begin, end):
+            self.name, self.device_type = name, None
+            self.time_range = type("Range", (), {"start": begin * 1e6, "end": end * 1e6})
+
+    parts = recorder.Parts(lambda *_, **__: None)
+    parts.close()
+    parts.clock = 100.0  # seconds since 1970, when the profiler's clock says 1
+    parts.borders = [("forward", 101.0, 102.0), ("backward", 102.0, 106.0), ("optimizer", 106.0, 107.0)]
+    events = [Event("clock", 1, 1), Event("aten::mm", 3, 5), Event("gloo:all_reduce", 4, 6), Event("gloo:all_reduce", 5.5, 6.5)]
+    found = parts.communication(events)
+    assert found["shares"] == {"data": 0.0, "forward": 0.0, "backward": pytest.approx(1.5 / 4), "optimizer": 0.0}
+    assert found["hidden"] == pytest.approx(1 / 2.5)
+
+
+def test_a_gpu_is_asked_by_its_own_name(monkeypatch):
+    """CUDA_VISIBLE_DEVICES may call another GPU 0 than NVML does."""
+    asked = []
+
+    class Error(Exception):
+        pass
+
+    def no_power(handle):
+        raise Error
+
+    nvml = SimpleNamespace(NVMLError=Error, nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=lambda name: asked.append(name) or "it",
+                           nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=87), nvmlDeviceGetPowerUsage=lambda handle: 312_500,
+                           nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=5))  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34"))
+    gpu = recorder._gpu()
+    assert asked == ["GPU-12-34"] and gpu.sample() == {"gpu": 87, "gpu_memory": 5, "watts": 312.5}
+    nvml.nvmlDeviceGetPowerUsage = no_power
+    assert gpu.sample() == {"gpu": 87, "gpu_memory": 5}
+
+
+def test_without_nvml_the_rest_is_recorded(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert recorder._gpu() is None and "the GPU is not recorded" in capsys.readouterr().err
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a recorded run on two ranks."""
+    out = tmp_path_factory.mktemp("run") / "two"
+    script = lessons.COURSE / "solutions" / "train" / "ddp_training.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), *SHORT, "--record"]
+    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "profiler" not in done.stderr  # the profiler's own words are for nobody
+    return out
+
+
+def test_what_a_run_notes(run):
+    assert sorted(path.name for path in (run / "usage").iterdir()) == ["rank-0.jsonl", "rank-1.jsonl"]
+    for rank in range(2):
+        found = lines(run / "usage" / f"rank-{rank}.jsonl")
+        kinds = [line["kind"] for line in found]
+        assert kinds[0] == "start" and kinds[-1] == "end" and {"parts", "communication"} <= set(kinds)
+        assert found[0]["world"] == 2 and found[0]["rank"] == rank
+        for line in found:
+            if line["kind"] == "usage":
+                assert ("cpus" in line) == (rank == 0)  # the node's CPUs are counted once
+                assert line["memory"] <= found[-1]["peak_memory"] * 1.01  # pages are counted in batches
+        shares = next(line for line in found if line["kind"] == "communication")["shares"]
+        assert shares["backward"] > 0 and shares["forward"] < 0.5 and max(shares.values()) <= 1
+
+
+def test_without_record_nothing_is_noted(tmp_path):
+    from utils.metrics import Metrics
+
+    with Metrics(tmp_path) as metrics:
+        metrics.log("step", 1, loss=1.0, tokens_per_s=1.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_the_page(run):
+    page = report.write(run).read_text()
+    assert "ddp_training on 2 ranks" in page and "training loss" in page
+    for name in ("loss.png", "step.png"):
+        assert (run / name).read_bytes().startswith(b"\x89PNG")
+    # Everything is in the page.
+    assert set(re.findall(r'src="([^,]{0,30})', page)) == {"data:image/png;base64"} and "http" not in re.sub(r"base64,[^\"]*", "", page)
+    found = report.read(run)
+    for rank in found.ranks:
+        whole = sum(sum(step.values()) for step in rank.steps) / len(rank.steps)
+        assert set(rank.parts) == set(report.COLOURS) and all(part >= 0 for part in rank.parts.values())
+        assert sum(rank.parts.values()) < 3 * whole and rank.parts["communication"] > 0
+
+
+def test_a_page_of_a_run_that_was_not_recorded(tmp_path):
+    record = [{"kind": "step", "step": 10, "epoch": 1, "loss": 8.0, "tokens_per_s": 100.0}]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, record)) + '\n{"kind": "st')  # it was killed
+    page = report.write(tmp_path).read_text()
+    assert "was not recorded" in page and "--record" in page and not (tmp_path / "step.png").exists()
+
+
+def test_text_in_a_page_is_only_text(run, tmp_path):
+    (tmp_path / "usage").mkdir()
+    (tmp_path / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text())
+    start = lines(run / "usage" / "rank-0.jsonl")[0] | {"node": "<script>alert(1)</script>"}
+    (tmp_path / "usage" / "rank-0.jsonl").write_text(json.dumps(start) + "\n")
+    assert "<script" not in report.write(tmp_path).read_text()
+
+
+def test_a_gpu_has_its_row(run, tmp_path):
+    """As NVML would tell it."""
+    (tmp_path / "usage").mkdir()
+    (tmp_path / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text())
+    for rank in range(2):
+        start = lines(run / "usage" / f"rank-{rank}.jsonl")[0] | {"time": 100.0, "node": f"n{rank}"}
+        usage = [{"kind": "usage", "time": 100.0 + i, "cpu": 50.0, "memory": 2**30, "gpu": 90 - rank, "gpu_memory": 2**31, "watts": 300.0} for i in range(4) if i != 2]
+        (tmp_path / "usage" / f"rank-{rank}.jsonl").write_text("\n".join(json.dumps(line) for line in [start, *usage]))
+    found = report.read(tmp_path)
+    rows = report.usage_rows(found, "GPU")
+    assert list(rows) == ["n0: mean", "n0: GPU of rank 0", "n1: mean", "n1: GPU of rank 1"]
+    assert rows["n1: GPU of rank 1"][:2] == [89, 89] and math.isnan(rows["n1: mean"][2]) and rows["n1: mean"][3] == 89
+    report.write(tmp_path)
+    assert (tmp_path / "power.png").exists() and (tmp_path / "usage.png").exists()
+    assert found.ranks[0].peak == 2**31
+
+
+# The commands
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    return Course(tmp_path_factory.mktemp("report") / "course")
+
+
+
+def test_run_and_report(course):
+    course.solve("ddp_training", tuple(range(1, 14)))
+    done = course.run("run", "ddp_training", "--nproc", "2,1", "--", *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert "--nproc-per-node=2" in done.stdout and "runs/ddp_training/report.html" in done.stdout
+    folder = course.folder / "runs" / "ddp_training"
+    assert (folder / "nproc-1" / "report.html").exists() and (folder / "nproc-2" / "report.html").exists()
+    page = (folder / "report.html").read_text()
+    assert "2 processes" in page and "efficiency" in page and "nproc-2/report.html" in page
+    runs = {n: report.read(folder / f"nproc-{n}") for n in (1, 2)}
+    one, two = report.speed_rows(runs)
+    assert one["speed_up"] == 1 and one["difference"] == 0
+    assert two["efficiency"] == pytest.approx(two["speed_up"] / 2) and two["difference"] < 1e-4  # the parallel run is the serial run
+    assert course.run("report", "ddp_training").returncode == 0
+    assert course.run("report", "runs/ddp_training/nproc-1").returncode == 0
+
+
+@pytest.mark.parametrize("args, words", [
+    (["report", "nowhere"], "no such folder"), (["report", "utils"], "there is no run in"),
+    (["run", "ddp_training", "--nproc", "1,x"], "--nproc 1,x"), (["run", "ddp_training", "--nproc", "2,3", "--", "--batch-size", "4"], "does not divide by 3"),
+])  # fmt: skip
+def test_mistakes(course, args, words):
+    done = course.run(*args)
+    assert done.returncode == 2 and words in " ".join(done.stderr.split()) and "Traceback" not in done.stderr

@@ -1,0 +1,258 @@
+"""What a run uses, for `./workbook report`: one file of JSON lines a rank.
+
+Once a second a thread notes the memory and the processor time of its rank; the
+first rank of a node adds every CPU of that node, and each rank its own GPU. How a
+step's time is spent is seen in a few steps only: ten with a clock at the borders
+of their parts, then three with the profiler, which shows when communication was
+under way and nothing else. After those no hook is left.
+"""
+
+import json
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+PERIOD = 1.0  # seconds from one sample to the next
+# Steps: the first ones warm up, with buckets to make and memory to get.
+WARM, TIMED, PROFILED = 2, 10, 3
+PARTS = ("data", "forward", "backward", "optimizer")
+Spans = list[tuple[float, float]]  # begin and end
+
+
+class Recorder:
+    """Write `folder/usage/rank-R.jsonl` while the context lasts; `folder` is the run's."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        # A script that does not know its rank yet takes itself for rank 0; its launcher knows better.
+        self.rank, self.local_rank = int(os.environ.get("RANK", rank)), int(os.environ.get("LOCAL_RANK", "0"))
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        (folder / "usage").mkdir(parents=True, exist_ok=True)
+        if self.rank == 0:  # those of an earlier run with more ranks
+            for old in (folder / "usage").glob("rank-*.jsonl"):
+                if int(old.stem.removeprefix("rank-")) >= self.world:
+                    old.unlink()
+        self.file = (folder / "usage" / f"rank-{self.rank}.jsonl").open("w", encoding="utf-8")
+        self.lock = threading.Lock()  # the thread writes, and so do the hooks
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.sample, daemon=True)
+        self.gpu = _gpu()
+
+    def __enter__(self) -> "Recorder":
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        self.write("start", rank=self.rank, local_rank=self.local_rank, world=self.world, node=os.environ.get("SLURMD_NODENAME", socket.gethostname()), device=device,
+                   threads=torch.get_num_threads(), torch=torch.__version__, command=sys.argv, job=_job())  # fmt: skip
+        self.parts = Parts(self.write)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
+        self.parts.close()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        self.write("end", peak_memory=peak, peak_gpu_memory=torch.cuda.max_memory_allocated())
+        self.file.close()
+
+    def write(self, kind: str, **values: Any) -> None:
+        """One line; bytes, seconds since 1970 and percent of one processor are the units."""
+        with self.lock:
+            print(json.dumps({"kind": kind, "time": time.time(), **values}), file=self.file, flush=True)
+
+    def sample(self) -> None:
+        process = psutil.Process()
+        process.cpu_percent(), psutil.cpu_percent(percpu=True)  # percent since the last call: the first has none
+        while not self.over.wait(PERIOD - time.time() % PERIOD):  # on the full second, as the other ranks
+            values: dict[str, Any] = {"cpu": process.cpu_percent(), "memory": process.memory_info().rss}
+            if self.local_rank == 0:
+                values |= {"cpus": psutil.cpu_percent(percpu=True), "node_memory": psutil.virtual_memory().used}
+            if self.gpu:
+                values |= self.gpu.sample()
+            self.write("usage", **values)
+
+
+class Parts:
+    """Where the time of a step goes, by torch's own hooks on every module and optimizer."""
+
+    def __init__(self, write: Any) -> None:
+        self.write = write
+        self.on_gpu = torch.cuda.is_available()
+        self.depth = 0  # of modules whose forward is running
+        self.step = 0  # of those that are over
+        self.last: float | None = None  # the end of the last part, None where it is not known
+        self.now = dict.fromkeys(PARTS, 0.0)  # seconds of the step that is going on
+        self.steps: list[dict[str, float]] = []
+        self.profile: torch.profiler.profile | None = None
+        self.borders: list[tuple[str, float, float]] = []  # parts under the profiler
+        self.hooks = [
+            nn.modules.module.register_module_forward_pre_hook(self.before_forward),
+            nn.modules.module.register_module_forward_hook(self.after_forward, always_call=True),
+            register_optimizer_step_pre_hook(lambda *_: self.mark("backward")),
+            register_optimizer_step_post_hook(self.after_step),
+        ]
+
+    def close(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = []
+        if self.profile:  # the run was shorter
+            self.profile.stop()
+        if self.steps:
+            self.write("parts", steps=self.steps)
+            self.steps = []
+
+    def skip(self) -> None:
+        """What lies between two steps, such as writing the log, is no part of either."""
+        if self.last is not None:
+            self.last = time.time()
+
+    def before_forward(self, module: nn.Module, _: Any) -> None:
+        if self.depth == 0 and not (module.training and torch.is_grad_enabled()):
+            self.last = None  # an evaluation is no part of a step
+        if self.depth == 0:
+            # Several forward passes in a step, as with microbatches: what lies between them is backward.
+            self.mark("backward" if self.now["forward"] else "data")
+        self.depth += 1
+
+    def after_forward(self, *_: Any) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            self.mark("forward")
+
+    def mark(self, part: str) -> None:
+        """Here `part` ends."""
+        if self.on_gpu:
+            torch.cuda.synchronize()  # a GPU works later than it is told
+        now = time.time()
+        if self.last is not None:
+            self.now[part] += now - self.last
+            self.borders.append((part, self.last, now))
+        if self.last is not None or part == "optimizer":
+            self.last = now
+
+    def after_step(self, *_: Any) -> None:
+        whole = self.last is not None
+        self.mark("optimizer")
+        if whole and WARM <= self.step < WARM + TIMED:
+            self.steps.append(self.now)
+        self.now = dict.fromkeys(PARTS, 0.0)
+        self.step += 1
+        if self.step == WARM + TIMED:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would say when it begins and ends, on every rank
+            self.profile = torch.profiler.profile()
+            self.profile.start()
+            with torch.profiler.record_function("clock"):
+                self.clock = time.time()
+            self.borders = []
+            self.last = time.time()
+        elif self.step == WARM + TIMED + PROFILED and self.profile:
+            self.profile.stop()
+            self.write("communication", **self.communication(self.profile.events()))
+            self.profile = None
+            self.close()
+
+    def communication(self, events: Any) -> dict[str, Any]:
+        """The share of each part in which a message was under way and nothing was computed; and of those hidden by work."""
+        clock = next(e for e in events if e.name == "clock").time_range.start
+        spans: dict[bool, Spans] = {True: [], False: []}
+        for event in events:
+            message = event.name.startswith(("gloo:", "nccl"))
+            # On a GPU its kernels count, on a CPU the operations that torch runs.
+            work = event.device_type == torch.autograd.DeviceType.CUDA if self.on_gpu else event.name.startswith("aten::")
+            if message or work:
+                spans[message].append(tuple(self.clock + (t - clock) / 1e6 for t in (event.time_range.start, event.time_range.end)))
+        messages, work = union(spans[True]), union(spans[False])
+        alone = minus(messages, work)
+        shares = {}
+        for part in PARTS:
+            borders = [(begin, end) for name, begin, end in self.borders if name == part]
+            shares[part] = length(within(alone, borders)) / (length(borders) or 1.0)
+        return {"shares": shares, "hidden": 1 - length(alone) / length(messages) if messages else 0.0}
+
+
+# Spans of time
+
+
+def union(spans: Spans) -> Spans:
+    """The same time, without overlaps, in order."""
+    out: Spans = []
+    for begin, end in sorted(spans):
+        if out and begin <= out[-1][1]:
+            out[-1] = (out[-1][0], max(end, out[-1][1]))
+        else:
+            out.append((begin, end))
+    return out
+
+
+def within(these: Spans, those: Spans) -> Spans:
+    """The time that is in both; each without overlaps and in order."""
+    out: Spans = []
+    i = j = 0
+    while i < len(these) and j < len(those):
+        begin, end = max(these[i][0], those[j][0]), min(these[i][1], those[j][1])
+        if begin < end:
+            out.append((begin, end))
+        if these[i][1] < those[j][1]:
+            i += 1
+        else:
+            j += 1
+    return out
+
+
+def minus(these: Spans, those: Spans) -> Spans:
+    """The time in these and not in those; each without overlaps and in order."""
+    edges = [float("-inf"), *(t for span in those for t in span), float("inf")]
+    return within(these, list(zip(edges[::2], edges[1::2], strict=True)))
+
+
+def length(spans: Spans) -> float:
+    return sum(end - begin for begin, end in spans)
+
+
+# The machine
+
+
+class _Nvml:
+    """One GPU, as NVIDIA's management library sees it."""
+
+    def __init__(self) -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        self.nvml = pynvml
+        # By its own name, since CUDA_VISIBLE_DEVICES gives others the same number.
+        identity = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        self.handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{identity.removeprefix('GPU-')}")
+
+    def sample(self) -> dict[str, float]:
+        """Percent, bytes and, where the GPU tells, watts."""
+        nvml, handle = self.nvml, self.handle
+        found = {"gpu": nvml.nvmlDeviceGetUtilizationRates(handle).gpu, "gpu_memory": nvml.nvmlDeviceGetMemoryInfo(handle).used}
+        try:
+            found["watts"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+        except nvml.NVMLError:
+            pass
+        return found
+
+
+def _gpu() -> _Nvml | None:
+    if not torch.cuda.is_available():
+        return None
+    try:
+        return _Nvml()
+    except Exception as problem:  # an AMD GPU, a driver of another version: the rest is worth having
+        print(f"the GPU is not recorded: {problem}", file=sys.stderr)
+        return None
+
+
+def _job() -> str:
+    return os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID", "")
