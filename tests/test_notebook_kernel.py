@@ -214,12 +214,11 @@ STOPS = {
 @pytest.mark.parametrize("timed", [False, True])
 def test_a_function_that_stops_is_told_in_a_line_and_the_kernel_given_back(warm, file, name, timed):
     function, words = STOPS[name]
-    began = time.monotonic()
     shown = own_run(warm, function, timed=timed)
     if not (name == "a deadlock" and timed):  # then it is known as a sleep
         assert words in shown.text, shown
     assert shown.error == "RanksStopped" and shown.text.count("\n") < 2 and "Traceback" not in shown.text, shown
-    assert time.monotonic() - began < 15 and no_ranks(warm)
+    assert no_ranks(warm)
 
 
 def test_on_ranks_a_cell_ends_where_it_would_start_ranks(warm, file):
