@@ -163,7 +163,7 @@ def title(run: Run) -> str:
 
 def facts(run: Run) -> dict[str, str]:
     steps, epochs, tests = run.of("step"), run.of("epoch"), run.of("test")
-    out = {"steps": f"{steps[-1]['step']:,}", "training loss": f"{steps[-1]['loss']:.3f}", "tokens/s": f"{run.tokens_per_s:,.0f}"}
+    out = {"steps": f"{max(line['step'] for line in run.lines):,}", "training loss": f"{steps[-1]['loss']:.3f}", "tokens/s": f"{run.tokens_per_s:,.0f}"}
     for name, lines, key in (("validation perplexity", epochs, "validation_loss"), ("test perplexity", tests, "loss")):
         if lines:
             out[name] = f"{math.exp(min(lines[-1][key], 700)):,.1f}"
@@ -175,7 +175,7 @@ def facts(run: Run) -> dict[str, str]:
         whole = sum(parts.values())
         out["one step"] = f"{1000 * whole:,.0f} ms"
         out["of it data"] = f"{parts['data'] / whole:.1%}"
-        if any(rank.communication for rank in run.ranks):
+        if len(run.ranks) > 1 and any(rank.communication for rank in run.ranks):
             waits = [rank.parts["communication"] / sum(rank.parts.values()) for rank in run.ranks if rank.parts]
             out["communication"] = f"{min(waits):.0%}" + (f" … {max(waits):.0%}" if len(waits) > 1 else "")
             out["messages hidden by work"] = f"{statistics.mean(rank.communication['hidden'] for rank in run.ranks if rank.communication):.0%}"
