@@ -215,7 +215,7 @@ def draw_step(run: Run) -> Figure | None:
         axes.barh([rank.start["rank"] for rank in ranks], widths, left=left, color=colour, label=part, height=0.7)
         left = [begin + width for begin, width in zip(left, widths, strict=True)]
     axes.set(xlabel="milliseconds of a step", ylabel="rank")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_yticks([rank.start["rank"] for rank in ranks][:: 1 + len(ranks) // 32])
     axes.invert_yaxis()
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=len(COLOURS), frameon=False)
     return figure
