@@ -35,6 +35,9 @@ import safetensors.torch  # noqa: F401  what every rank needs is loaded here, on
 import torch
 import torch._dynamo  # noqa: F401  the first operation that is observed would load it, for over a second
 import torch.distributed  # noqa: F401
+import torch.distributed.algorithms._checkpoint.checkpoint_wrapper  # noqa: F401
+import torch.distributed.checkpoint.state_dict  # noqa: F401
+import torch.distributed.fsdp  # noqa: F401
 import torch.nn.parallel  # noqa: F401
 import torch.utils.data.distributed  # noqa: F401
 
