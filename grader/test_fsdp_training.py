@@ -2,11 +2,11 @@
 
 | TODO | achievement                     | evidence                                                              | needs      |
 |------|---------------------------------|-----------------------------------------------------------------------|------------|
-| 1    | the ranks in a grid             | make_mesh() for each strategy on 3 and 4 ranks                        |            |
+| 1    | the ranks in a grid             | make_mesh() for each strategy on 4 ranks                              |            |
 | 2    | all ranks in step               | evaluate() of a sharded model, where shares differ and one is empty   |            |
 | 3    | the model in parts              | shard() for each strategy on 3 and 4 ranks: what each rank holds; bytes gathered, scattered and reduced in a step; gradients against one process | |
 | 4    | the serial run's first weights  | build_model() and first_weights() on 4 ranks; who held all of them    |            |
-| 5    | the optimizer trains the shards | main() for each strategy on 2, 3 and 4 ranks against the serial run   | 1 – 4      |
+| 5    | the optimizer trains the shards | main() on 2 and 3 ranks against the serial run                        | 1 – 4      |
 | 6    | the norm of the whole gradient  | clip_gradients() on 2 × 2 ranks                                       |            |
 | 7    | bfloat16                        | dtypes and bytes of what goes between the ranks; dtype of the shards  |            |
 | 8    | recomputed blocks               | how often each part runs; bytes kept for the backward pass            |            |
@@ -35,7 +35,7 @@ from utils.model import TransformerLM
 # Here, a rank's imports of torch.distributed.fsdp, .checkpoint and .device_mesh stand in functions: on the ranks they
 # are loaded already, and the judge, who would wait for them for a second, needs none.
 
-SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=3, max_len=8)
+SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=2, max_len=8)
 STRATEGIES = ("none", "grad", "full", "hybrid")
 
 # Losses of the parallel run and of the serial run differ by the order in which float32 numbers are
@@ -54,13 +54,14 @@ def strategies(world):
 
 
 def made_args(student, *flags):
-    return student.parse_args(["--batch-size", "12", "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "3", *flags])
+    return student.parse_args(["--batch-size", "12", "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "2", *flags])
 
 
 def made_mesh(strategy, world):
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh("cpu", grid(strategy, world), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh("cpu", grid(strategy, world), mesh_dim_names=("replicate", "shard"))
+    return mesh if mesh.size(0) > 1 else mesh["shard"]
 
 
 def made_model(seed):
@@ -136,7 +137,7 @@ def mesh_on_rank(student, rank, world, flags):
     meshes = []
     for more in flags:
         mesh = student.make_mesh(torch.device("cpu"), world, made_args(student, *more))
-        meshes.append(None if mesh is None else mesh.mesh.tolist())
+        meshes.append({"names": list(mesh.mesh_dim_names or ()), "ranks": mesh.mesh.tolist()})
     return meshes
 
 
@@ -151,18 +152,19 @@ def mesh_on_rank(student, rank, world, flags):
     ),
 )
 def test_todo1_mesh(student):
-    for world in (3, 4):
-        flags = [["--sharding", strategy] for strategy in strategies(world)] + ([["--sharding", "hybrid", "--replicas", "4"]] if world == 4 else [])
-        for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, flags=flags)):
-            for more, seen in zip(flags, meshes, strict=True):
-                copies, shards = (4, 1) if len(more) > 2 else grid(more[1], world)
-                right = [list(range(row * shards, (row + 1) * shards)) for row in range(copies)]
-                told = f"with {' '.join(more)} on {world} ranks"
-                expect(isinstance(seen, list) and all(isinstance(row, list) for row in seen), f"{told} there is no grid of ranks", right, seen, rank)
-                size = (len(seen), len(seen[0]))
-                expect(size == (copies, shards), f"{told} the grid is {size[0]} × {size[1]}: {size[0]} cop{'y' if size[0] == 1 else 'ies'} of the model, "
-                       f"held by {size[1]} rank{'s' if size[1] > 1 else ''} each", f"{copies} × {shards}", f"{size[0]} × {size[1]}", rank)
-                expect(seen == right, f"{told} neighbours do not share a copy", right, seen, rank)
+    world = 4
+    flags = [["--sharding", strategy] for strategy in STRATEGIES] + [["--sharding", "hybrid", "--replicas", "4"]]
+    for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, flags=flags)):
+        for more, mesh in zip(flags, meshes, strict=True):
+            seen, told = mesh["ranks"], f"with {' '.join(more)} on {world} ranks"
+            copies, shards = (4, 1) if len(more) > 2 else grid(more[1], world)
+            right = [list(range(row * shards, (row + 1) * shards)) for row in range(copies)]
+            expect(all(isinstance(row, list) for row in seen), f"{told} there is no grid of ranks, with rows and columns", right, seen, rank)
+            size = (len(seen), len(seen[0]))
+            expect(size == (copies, shards), f"{told} the grid is {size[0]} × {size[1]}: {size[0]} cop{'y' if size[0] == 1 else 'ies'} of the model, "
+                   f"held by {size[1]} rank{'s' if size[1] > 1 else ''} each", f"{copies} × {shards}", f"{size[0]} × {size[1]}", rank)
+            expect(seen == right, f"{told} neighbours do not share a copy", right, seen, rank)
+            expect(mesh["names"] == ["replicate", "shard"], f"{told} the axes have other names, by which they are looked up", ["replicate", "shard"], mesh["names"], rank)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -220,9 +222,12 @@ def test_todo2_in_step(student):
 
 
 def shard_on_rank(student, rank, world):
+    from torch.distributed.device_mesh import init_device_mesh
+
     seen = {}
     for strategy in strategies(world):
-        model = student.shard(made_model(seed=0), made_mesh(strategy, world), made_args(student, "--sharding", strategy))
+        mesh = init_device_mesh("cpu", grid(strategy, world), mesh_dim_names=("replicate", "shard"))
+        model = student.shard(made_model(seed=0), mesh, made_args(student, "--sharding", strategy))
         x, y = tiny_batch(rank)
         mark(strategy)
         model(x, y).backward()
@@ -233,8 +238,7 @@ def shard_on_rank(student, rank, world):
 
 def sizes():
     """Of what is gathered together: (rows, columns) of each parameter, for a block and for the root's rest."""
-    with torch.device("meta"):
-        model = TransformerLM(**SIZES)
+    model = TransformerLM(**SIZES)
     blocks = [[p.shape for p in block.parameters()] for block in model.blocks]
     inside = sum(map(len, blocks))
     rest = [p.shape for name, p in model.named_parameters() if not name.startswith("blocks.")]
@@ -391,7 +395,7 @@ def test_todo4_first_weights(student):
 
 # SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
 ARGV = ["--epochs", "2", "--batch-size", "12", "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "1", "--optimizer", "sgd", "--lr", "0.5",
-        "--clip", "0.5", "--seed", "5", "--log-every", "2"]
+        "--weight-decay", "0", "--clip", "0.5", "--seed", "5", "--log-every", "2"]
 
 
 def mains_on_rank(student, rank, world, runs, data):
@@ -454,17 +458,14 @@ def test_todo5_optimizer(student):
     right = losses(serial.evidence[0])
     assert abs(right[-1] - right[0]) > 0.01  # a model that does not learn would show
     final = serial.evidence[0]["weights"]
-    for world in (2, 3, 4):
-        runs = [[world, [*ARGV, "--sharding", strategy]] for strategy in strategies(world)]
+    for world, chosen in ((2, ("none", "full")), (3, ("grad",))):  # hybrid on 4 ranks comes with TODO 12
+        runs = [[world, [*ARGV, "--sharding", strategy]] for strategy in chosen]
         left = student.call(mains_on_rank, world=world, group=False, runs=runs, data=corpus())
-        for number, strategy in enumerate(strategies(world)):
+        for number, strategy in enumerate(chosen):
             told = f"with --sharding {strategy} on {world} ranks"
             ranks = [seen[number] for seen in left]
             share = shares([tuple(w.shape) for w in final.values()], grid(strategy, world)[1])
             weights = together(ranks, "weights")
-            if all(rank["held"] != share for rank in ranks) or not any(math.isclose(a, b, rel_tol=REL) for a, b in zip(losses(ranks[0])[1:], right[1:])):
-                moved = training(ranks[0])
-                expect(len(moved) == len(right), f"{told}, {len(moved)} steps are made", len(right), len(moved))
             for rank, seen in enumerate(ranks):
                 expect(seen["held"] <= share, f"{told}, the optimizer of rank {rank} has parameters of {seen['held']:,} elements; its shards are {share:,}",
                        f"{share:,}", f"{seen['held']:,}", rank)
@@ -674,12 +675,14 @@ def test_todo9_save(student):
 PLACE = {"step": 17, "loss": 2.5, "best": 3.25, "batch_size": 12, "seq_len": 8, "seed": 5}
 
 
-def stepped(strategy, world, rank, seed=0):
-    """A sharded model and its Adam after one step: moments that are not zero."""
-    model = in_parts(made_model(seed), made_mesh(strategy, world))
+def stepped(strategy, world, rank):
+    """A sharded model and its Adam, as if it had made a step: with moments that are not zero, and without the time that a step takes."""
+    model = in_parts(made_model(seed=0), made_mesh(strategy, world))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model(*tiny_batch(rank)).backward()
-    optimizer.step()
+    for p in model.parameters():
+        square = type(p.grad).from_local(p.grad.to_local().square(), p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
+        optimizer.state[p] = {"step": torch.tensor(1.0), "exp_avg": p.grad, "exp_avg_sq": square}
     return model, optimizer
 
 
@@ -811,8 +814,8 @@ def find_on_rank(student, rank, world):
     return [[int(n) for n in student.find_epoch(*case)] for case in EPOCH]
 
 
-# Three epochs of two steps, saved in the second one's midst; Adam, whose moments must come along.
-LONG = ["--epochs", "3", *ARGV[2:], "--optimizer", "adamw", "--lr", "0.01", "--log-every", "1"]
+# Two epochs of two steps, saved in the second one's midst.
+LONG = [*ARGV, "--log-every", "1"]
 STOPPED = "out-0/step-3"
 RUNS = [[4, [*LONG, "--sharding", "hybrid", "--save-every", "3"]], [4, [*LONG, "--sharding", "hybrid", "--resume", STOPPED]],
         [2, [*LONG, "--resume", STOPPED, "--recompute"]], [1, [*LONG, "--sharding", "none", "--resume", STOPPED]]]
@@ -842,7 +845,7 @@ def test_todo12_go_on(student):
     windows = [sorted(rows) for rows, _ in training(serial.evidence[0]).values()]
     for number, (ranks, _) in enumerate(RUNS[1:], start=1):
         steps = [sorted(row for mine in runs[number] for row in list(training(mine).values())[k][0]) for k in range(min(map(len, map(training, runs[number]))))]
-        expect(len(steps) == 3, f"{told.format(ranks)} it makes {len(steps)} steps", 3, len(steps))
+        expect(len(steps) == 1, f"{told.format(ranks)} it makes {len(steps)} steps; without a stop there was one more", 1, len(steps))
         for k, rows in enumerate(steps):
             expect(rows == windows[3 + k], f"{told.format(ranks)} step {4 + k} does not train on the samples that it would have trained on without a stop",
                    f"the samples of step {4 + k}", next((f"those of step {n + 1}" for n, other in enumerate(windows) if rows == other), "others"))

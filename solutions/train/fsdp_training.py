@@ -179,7 +179,8 @@ def precision(args: argparse.Namespace) -> MixedPrecisionPolicy:
 
 def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:
     """Let each rank hold its part of the weights, and so of the gradients and of the optimizer's state."""
-    options = {"mesh": mesh, "mp_policy": precision(args)}
+    # A single copy needs no sums over copies, and so no second axis.
+    options = {"mesh": mesh if mesh["replicate"].size() > 1 else mesh["shard"], "mp_policy": precision(args)}
     # TODO 3: Shard the model over the mesh: each block, then what is left of the whole.
     # What is sharded together is gathered together, so block by block a rank never has more than a
     # block at hand, and the root's rest. With full and hybrid a block's weights go when its forward
