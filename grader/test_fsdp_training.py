@@ -270,7 +270,7 @@ def test_todo3_shard(student):
     for world in (4, 3):
         ranks = student.call(shard_on_rank, world=world)
         right = student.reference(serial_step, ranks=world)["grads"]
-        for strategy in strategies(world):
+        for strategy in sorted(strategies(world), key=("full", "grad", "hybrid", "none").index):  # what is not sharded is told first
             copies, shards = grid(strategy, world)
             told = f"with --sharding {strategy} on {world} ranks"
             share = shares(everything, shards)
@@ -313,11 +313,11 @@ def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
         times = {"grad": "once: they stay from the forward to the backward pass", "full": "twice, once for each pass"}
         times["hybrid"] = times["full"]
         lower, upper = (sum(least), inside + outside) if strategy == "grad" else (2 * least[0] + least[1], 2 * (inside + outside))
+        unit = 4 * max(shares(rest, shards), *(shares(block, shards) for block in blocks))
+        expect(max(gathered, default=0) <= unit, f"{told}, {max(gathered, default=0) * shards:,} bytes of weights are gathered at once: more than the largest unit, so that the "
+               "blocks are not units of their own", f"at most {unit * shards:,} bytes", f"{max(gathered, default=0) * shards:,} bytes", rank)
         expect(lower <= sum(gathered) <= upper, f"{told}, rank {rank} gives {sum(gathered):,} bytes to gather weights in a step; a block's weights are to be "
                f"gathered {times[strategy]}", f"{lower:,.0f} to {upper:,} bytes", f"{sum(gathered):,} bytes", rank)
-        unit = 4 * max(shares(rest, shards), *(shares(block, shards) for block in blocks))
-        expect(max(gathered) <= unit, f"{told}, {max(gathered) * shards:,} bytes of weights are gathered at once: more than the largest unit, so that the "
-               "blocks are not units of their own", f"at most {unit * shards:,} bytes", f"{max(gathered) * shards:,} bytes", rank)
         expect(sum(least) <= scattered <= inside + outside, f"{told}, rank {rank} gets {scattered:,} bytes of gradients by reduce-scatter in a step",
                f"its share, {sum(least):,.0f} bytes", f"{scattered:,} bytes", rank)
     if copies > 1:
@@ -421,6 +421,11 @@ def serial_run(student, argv=ARGV):
     return student.serial(["--data", "data", "--out", "out", *argv], corpus())
 
 
+def first_of_run(vocab):
+    torch.manual_seed(5)
+    return dict(TransformerLM(vocab, dim=16, n_heads=2, n_layers=1, max_len=8).named_parameters())
+
+
 def losses(evidence):
     """This rank's loss of each step, in order."""
     return [found[0] for _, (_, found) in sorted(training(evidence).items())]
@@ -458,6 +463,8 @@ def test_todo5_optimizer(student):
     right = losses(serial.evidence[0])
     assert abs(right[-1] - right[0]) > 0.01  # a model that does not learn would show
     final = serial.evidence[0]["weights"]
+    first = student.reference(first_of_run, vocab=len(final["head.weight"]))
+    assert all((final[name] - weight).abs().max() > 0 for name, weight in first.items())
     for world, chosen in ((2, ("none", "full")), (3, ("grad",))):  # hybrid on 4 ranks comes with TODO 12
         runs = [[world, [*ARGV, "--sharding", strategy]] for strategy in chosen]
         left = student.call(mains_on_rank, world=world, group=False, runs=runs, data=corpus())
@@ -466,6 +473,9 @@ def test_todo5_optimizer(student):
             ranks = [seen[number] for seen in left]
             share = shares([tuple(w.shape) for w in final.values()], grid(strategy, world)[1])
             weights = together(ranks, "weights")
+            moved = max((weights[name] - weight).abs().max().item() for name, weight in first.items())
+            expect(moved > 0, f"{told}, the weights are after the training what they were before: the optimizer steps others, that nobody uses",
+                   "weights that move", "the first weights")
             for rank, seen in enumerate(ranks):
                 expect(seen["held"] <= share, f"{told}, the optimizer of rank {rank} has parameters of {seen['held']:,} elements; its shards are {share:,}",
                        f"{share:,}", f"{seen['held']:,}", rank)
@@ -672,6 +682,7 @@ def test_todo9_save(student):
 # ---------------------------------------------------------------------------------------------------
 # TODOs 10 and 11: sharded checkpoints
 
+MOMENTS = ("exp_avg", "exp_avg_sq", "step", "lr")  # what the optimizer has
 PLACE = {"step": 17, "loss": 2.5, "best": 3.25, "batch_size": 12, "seq_len": 8, "seed": 5}
 
 
@@ -689,13 +700,15 @@ def stepped(strategy, world, rank):
 def state(model, optimizer):
     """Everything that must come back, by name."""
     moments = {f"{name}.{what}": optimizer.state[p].get(what, torch.zeros(1)) for name, p in parameters(model).items() for what in ("exp_avg", "exp_avg_sq", "step")}
-    return {**parameters(model), **moments}
+    return {**parameters(model), **moments, "lr": torch.tensor(optimizer.param_groups[0]["lr"])}
 
 
 def save_sharded_on_rank(student, rank, world):
     files = record_files()
     model, optimizer = stepped("hybrid", world, rank)
+    mark("save")
     student.save_sharded(model, optimizer, dict(PLACE), Path("saved"))
+    mark("")
     dist.barrier()
     mine = [Path(name) for name in set(files) if "/saved/" in name and name.endswith(".distcp") and Path(name).is_file()]
     return {"wrote": sum(path.stat().st_size for path in mine), "state": state(model, optimizer), "found": found(Path("saved")) if rank == 0 else {}}
@@ -711,8 +724,8 @@ def found(folder):
     flat = {}
 
     def walk(value, path):
-        if isinstance(value, dict):
-            for key, part in value.items():
+        if isinstance(value, (dict, list, tuple)):
+            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
                 walk(part, f"{path}.{key}")
         elif isinstance(value, (torch.Tensor, int, float)):
             flat[path] = value
@@ -743,15 +756,22 @@ def test_todo10_save_sharded(student):
     expect("saved/.metadata" in student.files, "save_sharded leaves no checkpoint in the folder", "saved/.metadata and a file of each rank",
            sorted(name for name in student.files if name.startswith("saved")) or "no file")
     for name, value in together(ranks, "state").items():
-        what = "the optimizer's state" if name.rpartition(".")[2] in ("exp_avg", "exp_avg_sq", "step") else "the model's weights"
+        what = "the optimizer's state" if name.rpartition(".")[2] in MOMENTS else "the model's weights"
         seen = entry(flat, name)
         expect(seen is not None, f"{what} are not all in the checkpoint: there is no {name}" if what.endswith("s") else f"{what} is not in the checkpoint: there is no {name}",
                name, f"{len(flat)} entries")
+        seen = torch.tensor(seen) if isinstance(seen, float) else seen
         expect(isinstance(seen, torch.Tensor) and seen.shape == value.shape and torch.equal(seen, value), f"{name} in the checkpoint is not what the ranks held",
                tuple(value.shape), tuple(getattr(seen, "shape", ())))
     for name, value in PLACE.items():
         expect(entry(flat, name) == value or any(path.endswith(f".{name}") and other == value for path, other in flat.items()),
                f"the position is not in the checkpoint: there is no {name} of {value}", value, entry(flat, name))
+    blocks, rest = sizes()
+    share = 4 * shares([shape for block in blocks for shape in block] + rest, 2)
+    for rank, events in enumerate(student.events):
+        given = sum(event["bytes"] for event in calls(events, "save") if event["dtype"] == "float32")
+        expect(given < share, f"rank {rank} gives {given:,} bytes of its shards to the others before anything is written: the whole is put together, which may "
+               "fit nowhere", "each rank writes its own shards", f"{given:,} bytes sent", rank)
     total = sum(seen["wrote"] for seen in ranks)
     for rank, seen in enumerate(ranks):
         # An even share is a quarter; the rest is for shards that can not be dealt evenly, and for headers.
@@ -771,7 +791,7 @@ def load_sharded_on_rank(student, rank, world, onto):
             next_world(ranks)
             dist.init_process_group("gloo")
             model = in_parts(made_model(seed=9), made_mesh("full", ranks))
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=5e-2)
             position = student.load_sharded(model, optimizer, dict.fromkeys(PLACE, 0), Path("saved"))
             left[str(ranks)] = {"state": state(model, optimizer), "position": position if isinstance(position, dict) else repr(position)}
             dist.destroy_process_group()
@@ -798,7 +818,7 @@ def test_todo11_load_sharded(student):
         seen = [left[rank][str(ranks)] for rank in range(ranks)]
         told = f"saved on {world} ranks and loaded on {ranks},"
         for name, value in together(seen, "state").items():
-            what = "the optimizer's" if name.rpartition(".")[2] in ("exp_avg", "exp_avg_sq", "step") else "the model's"
+            what = "the optimizer's" if name.rpartition(".")[2] in MOMENTS else "the model's"
             expect(value.shape == right[name].shape and torch.equal(value, right[name]), f"{told} {what} {name} is not what was saved", "what was saved", "others")
         for rank, mine in enumerate(seen):
             expect(mine["position"] == PLACE, f"{told} the position that rank {rank} gets is not what was saved", PLACE, mine["position"], rank)

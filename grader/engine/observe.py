@@ -270,7 +270,7 @@ def reduction() -> str | None:
     while frame is not None and frame.f_code.co_filename == c10d.__file__:
         op = frame.f_locals.get("op")
         if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            return str(op).rpartition(".")[2]
+            return str(getattr(op, "op", op)).rpartition(".")[2]  # one with a factor has no name of its own, but a kind
         frame = frame.f_back
     return None
 
