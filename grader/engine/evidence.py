@@ -21,9 +21,9 @@ def write(stem: Path, value: Any) -> None:
 
     def encode(item: Any) -> Any:
         if hasattr(item, "to_local"):  # a DTensor: the part of it that is here, and where it belongs
-            from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # loaded already, by the server
+            from torch.distributed.tensor import _utils  # here: on ranks it is loaded already, and the judge needs none
 
-            _, first = compute_local_shape_and_global_offset(item.shape, item.device_mesh, item.placements)
+            _, first = _utils.compute_local_shape_and_global_offset(item.shape, item.device_mesh, item.placements)
             return {"dict": {"part": encode(item.to_local()), "first": list(first), "shape": list(item.shape)}}
         if isinstance(item, torch.Tensor):
             name = str(len(tensors))
