@@ -637,7 +637,7 @@ def watched_step(change):
 def test_todo8_recompute(student):
     ((before, after),) = student.call(recompute_on_rank, world=1, group=False)
     layers = SIZES["n_layers"]
-    expect(after["blocks"] == 2 * layers, f"in a step with --recompute the {layers} blocks run {after['runs']['blocks']} times in all: each is to run in the "
+    expect(after["blocks"] == 2 * layers, f"in a step with --recompute the {layers} blocks run {after['blocks']} times in all: each is to run in the "
            "forward pass, and again in the backward pass", 2 * layers, after["blocks"])
     expect(after["whole"] == 1, "the whole model runs again in the backward pass, not each block for itself: then all is kept at once, after all",
            "each block by itself", "the whole model")
