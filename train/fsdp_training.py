@@ -14,8 +14,7 @@ out is what one process would have computed: the same losses, with less memory o
 
 It starts as the solution of ddp_training.py (its set-up is in utils/distributed.py now), and runs at
 every stage. Fill the TODOs in the order of their numbers, which is not always that of the lines;
-`./workbook check fsdp_training` says how far you are. Comments write R × S for R copies of the model,
-each held by S ranks.
+`./workbook check fsdp_training` says how far you are.
 """
 
 import argparse
@@ -240,7 +239,10 @@ def train_epoch(
     done: int,
     position: dict[str, Any],
 ) -> float:
-    """One pass over what is left of the training set after `done` steps; counts on in `position`. Returns its mean loss."""
+    """What is left of one pass over the training set after `done` steps of it. Returns the pass's mean loss.
+
+    `position` is kept up to date, and saved every args.save_every steps.
+    """
     model.train()
     # Sums and counts: since the last line of the log, and over the epoch.
     total, count, epoch_total, epoch_count = torch.zeros(4, dtype=torch.float64, device=device)
