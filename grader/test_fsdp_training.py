@@ -4,7 +4,7 @@
 |------|---------------------------------|-----------------------------------------------------------------------|------------|
 | 1    | the ranks in a grid             | make_mesh() for each strategy on 4 ranks                              |            |
 | 2    | all ranks in step               | evaluate() of a sharded model, where shares differ and one is empty   |            |
-| 3    | the model in parts              | shard() for each strategy on 3 and 4 ranks: what each rank holds; bytes gathered, scattered and reduced in a step; gradients against one process | |
+| 3    | the model in parts              | shard() for each strategy on 4 ranks, and on 3: what each rank holds; bytes gathered, scattered and reduced in a step; gradients against one process | |
 | 4    | the serial run's first weights  | build_model() and first_weights() on 4 ranks; who held all of them    |            |
 | 5    | the optimizer trains the shards | main() on 2 and 3 ranks against the serial run                        | 1 – 4      |
 | 6    | the norm of the whole gradient  | clip_gradients() on 2 × 2 ranks                                       |            |

@@ -63,7 +63,7 @@ ORDER = ("batch_size", "seq_len", "seed")  # with other ones, the position in an
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = training_parser("fsdp_training")
     add = parser.add_argument
-    add("--sharding", choices=("none", "grad", "full", "hybrid"), default="full", help="what the ranks share; see make_mesh")
+    add("--sharding", choices=("none", "grad", "full", "hybrid"), default="full", help="what ranks share")
     add("--replicas", type=whole(1), default=2, help="copies of the model with --sharding hybrid; one a node is usual")
     add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
     add("--save-every", type=whole(0), default=0, help="steps from one sharded checkpoint to the next; 0 is none")
@@ -351,7 +351,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
     if position["step"] > total_steps:
-        fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run ends at {total_steps}")
+        fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run is of {total_steps}")
     start = time.perf_counter()
     with Metrics(out, rank, total_steps, args.tensorboard, append=bool(args.resume)) as metrics:
         for epoch in range(first_epoch, args.epochs):

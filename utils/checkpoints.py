@@ -50,7 +50,8 @@ def check_sharded(folder: str | Path, model: nn.Module) -> None:
         fail(f"--resume {folder}: no sharded checkpoint; give a folder that --save-every wrote, such as step-100")
     for name, parameter in model.named_parameters():
         name = name.replace("_checkpoint_wrapped_module.", "")  # of a block that is computed again
-        sizes = [tuple(entry.size) for key, entry in saved.items() if key.endswith(f".{name}") and hasattr(entry, "size")]
+        found = [entry for key, entry in saved.items() if key.endswith(f".{name}")]
+        sizes = [tuple(entry.size) for entry in found if hasattr(entry, "size")]
         if tuple(parameter.shape) not in sizes:
             what = f"is {sizes[0]} there and {tuple(parameter.shape)} here" if sizes else "is not there"
             fail(f"--resume {folder}: it is of another model: {name} {what}")
