@@ -6,7 +6,7 @@
 | 2    | all ranks in step               | evaluate() of a sharded model, where shares differ and one is empty   |            |
 | 3    | the model in parts              | shard() for each strategy on 4 ranks, and on 3: what each rank holds; bytes gathered, scattered and reduced in a step; gradients against one process | |
 | 4    | the serial run's first weights  | build_model() and first_weights() on 4 ranks; who held all of them    |            |
-| 5    | the optimizer trains the shards | main() on 2 and 3 ranks against the serial run                        | 1 – 4      |
+| 5    | the optimizer trains the shards | main() on 3 ranks against the serial run                              | 1 – 4      |
 | 6    | the norm of the whole gradient  | clip_gradients() on 2 × 2 ranks                                       |            |
 | 7    | bfloat16                        | dtypes and bytes of what goes between the ranks; dtype of the shards  |            |
 | 8    | recomputed blocks               | how often each part runs; bytes kept for the backward pass            |            |
@@ -461,29 +461,26 @@ def test_todo5_optimizer(student):
     final = serial.evidence[0]["weights"]
     first = student.reference(first_of_run, vocab=len(final["head.weight"]))
     assert all((final[name] - weight).abs().max() > 0 for name, weight in first.items())
-    for world, chosen in ((2, ("none",)), (3, ("full",))):  # one that gathers nothing and one that gathers all; TODO 3 has tried each strategy
-        runs = [[world, [*ARGV, "--sharding", strategy]] for strategy in chosen]
-        left = student.call(mains_on_rank, world=world, group=False, runs=runs, data=corpus())
-        for number, strategy in enumerate(chosen):
-            told = f"with --sharding {strategy} on {world} ranks"
-            ranks = [seen[number] for seen in left]
-            share = shares([tuple(w.shape) for w in final.values()], grid(strategy, world)[1])
-            weights = together(ranks, "weights")
-            moved = max((weights[name] - weight).abs().max().item() for name, weight in first.items())
-            expect(moved > 0, f"{told}, the weights are after the training what they were before: the optimizer steps others, that nobody uses",
-                   "weights that move", "the first weights")
-            for rank, seen in enumerate(ranks):
-                expect(seen["held"] <= share, f"{told}, the optimizer of rank {rank} has parameters of {seen['held']:,} elements; its shards are {share:,}",
-                       f"{share:,}", f"{seen['held']:,}", rank)
-                expect(seen["held"] > 0 and seen["held"] >= share / 2, f"{told}, the optimizer of rank {rank} does not have the model's parameters: those that it "
-                       "was given are no longer used", f"{share:,} elements", f"{seen['held']:,}", rank)
-                expect(not seen["still_in_a_group"], f"{told}, rank {rank} ends without leaving the process group", "no group", "a group", rank)
-            same_losses(f"{told},", right, ranks)
-            same_report(f"{told},", reported(serial), reported(student, f"out-{number}"))
-            for name, weight in final.items():
-                # SGD keeps rounding small: 1e-6 was measured after these steps; the weights themselves moved by 1e-2.
-                expect(torch.allclose(weights[name], weight, rtol=1e-3, atol=1e-5), f"{told}, the last weights are not the serial run's ({name})",
-                       "equal weights", "others")
+    world, strategy = 3, "full"  # of 3, no size is a multiple; 4, 2 and 1 ranks come with TODO 12
+    ranks = [left[0] for left in student.call(mains_on_rank, world=world, group=False, runs=[[world, [*ARGV, "--sharding", strategy]]], data=corpus())]
+    told = f"with --sharding {strategy} on {world} ranks"
+    share = shares([tuple(w.shape) for w in final.values()], grid(strategy, world)[1])
+    weights = together(ranks, "weights")
+    moved = max((weights[name] - weight).abs().max().item() for name, weight in first.items())
+    expect(moved > 0, f"{told}, the weights are after the training what they were before: the optimizer steps others, that nobody uses",
+           "weights that move", "the first weights")
+    for rank, seen in enumerate(ranks):
+        expect(seen["held"] <= share, f"{told}, the optimizer of rank {rank} has parameters of {seen['held']:,} elements; its shards are {share:,}",
+               f"{share:,}", f"{seen['held']:,}", rank)
+        expect(seen["held"] > 0 and seen["held"] >= share / 2, f"{told}, the optimizer of rank {rank} does not have the model's parameters: those that it "
+               "was given are no longer used", f"{share:,} elements", f"{seen['held']:,}", rank)
+        expect(not seen["still_in_a_group"], f"{told}, rank {rank} ends without leaving the process group", "no group", "a group", rank)
+    same_losses(f"{told},", right, ranks)
+    same_report(f"{told},", reported(serial), reported(student, "out-0"))
+    for name, weight in final.items():
+        # SGD keeps rounding small: 1.2e-7 was measured after these steps; the weights themselves moved by 2e-5 to 1e-2.
+        expect(torch.allclose(weights[name], weight, rtol=0, atol=2e-6), f"{told}, the last weights are not the serial run's ({name})",
+               "equal weights", "others")
 
 
 # ---------------------------------------------------------------------------------------------------
