@@ -22,11 +22,8 @@
 TODOs 14 – 18 are in ddp_training.sbatch and in ddp_training.pbs; one of the two is enough.
 """
 
-import io
-import json
 import math
 import random
-import types
 from pathlib import Path
 
 import torch
@@ -36,6 +33,7 @@ from grader.engine import batch
 from grader.engine.checks import Wrong, expect, todo
 from grader.engine.diagnose import Fault
 from grader.engine.observe import record_files
+from grader.scripts import check_checkpoint, corpus, reported, training
 from utils.data import Windows
 from utils.model import TransformerLM
 
@@ -468,18 +466,6 @@ def test_todo10_global_mean(student):
 # Whole runs: TODOs 9, 11, 13
 
 
-def corpus():
-    """A small text of random words: every window is another one, and its lengths divide by nothing."""
-    draw = random.Random(3)
-    words = [f"w{i}" for i in range(49)]
-
-    def lines(n_tokens):
-        return "\n".join(" ".join(draw.choice(words) for _ in range(7)) for _ in range(n_tokens // 8)) + "\n"
-
-    # 35 windows = 2 steps of 12 and 11 left over; 13 and 11 do not divide by 2, 3 or 4, and the last window is a short one.
-    return {"data/train.txt": lines(35 * 8), "data/validation.txt": lines(12 * 8) + "w1 w2\n", "data/test.txt": lines(10 * 8) + "w3\n"}
-
-
 # SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
 ARGV = ["--data", "data", "--out", "out", "--epochs", "2", "--batch-size", str(BATCH), "--seq-len", "8", "--dim", "16", "--heads", "2",
         "--layers", "1", "--optimizer", "sgd", "--lr", "0.5", "--seed", "5", "--log-every", "2"]
@@ -491,17 +477,6 @@ def whole_run(student, world, nodes=1):
 
 def serial_run(student):
     return student.serial(ARGV, corpus())
-
-
-def training(evidence):
-    """step -> the windows (as tuples of words) that reached the model in training mode, and their loss."""
-    steps = {}
-    for forward in evidence["forwards"]:
-        if forward["training"]:
-            rows, losses = steps.setdefault(forward["step"], ([], []))
-            rows += [tuple(row) for row in forward["x"].tolist()]
-            losses.append(forward["loss"])
-    return steps
 
 
 @todo(
@@ -589,28 +564,11 @@ def test_todo12_save(student):
     expect(len(writers) <= 1, f"ranks {writers} all write the checkpoint", "one rank writes", f"ranks {writers} write",
            writers[1] if len(writers) > 1 else None)
     expect("saved/model.pt" in student.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
-    check_checkpoint(student.files["saved/model.pt"], tiny_model(seed=0))
+    check_checkpoint(student.files["saved/model.pt"], tiny_model(seed=0).state_dict())
     if writers != [0]:  # the last rank may do it, which alone is rank 0 as well
         student.call(save_on_rank, world=1)
         expect("saved/model.pt" in student.files, f"rank {writers[0]} saves; a process that runs alone is rank 0, and saves nothing", "rank 0 saves",
                f"rank {writers[0]} saves", writers[0])
-
-
-def check_checkpoint(content, model):
-    """The file loads here, in a process without a group, and holds the plain model's weights."""
-    try:
-        saved = torch.load(io.BytesIO(content), weights_only=True)
-    except Exception as error:
-        raise Wrong("the checkpoint does not load with torch.load(weights_only=True): it holds objects, not weights",
-                    "a dictionary of tensors", str(error).splitlines()[0]) from None
-    expect(isinstance(saved, dict) and isinstance(saved.get("model"), dict) and {"config", "epoch"} <= set(saved),
-           "the checkpoint has lost an entry", "model, config, epoch", sorted(saved) if isinstance(saved, dict) else type(saved).__name__)
-    right = model.state_dict()
-    wrapped = [name for name in saved["model"] if name.startswith("module.")]
-    expect(not wrapped, f"the checkpoint holds the wrapper's names: {wrapped[:1]} instead of the plain model's", sorted(right)[:1], wrapped[:1])
-    expect(set(saved["model"]) == set(right), "the checkpoint does not hold all weights of the model", sorted(right), sorted(saved["model"]))
-    for name, weight in right.items():
-        expect(torch.equal(saved["model"][name], weight), f"the checkpoint's {name} is not the model's", "equal weights", "others")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -656,14 +614,7 @@ def same_run(serial, run, world):
         expect(name in run.files, f"on {world} ranks {name.removeprefix('out/')} is not written", name, sorted(run.files))
         writers = [rank for rank, evidence in enumerate(run.evidence) if any(f.endswith(name) for f in evidence["files"])]
         expect(len(writers) <= 1, f"on {world} ranks, ranks {writers} write {name.removeprefix('out/')}", "one writer", writers)
-    final = types.SimpleNamespace(state_dict=lambda: run.evidence[0]["weights"])
-    check_checkpoint(run.files["out/model-final.pt"], final)
-
-
-def reported(run):
-    """The losses in metrics.jsonl, without what depends on the clock."""
-    lines = [json.loads(line) for line in run.files["out/metrics.jsonl"].decode().splitlines()]
-    return [{k: v for k, v in line.items() if k in ("kind", "step", "epoch", "loss", "validation_loss")} for line in lines]
+    check_checkpoint(run.files["out/model-final.pt"], run.evidence[0]["weights"])
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from grader import test_ddp_training as ddp
+from grader import test_fsdp_training as fsdp
 from grader.engine import lessons, regions
 from grader.engine.checks import Student
 from grader.engine.launch import Engine
@@ -48,6 +50,62 @@ def test_the_start_is_the_baseline(engine, solution):
     assert ddp.whole_run(start, 2).fault is None
 
 
+@pytest.fixture(scope="module")
+def sharded(engine):
+    return Student(engine, "fsdp_training", lessons.units("fsdp_training", "solutions"), [])
+
+
+ADAM = [*fsdp.ARGV, "--layers", "2", "--optimizer", "adamw", "--lr", "1e-2", "--log-every", "1"]  # the last of a flag counts
+
+
+def mains(student, world, runs):
+    """What each run left, run by run."""
+    left = student.call(fsdp.mains_on_rank, world=world, group=False, runs=runs, data=ddp.corpus())
+    return [[mine[number] for mine in left if mine[number]] for number in range(len(runs))]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_every_strategy_is_the_serial_run(sharded, world):
+    strategies = [strategy for strategy in fsdp.STRATEGIES if strategy != "hybrid" or world % 2 == 0]
+    serial = fsdp.serial_run(sharded, ADAM)
+    right = fsdp.losses(serial.evidence[0])
+    assert right[-1] < right[0] - 0.01
+    runs = [[world, [*ADAM, "--sharding", strategy]] for strategy in strategies] + [[world, [*ADAM, "--recompute"]]]
+    for number, ranks in enumerate(mains(sharded, world, runs)):
+        told = f"on {world} ranks {' '.join(runs[number][1][-2:])}"
+        fsdp.same_losses(told, right, ranks)
+        fsdp.same_report(told, ddp.reported(serial), ddp.reported(sharded, f"out-{number}"))
+        fsdp.check_checkpoint(sharded.files[f"out-{number}/model-final.pt"], fsdp.together(ranks, "weights"))
+
+
+def test_adam_goes_on_after_a_stop(sharded):
+    """Saved by 2 × 2 ranks, in bfloat16: the same ranks go on to the last bit. In float32, and on other ranks: to 1e-4."""
+    stopped = ["--save-every", "1"]
+    runs = [[4, [*ADAM, "--sharding", "hybrid", *stopped]], [4, [*ADAM, "--sharding", "hybrid", "--resume", "out-0/step-1"]],
+            [4, [*ADAM, "--dtype", "bfloat16", *stopped]], [4, [*ADAM, "--dtype", "bfloat16", "--resume", "out-2/step-3"]],
+            [2, [*ADAM, "--resume", "out-0/step-2", *stopped]], [1, [*ADAM, "--sharding", "none", "--resume", "out-4/step-3"]]]  # fmt: skip
+    left = mains(sharded, 4, runs)
+    right = fsdp.losses(fsdp.serial_run(sharded, ADAM).evidence[0])
+    for whole_run, resumed, at in ((0, 1, 1), (2, 3, 3)):
+        for before, after in zip(left[whole_run], left[resumed], strict=True):
+            assert fsdp.losses(before)[at:] == fsdp.losses(after)
+        first, again = (fsdp.together(left[number], "weights") for number in (whole_run, resumed))
+        assert all(torch.equal(first[name], again[name]) for name in first)
+    assert fsdp.losses(left[2][0]) != fsdp.losses(left[0][0])  # bfloat16 does something
+    fsdp.same_losses("on 2 ranks", right[2:], left[4])  # its last validation is that of the epoch that had ended when it stopped
+    fsdp.same_losses("on 1 rank", right[3:], left[5])
+    assert [line["kind"] for line in ddp.reported(sharded, "out-4")] == ["epoch", "step", "step", "epoch", "test"]
+
+
+def test_the_start_is_ddp(sharded):
+    """Before TODO 1 the script trains with DDP, as its predecessor's solution does."""
+    start = Student(sharded.engine, "fsdp_training", [u._replace(text=regions.compose(u.source)) for u in sharded.units], [])
+    serial = fsdp.serial_run(start)
+    (ranks,) = mains(start, 2, [[2, fsdp.ARGV]])
+    fsdp.same_losses("on 2 ranks", fsdp.losses(serial.evidence[0]), ranks)
+    fsdp.check_checkpoint(start.files["out-0/model-final.pt"], fsdp.together(ranks, "weights"))
+
+
 def typed(*command, cwd=lessons.COURSE, **environment):
     """Run a command as a student types it, with nothing on PYTHONPATH."""
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
@@ -62,7 +120,8 @@ def losses(folder):
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("script", ["train/single_gpu_training.py", "train/ddp_training.py", "solutions/train/ddp_training.py"])
+@pytest.mark.parametrize("script", ["train/single_gpu_training.py", "train/ddp_training.py", "solutions/train/ddp_training.py",
+                                    "train/fsdp_training.py", "solutions/train/fsdp_training.py"])
 def test_python_runs_it_alone(script, tmp_path):
     done = typed(sys.executable, script, *SHORT, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -81,6 +140,27 @@ def test_a_batch_that_does_not_divide_is_refused_in_one_line(tmp_path):
     done = typed(*TORCHRUN, "--nproc-per-node=2", "solutions/train/ddp_training.py", *SHORT, "--batch-size", "7", "--out", str(tmp_path))
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and "--batch-size 7" in lines[0]
+
+
+def test_fsdp_stops_and_goes_on_as_typed(tmp_path):
+    """Saved on two processes, gone on with on one; and what can not be is refused in one line."""
+    script = "solutions/train/fsdp_training.py"
+    one = typed(sys.executable, "train/single_gpu_training.py", *SHORT, "--log-every", "1", "--out", str(tmp_path / "one"))
+    two = typed(*TORCHRUN, "--nproc-per-node=2", script, *SHORT, "--log-every", "1", "--save-every", "2", "--out", str(tmp_path / "two"))
+    assert one.returncode == two.returncode == 0 and two.stdout.count("test loss") == 1, one.stderr + two.stderr
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    resume = ("--log-every", "1", "--resume", str(tmp_path / "two" / "step-2"), "--out", str(tmp_path / "three"))
+    three = typed(sys.executable, script, *SHORT, *resume)
+    assert three.returncode == 0, three.stderr
+    assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one")[2:], rel=1e-4)
+    for flags, words in ((("--seed", "9"), "saved with --seed 0"), (("--max-steps", "1"), "has made 2 steps already"), (("--dim", "32"), "another model")):
+        done = typed(sys.executable, script, *SHORT, *resume, *flags)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr, done
+
+
+def test_copies_that_the_ranks_can_not_hold_are_refused_in_one_line(tmp_path):
+    done = typed(sys.executable, "solutions/train/fsdp_training.py", *SHORT, "--sharding", "hybrid", "--out", str(tmp_path))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--replicas" in done.stderr, done
 
 
 def test_from_another_folder_and_under_slurm_names(tmp_path):

@@ -27,7 +27,8 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     made = Course(tmp_path_factory.mktemp("course") / "course")
-    made.solve("ddp_training", tuple(lessons.titles("ddp_training")))
+    for lesson in ("ddp_training", "fsdp_training"):
+        made.solve(lesson, tuple(lessons.titles(lesson)))
     return made
 
 
@@ -66,6 +67,7 @@ def submitted(cluster, folder, file, *options):
 @pytest.mark.parametrize(("below", "name", "options"), [
     (False, "ddp_training", ["--nodes=2", "--gres=gpu:2"]),
     (True, "ddp_training", ["--nodes=1", "--gres=gpu:3"]),
+    (False, "fsdp_training", ["--nodes=2", "--gres=gpu:2"]),
     (True, "single_gpu_training", []),
 ])  # fmt: skip
 def test_a_job_has_the_losses_of_the_serial_run(cluster, course, late, serial, below, name, options):

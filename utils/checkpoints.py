@@ -1,10 +1,12 @@
-"""Read a trained model back."""
+"""Read a trained model back; and what to know of a sharded checkpoint before it is loaded."""
 
 import pickle
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from utils.distributed import fail
 from utils.model import TransformerLM
 
 
@@ -36,3 +38,20 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Transfor
     except (TypeError, RuntimeError) as problem:
         raise ValueError(f"the weights in {path} do not fit its config") from problem
     return model
+
+
+def check_sharded(folder: str | Path, model: nn.Module) -> None:
+    """Stop with one line unless `folder` is a sharded checkpoint (torch.distributed.checkpoint) of such a model."""
+    import torch.distributed.checkpoint as dcp  # here, for it takes a second, and only this function needs it
+
+    try:
+        saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    except (OSError, EOFError, pickle.UnpicklingError):
+        fail(f"--resume {folder}: no sharded checkpoint; give a folder that --save-every wrote, such as step-100")
+    for name, parameter in model.named_parameters():
+        name = name.replace("_checkpoint_wrapped_module.", "")  # of a block that is computed again
+        found = [entry for key, entry in saved.items() if key.endswith(f".{name}")]
+        sizes = [tuple(entry.size) for entry in found if hasattr(entry, "size")]
+        if tuple(parameter.shape) not in sizes:
+            what = f"is {sizes[0]} there and {tuple(parameter.shape)} here" if sizes else "is not there"
+            fail(f"--resume {folder}: it is of another model: {name} {what}")

@@ -16,15 +16,22 @@ class Metrics:
     printed; elsewhere, as in a batch job's output, there is none.
 
     Args:
-        folder: made if missing; an old record in it is replaced.
+        folder: made if missing; an old record in it is replaced, unless `append`.
         rank: this process's.
         total_steps: where the bar ends.
         tensorboard: write event files into `folder/tensorboard`, too.
         record: on every rank, write what it uses into `folder/usage`, for `./workbook report`.
+        append: go on with an old record, as a run does that was resumed.
     """
 
     def __init__(
-        self, folder: str | Path, rank: int = 0, total_steps: int = 0, tensorboard: bool = False, record: bool = False
+        self,
+        folder: str | Path,
+        rank: int = 0,
+        total_steps: int = 0,
+        tensorboard: bool = False,
+        record: bool = False,
+        append: bool = False,
     ) -> None:
         self.file = self.writer = self.bar = self.recorder = None
         folder = Path(folder)
@@ -36,7 +43,7 @@ class Metrics:
             if rank != 0:
                 return
             folder.mkdir(parents=True, exist_ok=True)
-            self.file = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+            self.file = (folder / "metrics.jsonl").open("a" if append else "w", encoding="utf-8")
         except OSError as problem:
             fail(f"--out {folder}: {problem.strerror}; choose another folder")
         if tensorboard:

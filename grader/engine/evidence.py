@@ -20,6 +20,11 @@ def write(stem: Path, value: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
 
     def encode(item: Any) -> Any:
+        if hasattr(item, "to_local"):  # a DTensor: the part of it that is here, and where it belongs
+            from torch.distributed.tensor import _utils  # here: on ranks it is loaded already, and the judge needs none
+
+            _, first = _utils.compute_local_shape_and_global_offset(item.shape, item.device_mesh, item.placements)
+            return {"dict": {"part": encode(item.to_local()), "first": list(first), "shape": list(item.shape)}}
         if isinstance(item, torch.Tensor):
             name = str(len(tensors))
             tensors[name] = item.detach().cpu().contiguous().clone()
@@ -67,3 +72,14 @@ def decoded(value: dict) -> Any:
     if "tensor" in value:
         return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
     return value["value"]
+
+
+def whole(parts: list[Any]) -> torch.Tensor:
+    """A tensor from what each rank left of it: parts of a DTensor, put together, or itself. NaN where no rank has anything."""
+    if isinstance(parts[0], torch.Tensor):
+        return parts[0]
+    tensor = torch.full(parts[0]["shape"], float("nan"))
+    for piece in parts:
+        place = tuple(slice(first, first + size) for first, size in zip(piece["first"], piece["part"].shape))
+        tensor[place] = piece["part"]
+    return tensor

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,8 @@ class Judge:
         self.unsaid: list[dict] = []
         self.messages = 0
         self.in_flight: dict[dist.Work, Message] = {}  # held by these, a work keeps its identity
+        self.world = job["world"]
+        self.lives = 0  # process groups joined: a later one gives its groups the same names again
         self.lock = threading.Lock()
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(path))
@@ -120,6 +122,12 @@ class Judge:
     def where(self) -> list | None:
         """The innermost of these lines."""
         return next(iter(self.lines()), None)
+
+
+def next_world(ranks: int) -> None:
+    """The next process group is that of the first `ranks` ranks alone, as if a job had been started with so many."""
+    Judge.mine.world = ranks
+    os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
 
 
 def watch(judge: Judge, run: Path, job: dict) -> None:
@@ -221,11 +229,11 @@ def watch_rendezvous(judge: Judge, run: Path, job: dict) -> None:
         dist.rendezvous.__globals__["_rendezvous_handlers"][scheme] = meet
 
     init, new_group = dist.init_process_group, dist.new_group
-    everyone = list(range(job["world"]))
 
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         where = judge.where()
-        judge.say(e="op", op="init_process_group", group=everyone, name="world", shape=None, dtype=None,
+        judge.lives += 1
+        judge.say(e="op", op="init_process_group", group=list(range(judge.world)), name=f"world {judge.lives}", shape=None, dtype=None,
                   bytes=0, detail=str(backend), where=where)
         if job["gpus"]:  # no GPU is there: gloo stands in for nccl, and the judge knows what was asked
             backend = "gloo" if backend is None or "nccl" in backend else backend
@@ -236,7 +244,7 @@ def watch_rendezvous(judge: Judge, run: Path, job: dict) -> None:
         judge.say(e="joined", rank=dist.get_rank(), world=dist.get_world_size(), where=where)
 
     def watched_new_group(*args: Any, **kwargs: Any) -> Any:
-        judge.say(e="op", op="new_group", group=everyone, name="world", shape=None, dtype=None,
+        judge.say(e="op", op="new_group", group=list(range(judge.world)), name=f"world {judge.lives}", shape=None, dtype=None,
                   bytes=0, detail=None, where=judge.where())
         judge.say(e="wait")
         group = new_group(*args, **kwargs)
@@ -305,9 +313,10 @@ def report(judge: Judge, name: str, given: dict) -> dict:
     """Tell of a collective or message that is about to begin; returns the event."""
     group = dist.ProcessGroup.unbox(given["process_group"])
     kept.add(group)
-    members = next((ranks for g, ranks in c10d._world.pg_group_ranks.items() if g.group_name == group.group_name), {})
+    members = next((ranks for g, ranks in c10d._world.pg_group_ranks.items()  # a group that this rank is not in is a number there
+                    if getattr(g, "group_name", None) == group.group_name), {})
     where, *callers = judge.lines() or [None]
-    event = dict(op=SPOKEN.get(name, name.rstrip("_")), name=group.group_name, group=sorted(members),
+    event = dict(op=SPOKEN.get(name, name.rstrip("_")), name=f"{judge.lives}/{group.group_name}", group=sorted(members),
                  shape=None, dtype=None, bytes=0, detail=None, where=where, callers=callers)
     tensors = given.get(AGREED.get(name, ""))
     sent = tensors if tensors is not None else given.get("tensors", given.get("input"))
@@ -344,9 +353,20 @@ def reduction() -> str | None:
     while frame is not None and frame.f_code.co_filename == c10d.__file__:
         op = frame.f_locals.get("op")
         if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            return str(op).rpartition(".")[2]
+            return str(getattr(op, "op", op)).rpartition(".")[2]  # one with a factor has no name of its own, but a kind
         frame = frame.f_back
     return None
+
+
+def held(tensors: Iterable[torch.Tensor]) -> int:
+    """How many elements this rank has memory for: a DTensor's part, and what a view is a view of, each once."""
+    sizes = {}
+    for tensor in tensors:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if local.device.type != "meta":
+            storage = local.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes() // local.element_size()
+    return sum(sizes.values())
 
 
 def pretend_gpus(a_node: int) -> None:
@@ -401,15 +421,22 @@ class record_training:
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
-        self.forwards: list[dict] = []
-        self.steps = 0
-        self.model: torch.nn.Module | None = None
         self.files = record_files()
+        self.begin()
         register_module_forward_hook(self.after_forward, with_kwargs=True)
         register_optimizer_step_post_hook(self.after_step)
 
+    def begin(self) -> None:
+        """Forget what was before: another run begins in this process."""
+        self.forwards: list[dict] = []
+        self.steps = 0
+        self.held = 0  # elements of the parameters that the optimizer last stepped, on this rank
+        self.model: torch.nn.Module | None = None
+        self.files.clear()
+
     def after_forward(self, module: Any, args: tuple, kwargs: dict, output: Any) -> None:
-        if type(module).__name__ != "TransformerLM" or not isinstance(output, torch.Tensor):
+        kinds = [kind.__name__ for kind in type(module).__mro__]  # fully_shard makes it an FSDPTransformerLM
+        if "TransformerLM" not in kinds or not isinstance(output, torch.Tensor):
             return
         self.model = module
         x = args[0] if args else kwargs["x"]
@@ -422,13 +449,17 @@ class record_training:
         })
         self.judge.say(e="forward")
 
-    def after_step(self, *_: Any) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.steps += 1
+        self.held = held(p for group in optimizer.param_groups for p in group["params"])
         self.judge.say(e="step")
 
     def evidence(self) -> dict:
+        for module in self.model.modules() if self.model is not None else ():
+            if hasattr(module, "reshard"):  # FSDP's: drops what the last forward pass has gathered
+                module.reshard()
         return {
-            "forwards": self.forwards, "steps": self.steps, "files": sorted(set(self.files)),
+            "forwards": self.forwards, "steps": self.steps, "files": sorted(set(self.files)), "held": self.held,
             "weights": dict(self.model.named_parameters()) if self.model is not None else {},
             "still_in_a_group": dist.is_initialized(),
         }

@@ -35,6 +35,9 @@ import safetensors.torch  # noqa: F401  what every rank needs is loaded here, on
 import torch
 import torch._dynamo  # the first operation that is observed would load it, for over a second
 import torch.distributed
+import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
 import torch.nn.parallel
 import torch.utils.data.distributed
 

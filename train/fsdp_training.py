@@ -1,0 +1,386 @@
+"""Train a model of which no rank holds more than a part: fully sharded data parallel (FSDP).
+
+Two processes:  torchrun --nproc-per-node 2 train/fsdp_training.py
+Four, hybrid:   torchrun --nproc-per-node 4 train/fsdp_training.py --sharding hybrid
+Stop, go on:    torchrun --nproc-per-node 2 train/fsdp_training.py --save-every 50 --max-steps 100
+                torchrun --nproc-per-node 4 train/fsdp_training.py --resume runs/fsdp_training/step-100
+One process:    python train/fsdp_training.py
+More nodes:     sbatch sbatch/fsdp_training.sbatch              (JURECA)
+                qsub sbatch/fsdp_training.pbs                   (Polaris)
+
+With DDP every rank holds all weights, all gradients and the whole state of the optimizer. Here each
+rank holds a part of them, and a layer's weights are put together when the layer needs them. What comes
+out is what one process would have computed: the same losses, with less memory on each device.
+
+It starts as the solution of ddp_training.py (its set-up is in utils/distributed.py now), and runs at
+every stage. Fill the TODOs in the order of their numbers, which is not always that of the lines;
+`./workbook check fsdp_training` says how far you are.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, Sampler
+from torch.utils.data.distributed import DistributedSampler
+
+# The course's folder is the nearest one above this file that holds utils/.
+sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
+
+from utils.arguments import training_parser, whole
+from utils.checkpoints import check_sharded
+from utils.data import IGNORE, DataError, ShardSampler, Windows, load_corpus
+from utils.distributed import check_divides, cleanup, fail, print0, save0, setup
+from utils.metrics import Metrics
+from utils.model import TransformerLM
+
+Sets = tuple[Windows, Windows, Windows]  # train, validation, test
+Samplers = tuple[Sampler | None, Sampler | None, Sampler | None]
+Loaders = tuple[DataLoader, DataLoader, DataLoader]
+ORDER = ("batch_size", "seq_len", "seed")  # with other ones, the position in an epoch means other samples
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = training_parser("fsdp_training")
+    add = parser.add_argument
+    add("--sharding", choices=("none", "grad", "full", "hybrid"), default="full", help="what ranks share")
+    add("--replicas", type=whole(1), default=2, help="copies of the model with --sharding hybrid; one a node is usual")
+    add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
+    add("--save-every", type=whole(0), default=0, help="steps from one sharded checkpoint to the next; 0 is none")
+    add("--resume", metavar="FOLDER", help="go on from a sharded checkpoint; with --dropout by other draws")
+    args = parser.parse_args(argv)
+    if args.dim % args.heads:
+        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+    return args
+
+
+def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -> DeviceMesh:
+    """The ranks in a grid. Each row holds the model once; the ranks of a column hold the same part of it."""
+    if args.sharding == "hybrid" and world_size % args.replicas:
+        fail(f"--sharding hybrid: {world_size} ranks can not hold {args.replicas} copies, see --replicas")
+    # TODO 1: Arrange the ranks as the strategy wants them.
+    # With none each rank holds a copy, as in DDP; with grad and full all ranks share one; with hybrid
+    # there are args.replicas copies, and neighbours share: they are on one node, where links are fast.
+    return init_device_mesh(device.type, (world_size, 1), mesh_dim_names=("replicate", "shard"))
+
+
+def make_sets(args: argparse.Namespace) -> tuple[Sets, int]:
+    """The three sets, and how many words there are to choose from."""
+    try:
+        corpus = load_corpus(args.data)
+    except DataError as problem:
+        fail(problem)
+    train = Windows(corpus.train, args.seq_len, corpus.eos, drop_last=True)
+    validation = Windows(corpus.validation, args.seq_len, corpus.eos, drop_last=False)
+    test = Windows(corpus.test, args.seq_len, corpus.eos, drop_last=False)
+    if len(train) < args.batch_size:
+        fail(
+            f"{corpus.name} has {len(train)} sequences of --seq-len {args.seq_len} to train on, fewer than one "
+            f"--batch-size {args.batch_size}: make one of them smaller, or bring more text"
+        )
+    return (train, validation, test), len(corpus.vocab)
+
+
+def make_samplers(sets: Sets, args: argparse.Namespace) -> Samplers:
+    """Which samples this rank reads, in which order."""
+    train, validation, test = sets
+    return (
+        DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
+        ShardSampler(validation),
+        ShardSampler(test),
+    )
+
+
+def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world_size: int) -> Loaders:
+    """This rank's batches of (x, y)."""
+    train, validation, test = sets
+    train_sampler, validation_sampler, test_sampler = samplers
+    common = {"batch_size": args.batch_size // world_size, "num_workers": args.workers}
+    common["pin_memory"] = torch.cuda.is_available()
+    train_loader = DataLoader(train, sampler=train_sampler, drop_last=True, **common)
+    validation_loader = DataLoader(validation, sampler=validation_sampler, **common)
+    test_loader = DataLoader(test, sampler=test_sampler, **common)
+    return train_loader, validation_loader, test_loader
+
+
+def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
+    """The model. Its weights may be still to come: first_weights brings them."""
+    # TODO 4: Start from the serial run's weights, and let no rank but one ever hold them all.
+    # Here: build a model that takes no memory. On the device "meta" a tensor has a shape and no
+    # content. For first_weights see below.
+    torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
+    return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:
+    """The recipe: what a block keeps for its backward pass, then who holds its weights."""
+    if args.recompute:
+        recompute(model)
+    return shard(model, mesh, args)
+
+
+def recompute(model: nn.Module) -> None:
+    """Activation checkpointing (arXiv:1604.06174): of each block keep the input alone, and run it twice."""
+    # TODO 8: Wrap each block, in place, so that it is computed again in the backward pass.
+    # What is computed stays the same to the last bit. It takes a third more time, and for each layer
+    # the memory of one tensor in place of a dozen.
+    pass
+
+
+def precision(args: argparse.Namespace) -> MixedPrecisionPolicy:
+    """In which dtype weights are gathered and gradients added up."""
+    # TODO 7: Take care of --dtype bfloat16.
+    # Gather and compute in bfloat16: half the bytes. But reduce gradients in float32: a sum over many
+    # ranks would lose what is small. The shards, which the optimizer changes, stay float32 by themselves.
+    return MixedPrecisionPolicy()
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:
+    """Let each rank hold its part of the weights, and so of the gradients and of the optimizer's state."""
+    # A single copy needs no sums over copies, and so no second axis.
+    options = {"mesh": mesh if mesh["replicate"].size() > 1 else mesh["shard"], "mp_policy": precision(args)}
+    # TODO 3: Shard the model over the mesh: each block, then what is left of the whole.
+    # What is sharded together is gathered together, so block by block a rank never has more than a
+    # block at hand, and the root's rest. With full and hybrid a block's weights go when its forward
+    # pass is over, and are gathered again for its backward pass; with none and grad they stay so long.
+    return nn.parallel.DistributedDataParallel(model.to(mesh.device_type))
+
+
+def first_weights(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
+    """Fill the shards with what one process would start from."""
+    # TODO 4, again: here, take memory for the shards, and fill them.
+    # To draw each shard anew would give another model: DDP sent rank 0's weights to all, fully_shard
+    # does not. Let rank 0 alone build the model of the serial run, by args.seed and model.config, and
+    # send it out, tensor by tensor.
+    pass
+
+
+def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
+    kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[args.optimizer]
+    return kind(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+
+
+def global_mean(total: Tensor, count: Tensor) -> float:
+    """The sum of all ranks' totals over the sum of their counts; both 0-dim float64."""
+    sums = torch.stack([total, count])
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
+
+
+def compute_loss(model: nn.Module, x: Tensor, y: Tensor, args: argparse.Namespace) -> Tensor:
+    # A sharded model has its dtype from `precision`.
+    autocast = args.dtype == "bfloat16" and not isinstance(model, FSDPModule)
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+        return model(x, y)
+
+
+def in_step(loader: DataLoader, device: torch.device, args: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
+    """This rank's batches, then as many without a target as the rank with the most still has."""
+    # TODO 2: Keep all ranks in step, also those whose share is over.
+    # Sharded, no rank computes alone: all give their part of the weights to every forward pass. But
+    # shares of the validation set differ by a sample, so that a rank may have a batch less, or none at
+    # all. Where every target is IGNORE, a batch of any size adds nothing to the loss.
+    yield from loader
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, args: argparse.Namespace) -> float:
+    """Mean loss over tokens. The mean of the batches' means would weigh a short last batch too much."""
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    count = torch.zeros((), dtype=torch.float64, device=device)
+    for x, y in in_step(loader, device, args):
+        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        n_targets = (y != IGNORE).sum()
+        total += compute_loss(model, x, y, args).double() * n_targets
+        count += n_targets
+    return global_mean(total, count)
+
+
+def clip_gradients(model: nn.Module, args: argparse.Namespace) -> float:
+    """Make the gradient no longer than args.clip (0: as long as it is). Returns how long it was."""
+    # TODO 6: Clip by the norm of the whole gradient, and return that norm.
+    # A rank holds a part of the gradient: the norm of that part is too small, and another one on each
+    # rank. Scaled by it, the parts would no longer be those of one gradient. (Parameters are DTensors
+    # now, which know of what they are a part.)
+    if args.clip:
+        nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+    return 0.0
+
+
+def train_epoch(
+    model: nn.Module,
+    loader: Iterable[tuple[Tensor, Tensor]],
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    args: argparse.Namespace,
+    metrics: Metrics,
+    epoch: int,
+    done: int,
+    position: dict[str, Any],
+) -> float:
+    """What is left of one pass over the training set after `done` steps of it. Returns the pass's mean loss.
+
+    `position` is kept up to date, and saved every args.save_every steps.
+    """
+    model.train()
+    # Sums and counts: since the last line of the log, and over the epoch.
+    total, count, epoch_total, epoch_count = torch.zeros(4, dtype=torch.float64, device=device)
+    # What an earlier run did of this epoch counts, too: here, this rank's share of it.
+    epoch_count += done * args.batch_size * args.seq_len / dist.get_world_size()
+    epoch_total += position["loss"] * epoch_count
+    step, last_step, last_time = position["step"], position["step"], time.perf_counter()
+    for x, y in loader:
+        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        loss = compute_loss(model, x, y, args)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = clip_gradients(model, args)
+        optimizer.step()
+        step += 1
+
+        # detach: a sum of losses would otherwise keep the graph of every step alive.
+        total += loss.detach().double() * y.numel()
+        count += y.numel()
+        if step % args.log_every == 0 or step == args.max_steps:
+            epoch_total, epoch_count = epoch_total + total, epoch_count + count
+            # global_mean waits for the device, so only now may the clock be read.
+            mean, now = global_mean(total, count), time.perf_counter()
+            speed = (step - last_step) * args.batch_size * args.seq_len / (now - last_time)
+            metrics.log("step", step, epoch=epoch + 1, loss=mean, gradient_norm=norm, tokens_per_s=speed)
+            total, count = torch.zeros(2, dtype=torch.float64, device=device)
+            last_step, last_time = step, now
+        position["step"] = step
+        if args.save_every and step % args.save_every == 0:
+            position["loss"] = global_mean(epoch_total + total, epoch_count + count)
+            save_sharded(model, optimizer, position, Path(args.out) / f"step-{step}")
+    return global_mean(epoch_total + total, epoch_count + count)
+
+
+def perplexity(loss: float) -> float:
+    """How many words the model hesitates between, as it were; infinite for a run that blew up."""
+    return math.inf if loss > 700 else math.exp(loss)
+
+
+def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:
+    """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # TODO 9: Put the whole model together, and save it in one file.
+    # Each rank has its shards only, and all must give theirs. Let rank 0 alone keep what is put
+    # together, on the CPU: a GPU may be too small for it. The names are those of the plain model.
+    plain = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    save0({"model": plain.state_dict(), "config": config, "epoch": epoch}, path)
+
+
+def save_sharded(model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path) -> None:
+    """All that it takes to go on. No rank sees the whole, and any number of ranks can load it."""
+    # TODO 10: Let each rank write what it holds: weights, the optimizer's state, and `position`.
+    # torch.distributed.checkpoint, imported as dcp, writes a folder: a file for each rank, and a list of
+    # who wrote what.
+    pass
+
+
+def load_sharded(
+    model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Load what save_sharded wrote, on however many ranks, into model and optimizer. Returns the position."""
+    # TODO 11: Let each rank read what it holds.
+    # The ranks may be others than those that wrote, with other shards. So loading starts with a state
+    # that is there: its shards say what this rank needs. They are filled in place, and then have to go
+    # back into model and optimizer.
+    return position
+
+
+def find_epoch(step: int, an_epoch: int) -> tuple[int, int]:
+    """In which epoch, from 0, a run is after `step` steps, and how many of its `an_epoch` steps are done."""
+    # TODO 12: Find the place in the data at which to go on.
+    # Otherwise some samples count twice in their epoch, and others not at all. The last step of an epoch
+    # still belongs to it, for its validation is to come.
+    return 0, 0
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    rank, local_rank, world_size, device = setup()
+    check_divides(args.batch_size, world_size)
+    mesh = make_mesh(device, world_size, args)
+    sets, vocab_size = make_sets(args)
+    samplers = make_samplers(sets, args)
+    train_loader, validation_loader, test_loader = make_loaders(sets, samplers, args, world_size)
+
+    model = build_model(vocab_size, args)
+    config = model.config  # its sizes, which every checkpoint carries
+    # TODO 5: Give the optimizer the parameters that are trained.
+    # Sharding takes the model's parameters away and puts others in their place.
+    optimizer = make_optimizer(model, args)
+    model = parallelize(model, mesh, args)
+    first_weights(model, mesh, args)
+
+    # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what the
+    # order of the data depends on.
+    position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in ORDER}
+    if args.resume:
+        check_sharded(args.resume, model)
+        position = load_sharded(model, optimizer, position, Path(args.resume))
+        for name in ORDER:
+            if position[name] != getattr(args, name):
+                fail(f"--resume {args.resume}: it was saved with --{name.replace('_', '-')} {position[name]}")
+    first_epoch, done = find_epoch(position["step"], len(train_loader))
+
+    out = Path(args.out)
+    total_steps = args.epochs * len(train_loader)
+    total_steps = min(total_steps, args.max_steps or total_steps)
+    if position["step"] > total_steps:
+        fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run is of {total_steps}")
+    start = time.perf_counter()
+    with Metrics(out, rank, total_steps, args.tensorboard, args.record, append=bool(args.resume)) as metrics:
+        for epoch in range(first_epoch, args.epochs):
+            samplers[0].set_epoch(epoch)
+            batches = islice(train_loader, done, done + total_steps - position["step"])
+            train_loss = train_epoch(model, batches, optimizer, device, args, metrics, epoch, done, position)
+            done = 0
+            validation_loss = evaluate(model, validation_loader, device, args)
+            print0(
+                f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, "
+                f"validation loss {validation_loss:.4f}, perplexity {perplexity(validation_loss):.1f}"
+            )
+            step, seconds = position["step"], time.perf_counter() - start
+            metrics.log(
+                "epoch", step, epoch=epoch + 1, loss=train_loss, validation_loss=validation_loss, seconds=seconds
+            )
+            if epoch == 0 or validation_loss < position["best"]:
+                position["best"] = validation_loss
+                save_checkpoint(model, config, out / "model-best.pt", epoch + 1)
+            if step == total_steps:
+                break
+
+        test_loss = evaluate(model, test_loader, device, args)
+        print0(f"test loss {test_loss:.4f}, perplexity {perplexity(test_loss):.1f}")
+        metrics.log("test", step, loss=test_loss, seconds=time.perf_counter() - start)
+        save_checkpoint(model, config, out / "model-final.pt", epoch + 1)
+    print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")
+    cleanup()
+
+
+if __name__ == "__main__":
+    main()
