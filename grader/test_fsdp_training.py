@@ -375,7 +375,7 @@ def test_todo4_first_weights(student):
             if torch.equal(copy[name], weight):
                 continue
             parts = copy[name].chunk(2)
-            what = "has no content yet" if copy[name].isnan().any() else "repeats: each rank drew its part from the same seed" if len(parts) > 1 and torch.equal(
+            what = "has no content yet" if copy[name].isnan().any() or not copy[name].any() else "repeats: the ranks' parts are equal, as if each had drawn its own from the same seed" if len(parts) > 1 and torch.equal(
                 *parts) else "is not the serial run's"
             raise Wrong(f"the first {name} {what} (ranks {2 * row} and {2 * row + 1} of {world})", "the weights that a single process draws by --seed", "others", 2 * row)
     assert set(seen) == set(right)
