@@ -139,6 +139,9 @@ def test_keys(course, watch):
     watched.until("after the save")
     watched.until("q quit")
     os.write(watched.out, b"n")
+    watched.until("· fsdp_training/1 ")
+    watched.until("q quit")
+    os.write(watched.out, b"n")
     watched.until("is the last lesson")
     os.write(watched.out, b"q")
     assert watched.process.wait(LIMIT) == 0
