@@ -143,6 +143,17 @@ def log_axes(axes: "Axes", title: str) -> None:
     axes.grid(alpha=0.3)
 
 
+def read_lines(path: Path) -> list[dict]:
+    """The JSON lines of a record; a run that was killed may have left half of the last one, or none."""
+    lines = []
+    for text in path.read_text("utf-8").splitlines() if path.is_file() else []:
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return lines
+
+
 def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence[str] | None = None) -> None:
     """Draw training loss by step and validation loss by epoch, into a PNG.
 
@@ -164,7 +175,7 @@ def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence
     figure = Figure(figsize=(10, 4), layout="constrained")
     by_step, by_epoch = figure.subplots(1, 2, sharey=True)
     for record, label in zip(records, labels, strict=True):
-        lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
+        lines = read_lines(record)
         steps = [line for line in lines if line["kind"] == "step"]
         epochs = [line for line in lines if line["kind"] == "epoch"]
         by_step.plot([line["step"] for line in steps], [line["loss"] for line in steps], label=label)
@@ -173,7 +184,7 @@ def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence
         )
     by_step.set(title="Training", xlabel="step", ylabel="loss (nats per token)")
     by_epoch.set(title="Validation", xlabel="epoch")
-    by_epoch.xaxis.get_major_locator().set_params(integer=True)
+    by_epoch.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     for axes in (by_step, by_epoch):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)

@@ -7,7 +7,6 @@ processes, nproc-1, nproc-2, …, becomes a page on how the speed grows.
 """
 
 import base64
-import json
 import math
 import shlex
 import statistics
@@ -21,6 +20,8 @@ import jinja2
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from utils.plots import loss_curve, read_lines
 
 # Told apart by the colour-blind, too (Okabe and Ito).
 COLOURS = {"data": "#999999", "forward": "#56b4e9", "backward": "#0072b2", "communication": "#d55e00", "optimizer": "#009e73"}
@@ -91,23 +92,12 @@ def read(folder: Path) -> Run:
     return Run(folder, lines, ranks)
 
 
-def read_lines(path: Path) -> list[Line]:
-    """JSON lines; a run that was killed may have left half of the last one."""
-    lines = []
-    for text in path.read_text("utf-8").splitlines() if path.is_file() else []:
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            break
-    return lines
-
-
 def write(folder: Path) -> Path:
     """Write folder/report.html and its pictures. Returns the page. Raises ValueError if there is no run in the folder."""
-    records = sorted([*folder.glob("metrics.jsonl"), *folder.glob("nproc-*/metrics.jsonl")], key=lambda path: path.stat().st_mtime)
-    if not records or records[-1].parent == folder:
+    found = records(folder)
+    if not found or found[-1].parent == folder:
         return write_run(read(folder))
-    runs = [read(path.parent) for path in records if path.parent != folder]
+    runs = [read(path.parent) for path in found if path.parent != folder]
     latest = runs[-1]
     # Runs that were started otherwise, some other day, are no comparison.
     alike = sorted((run for run in runs if run.ranks and arguments(run) == arguments(latest)), key=lambda run: len(run.ranks))
@@ -116,9 +106,14 @@ def write(folder: Path) -> Path:
     return write_speed(folder, {len(run.ranks): run for run in alike})
 
 
+def records(folder: Path) -> list[Path]:
+    """The metrics.jsonl of the folder's own run and of those on several numbers of processes, the newest last."""
+    return sorted([*folder.glob("metrics.jsonl"), *folder.glob("nproc-*/metrics.jsonl")], key=lambda path: path.stat().st_mtime)
+
+
 def newest(folder: Path) -> float:
     """When a run in the folder last wrote a line; seconds since 1970, 0 if none did."""
-    return max((path.stat().st_mtime for path in (*folder.glob("metrics.jsonl"), *folder.glob("nproc-*/metrics.jsonl"))), default=0.0)
+    return max((path.stat().st_mtime for path in records(folder)), default=0.0)
 
 
 def arguments(run: Run) -> list[str]:
@@ -157,8 +152,9 @@ def save(draw: Callable[[Any], Figure | None], what: Any, path: Path) -> bool:
 
 
 def title(run: Run) -> str:
-    name = Path(run.ranks[0].start["command"][0]).stem if run.ranks else run.folder.resolve().name
-    return f"{name} on {len(run.ranks)} rank{'s' if len(run.ranks) > 1 else ''}" if run.ranks else name
+    if not run.ranks:
+        return run.folder.resolve().name
+    return f"{Path(run.ranks[0].start['command'][0]).stem} on {len(run.ranks)} rank{'s' if len(run.ranks) > 1 else ''}"
 
 
 def facts(run: Run) -> dict[str, str]:
@@ -311,10 +307,13 @@ def write_speed(folder: Path, runs: dict[int, Run]) -> Path:
     found["losses differ by at most"] = f"{worst:.1e}, relative"
     name = title(next(iter(runs.values()))).partition(" on ")[0]
     save(draw_speed, runs, folder / "speed.png")
+    labels = [f"{nproc} process{'es' if nproc > 1 else ''}" for nproc in runs]
+    loss_curve([run.folder / "metrics.jsonl" for run in runs.values()], folder / "loss.png", labels)
     text = ("Speed-up is tokens/s over those of the fewest processes, and efficiency is speed-up by process. Processes on one machine without "
             "GPUs share its cores, so more of them bring little. The crosses: 92, 25 and 14 minutes on 1, 4 and 8 GPUs, "
             "measured in the Jülich course from which this one grew.")  # fmt: skip
-    return page(folder, f"{name}: how the speed grows", arguments(next(iter(runs.values()))), found, [("speed.png", "Speed-up", text)],
+    return page(folder, f"{name}: how the speed grows", arguments(next(iter(runs.values()))), found,
+                [("speed.png", "Speed-up", text), ("loss.png", "Losses", "Laid over one another: the parallel run is the serial run.")],
                 links={f"{run.folder.name}/report.html": f"the report of {nproc} process{'es' if nproc > 1 else ''}" for nproc, run in runs.items()})
 
 

@@ -89,14 +89,12 @@ def start() -> None:
     for name, value in machine.found().items():
         say(f"  [dim]{name:10}[/]{escape(value)}")
     say("\nTraining a small language model on one device, without the network:")
-    out = lessons.COURSE / "runs" / "start"
+    out, began = lessons.COURSE / "runs" / "start", time.time()
     # One pass over the built-in text: 75 steps, half a minute on two cores.
     short = ["--data", "builtin", "--epochs", "1", "--max-steps", "75", "--batch-size", "12", "--log-every", "2"]
-    command = machine.launch_command(lessons.student_path(BASELINE), 1, [*short, "--out", str(out)])
-    say(f"[dim]$ {escape(machine.shown(command))}[/]")
-    if code := machine.call(command):
+    if code := run_once(lessons.student_path(BASELINE), 1, short, out):
         fail("the baseline does not run, see above; ./workbook reset single_gpu_training brings it back", code)
-    say_picture(out)
+    say_report(out, began)
     say("\nThe lessons:\n" + "\n".join(lesson_map()))
     say_next()
 
@@ -318,7 +316,7 @@ def run(
     raise typer.Exit(code)
 
 
-def run_once(script: Path, nproc: int, args: list[str], out: Path, dry_run: bool) -> int:
+def run_once(script: Path, nproc: int, args: list[str], out: Path, dry_run: bool = False) -> int:
     """Run a script in `nproc` processes, recorded; its exit code."""
     from grader.engine import machine
 
@@ -382,6 +380,7 @@ def say_report(out: Path, began: float) -> None:
     with suppress(ValueError):
         if report.newest(out) >= began - 1:  # of this run; a file system's clock may lag
             say(f"report:     {escape(shown([str(report.write(out))]))}")
+            say(f"loss curve: {escape(shown([str(out / 'loss.png')]))}")
 
 
 @app.command(rich_help_panel=LEARN)
@@ -396,17 +395,6 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder o
         say(escape(str(report.write(folder))))
     except ValueError as problem:
         fail(problem)
-
-
-def say_picture(out: Path) -> None:
-    """Draw the run's loss curve beside its record, and say where both are."""
-    from grader.engine.machine import shown
-    from utils.plots import loss_curve
-
-    with suppress(ValueError, KeyError):  # a run that was stopped may leave half a line
-        loss_curve(out / "metrics.jsonl", out / "loss.png")
-        say(f"loss curve: {escape(shown([str(out / 'loss.png')]))}")
-    say(f"metrics:    {escape(shown([str(out / 'metrics.jsonl')]))}")
 
 
 @app.command(rich_help_panel=LEARN)
