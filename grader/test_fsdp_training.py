@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from grader.engine.checks import Wrong, expect, todo
 from grader.engine.evidence import whole
-from grader.engine.observe import Judge, held, next_world, record_files, record_training
+from grader.engine.observe import Judge, held, mark, next_world, record_files, record_training
 from grader.scripts import check_checkpoint, corpus, reported, training
 from utils.data import ShardSampler, Windows
 from utils.model import TransformerLM
@@ -109,11 +109,6 @@ def close(a, b):
     return a.shape == b.shape and bool((a - b).norm() <= REL * b.norm())
 
 
-def mark(name):
-    """What follows in this rank's events is about `name`."""
-    Judge.mine.say(e="mark", name=name)
-
-
 def calls(events, name):
     """The collectives of one rank from mark `name` to the next one; those of a rank with itself alone move nothing."""
     found, inside = [], False
@@ -178,7 +173,7 @@ def evaluate_on_rank(student, rank, world):
     losses = []
     for length in LENGTHS:
         loader = torch.utils.data.DataLoader(text(length), batch_size=2, sampler=ShardSampler(text(length)))
-        mark(length)
+        mark(name=length)
         losses.append(float(student.evaluate(model, loader, torch.device("cpu"), made_args(student))))
     return losses
 
@@ -225,9 +220,9 @@ def shard_on_rank(student, rank, world, chosen):
         mesh = init_device_mesh("cpu", grid(strategy, world), mesh_dim_names=("replicate", "shard"))
         model = student.shard(made_model(seed=0), mesh, made_args(student, "--sharding", strategy))
         x, y = tiny_batch(rank)
-        mark(strategy)
+        mark(name=strategy)
         model(x, y).backward()
-        mark("")
+        mark(name="")
         seen[strategy] = {"held": held(model.parameters()), "held_gradients": held(gradients(model).values()), "grads": gradients(model)}
     return seen
 
@@ -546,10 +541,10 @@ def precision_on_rank(student, rank, world):
     seen = {}
     for dtype in ("float32", "bfloat16"):
         model = in_parts(made_model(seed=0), made_mesh("full", world), mp_policy=student.precision(made_args(student, "--dtype", dtype)))
-        mark(dtype)
+        mark(name=dtype)
         loss = model(*tiny_batch(rank))
         loss.backward()
-        mark("")
+        mark(name="")
         kinds = {str(t.dtype).removeprefix("torch.") for t in (*model.parameters(), *gradients(model).values())}
         seen[dtype] = {"loss": loss.item(), "shards": sorted(kinds), "grads": gradients(model)}
     return seen
@@ -708,9 +703,9 @@ def state(model, optimizer):
 def save_sharded_on_rank(student, rank, world):
     files = record_files()
     model, optimizer = stepped(world, rank)
-    mark("save")
+    mark(name="save")
     student.save_sharded(model, optimizer, dict(PLACE), Path("saved"))
-    mark("")
+    mark(name="")
     dist.barrier()
     mine = [Path(name) for name in set(files) if "/saved/" in name and name.endswith(".distcp") and Path(name).is_file()]
     return {"wrote": sum(path.stat().st_size for path in mine), "state": state(model, optimizer), "found": found(Path("saved")) if rank == 0 else {}}
