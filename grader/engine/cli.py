@@ -480,13 +480,16 @@ def release(
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
-def mutants(names: Annotated[list[str] | None, typer.Argument(metavar="[LESSON]...")] = None) -> None:
+def mutants(names: Annotated[list[str] | None, typer.Argument(metavar="[LESSON | LESSON/TODO]...")] = None) -> None:
     """Grade the grader: wrong answers it must reject, other right ones it must accept."""
     needs_solutions()
-    stems = [exercise_named(name) for name in names or []]
+    chosen: dict[str, list[int]] = {}  # lesson -> TODOs; none: all of them
+    for name in names or exercises():
+        lesson, number = todo_named(name) if "/" in name else (exercise_named(name), None)
+        chosen.setdefault(lesson, []).extend([number] if number else [])
     from grader.engine import mutants as grader_graded
 
-    raise typer.Exit(grader_graded.run(stems or None))
+    raise typer.Exit(grader_graded.run(chosen))
 
 
 def needs_solutions() -> None:

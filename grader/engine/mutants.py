@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from grader.engine import lessons, regions
-from grader.engine.checks import Judge, Verdict, checked_lessons
+from grader.engine.checks import Judge, Verdict
 from grader.engine.launch import Engine
 
 
@@ -126,18 +126,18 @@ def first_failure(seen: list[Verdict]) -> str:
     return f"TODO {failed[0].todo} {failed[0].cause}: {failed[0].message}" if failed else "all pass"
 
 
-def run(stems: list[str] | None = None) -> int:
-    """Try every answer of the lessons; print a table, totals last. 0 if the judge was right about all of them."""
+def run(chosen: dict[str, list[int]]) -> int:
+    """Try the answers to these TODOs of each lesson, or to all where there are none; print a table, totals last. 0 if the judge was right about all of them."""
     console = Console(width=None if sys.stdout.isatty() else 180)
     table = Table("lesson", "kind", "TODO", "answer", "verdict", "s", "", title="The grader, graded", title_justify="left")
     found: list[Trial] = []
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Engine() as engine, Progress(*columns, console=console, transient=True) as progress:
-        for lesson in stems or checked_lessons():
+        for lesson, only in chosen.items():
             numbers = len(lessons.titles(lesson))
             answers = importlib.import_module(f"grader.mutants.{lesson}")
             task = progress.add_task(lesson, total=2 * numbers + len(answers.WRONG) + len(answers.RIGHT))
-            for trial in trials(engine, lesson):
+            for trial in trials(engine, lesson, only):
                 found.append(trial)
                 progress.advance(task)
                 good = "[green]✓" if trial.right else "[red]✗ judged wrongly"
