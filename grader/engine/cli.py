@@ -418,7 +418,8 @@ def test(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", hel
     """Test the workbook: its own tests, then the checks on the reference solutions."""
     import subprocess
 
-    suites = [["tests"]] if (lessons.COURSE / "tests").is_dir() else []
+    workers = str(min(os.cpu_count() or 1, 4))  # a test waits much: for ranks to start, for a kernel
+    suites = [["tests", "-n", workers, "--dist", "worksteal"]] if (lessons.COURSE / "tests").is_dir() else []
     if (lessons.COURSE / "solutions").is_dir():
         suites.append(["grader", "--target", "solutions"])
     if not suites:
