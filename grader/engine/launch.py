@@ -71,10 +71,12 @@ class Engine:
         outside: the engine from whose server this one's is forked; then its ranks run in a sandbox
         guards: with these walls
         course: and see this course.
+        modules: what both shall have loaded.
     """
 
-    def __init__(self, outside: "Engine | None" = None, guards: sandbox.Guards = sandbox.NONE, course: Path = lessons.COURSE) -> None:
-        self.outside, self.guards, self.course = outside, guards, course
+    def __init__(self, outside: "Engine | None" = None, guards: sandbox.Guards = sandbox.NONE, course: Path = lessons.COURSE,
+                 modules: Sequence[str] = ()) -> None:
+        self.outside, self.guards, self.course, self.modules = outside, guards, course, list(modules)
         self.socket: socket.socket | None = None
         self.process: subprocess.Popen | None = None
         self.sandbox: sandbox.Sandbox | None = None
@@ -109,7 +111,7 @@ class Engine:
         self.outside.start()
         self.outside.await_ready()
         self.sandbox = sandbox.Sandbox(self.guards, self.course)
-        self.outside.ask([theirs], enter=self.sandbox.first, landlock=self.guards is sandbox.LANDLOCK)
+        self.outside.ask([theirs], enter=self.sandbox.first, landlock=self.guards is sandbox.LANDLOCK, modules=self.modules)
         theirs.close()
         while "entered" not in (answer := self.outside.answer()):
             pass  # news of its own ranks

@@ -117,6 +117,8 @@ def listen(judge: socket.socket, wake: tuple[int, int], landlock: bool, inside_a
                 judge.sendall(b'{"swept": true}\n')
                 continue
             if "enter" in job:
+                for module in job["modules"]:
+                    importlib.import_module(module)
                 inside.add(pid := fork_inside(job, lines[0], (judge.fileno(), *wake)))
                 os.close(lines[0])
                 judge.sendall(json.dumps({"entered": pid}).encode() + b"\n")
