@@ -6,12 +6,14 @@ lines of each TODO, and below them what the judge said. It was never run.
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from nbgrader.api import Gradebook
+from sqlalchemy.exc import SAWarning
 
 from grader.engine import grade, lessons, regions
 from grader.engine.report import heading, story
@@ -23,7 +25,8 @@ def write(room: grade.Class, records: list[dict], root: Path) -> Path:
     # nbgrader calls alembic by name, and it lies where Python does
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     file = root / "gradebook.db"
-    with Gradebook(f"sqlite:///{file}") as book:
+    with warnings.catch_warnings(), Gradebook(f"sqlite:///{file}") as book:
+        warnings.simplefilter("ignore", SAWarning)  # nbgrader's own use of its database
         for stem in room.stems:
             book.update_or_create_assignment(stem)
             book.update_or_create_notebook(stem, stem)

@@ -1,0 +1,212 @@
+"""A class graded: marks, records, what is made from them; killed and gone on with."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import time
+import zipfile
+
+import psutil
+import pytest
+
+from course_copy import Course
+from grader.engine import grade, lessons, notebooks, pages, regions, sandbox, submissions
+
+LESSON = "01_collectives"
+LIMIT = 120  # seconds after which a test gives up
+
+
+def notebook(todos=(), **bodies):
+    """The lesson's notebook with these TODOs done; `todo3="…"` puts a body of one's own."""
+    own = {int(name.removeprefix("todo")): body for name, body in bodies.items()}
+    source = lessons.source_path(LESSON).read_text("utf-8")
+    return notebooks.to_json(notebooks.to_notebook(regions.compose(source, todos, own), LESSON, released=False))
+
+
+def hand_in(folder, student, text):
+    target = folder / student / "notebooks" / f"{LESSON}.ipynb"
+    target.parent.mkdir(parents=True)
+    target.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def handed_in(tmp_path_factory):
+    """Submissions of every form: folder, archive, nothing in it, not to be opened."""
+    folder = tmp_path_factory.mktemp("class")
+    everything = notebook(range(1, 10))
+    hand_in(folder, "all", everything)
+    hand_in(folder, "nothing", notebook())
+    hand_in(folder, "half", notebook((1, 2, 3)))
+    (folder / "empty").mkdir()
+    with tarfile.open(folder / "packed.tar.gz", "w:gz") as archive:
+        content = notebook((1, 2)).encode()
+        about = tarfile.TarInfo(f"my-course/notebooks/{LESSON}.ipynb")
+        about.size = len(content)
+        archive.addfile(about, io.BytesIO(content))
+    (folder / "broken.zip").write_bytes(b"PK no archive")
+    return folder
+
+
+MARKS = {"all": 9, "nothing": 0, "half": 3, "empty": 0, "packed": 2, "broken": 0}
+
+
+def run(course, handed_in, out, *args):
+    return course.run("grade", str(handed_in), "--out", str(out), "--lessons", LESSON, *args)
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    return Course(tmp_path_factory.mktemp("course") / "course")
+
+
+@pytest.fixture(scope="module")
+def graded(course, handed_in, tmp_path_factory):
+    out = tmp_path_factory.mktemp("graded") / "out"
+    done = run(course, handed_in, out, "--seed", "s", "--jobs", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def marks(out):
+    return {row["student"]: row["total"] for row in csv.DictReader((out / "marks.csv").open())}
+
+
+def test_every_submission_has_its_marks(graded):
+    assert marks(graded) == {student: str(points) for student, points in MARKS.items()}
+    assert len((graded / "journal.jsonl").read_text().splitlines()) == len(MARKS)
+    record = grade.read_record(graded / "records" / "broken.json")
+    assert record["state"] == grade.REFUSED and "broken.zip can not be read" in record["refused"][0]
+    assert all(v["message"] == record["refused"][0] for v in record["verdicts"]) and len(record["verdicts"]) == 9
+    assert {v["message"] for v in grade.read_record(graded / "records" / "empty.json")["verdicts"]} == {"it was not handed in"}
+
+
+def test_a_submission_is_graded_as_check_grades_it(course, graded, handed_in, tmp_path):
+    """Numbers are drawn from another seed; the verdicts are the same."""
+    course.run("check", LESSON, "--target", str(handed_in / "half"), "--json", str(tmp_path / "v.json"))
+    checked = json.loads((tmp_path / "v.json").read_text())
+    record = grade.read_record(graded / "records" / "half.json")
+    assert [(v["todo"], v["status"], v["cause"]) for v in checked] == [(v["todo"], v["status"], v["cause"]) for v in record["verdicts"]]
+
+
+def test_what_is_graded_is_not_graded_again(course, graded, handed_in):
+    before = {path: path.stat().st_mtime_ns for path in (graded / "records").iterdir()}
+    done = run(course, handed_in, graded)
+    assert done.returncode == 0 and "6 of 6 are graded already" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in (graded / "records").iterdir()} == before
+
+
+def test_another_seed_is_another_class(course, graded, handed_in):
+    done = run(course, handed_in, graded, "--seed", "other")
+    assert done.returncode == 2 and "another seed" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("args", "said"), [
+    (["nowhere", "--out", "o"], "no such folder"),
+    ([".", "--out", "o", "--sandbox", "yes"], "auto, required or off"),
+    ([".", "--out", "o", "--lessons", "02_nothing"], "no lesson"),
+])
+def test_mistakes_are_one_line(course, tmp_path, args, said):
+    done = course.run("grade", *args, cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_kill_loses_no_mark_and_counts_none_twice(course, graded, handed_in, tmp_path):
+    """Killed twice, as hard as can be, each time when one more submission is over; then left to end."""
+    out = tmp_path / "out"
+    command = course.command("grade", str(handed_in), "--out", str(out), "--lessons", LESSON, "--seed", "s")
+    for kill in range(2):
+        process = subprocess.Popen(command, cwd=course.folder, env=course.environment(), stdout=subprocess.DEVNULL, start_new_session=True)
+        deadline = time.monotonic() + LIMIT
+        while not (out / "journal.jsonl").exists() or len((out / "journal.jsonl").read_text().splitlines()) <= kill:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        below = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not psutil.wait_procs(below, timeout=10)[1]  # the worker, its server and its sandbox go with it
+    assert run(course, handed_in, out).returncode == 0
+    assert (out / "marks.csv").read_text() == (graded / "marks.csv").read_text()
+    records = {path.name: json.loads(path.read_text()) for path in (out / "records").glob("*.json")}
+    for name, record in records.items():
+        assert record["verdicts"] == grade.read_record(graded / "records" / name)["verdicts"] and not record.get("history")
+
+
+def test_a_changed_submission_is_graded_anew_and_its_past_is_kept(course, tmp_path):
+    hand_in(tmp_path / "class", "ann", notebook((2,)))
+    assert run(course, tmp_path / "class", tmp_path / "out").returncode == 0
+    told = course.run("mark", str(tmp_path / "out"), "ann", f"{LESSON}/1", "1", "--reason", "shown <b>on paper</b>")
+    assert told.returncode == 0 and marks(tmp_path / "out") == {"ann": "2"}
+    (tmp_path / "class" / "ann" / "notebooks" / f"{LESSON}.ipynb").write_text(notebook((2, 8)))
+    assert run(course, tmp_path / "class", tmp_path / "out").returncode == 0
+    assert marks(tmp_path / "out") == {"ann": "3"}
+    record = grade.read_record(tmp_path / "out" / "records" / "ann.json")
+    assert len(record["history"]) == 1 and record["overrides"][0]["reason"] == "shown <b>on paper</b>"
+    page = (tmp_path / "out" / "feedback" / "ann.html").read_text()
+    assert "shown &lt;b&gt;on paper&lt;/b&gt;" in page and "<b>" not in page
+    for args in (["bob", f"{LESSON}/1"], ["ann", "ddp_training/1"]):
+        done = course.run("mark", str(tmp_path / "out"), *args, "1", "--reason", "r")
+        assert done.returncode == 2 and "marks in" in done.stderr or "was not graded" in done.stderr
+
+
+def test_a_worker_that_dies_twice_is_no_zero(course, handed_in, tmp_path, monkeypatch):
+    room = grade.open_class(tmp_path / "out", [LESSON], None, sandbox.NONE, 1)
+    monkeypatch.setattr(grade, "start_worker", lambda room: subprocess.Popen(
+        ["head", "-c", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    over = list(grade.run(room, {"all": handed_in / "all"}, 1))
+    assert over == [{"student": "all", "over": True}]
+    record = grade.read_record(room.record("all"))
+    assert record["state"] == grade.FAILED and "died twice" in record["why"]
+    assert pages.table([record], [LESSON]).splitlines()[1] == "all,could not be graded," + "," * 9
+    assert list(grade.left_to_do(room, {"all": handed_in / "all"}, again=False)) == ["all"]  # the next call tries it once more
+
+
+def test_a_page_holds_a_students_text_and_is_not_changed_by_it():
+    nasty = "<script>alert(1)</script>"
+    verdict = {"lesson": LESSON, "todo": 1, "title": "t", "status": "fail", "cause": "crash", "points": 0, "max_points": 1, "message": nasty,
+               "expected": nasty, "seen": nasty, "why": "", "hint": "", "where": nasty}
+    record = {"student": nasty, "submission": nasty, "graded": "now", "refused": [nasty], "verdicts": [verdict], "overrides": [], "state": grade.GRADED}
+    page = pages.student_page(record)
+    assert "<script" not in page and page.count("&lt;script&gt;") == 8
+
+
+def test_names_that_would_lead_elsewhere():
+    names = ["ann", "../ann", "=1+1", ".", "Ünal", "a b", "a/b", "x" * 300]
+    made = [grade.file_name(name) for name in names]
+    assert made[0] == "ann" and made[4] == "Ünal" and len(set(made)) == len(names)
+    assert all("/" not in name and not name.startswith(".") and len(name) < 100 for name in made)
+
+
+def test_gradescope_is_told_the_same(graded):
+    told = json.loads((graded / "gradescope" / "half.json").read_text())
+    assert sum(test["score"] for test in told["tests"]) == 3 and sum(test["max_score"] for test in told["tests"]) == 9
+    assert {test["status"] for test in told["tests"]} == {"passed", "failed"}
+
+
+def test_the_course_is_a_gradescope_autograder(course, tmp_path):
+    assert course.run("autograder", str(tmp_path / "a.zip"), "--lessons", LESSON).returncode == 0
+    root = tmp_path / "autograder"
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        assert not [name for name in archive.namelist() if "/solutions/" in name or "/grader/mutants/" in name]
+        for info in archive.infolist():
+            path = archive.extract(info, root / "source")
+            os.chmod(path, info.external_attr >> 16 or 0o644)
+    os.chmod(root / "source" / "course" / "workbook", 0o755)
+    hand_in(root, "submission", notebook((1, 2)))
+    environment = {**os.environ, "AUTOGRADER_ROOT": str(root), "WORKBOOK_PYTHON": os.sys.executable}
+    done = subprocess.run(["bash", root / "source" / "run_autograder"], env=environment, capture_output=True, text=True, timeout=300)
+    told = json.loads((root / "results" / "results.json").read_text())
+    assert sum(test["score"] for test in told["tests"]) == 2 and len(told["tests"]) == 9, done.stderr
+
+
+def test_a_submission_takes_nothing_but_its_own_files(tmp_path):
+    path = tmp_path / "s.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in (f"notebooks/{LESSON}.ipynb", "../../etc/notebooks/01_collectives.ipynb", "torch.py", f"deep/er/notebooks/{LESSON}.ipynb"):
+            archive.writestr(name, name)
+    taken = submissions.take(path, [LESSON])
+    assert taken.files == {f"notebooks/{LESSON}.ipynb": f"notebooks/{LESSON}.ipynb".encode()}
+    assert any("leads out" in line for line in taken.refused) and any("nearer to the top" in line for line in taken.refused)
