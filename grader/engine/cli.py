@@ -179,15 +179,20 @@ def check(
         from grader.engine.loop import remember
         from grader.engine.screen import say_verdict
 
-        found = []
+        found, said = [], []
         for stem in checked_lessons():
             if lesson in (None, stem):
                 judge = Judge(engine, stem, folder)
+                if judge.lacks:
+                    said.append(f"{stem} is not checked: {judge.lacks}")
+                    continue
                 for verdict in judge.verdicts() if number is None else [judge.verdict(number)]:
                     say_verdict(verdict, brief=any(before.status == "fail" for before in found))
                     found.append(verdict)
     if not found:
-        fail(f"{lesson} has no checks yet")
+        fail(said[0] if said else f"{lesson} has no checks yet")
+    for line in said:
+        say(escape(f"– {line}"))
     if folder is None:
         remember(found)
     if json:
@@ -298,6 +303,8 @@ def run(
     script = lessons.student_path(lesson)
     if not script.is_file():
         fail(f"there is no {own_file(lesson)}: ./workbook reset {lesson} brings it back")
+    if lacking := lessons.lacking(lesson):
+        fail(lacking)
     counts = nproc.split(",") if nproc else ["1" if lesson == BASELINE else "2"]
     if not all(count.isdecimal() and int(count) for count in counts):
         fail(f"--nproc {nproc}: a number of processes, or several, as in --nproc 1,2,4")
@@ -455,6 +462,8 @@ def build(
             engine.start()
             from grader.engine import audit
 
+            for line in audit.unchecked():
+                say(escape(line))
             problems = audit.problems(engine)
     for problem in problems:
         say(escape(problem))

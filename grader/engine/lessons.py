@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grader.engine import regions
+from utils.optional import lacks
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -94,6 +95,16 @@ def titles(stem: str) -> dict[int, str]:
     for source in sources(stem):
         found = regions.titles(source.read_text("utf-8")) | found
     return dict(sorted(found.items()))
+
+
+def lacking(stem: str) -> str:
+    """One line that says how to install the package that a lesson needs beside the others, if it is not there; else "".
+
+    The lesson's check file names it, `PACKAGE = "lightning"`, and does not import it: the fork-server does.
+    """
+    checks = COURSE / "grader" / f"test_{stem}.py"
+    named = re.search(r'^PACKAGE = "(\w+)"', checks.read_text("utf-8"), re.MULTILINE) if checks.is_file() else None
+    return lacks(named[1]) if named else ""
 
 
 def is_notebook(stem: str) -> bool:

@@ -107,7 +107,9 @@ def listen(judge: socket.socket, wake: tuple[int, int], living: set[int]) -> Non
                 judge.sendall(b'{"swept": true}\n')
                 continue
             tidy = False
-            importlib.import_module(job["module"])  # loaded before the fork, so loaded once
+            checks = importlib.import_module(job["module"])  # loaded before the fork, so loaded once
+            if package := getattr(checks, "PACKAGE", ""):  # the same, and only where such a lesson is asked for
+                importlib.import_module(package)
             rank.compile_units(job["folder"])  # compiled before the fork, so compiled once
             gc.freeze()  # the collector would touch, and so copy, every page that the ranks share with this process
             pids = [fork(job, number, (judge, *wake)) for number in range(job["world"])]
