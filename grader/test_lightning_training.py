@@ -328,7 +328,7 @@ def backend_on_rank(student, rank, world):
     hints=(
         "It is what wrap does in ddp_training.py, and setup; of Lightning's strategies one has the same name, and is imported.",
         "DDPStrategy() finds the backend by the device. Those whose names end in spawn, fork or notebook start processes themselves, and torchrun has done that.",
-        "Return DDPStrategy() in place of the other one.",
+        "DDPStrategy(), in place of the other one.",
     ),
 )
 def test_todo5_strategy(student):
@@ -342,7 +342,7 @@ def test_todo5_strategy(student):
     for rank, seen in enumerate(ranks):
         wrong = [name for name in right if not close(seen["weights"][name], right[name])]
         if wrong:
-            apart = any(not torch.equal(seen["weights"][name], ranks[0]["weights"][name]) for name in right)
+            apart = any(not torch.equal(other["weights"][name], ranks[0]["weights"][name]) for other in ranks for name in right)
             what = "the ranks' weights have drifted apart" if apart else "all ranks have the same, but not those of one process"
             raise Wrong(f"after two steps on {world} ranks, rank {rank} has other weights than one process on the whole batches ({wrong[0]}): {what}",
                         "equal weights", "others", rank)

@@ -3,10 +3,9 @@
 from grader.engine.mutants import Answer
 
 TRAIN_SAMPLER = """
-    sampler = DistributedSampler(
-        self.train, num_replicas=self.trainer.world_size, rank=self.trainer.global_rank, shuffle=True, seed=self.args.seed, drop_last=True
-    )
-"""
+        sampler = DistributedSampler(
+            self.train, num_replicas=self.trainer.world_size, rank=self.trainer.global_rank, shuffle=True, seed=self.args.seed, drop_last=True
+        )"""
 
 WRONG = [
     Answer(1, "nothing is returned", "loss = self.model(x, y)", says="no loss"),
@@ -51,7 +50,7 @@ WRONG = [
         ''', says="parameters"),
     Answer(3, "the mean of batch means, of all ranks", '''
         self.log_dict({"total": self.model(x, y), "count": 1.0}, sync_dist=True)
-        ''', says="mean of the batches' means"),
+        ''', says="not the mean over all tokens"),
     Answer(3, "this rank's sums", '''
         count = (y != IGNORE).sum().double()
         self.log_dict({"total": self.model(x, y) * count, "count": count}, reduce_fx="sum")

@@ -142,8 +142,10 @@ def evaluated(trainer: L.Trainer) -> float:
 def layout() -> tuple[int, int]:
     """How many processes each node has, and how many nodes there are."""
     launch_environment()  # whoever started us, RANK, LOCAL_RANK, WORLD_SIZE, … are in os.environ now
-    if os.environ["WORLD_SIZE"] == "1":
-        os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # nobody did
+    if os.environ["WORLD_SIZE"] == "1":  # perhaps nobody did
+        os.environ.update(LOCAL_WORLD_SIZE="1", GROUP_WORLD_SIZE="1")
+    elif "LOCAL_WORLD_SIZE" not in os.environ:
+        fail("Lightning has to know how many processes each node has: start the script with torchrun")
 
     # TODO 4: Read from the environment how many devices a node has, and how many nodes there are.
     # torchrun tells each process how many there are in all, and how many on its own node. Numbers in
@@ -253,7 +255,7 @@ class Report(L.Callback):
 
     def __init__(self, metrics: Metrics, total_steps: int, args: argparse.Namespace) -> None:
         self.metrics, self.total_steps, self.args = metrics, total_steps, args
-        self.out, self.best, self.train_loss = Path(args.out), math.inf, math.nan
+        self.out, self.best, self.epoch = Path(args.out), math.inf, 0
 
     def on_fit_start(self, trainer: L.Trainer, module: LitModel) -> None:
         self.start = self.last_time = time.perf_counter()
@@ -284,7 +286,8 @@ class Report(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, module: LitModel) -> None:
         """Lightning validates at the end of an epoch, before it calls that over."""
-        epoch, loss = trainer.current_epoch + 1, evaluated(trainer)
+        epoch = self.epoch = trainer.current_epoch + 1
+        loss = evaluated(trainer)
         train_loss = global_mean(trainer, self.epoch_total + self.total, self.epoch_count + self.count)
         print0(
             f"[{epoch}/{self.args.epochs}] train loss {train_loss:.4f}, "
@@ -341,12 +344,11 @@ def main(argv: list[str] | None = None) -> None:
         report = Report(metrics, total_steps, args)
         trainer = make_trainer(args, [report])
         trainer.fit(module, datamodule=data)
-        epoch = math.ceil(total_steps / (len(sets[0]) // args.batch_size))
         trainer.test(module, datamodule=data, verbose=False)
         loss = evaluated(trainer)
         print0(f"test loss {loss:.4f}, perplexity {perplexity(loss):.1f}")
-        metrics.log("test", total_steps, loss=loss, seconds=time.perf_counter() - report.start)
-        save_checkpoint(trainer, module, out / "model-final.pt", epoch)
+        metrics.log("test", trainer.global_step, loss=loss, seconds=time.perf_counter() - report.start)
+        save_checkpoint(trainer, module, out / "model-final.pt", report.epoch)
     print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")
     cleanup()
 
