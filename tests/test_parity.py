@@ -11,6 +11,7 @@ import torch
 
 from grader import test_ddp_training as ddp
 from grader import test_fsdp_training as fsdp
+from grader import test_lightning_training as lightning
 from grader.engine import lessons, regions
 from grader.engine.checks import Student
 from grader.engine.launch import Engine
@@ -106,6 +107,49 @@ def test_the_start_is_ddp(sharded):
     fsdp.check_checkpoint(start.files["out-0/model-final.pt"], fsdp.together(ranks, "weights"))
 
 
+@pytest.fixture(scope="module")
+def lit(engine):
+    if missing := lessons.lacking("lightning_training"):
+        pytest.skip(missing)
+    return Student(engine, "lightning_training", lessons.units("lightning_training", "solutions"), [])
+
+
+def quiet(run):
+    """Nobody says anything but rank 0 what it should, and nothing is written but what should be."""
+    assert not any(run.stderr) and not any(run.stdout[1:])
+    assert {name for name in run.files if not name.startswith("data/")} == {"out/metrics.jsonl", "out/model-best.pt", "out/model-final.pt"}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_fifty_steps_of_lightning(lit, world):
+    serial, run = lit.serial(FIFTY, ddp.corpus()), lit.run(FIFTY, ddp.corpus(), world=world)
+    right, ranks = ddp.training(serial.evidence[0]), [ddp.training(evidence) for evidence in run.evidence]
+    assert run.stdout[0] == serial.stdout[0]
+    quiet(run)
+    for step in range(50):
+        loss = sum(steps[step][1][0] for steps in ranks) / world
+        assert math.isclose(loss, right[step][1][0], rel_tol=1e-4), f"step {step + 1}"
+        assert sorted(row for steps in ranks for row in steps[step][0]) == sorted(right[step][0])
+
+
+@pytest.mark.parametrize("flags", [["--max-steps", "3"], ["--dtype", "bfloat16"], ["--clip", "0.01"], ["--clip", "0"]])
+def test_lightning_knows_the_flags(lit, flags):
+    """Stopped in the midst of an epoch, in bfloat16, clipped and not: each is the serial run with the same flags."""
+    argv = [*lightning.ARGV, *flags]
+    serial, run = lit.serial(argv, ddp.corpus()), lit.run(argv, ddp.corpus(), world=2)
+    quiet(run)
+    for want, got in zip(ddp.reported(serial), ddp.reported(run), strict=True):
+        # bfloat16 rounds the products of 12 samples otherwise than those of 6: 2e-5 was measured.
+        assert got == pytest.approx(want, rel=1e-3 if "bfloat16" in flags else 1e-4)
+
+
+@pytest.mark.parametrize("solved", [0, 4, 5, 8])
+def test_lightning_runs_at_every_stage(lit, solved):
+    part = Student(lit.engine, "lightning_training", [u._replace(text=regions.compose(u.source, set(range(1, solved + 1)))) for u in lit.units], [])
+    for world in (1, 2):
+        assert part.run(lightning.ARGV, ddp.corpus(), world=world).stdout[0].count("test loss") == 1
+
+
 def typed(*command, cwd=lessons.COURSE, **environment):
     """Run a command as a student types it, with nothing on PYTHONPATH."""
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
@@ -134,6 +178,21 @@ def test_torchrun_runs_it_on_two_processes(tmp_path):
     assert one.returncode == two.returncode == 0, one.stderr + two.stderr
     assert two.stdout.count("test loss") == 1
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+
+
+def test_lightning_as_typed(lit, tmp_path):
+    """Alone and on two processes of torchrun, from another folder; nothing is said beyond its lines, and nothing written beside them."""
+    script = str(lessons.COURSE / "solutions/train/lightning_training.py")
+    one = typed(sys.executable, str(lessons.COURSE / "train/single_gpu_training.py"), *SHORT, "--out", "one", cwd=tmp_path)
+    two = typed(*TORCHRUN, "--nproc-per-node=2", script, *SHORT, "--record", "--out", "two", cwd=tmp_path)
+    alone = typed(sys.executable, script, *SHORT, "--out", "alone", cwd=tmp_path)
+    assert two.returncode == alone.returncode == 0, two.stderr + alone.stderr
+    assert alone.stdout == one.stdout.replace("one", "alone") and two.stdout == one.stdout.replace("one", "two") and not alone.stderr
+    for run in ("alone", "two"):
+        assert losses(tmp_path / run) == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()} == {
+        *(f"{run}/{name}" for run in ("one", "alone", "two") for name in ("metrics.jsonl", "model-best.pt", "model-final.pt")),
+        "two/usage/rank-0.jsonl", "two/usage/rank-1.jsonl"}  # fmt: skip
 
 
 def test_a_batch_that_does_not_divide_is_refused_in_one_line(tmp_path):
