@@ -33,7 +33,7 @@ from grader.engine import batch
 from grader.engine.checks import Wrong, expect, todo
 from grader.engine.diagnose import Fault
 from grader.engine.observe import record_files
-from grader.scripts import check_checkpoint, corpus, each_once, reported, same_run, training
+from grader.scripts import check_checkpoint, corpus, each_once, same_run, training
 from utils.data import Windows
 from utils.model import TransformerLM
 

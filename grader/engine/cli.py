@@ -165,6 +165,8 @@ def check(
 ) -> None:
     """Check TODOs: which are right, and what is wrong with the others."""
     lesson, number = todo_named(what) if what and "/" in what else (what and exercise_named(what), None)
+    if lesson and (lacking := lessons.lacking(lesson)):
+        fail(lacking)
     folder = target and existing_folder(target)
     if json and not json.absolute().parent.is_dir():
         fail(f"--json {json}: there is no folder {json.parent}")
@@ -179,20 +181,18 @@ def check(
         from grader.engine.loop import remember
         from grader.engine.screen import say_verdict
 
-        found, said = [], []
+        found = []
         for stem in checked_lessons():
             if lesson in (None, stem):
-                judge = Judge(engine, stem, folder)
-                if judge.lacks:
-                    said.append(f"{stem} is not checked: {judge.lacks}")
+                if lacking := lessons.lacking(stem):
+                    say(escape(f"– {stem} is not checked: {lacking}"))
                     continue
+                judge = Judge(engine, stem, folder)
                 for verdict in judge.verdicts() if number is None else [judge.verdict(number)]:
                     say_verdict(verdict, brief=any(before.status == "fail" for before in found))
                     found.append(verdict)
     if not found:
-        fail(said[0] if said else f"{lesson} has no checks yet")
-    for line in said:
-        say(escape(f"– {line}"))
+        fail(f"{lesson} has no checks yet" if lesson else "nothing could be checked")
     if folder is None:
         remember(found)
     if json:
