@@ -105,7 +105,10 @@ class LitModel(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
-        """Log what `evaluated` divides. Gradients are off and the model is in evaluation mode."""
+        """Log what `evaluated` divides. Gradients are off, and the model is in evaluation mode.
+
+        Ranks may have unequal numbers of batches: a collective in here would wait for a rank that is done.
+        """
         x, y = batch
         # TODO 3: Log two sums, over all tokens of all batches of all ranks.
         # "total" is the sum of the tokens' losses, "count" how many tokens that are; targets that are
