@@ -219,7 +219,8 @@ class Report(L.Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, module: LitModel) -> None:
         # Sums and counts: since the last line of the log, and over the epoch.
-        self.total, self.count, self.epoch_total, self.epoch_count = torch.zeros(4, dtype=torch.float64, device=module.device)
+        zeros = torch.zeros(4, dtype=torch.float64, device=module.device)
+        self.total, self.count, self.epoch_total, self.epoch_count = zeros
         self.last_step, self.last_time = trainer.global_step, time.perf_counter()
 
     def on_train_batch_end(

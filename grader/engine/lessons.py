@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grader.engine import regions
-from utils.optional import lacks
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -102,6 +101,8 @@ def lacking(stem: str) -> str:
 
     The lesson's check file names it, `PACKAGE = "lightning"`, and does not import it: the fork-server does.
     """
+    from utils.optional import lacks  # here, for nbgrader uses this module where utils/ is not
+
     checks = COURSE / "grader" / f"test_{stem}.py"
     named = re.search(r'^PACKAGE = "(\w+)"', checks.read_text("utf-8"), re.MULTILINE) if checks.is_file() else None
     return lacks(named[1]) if named else ""
