@@ -117,7 +117,7 @@ def loss_of_one_step():
     1,
     why="It is the one thing that Lightning can not know. Whatever a training loop does besides is the same in all of them, and that is what it is for.",
     hints=(
-        "The model was given x alone until now, or nothing at all. What does it return if it has the targets as well?",
+        "What does the model return if it is given the targets as well as the words?",
         "self.model is the TransformerLM, and model(x, y) its mean loss. Lightning needs the tensor, with its graph.",
         "Return what self.model(...) gives for x and y; no .item(), no .backward().",
     ),
@@ -458,8 +458,8 @@ def reached_on_rank(student, rank, world):
 @todo(
     8,
     needs=(4, 5),
-    why="Lightning means well: for a loader without a thought for ranks it is right, but for padding. A share that is shared out once more is a third of a third, and the loss of "
-    "it looks like any other: only counting what reached the model shows it.",
+    why="Lightning means well: with a loader that knows nothing of ranks, all that it does wrong is padding. But a share that is shared out once more is a third of a third, "
+    "and its loss looks like any other: only counting what reached the model shows it.",
     hints=(
         "It is an argument of Trainer, about samplers, and true unless you say otherwise.",
         "use_distributed_sampler; the dictionary's entries become arguments of L.Trainer.",

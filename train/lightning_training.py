@@ -184,7 +184,8 @@ def make_trainer(args: argparse.Namespace, callbacks: list[L.Callback]) -> L.Tra
     devices, num_nodes = layout()
     # TODO 8: Tell Lightning to leave our samplers alone.
     # On several ranks it puts a DistributedSampler around every sampler that is none: around the one of
-    # TODO 7 too, whose share is then shared out once more, and padded. Nothing warns of it.
+    # TODO 7 too, whose share is then shared out once more, and padded. What it warns of is padding, in
+    # the test alone.
     own_samplers = {}
     return L.Trainer(
         accelerator="cuda" if torch.cuda.is_available() else "cpu",
