@@ -101,3 +101,17 @@ def test_two_ranks_that_join_as_one():
 def test_a_message_to_itself_is_told_before_gloo_fails():
     fault = feed(Observer(2), (1, op("send", 3, peer=1, tag=0)))
     assert fault.rank == 1 and "rank 1 sends to itself, at x.py:3" in fault.message
+
+
+def test_a_message_taken_from_anybody_is_over_for_its_sender():
+    """Its sender may not have heard so yet, while the receiver waits for the sender's next call."""
+    seen = Observer(2)
+    at = {"name": "1/0", "tag": 0, "shape": [2], "dtype": "float32", "detail": None, "where": None}
+    seen.add(1, {"e": "op", "op": "send", "peer": 0, "id": 0, **at})
+    seen.add(1, {"e": "wait", "of": 0})
+    seen.add(0, {"e": "op", "op": "recv", "peer": None, "id": 0, **at})
+    seen.add(0, {"e": "wait", "of": 0})
+    seen.add(0, {"e": "done", "of": 0, "source": 1})
+    seen.add(0, {"e": "op", "op": "send", "peer": 1, "id": 1, **at})
+    seen.add(0, {"e": "wait", "of": 1})
+    assert seen.deadlock() is None

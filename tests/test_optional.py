@@ -59,7 +59,7 @@ def test_the_file_pins_what_the_lesson_names():
     assert len(named) == 1 and named[0].startswith("lightning==")
 
 
-@pytest.mark.parametrize("args", [("check", f"{LESSON}/1"), ("run", LESSON)])
+@pytest.mark.parametrize("args", [("check", f"{LESSON}/1"), ("run", LESSON), ("grade", ".", "--out", "g", "--lessons", LESSON)])
 def test_a_command_about_the_lesson_says_it_in_one_line(course, args):
     done = course.run(*args)
     assert done.returncode == 2 and not done.stdout and the_line(done.stderr) == done.stderr.strip()

@@ -16,6 +16,7 @@ same `Judge`.
 
 import importlib
 import json
+import random
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from typing import Any
 from grader.engine import batch, lessons, regions
 from grader.engine.diagnose import Fault, Where, place
 from grader.engine.launch import Engine, Run
+from grader.engine.messages import least_bytes
 
 BASELINE = "single_gpu_training"  # the serial run that every parallel run must equal
 
@@ -96,11 +98,16 @@ class Verdict:
 class Student:
     """A student's lesson on ranks: run it as a whole, or call one of its functions."""
 
-    def __init__(self, engine: Engine, lesson: str, units: list[lessons.Unit], batch: list[lessons.Unit]) -> None:
-        self.engine, self.lesson, self.units, self.batch = engine, lesson, units, batch
+    def __init__(self, engine: Engine, lesson: str, units: list[lessons.Unit], batch: list[lessons.Unit], seed: str = "") -> None:
+        self.engine, self.lesson, self.units, self.batch, self.seed = engine, lesson, units, batch, seed
         self.module = f"grader.test_{lesson}"
         self.seconds = 0.0  # spent on ranks
+        self.suspicions: list[str] = []  # of runs whose records contradict themselves
         self._runs: dict[str, Run] = {}
+
+    def draw(self, *purpose: Any) -> random.Random:
+        """Numbers for a check to draw: for one purpose always the same, and where marks matter known to the instructor alone."""
+        return random.Random(f"{self.seed}/{self.lesson}/{purpose}")
 
     def call(self, function: Callable, world: int = 2, nodes: int = 1, gpus: int = 0, group: bool = True, **inputs: Any) -> list[Any]:
         """`function(student_module, rank=…, world=…, **inputs)` on each rank; returns what each returned.
@@ -164,7 +171,7 @@ class Student:
         key = json.dumps([source, argv, files])
         if key not in SERIAL:
             unit = lessons.Unit(f"train/{BASELINE}.py", regions.compose(source), source)
-            SERIAL[key] = self._launch([unit], world=1, argv=argv, files=files)
+            SERIAL[key] = self._launch([unit], self.trusted, world=1, argv=argv, files=files)
         if SERIAL[key].fault:
             raise RuntimeError(f"the baseline itself fails: {SERIAL[key].fault.message}")
         return SERIAL[key]
@@ -173,17 +180,25 @@ class Student:
         """`function(**inputs)` of the check file in a process of its own, without the student's code."""
         key = json.dumps([self.module, function.__name__, inputs])
         if key not in SERIAL:
-            SERIAL[key] = self._launch([], world=1, group=False, function=function.__name__, inputs=inputs)
+            SERIAL[key] = self._launch([], self.trusted, world=1, group=False, function=function.__name__, inputs=inputs)
         if SERIAL[key].fault:
             raise RuntimeError(f"the check's own reference fails: {SERIAL[key].fault.message}")
         return SERIAL[key].evidence[0]
 
-    def _launch(self, units: list[lessons.Unit], **how: Any) -> Run:
+    @property
+    def trusted(self) -> Engine:
+        """Where the course's own code runs: never with a student's."""
+        return self.engine.outside or self.engine
+
+    def _launch(self, units: list[lessons.Unit], engine: Engine | None = None, **how: Any) -> Run:
         began = time.perf_counter()
         try:
-            return self.engine.run(units, module=self.module, **how)
+            run = (engine or self.engine).run(units, module=self.module, **how)
         finally:
             self.seconds += time.perf_counter() - began
+        if run.wire is not None and run.fault is None and run.wire < (claimed := least_bytes(run.events)):
+            self.suspicions.append(f"the ranks report collectives of {claimed:,} bytes or more; over their network went {run.wire:,}")
+        return run
 
 
 def batch_line(unit: lessons.Unit, said: str) -> Where:
@@ -213,7 +228,7 @@ class Judge:
     """The verdicts on one lesson of one student, in order. Each check runs at most once."""
 
     def __init__(self, engine: Engine, lesson: str, target: str | Path | None = None, units: list[lessons.Unit] | None = None,
-                 latest: dict[str, lessons.Ran] | None = None, batch: list[lessons.Unit] | None = None) -> None:
+                 latest: dict[str, lessons.Ran] | None = None, batch: list[lessons.Unit] | None = None, seed: str = "") -> None:
         self.lesson = lesson
         self.lacks = lessons.lacking(lesson)
         module = check_module(lesson)
@@ -227,7 +242,7 @@ class Judge:
         self.known: dict[int, Verdict] = {}
         try:
             self.student = Student(engine, lesson, lessons.units(lesson, target, latest) if units is None else units,
-                                   lessons.batch_units(lesson, target) if batch is None else batch)
+                                   lessons.batch_units(lesson, target) if batch is None else batch, seed)
         except FileNotFoundError as error:
             self.unreadable = f"there is no {error.filename}: `./workbook reset {lesson}` brings it back"
         except ValueError as error:
@@ -266,6 +281,10 @@ class Judge:
                 self.broken = problem
                 return self._say_broken(number)
             return self._judge(number, problem)
+        except Exception as error:
+            if not self.student.units or self.student.trusted is self.student.engine:
+                raise
+            return self._judge(number, Fault("crash", f"the check can not make sense of what the ranks left: {type(error).__name__}: {error}"[:500]))
         return self._say(number, "pass", None)
 
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:

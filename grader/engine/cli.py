@@ -425,7 +425,8 @@ def test(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", hel
     """Test the workbook: its own tests, then the checks on the reference solutions."""
     import subprocess
 
-    suites = [["tests"]] if (lessons.COURSE / "tests").is_dir() else []
+    workers = str(min(os.cpu_count() or 1, 4))  # a test waits much: for ranks to start, for a kernel
+    suites = [["tests", "-n", workers, "--dist", "worksteal"]] if (lessons.COURSE / "tests").is_dir() else []
     if (lessons.COURSE / "solutions").is_dir():
         suites.append(["grader", "--target", "solutions"])
     if not suites:
@@ -486,6 +487,58 @@ def release(
         fail(problem)
     for line in lines:
         say(escape(line))
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def grade(
+    submissions: Annotated[Path, typer.Argument(metavar="SUBMISSIONS", help="a folder with a folder or archive of each student")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="where records, marks and feedback go; one that was begun is gone on with")],
+    jobs: Annotated[int, typer.Option(min=1, help="so many submissions at a time")] = 1,
+    names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these; otherwise all")] = "",
+    seed: Annotated[str | None, typer.Option(help="what the checks draw their numbers from; otherwise drawn by chance, and kept in DIR")] = None,
+    walls: Annotated[str, typer.Option("--sandbox", metavar="auto|required|off", help="required: rather grade nobody than without walls")] = "auto",
+    minutes: Annotated[float, typer.Option(min=0.1, help="for one submission")] = 10.0,
+    again: Annotated[bool, typer.Option("--again", help="also those that are graded; what was there stays in their history")] = False,
+) -> None:
+    """Grade a class: strangers' code, each submission behind walls of its own."""
+    needs_solutions()
+    if not submissions.is_dir():
+        fail(f"{submissions}: no such folder")
+    if walls not in ("auto", "required", "off"):
+        fail(f"--sandbox {walls}: it is auto, required or off")
+    stems = sorted({exercise_named(name) for name in names.split(",") if name} or exercises(), key=lessons.ORDER.index)
+    for stem in [stem for stem in stems if lessons.lacking(stem)]:
+        if names:
+            fail(lessons.lacking(stem))
+        stems.remove(stem)
+        say(escape(f"– {stem} is not graded: {lessons.lacking(stem)}"))
+    from grader.engine import grade as grading
+    from grader.engine import live, pages
+    from grader.engine.release import ReleaseError
+    from grader.engine.sandbox import NoSandbox
+    from grader.engine.submissions import students
+
+    if not (found := students(submissions)):
+        fail(f"{submissions}: there is no submission in it, that is, no folder and no archive")
+    try:
+        guards = grading.guards_for(walls)
+        room = grading.open_class(out, stems, seed, guards, minutes)
+    except (ValueError, NoSandbox, ReleaseError) as problem:
+        fail(problem)
+    say(f"[dim]{escape(str(guards))}[/]" if "OPEN" not in str(guards) else f"[red]{escape(str(guards))}[/]")
+    left = grading.left_to_do(room, found, again)
+    if done := len(found) - len(left):
+        say(f"{done} of {len(found)} are graded already")
+    try:
+        live.show(room, grading.run(room, left, jobs), len(left))
+    except KeyboardInterrupt:
+        say("\nstopped; the same command goes on with the rest")
+        raise typer.Exit(130) from None
+    for path in pages.write(room, list(found)):
+        say(f"{path}")
+    failed = [name for name in found if grading.read_record(room.record(name))["state"] == grading.FAILED]
+    if failed:
+        fail(f"{len(failed)} could not be graded, by no fault of theirs: {', '.join(failed[:5])}; the same command tries them once more", code=1)
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)

@@ -61,6 +61,7 @@ class Rank:
     waiting: bool = False
     waits_for: Op | None = None  # the message, where it is one
     messages: dict[int, Op] = field(default_factory=dict)  # by their number
+    from_anybody: dict[int, dict] = field(default_factory=dict)  # receives whose sender is not known yet
     gone: str | None = None  # how it ended, in words
     last: Where | None = None  # the last line of the student's code that an event named
 
@@ -82,6 +83,8 @@ class Observer:
         if event["e"] in ("wait", "done"):
             rank.waiting = event["e"] == "wait"
             rank.waits_for = rank.messages.get(event.get("of")) if rank.waiting else None
+            if "source" in event and event["of"] in rank.from_anybody:
+                return self.message(number, rank.from_anybody.pop(event["of"]) | {"peer": event["source"]})
         elif event["e"] == "joins":
             return self.join(number, event)
         elif event["e"] == "op":
@@ -160,7 +163,8 @@ class Observer:
 
     def message(self, number: int, event: dict) -> Fault | None:
         peer = event["peer"]
-        if peer is None:  # from any source: whoever sends
+        if peer is None:  # from any source: whose message it was is known at its end
+            self.ranks[number].from_anybody[event["id"]] = event
             return None
         if peer == number:
             verb = "sends to" if event["op"] == "send" else "receives from"

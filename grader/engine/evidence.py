@@ -5,11 +5,15 @@ code. JSON and safetensors can only hold values.
 """
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+
+LARGEST = 500_000_000  # bytes of one rank's evidence
 
 
 def write(stem: Path, value: Any) -> None:
@@ -45,9 +49,9 @@ def write(stem: Path, value: Any) -> None:
 
 
 def read(stem: Path) -> Any:
-    """Read what `write` wrote. Raises FileNotFoundError if there is none."""
-    tree = json.loads(Path(f"{stem}.json").read_text())
-    tensors = safetensors.torch.load_file(f"{stem}.safetensors")
+    """Read what `write` wrote. Raises OSError if there is none, or no plain file of a likely size."""
+    tree = json.loads(plain_bytes(Path(f"{stem}.json"), LARGEST))
+    tensors = safetensors.torch.load(plain_bytes(Path(f"{stem}.safetensors"), LARGEST))
 
     def decode(item: Any) -> Any:
         if isinstance(item, list):
@@ -59,6 +63,19 @@ def read(stem: Path) -> Any:
         return item
 
     return decode(tree)
+
+
+def plain_bytes(path: Path, limit: int, cut: bool = False) -> bytes:
+    """The content of a file that a stranger may have put there: not through a link, never waiting, at most `limit` bytes.
+
+    Raises OSError if it is no plain file, or longer (unless it is to be `cut`).
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or (about.st_size > limit and not cut):
+            raise OSError(f"{path.name}: no plain file of at most {limit} bytes")
+        return file.read(limit)
 
 
 def encoded(value: Any) -> dict:

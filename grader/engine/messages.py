@@ -6,7 +6,7 @@ verdict says must not depend on it. So the run is rehearsed: each rank's events 
 receive has begun, and not before. If that gets stuck, it is the deadlock that it would be without buffers.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -78,6 +78,23 @@ def with_source(event: dict, ends: dict[int, dict]) -> dict:
     if "id" in event and event["peer"] is None:
         return {**event, "peer": ends.get(event["id"], {}).get("source", 0)}
     return event
+
+
+SENT = {"send", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "reduce_scatter"}  # whose bytes must go to another rank
+
+
+def least_bytes(events: Sequence[list[dict]]) -> int:
+    """So many bytes must have travelled between the ranks if these events are true: of each call, those of one rank."""
+    calls: dict[tuple, int] = {}
+    for number, mine in enumerate(events):
+        met: Counter[str] = Counter()
+        for event in mine:
+            if event["e"] == "op" and event["op"] in SENT and len(event["group"]) > 1:
+                who = number if event["op"] == "send" else None  # a message is its sender's alone, a collective everybody's
+                met[event["name"], who] += 1
+                call = event["name"], who, met[event["name"], who]
+                calls[call] = max(calls.get(call, 0), event["bytes"])
+    return sum(calls.values())
 
 
 class Loose(NamedTuple):

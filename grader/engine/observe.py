@@ -3,7 +3,7 @@
 An event goes out BEFORE each collective or message (so a call that never
 returns is still known), and around each wait. Every one passes through the
 dispatcher, so DDP's reducer, FSDP, DTensor and plain `dist` calls are seen
-alike. Events are JSON lines on a socket of the run's folder:
+alike. Events are JSON lines on the socket that each rank has to the judge:
 
     {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
      "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
@@ -82,7 +82,7 @@ class Judge:
     merciless = False  # see `merciless_messages`
     patient = False  # in a run that measures time the judge is told later, for listening takes a processor
 
-    def __init__(self, path: Path, number: int, job: dict) -> None:
+    def __init__(self, line: socket.socket, job: dict) -> None:
         self.units = {unit["name"] for unit in job["units"]}
         self.pid = os.getpid()
         self.unsaid: list[dict] = []
@@ -91,9 +91,8 @@ class Judge:
         self.world = job["world"]
         self.lives = 0  # process groups joined: a later one gives its groups the same names again
         self.lock = threading.Lock()
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(str(path))
-        self.say(e="rank", rank=number)
+        self.socket = line
+        self.say(e="here")
 
     def say(self, **event: Any) -> None:
         if os.getpid() != self.pid:  # a data loader's worker, say: not a rank

@@ -1,15 +1,16 @@
 """One rank: load the student's code, do what the job asks, leave evidence.
 
 Everything here runs in the rank's own process, beside the student's code. It
-reports to the judge and judges nothing. The job is `job.json` in the run's
-folder:
+reports to the judge and judges nothing. The server that forked it knows the job;
+what only this rank may see, its inputs, the judge sends over the rank's own line:
 
+    folder       of the run
     units        [{name, text}]: the student's code, a script or a notebook's cells
     file         what `__file__` is to them
     argv         the command line: run the script as a whole;  or
-    module, function, inputs
+    module, function
                  call a function of the check file (or of another module, as
-                 "module:function") with the student's module
+                 "module:function") with the student's module and the inputs
     world, nodes ranks, and how many nodes they pretend to be spread over
     group        make the process group before the call
     gpus         GPUs a node to pretend
@@ -18,6 +19,7 @@ folder:
 import json
 import linecache
 import os
+import socket
 import sys
 import traceback
 import types
@@ -30,13 +32,14 @@ from grader import OWN
 from grader.engine import evidence, observe
 
 
-def main(folder: str, number: int) -> None:
-    """Be rank `number` of the job in `folder`."""
-    run = Path(folder)
-    job = json.loads((run / "job.json").read_text())
+def main(job: dict, number: int, line: socket.socket) -> None:
+    """Be rank `number` of the job; `line` leads to the judge."""
+    run = Path(job["folder"])
     redirect(run, number)
     settle(job, run, number)
-    judge = observe.Judge(run / "judge.sock", number, job)
+    judge = observe.Judge(line, job)
+    with line.makefile("rb") as heard:
+        job["inputs"] = json.loads(heard.readline())
     observe.watch(judge, run, job)
     try:
         if job["argv"] is not None:
@@ -87,9 +90,9 @@ def settle(job: dict, run: Path, number: int) -> None:
 compiled: dict[tuple[str, str], types.CodeType] = {}  # (name, text) of a unit -> its code
 
 
-def compile_units(folder: str) -> None:
+def compile_units(job: dict) -> None:
     """In the server, before it forks: compile the job's units. What does not compile is left to the ranks to tell."""
-    units = [(unit["name"], unit["text"]) for unit in json.loads(Path(folder, "job.json").read_text())["units"]]
+    units = [(unit["name"], unit["text"]) for unit in job["units"]]
     for known in compiled.keys() - units:
         del compiled[known]
     with warnings.catch_warnings():

@@ -1,0 +1,56 @@
+"""A class while it is graded: who is at what, what they have, how long it takes yet."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from grader.engine import grade
+from grader.engine.screen import console, say
+
+
+def show(room: grade.Class, news: Iterator[dict], total: int) -> None:
+    """Follow the news of a class to its end: a table on a terminal, else a line for each submission."""
+    progress = Progress(TextColumn("submissions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
+    bar = progress.add_task("submissions", total=total)
+    at: dict[str, dict] = {}  # student -> lesson, right so far, since when
+
+    def table() -> Group:
+        rows = Table("student", "lesson", "right", "since", box=None)
+        for student, now in at.items():
+            rows.add_row(escape(student), now["lesson"], f"{now['right']}/{now['asked']}", f"{time.monotonic() - now['since']:.0f} s")
+        return Group(rows, progress)
+
+    terminal = sys.stdout.isatty()
+    with Live(table(), console=console, refresh_per_second=4, transient=True, get_renderable=table) if terminal else nullcontext():
+        for item in news:
+            now = at.setdefault(item["student"], {"lesson": "", "right": 0, "asked": 0, "since": time.monotonic()})
+            if item.get("over"):
+                del at[item["student"]]
+                progress.advance(bar)
+                say(line(grade.read_record(room.record(item["student"]))))
+            else:
+                now["lesson"] = item["lesson"]
+                now["asked"] += 1
+                now["right"] += item["status"] == "pass"
+
+
+def line(record: dict) -> str:
+    """A submission that is over, in rich's markup."""
+    most = sum(verdict["max_points"] for verdict in record["verdicts"])
+    said = f"{escape(record['student'])}: "
+    if record["state"] == grade.FAILED:
+        return f"[red]{said}could not be graded: {escape(record['why'])}[/]"
+    said += f"{grade.points(record):g} of {most}"
+    if record["state"] == grade.REFUSED:
+        said += f", refused: {escape(record['refused'][0])}"
+    if record["flags"]:
+        said += f"[yellow], for a person to look at: {escape(record['flags'][0]['reason'])}[/]"
+    return said
+

@@ -1,0 +1,230 @@
+"""Walls around a stranger's code: bubblewrap where it is, else Landlock and limits alone.
+
+A fork-server takes seconds to load torch, a fork of it none. So one that is loaded and that has seen nothing of
+anybody forks another one for each submission, and this one steps into the namespaces of a sandbox that bubblewrap
+has made: processes of its own, a network with nothing but loopback, no capability, and these files:
+
+    the course        without solutions, read-only, at the place where the instructor's own course is
+    Python, /usr      read-only
+    one folder        of its own, where its runs lie; the judge outside reads there what they left
+    /tmp, /dev/shm    its own, empty
+
+What the judge draws, the references, other submissions and the gradebook are outside, and stay there.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from grader.engine import lessons
+
+GIB = 1 << 30
+MEMORY = 4 * GIB  # addresses of one process; torch alone takes three quarters of one
+WRITTEN = GIB // 4  # bytes of one file
+CPU = 180  # seconds of CPU of one process
+PROCESSES = 512  # of one user; without effect for root, whom the judge's own count stops
+DESCRIPTORS = 1024
+TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge counts
+TOTAL_PROCESSES = 200
+TOTAL_WRITTEN = 1 * GIB
+
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 4, 38, 24  # linux/prctl.h
+CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
+SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
+
+
+class NoSandbox(RuntimeError):
+    """The walls that were asked for can not be had; the message says why."""
+
+
+@dataclass(frozen=True)
+class Guards:
+    """What stands between a submission and the machine."""
+
+    files: str
+    processes: str
+    network: str
+    limits: str
+
+    def __str__(self) -> str:
+        return "; ".join(f"{name}: {value}" for name, value in vars(self).items())
+
+
+LIMITS = (f"{MEMORY // GIB} GiB of addresses, {CPU} s of CPU and files of {WRITTEN >> 20} MiB a process; "
+          f"{TOTAL_MEMORY // GIB} GiB and {TOTAL_PROCESSES} processes in all")
+BUBBLEWRAP = Guards("bubblewrap: the course without solutions, read-only; one folder of its own", "its own namespace, no capability",
+                    "loopback of its own", LIMITS)
+LANDLOCK = Guards("Landlock: reads Python, /usr and the course's library; writes its own folder", "no signal to the outside",
+                  "OPEN: nothing keeps it from the network", LIMITS)
+NONE = Guards("OPEN: all that you may read", "OPEN: it may signal your processes", "OPEN: nothing keeps it from the network", LIMITS)
+
+
+def available() -> Guards:
+    """The best walls of this machine, tried, not guessed."""
+    if sys.platform != "linux":
+        return NONE
+    if shutil.which("bwrap"):
+        works = subprocess.run(["bwrap", *NAMESPACES, "--ro-bind", "/", "/", "true"], capture_output=True, check=False)
+        if works.returncode == 0:
+            return BUBBLEWRAP
+    return LANDLOCK if landlock_version() >= 6 else NONE
+
+
+NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
+
+
+class Sandbox:
+    """Walls for one submission; ends with all that is inside.
+
+    Attributes:
+        folder: where its runs lie.
+        guards: what walls it has.
+        first: the process id of the first process inside; None without bubblewrap.
+    """
+
+    def __init__(self, guards: Guards, course: Path) -> None:
+        """`course`: the course that is shown inside, without solutions."""
+        self.guards = guards
+        self.folder = Path(tempfile.mkdtemp(prefix="wb-inside-"))
+        self.process: subprocess.Popen | None = None
+        self.first: int | None = None
+        if guards is BUBBLEWRAP:
+            self._wrap(course)
+
+    def _wrap(self, course: Path) -> None:
+        heard, told = os.pipe()
+        command = ["bwrap", *NAMESPACES, "--die-with-parent", "--new-session", "--proc", "/proc", "--tmpfs", "/tmp",
+                   "--tmpfs", "/dev", "--tmpfs", "/dev/shm"]
+        for device in ("null", "zero", "full", "random", "urandom"):
+            command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+        for top in ("/bin", "/sbin", "/lib", "/lib64", "/usr", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives",
+                    "/etc/passwd", "/etc/localtime"):
+            command += ["--symlink", os.readlink(top), top] if os.path.islink(top) and top != "/etc/localtime" else ["--ro-bind-try", top, top]
+        command += ["--ro-bind", str(course), str(lessons.COURSE)]
+        for place in python_folders():
+            command += ["--ro-bind", os.path.realpath(place), place]
+        command += ["--bind", str(self.folder), str(self.folder), "--chdir", "/", "--info-fd", str(told), "sh", "-c", "echo up; cat"]
+        # cat ends when its input does, that is, with us
+        self.process = subprocess.Popen(command, pass_fds=[told], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        os.close(told)
+        up = self.process.stdout.readline()  # bwrap names its first process long before all walls stand
+        with open(heard) as lines:
+            said = lines.read()
+        if not up:
+            raise NoSandbox(f"bubblewrap: {self.process.communicate()[1].decode(errors='replace').strip()}")
+        self.first = json.loads(said)["child-pid"]
+
+    def wire(self) -> int | None:
+        """Bytes that have gone over the sandbox's own network so far: the kernel's count. None without one."""
+        if self.first is None:
+            return None
+        with open(f"/proc/{self.first}/net/dev") as table:
+            loopback = next(line for line in table if line.strip().startswith("lo:"))
+        return int(loopback.split(":")[1].split()[8])
+
+    def close(self) -> None:
+        if self.process:
+            try:
+                os.kill(self.first, signal.SIGKILL)  # with the first process of a namespace go all
+            except (ProcessLookupError, TypeError):
+                pass
+            self.process.kill()
+            self.process.communicate()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def python_folders() -> list[str]:
+    """Where this Python and its packages lie, /usr and the course's own files aside."""
+    own = str(lessons.COURSE)
+    places = {sys.prefix, sys.base_prefix, *(path for path in sys.path if path and os.path.isdir(path))}
+    places |= {os.path.realpath(sys.prefix), os.path.dirname(os.path.realpath(sys.executable))}
+    kept: list[str] = []
+    for place in sorted(places):
+        if place == own or place.startswith("/usr/") or place == "/usr" or (place.startswith(f"{own}/") and place != sys.prefix):
+            continue
+        if not any(place == other or place.startswith(f"{other}/") for other in kept):
+            kept.append(place)
+    return kept
+
+
+# Inside: what a forked server does to itself
+
+
+def enter(first: int | None) -> None:
+    """Step into the namespaces of a sandbox, for good, and give up what could lead out. Returns in a child process.
+
+    `first` is the sandbox's first process; None where there is no bubblewrap.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if first is not None:
+        for kind in ("user", "ipc", "uts", "net", "pid", "mnt"):
+            namespace = os.open(f"/proc/{first}/ns/{kind}", os.O_RDONLY)
+            if libc.setns(namespace, 0):
+                raise OSError(ctypes.get_errno(), f"setns {kind}: {os.strerror(ctypes.get_errno())}")
+            os.close(namespace)
+        os.chdir("/")
+        if child := os.fork():  # only what is forked from here on is inside the namespace of processes
+            os.waitpid(child, 0)
+            os._exit(0)
+        for capability in range(64):
+            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+        header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+        if libc.capset(header, (ctypes.c_uint32 * 6)()):
+            raise OSError(ctypes.get_errno(), "capset")
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no rank can look into the server's memory, or another rank's
+    for what, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, WRITTEN), (resource.RLIMIT_CPU, CPU), (resource.RLIMIT_CORE, 0),
+                       (resource.RLIMIT_NOFILE, DESCRIPTORS), (resource.RLIMIT_NPROC, PROCESSES)):
+        _, hard = resource.getrlimit(what)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # too large a file is an error that can be caught
+
+
+# Landlock, https://docs.kernel.org/userspace-api/landlock.html
+
+READ = 1 << 0 | 1 << 2 | 1 << 3  # execute, read a file, list a folder
+ALL = (1 << 16) - 1  # every right on files, of version 5
+SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals: version 6
+
+
+def landlock_version() -> int:
+    return max(0, ctypes.CDLL(None).syscall(SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)) if sys.platform == "linux" else 0
+
+
+def landlock(folder: str) -> None:
+    """From now on this process and its children read only what a lesson needs, write only in `folder`, signal only one another."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    rules = (ctypes.c_uint64 * 3)(ALL, 0, SCOPES)  # files, network (gloo must be free to bind), scopes
+    ruleset = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, rules, ctypes.sizeof(rules), 0)
+    course = lessons.COURSE
+    library = [course / "utils", course / "grader" / "engine", *(course / "grader").glob("*.py")]
+    devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "shm")]
+    places = [(path, READ) for path in ("/bin", "/lib", "/lib64", "/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime",
+                                         "/sys", *python_folders(), *map(str, library))]  # /sys: gloo lists the network cards
+    for path, rights in [*places, *((device, ALL) for device in devices), (folder, ALL)]:
+        if not os.path.exists(path):
+            continue
+        if not os.path.isdir(path):
+            rights &= 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # those that a file can have
+        opened = os.open(path, os.O_PATH)
+        rule = (ctypes.c_byte * 12).from_buffer_copy(rights.to_bytes(8, "little") + opened.to_bytes(4, "little"))
+        if libc.syscall(SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0):
+            raise OSError(ctypes.get_errno(), f"Landlock: {path}")
+        os.close(opened)
+    if ruleset < 0 or libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0):
+        raise OSError(ctypes.get_errno(), "Landlock")
+    os.close(ruleset)
+
+
+def named(walls: dict) -> Guards:
+    """The guards whose fields these are."""
+    return next(guards for guards in (BUBBLEWRAP, LANDLOCK, NONE) if vars(guards) == walls)
