@@ -218,7 +218,6 @@ RIGHT = [
     Answer(4, "nodes as torchrun counts them", '''
         return int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["GROUP_WORLD_SIZE"])
         '''),
-    Answer(5, "by its name", 'return "ddp"'),
     Answer(5, "Lightning's choice, now that it knows how many there are", 'return "auto"'),
     Answer(5, "with options, and the backend said", '''
         backend = "nccl" if torch.cuda.is_available() else "gloo"
@@ -234,7 +233,6 @@ RIGHT = [
         mine = Subset(samples, range(self.trainer.global_rank, len(samples), self.trainer.world_size))
         return DataLoader(mine, batch_size=self.args.batch_size, **self.common)
         '''),
-    Answer(8, "by keyword", "own_samplers = dict(use_distributed_sampler=False)"),
     Answer(9, "by Lightning's own way to one rank", '''
         if trainer.is_global_zero:
             weights = {name: weight.detach().cpu() for name, weight in module.model.state_dict().items()}
