@@ -499,9 +499,10 @@ def grade(
     walls: Annotated[str, typer.Option("--sandbox", metavar="auto|required|off", help="required: rather grade nobody than without walls")] = "auto",
     minutes: Annotated[float, typer.Option(min=0.1, help="for one submission")] = 10.0,
     again: Annotated[bool, typer.Option("--again", help="also those that are graded; what was there stays in their history")] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="in an array of --jobs jobs, instead of on this machine")] = False,
+    slurm_options: Annotated[str, typer.Option(metavar="A=B,…", help="for these jobs, such as partition=batch,account=mine")] = "",
 ) -> None:
     """Grade a class: strangers' code, each submission behind walls of its own."""
-    needs_solutions()
     if not submissions.is_dir():
         fail(f"{submissions}: no such folder")
     if walls not in ("auto", "required", "off"):
@@ -530,15 +531,73 @@ def grade(
     if done := len(found) - len(left):
         say(f"{done} of {len(found)} are graded already")
     try:
-        live.show(room, grading.run(room, left, jobs), len(left))
+        options = dict(option.split("=", 1) for option in slurm_options.split(",") if "=" in option)
+        news = grading.run_on_slurm(room, left, jobs, options) if slurm else grading.run(room, left, jobs)
+        live.show(room, news, len(left))
     except KeyboardInterrupt:
         say("\nstopped; the same command goes on with the rest")
         raise typer.Exit(130) from None
-    for path in pages.write(room, list(found)):
+    for path in pages.write(room):
         say(f"{path}")
     failed = [name for name in found if grading.read_record(room.record(name))["state"] == grading.FAILED]
     if failed:
         fail(f"{len(failed)} could not be graded, by no fault of theirs: {', '.join(failed[:5])}; the same command tries them once more", code=1)
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def mark(
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="what grade --out was given")],
+    student: Annotated[str, typer.Argument(metavar="STUDENT")],
+    todo: Todo,
+    points: Annotated[float, typer.Argument(min=0, metavar="POINTS")],
+    reason: Annotated[str, typer.Option(help="kept with the mark, and shown to the student")],
+) -> None:
+    """Give another mark than the judge's, with a reason."""
+    from grader.engine import grade as grading
+    from grader.engine import pages
+
+    room = graded_class(out)
+    try:
+        record = grading.override(room, student, "/".join(map(str, todo_named(todo))), points, reason)
+    except ValueError as problem:
+        fail(problem)
+    pages.write(room)
+    say(f"{student}: {grading.points(record):g}")
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def gradebook(
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="what grade --out was given")],
+    root: Annotated[Path, typer.Option(metavar="DIR", help="nbgrader's folder")] = lessons.COURSE / ".workbook" / "nbgrader",
+) -> None:
+    """Put a class's marks into nbgrader's gradebook."""
+    from grader.engine import grade as grading
+    from grader.engine import gradebook as book
+
+    room = graded_class(out)
+    say(f"{book.write(room, grading.records(room), root)}")
+
+
+def graded_class(out: Path) -> "Class":  # noqa: F821
+    from grader.engine import grade as grading
+
+    if not (out / "class.json").is_file():
+        fail(f"{out} has no class in it; ./workbook grade SUBMISSIONS --out {out} makes one")
+    return grading.load(out)
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def autograder(file: Annotated[Path, typer.Argument(metavar="FILE.zip")], names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these; otherwise all")] = "") -> None:
+    """Make the course a Gradescope autograder: an archive to upload there."""
+    from grader.engine import gradescope
+    from grader.engine.release import ReleaseError
+
+    needs_solutions()
+    try:
+        gradescope.pack(file, [exercise_named(name) for name in names.split(",") if name])
+    except ReleaseError as problem:
+        fail(problem)
+    say(f"{file}")
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)

@@ -3,6 +3,7 @@
     OUT/class.json             what all were graded with: seed, lessons, their versions
     OUT/records/STUDENT.json   one record a submission, the only truth; all else is made from these
     OUT/journal.jsonl          a line for each submission as it ends
+    OUT/taken/STUDENT/         the files that were graded
 
 A worker process grades one submission after the other and writes its record, whole or not at all. Whoever is killed,
 and however, what has a record is graded and what has none is not: started again, it goes on with the rest.
@@ -25,7 +26,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +36,7 @@ from grader.engine import lessons, release, sandbox, submissions
 from grader.engine.files import course_digest
 
 VERSION = 1  # of a record
+KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"}  # of the environment, in a worker
 GRADED, REFUSED, FAILED = "graded", "refused", "could not be graded"
 
 
@@ -52,6 +53,10 @@ class Class:
 
     def record(self, student: str) -> Path:
         return self.out / "records" / f"{file_name(student)}.json"
+
+    def taken(self, student: str) -> Path:
+        """The folder with what was graded."""
+        return self.out / "taken" / file_name(student)
 
 
 def file_name(student: str) -> str:
@@ -79,12 +84,14 @@ def grade_one(outside: "Engine", room: Class, student: str, path: Path, heard: C
         record["state"] = REFUSED
     record["digest"], record["refused"] = taken.digest, taken.refused
     record["files"] = {name: hashlib.sha256(content).hexdigest() for name, content in taken.files.items()}
+    folder = room.taken(student)
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, content in taken.files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
     modules = [f"grader.test_{stem}" for stem in room.stems]
-    with tempfile.TemporaryDirectory(prefix="wb-taken-") as folder, Engine(outside, room.guards, room.course, modules) as inside:
-        for name, content in taken.files.items():
-            target = Path(folder, name)
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(content)
+    with Engine(outside, room.guards, room.course, modules) as inside:
         inside.until = time.monotonic() + 60 * room.minutes
         for stem in room.stems:
             judge = Judge(inside, stem, folder, seed=room.seed)
@@ -130,6 +137,12 @@ def read_record(path: Path) -> dict | None:
         return None
 
 
+def records(room: Class) -> list[dict]:
+    """All records of a class, by student."""
+    found = [read_record(path) for path in sorted((room.out / "records").glob("*.json"))]
+    return sorted(found, key=lambda record: record["student"])
+
+
 def points(record: dict) -> float:
     """The marks of a record: the judge's, where nobody has overridden them."""
     return sum(marks(record).values())
@@ -139,6 +152,18 @@ def marks(record: dict) -> dict[str, float]:
     """lesson/TODO -> points."""
     own = {f"{verdict['lesson']}/{verdict['todo']}": verdict["points"] for verdict in record["verdicts"]}
     return own | {change["todo"]: change["points"] for change in record["overrides"]}
+
+
+def grade_slice(out: str, part: list[tuple[str, str]]) -> None:
+    """The same in a job of its own, on a node of a cluster: (student, path) after (student, path)."""
+    from grader.engine.launch import Engine
+
+    for name in set(os.environ) - KEPT:
+        del os.environ[name]
+    room = load(Path(out))
+    with Engine() as outside:
+        for student, path in part:
+            grade_and_keep(outside, room, student, Path(path), lambda news: None)
 
 
 def work(out: str) -> None:
@@ -187,7 +212,10 @@ def open_class(out: Path, stems: list[str], seed: str | None, guards: sandbox.Gu
     course = out / "course"
     if not known:
         shutil.rmtree(course, ignore_errors=True)
-        release.release(course)
+        if lessons.source_root().name == "solutions":
+            release.release(course)
+        else:  # this is a release already
+            shutil.copytree(lessons.COURSE, course, ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__"))
         (course / ".venv").mkdir()  # where Python is shown inside
         os.chmod(out, 0o700)
         write_whole(out / "class.json", json.dumps({"version": VERSION, "seed": seed or secrets.token_hex(8), "course": digests}, indent=1) + "\n")
@@ -270,9 +298,60 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
             thread.join(5)
 
 
+def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[str, Any]) -> Iterator[dict]:
+    """The same as `run` by a job array: each of `jobs` jobs takes its share, one submission after the other."""
+    import submitit
+
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)  # sbatch passes it on
+    entries = [(student, str(path.resolve())) for student, path in left.items()]
+    shares = [share for start in range(jobs) if (share := entries[start::jobs])]
+    executor = submitit.SlurmExecutor(folder=room.out / "slurm")
+    executor.update_parameters(job_name="grade", array_parallelism=jobs, cpus_per_task=2, time=max(1, round(sum(room.minutes for _ in shares[0]))), **options)
+    before = {student: stamp(room, student) for student in left}
+    array = executor.map_array(grade_slice, [str(room.out.resolve())] * len(shares), shares)
+    waiting = {student: job for job, share in zip(array, shares) for student, _ in share}
+    try:
+        while waiting:
+            ended = {job.job_id for job in array if job.done()}  # asked first: a record that is there now was there at the end
+            for student, job in list(waiting.items()):
+                if stamp(room, student) == before[student]:
+                    if job.job_id not in ended:
+                        continue
+                    keep(room, failure(student, left[student], f"job {job.job_id} ended without a record; see {room.out / 'slurm'}"))
+                del waiting[student]
+                yield {"student": student, "over": True}
+            time.sleep(0.5)  # a queue can only be asked
+    finally:
+        for job in {job.job_id: job for job in waiting.values()}.values():
+            job.cancel()
+
+
+def stamp(room: Class, student: str) -> float:
+    """When a student's record was written; 0.0 if there is none."""
+    try:
+        return room.record(student).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def override(room: Class, student: str, todo: str, points: float, reason: str) -> dict:
+    """A person's mark in place of the judge's, with its reason. Raises ValueError if there is no such mark."""
+    record = read_record(room.record(student))
+    if record is None or record["state"] == FAILED:
+        raise ValueError(f"{student} has no marks in {room.out}")
+    if todo not in marks(record):
+        raise ValueError(f"{student} was not graded on {todo}")
+    change = {"todo": todo, "points": points, "reason": reason, "when": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
+    replaced = [other for other in record["overrides"] if other["todo"] == todo]
+    record["overrides"] = [other for other in record["overrides"] if other["todo"] != todo] + [change]
+    record["history"] = [*record.get("history", []), *({"override": other} for other in replaced)]
+    write_whole(room.record(student), json.dumps(record, indent=1) + "\n")
+    return record
+
+
 def start_worker(room: Class) -> subprocess.Popen:
     """With nothing of the instructor's in its environment: what the worker's servers know, a stranger's code might read."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "WORKBOOK_PYTHON", "TMPDIR") if name in os.environ}
+    kept = {name: value for name, value in os.environ.items() if name in KEPT}
     return subprocess.Popen([sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(lessons.COURSE)!r}); from grader.engine import grade; "
                              f"grade.work({str(room.out.resolve())!r})"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept | {"HOME": "/tmp"},
                             cwd=lessons.COURSE, start_new_session=True)  # fmt: skip

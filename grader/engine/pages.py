@@ -70,9 +70,9 @@ CLASS = """<!doctype html>
 page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string
 
 
-def write(room: grade.Class, students: list[str]) -> list[Path]:
-    """All pages and tables of these students; returns the paths of those to look at."""
-    records = [record for student in students if (record := grade.read_record(room.record(student)))]
+def write(room: grade.Class) -> list[Path]:
+    """All pages and tables of the class; returns the paths of those to look at."""
+    records = grade.records(room)
     for folder in ("feedback", "gradescope"):
         (room.out / folder).mkdir(exist_ok=True)
     for record in records:
