@@ -56,14 +56,15 @@ def test_the_baseline_starts_one_process_on_one_gpu(kind, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("kind", ["sbatch", "pbs"])
-def test_sharded_training_starts_a_process_on_each_gpu(kind, nodes, tmp_path, monkeypatch):
+@pytest.mark.parametrize("lesson", ["fsdp_training", "lightning_training"])
+def test_later_files_start_a_process_on_each_gpu(lesson, kind, nodes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    seen = batch.submit((SOURCES / f"fsdp_training.{kind}").read_text(), kind, "fsdp_training")[str(nodes)]
+    seen = batch.submit((SOURCES / f"{lesson}.{kind}").read_text(), kind, lesson)[str(nodes)]
     assert seen["code"] == 0, seen
     starts = batch.started(seen)
     assert [rank for ranks in starts for rank in ranks.ranks] == list(range(4 * nodes))
     assert {(ranks.world, len(ranks.visible), ranks.script, tuple(ranks.args[-2:])) for ranks in starts} == {
-        (4 * nodes, 4, "train/fsdp_training.py", tuple(batch.ARGS))}  # fmt: skip
+        (4 * nodes, 4, f"train/{lesson}.py", tuple(batch.ARGS))}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["sbatch", "pbs"])

@@ -36,8 +36,8 @@ def test_spans():
 # The parts of a step
 
 
-def train(parts, steps, forwards=1, evaluate=False):
-    """A step whose forward pass is slow, and whose other parts are not."""
+def train(parts, steps, forwards=1, evaluate=False, closed=False):
+    """A step whose forward pass is slow, and whose other parts are not; `closed`: the optimizer calls the rest of it."""
 
     class Slow(nn.Module):
         def __init__(self):
@@ -51,9 +51,15 @@ def train(parts, steps, forwards=1, evaluate=False):
     model = Slow()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
-        for _ in range(forwards):
-            model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
+        def closure():
+            for _ in range(forwards):
+                model(torch.ones(1, 2)).sum().backward()
+
+        if closed:
+            optimizer.step(closure=closure)
+        else:
+            closure()
+            optimizer.step()
         if evaluate:
             with torch.no_grad():
                 model.eval()(torch.ones(1, 2))
@@ -61,15 +67,17 @@ def train(parts, steps, forwards=1, evaluate=False):
     parts.close()
 
 
+@pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("forwards", [1, 3])
-def test_the_parts_of_a_step(forwards):
+def test_the_parts_of_a_step(forwards, closed):
     wrote = []
-    train(recorder.Parts(lambda kind, **values: wrote.append((kind, values))), recorder.WARM + recorder.TIMED + recorder.PROFILED, forwards)
+    train(recorder.Parts(lambda kind, **values: wrote.append((kind, values))), recorder.WARM + recorder.TIMED + recorder.PROFILED, forwards, closed=closed)
     kinds = dict(wrote)
     steps = kinds["parts"]["steps"]
     assert len(steps) == recorder.TIMED and all(set(step) == set(recorder.PARTS) for step in steps)
     assert all(step["forward"] >= 0.002 * forwards for step in steps)  # a sleep is never shorter
     assert all(0 < step[part] for step in steps for part in recorder.PARTS)
+    assert all(step["forward"] > step["data"] + step["optimizer"] for step in steps)  # the border is where forward ends
     assert set(kinds["communication"]["shares"].values()) == {0.0}  # nobody to speak to
 
 

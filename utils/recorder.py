@@ -96,7 +96,7 @@ class Parts:
         self.hooks = [
             nn.modules.module.register_module_forward_pre_hook(self.before_forward),
             nn.modules.module.register_module_forward_hook(self.after_forward, always_call=True),
-            register_optimizer_step_pre_hook(lambda *_: self.mark("backward")),
+            register_optimizer_step_pre_hook(self.before_step),
             register_optimizer_step_post_hook(self.after_step),
         ]
 
@@ -138,6 +138,18 @@ class Parts:
             self.borders.append((part, self.last, now))
         if self.last is not None or part == "optimizer":
             self.last = now
+
+    def before_step(self, _: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if not callable(closure := kwargs.get("closure")):
+            self.mark("backward")
+            return None
+
+        def closed() -> Any:  # as Lightning has it: forward and backward are called in the optimizer's step
+            loss = closure()
+            self.mark("backward")
+            return loss
+
+        return args, {**kwargs, "closure": closed}
 
     def after_step(self, *_: Any) -> None:
         whole = self.last is not None

@@ -21,8 +21,14 @@ def problems(engine: Engine) -> list[str]:
     found = [f"{lesson}: has TODOs and no grader/test_{lesson}.py" for lesson in exercises() if lesson not in checked_lessons()]
     for lesson in checked_lessons():
         about_checks = list(said(lesson))
-        found += about_checks or [*starts(engine, lesson), *solutions(engine, lesson)]
+        if about_checks or not lessons.lacking(lesson):  # without its package it can not be put to the judge
+            found += about_checks or [*starts(engine, lesson), *solutions(engine, lesson)]
     return found
+
+
+def unchecked() -> list[str]:
+    """Lessons that can not be put to the judge here, and what they need."""
+    return [f"{lesson} is not checked: {line}" for lesson in checked_lessons() if (line := lessons.lacking(lesson))]
 
 
 def said(lesson: str) -> Iterator[str]:

@@ -76,7 +76,7 @@ class Verdict:
     todo: int
     title: str
     status: str  # pass | fail | skipped
-    cause: str | None  # null | not_attempted | crash | wrong_value | mismatch | hang | prerequisite
+    cause: str | None  # null | not_attempted | crash | wrong_value | mismatch | hang | prerequisite | not_installed
     points: int
     max_points: int
     message: str = ""
@@ -230,6 +230,7 @@ class Judge:
     def __init__(self, engine: Engine, lesson: str, target: str | Path | None = None, units: list[lessons.Unit] | None = None,
                  latest: dict[str, lessons.Ran] | None = None, batch: list[lessons.Unit] | None = None, seed: str = "") -> None:
         self.lesson = lesson
+        self.lacks = lessons.lacking(lesson)
         module = check_module(lesson)
         self.checks = {check.todo.number: check for check in checks_of(module)}
         self.titles = lessons.titles(lesson)
@@ -262,6 +263,8 @@ class Judge:
         return self.known[number]
 
     def _reach(self, number: int) -> Verdict:
+        if self.lacks:
+            return self._say(number, "skipped", "not_installed", self.lacks)
         if self.student is None:
             return self._say(number, "fail", "crash", self.unreadable)
         if self.broken and not self._in_batch_files(number):

@@ -165,6 +165,8 @@ def check(
 ) -> None:
     """Check TODOs: which are right, and what is wrong with the others."""
     lesson, number = todo_named(what) if what and "/" in what else (what and exercise_named(what), None)
+    if lesson and (lacking := lessons.lacking(lesson)):
+        fail(lacking)
     folder = target and existing_folder(target)
     if json and not json.absolute().parent.is_dir():
         fail(f"--json {json}: there is no folder {json.parent}")
@@ -182,12 +184,15 @@ def check(
         found = []
         for stem in checked_lessons():
             if lesson in (None, stem):
+                if lacking := lessons.lacking(stem):
+                    say(escape(f"– {stem} is not checked: {lacking}"))
+                    continue
                 judge = Judge(engine, stem, folder)
                 for verdict in judge.verdicts() if number is None else [judge.verdict(number)]:
                     say_verdict(verdict, brief=any(before.status == "fail" for before in found))
                     found.append(verdict)
     if not found:
-        fail(f"{lesson} has no checks yet")
+        fail(f"{lesson} has no checks yet" if lesson else "nothing could be checked")
     if folder is None:
         remember(found)
     if json:
@@ -298,6 +303,8 @@ def run(
     script = lessons.student_path(lesson)
     if not script.is_file():
         fail(f"there is no {own_file(lesson)}: ./workbook reset {lesson} brings it back")
+    if lacking := lessons.lacking(lesson):
+        fail(lacking)
     counts = nproc.split(",") if nproc else ["1" if lesson == BASELINE else "2"]
     if not all(count.isdecimal() and int(count) for count in counts):
         fail(f"--nproc {nproc}: a number of processes, or several, as in --nproc 1,2,4")
@@ -456,6 +463,8 @@ def build(
             engine.start()
             from grader.engine import audit
 
+            for line in audit.unchecked():
+                say(escape(line))
             problems = audit.problems(engine)
     for problem in problems:
         say(escape(problem))
@@ -499,6 +508,11 @@ def grade(
     if walls not in ("auto", "required", "off"):
         fail(f"--sandbox {walls}: it is auto, required or off")
     stems = sorted({exercise_named(name) for name in names.split(",") if name} or exercises(), key=lessons.ORDER.index)
+    for stem in [stem for stem in stems if lessons.lacking(stem)]:
+        if names:
+            fail(lessons.lacking(stem))
+        stems.remove(stem)
+        say(escape(f"– {stem} is not graded: {lessons.lacking(stem)}"))
     from grader.engine import grade as grading
     from grader.engine import live, pages
     from grader.engine.release import ReleaseError

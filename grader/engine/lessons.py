@@ -96,6 +96,18 @@ def titles(stem: str) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
+def lacking(stem: str) -> str:
+    """One line that says how to install the package that a lesson needs beside the others, if it is not there; else "".
+
+    The lesson's check file names it, `PACKAGE = "lightning"`, and does not import it: the fork-server does.
+    """
+    from utils.optional import lacks  # here, for nbgrader uses this module where utils/ is not
+
+    checks = COURSE / "grader" / f"test_{stem}.py"
+    named = re.search(r'^PACKAGE = "(\w+)"', checks.read_text("utf-8"), re.MULTILINE) if checks.is_file() else None
+    return lacks(named[1]) if named else ""
+
+
 def is_notebook(stem: str) -> bool:
     return source_path(stem).parent.name == "notebooks"
 

@@ -138,6 +138,12 @@ class Watch:
                 say(f"[dim]{time.perf_counter() - since:.2f} s after the save; checking the others …[/]")
                 early.append(verdict)
 
+        if line := lessons.lacking(self.lesson):
+            self.clear()
+            say(escape(f"{self.lesson} is not checked: {line}"))
+            if self.live and sys.stdin.isatty():
+                say(KEYS)
+            return True
         verdicts = recheck(self.engine, self.lesson, worked_on, show, stop=lambda: not self.events.empty())
         if verdicts is None:
             return False

@@ -134,6 +134,9 @@ def run(chosen: dict[str, list[int]]) -> int:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Engine() as engine, Progress(*columns, console=console, transient=True) as progress:
         for lesson, only in chosen.items():
+            if line := lessons.lacking(lesson):
+                console.print(f"{lesson} is not tried: {line}", soft_wrap=True)
+                continue
             numbers = len(lessons.titles(lesson))
             answers = importlib.import_module(f"grader.mutants.{lesson}")
             task = progress.add_task(lesson, total=2 * numbers + len(answers.WRONG) + len(answers.RIGHT))

@@ -10,6 +10,8 @@ import os
 import re
 from dataclasses import dataclass
 
+from rich.markup import escape
+
 from grader.engine import lessons
 from grader.engine.lessons import titles
 
@@ -90,5 +92,6 @@ def lesson_map() -> list[str]:
             lines.append(f"  [dim]·[/] {lesson:22} [dim]{kind:9} runs as it is given[/]")
         else:
             mark = "[green]✓[/]" if done == len(todos) else "[yellow]▸[/]" if done else "·"
-            lines.append(f"  {mark} {lesson:22} [dim]{kind:9}[/] {done} of {len(todos)} TODOs")
+            lacking = lessons.lacking(lesson)
+            lines.append(f"  {mark} {lesson:22} [dim]{kind:9}[/] {done} of {len(todos)} TODOs" + (f"; {escape(lacking)}" if lacking else ""))
     return lines

@@ -82,7 +82,7 @@ def settle(job: dict, run: Path, number: int) -> None:
     os.environ.update(
         RANK=str(number), WORLD_SIZE=str(job["world"]),
         LOCAL_RANK=str(number % a_node), LOCAL_WORLD_SIZE=str(a_node),
-        GROUP_RANK=str(number // a_node), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
+        GROUP_RANK=str(number // a_node), GROUP_WORLD_SIZE=str(job["nodes"]), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
         TORCHELASTIC_RUN_ID="workbook", HF_HUB_OFFLINE="1",
     )
 

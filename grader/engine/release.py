@@ -18,7 +18,7 @@ GENERATED = ("train", "notebooks", "sbatch", "grader/start")
 LIBRARY = ("utils", "grader/engine")
 # What goes out where git is not there to say.
 WITHOUT_GIT = (
-    "README.md", "requirements.txt", "pyproject.toml", "workbook", "nbgrader_config.py",
+    "README.md", "requirements.txt", "requirements-lightning.txt", "pyproject.toml", "workbook", "nbgrader_config.py",
     "LICENSE", ".gitignore", "utils", "grader", "images",
 )  # fmt: skip
 BASELINE = "single_gpu_training"  # complete as given: every lesson refers to it

@@ -49,6 +49,7 @@ import torch.utils.data.distributed
 
 import utils
 from grader.engine import observe, rank, sandbox
+from utils.optional import lacks
 
 for part in pkgutil.iter_modules(utils.__path__, "utils."):  # what the students' code imports
     importlib.import_module(part.name)
@@ -118,13 +119,13 @@ def listen(judge: socket.socket, wake: tuple[int, int], landlock: bool, inside_a
                 continue
             if "enter" in job:
                 for module in job["modules"]:
-                    importlib.import_module(module)
+                    load_checks(module)
                 inside.add(pid := fork_inside(job, lines[0], (judge.fileno(), *wake)))
                 os.close(lines[0])
                 judge.sendall(json.dumps({"entered": pid}).encode() + b"\n")
                 continue
             tidy = inside_a_sandbox
-            importlib.import_module(job["module"])  # loaded before the fork, so loaded once
+            load_checks(job["module"])
             rank.compile_units(job)  # compiled before the fork, so compiled once
             gc.freeze()  # the collector would touch, and so copy, every page that the ranks share with this process
             pids = [fork(job, number, lines, (judge.fileno(), *wake), landlock) for number in range(job["world"])]
@@ -132,6 +133,13 @@ def listen(judge: socket.socket, wake: tuple[int, int], landlock: bool, inside_a
                 os.close(line)
             living.update(pids)
             judge.sendall(json.dumps({"pids": pids}).encode() + b"\n")
+
+
+def load_checks(name: str) -> None:
+    """Import a module of checks, and the package that it names: before the fork, so once, and only where it is asked for."""
+    package = getattr(importlib.import_module(name), "PACKAGE", "")
+    if package and not lacks(package):
+        importlib.import_module(package)
 
 
 def hear(judge: socket.socket) -> tuple[dict | None, list[int]]:

@@ -1,0 +1,515 @@
+"""Checks and hints of lightning_training.
+
+| TODO | achievement                      | evidence                                                                  | needs |
+|------|----------------------------------|---------------------------------------------------------------------------|-------|
+| 1    | the loss of a step               | training_step() of a batch, against the model's own loss; what it leaves untouched |  |
+| 2    | the optimizer                    | weights after two steps of what configure_optimizers() makes, for two sets of flags |  |
+| 3    | the mean over all tokens         | Lightning validates on 3 ranks with unequal shares: what it has logged     |       |
+| 4    | devices and nodes                | layout() on 1 × 3 and 2 × 1 (nodes × ranks), and where nobody launched     |       |
+| 5    | one model                        | Lightning fits a model of the check's on 3 ranks: weights against one process; the backend |  |
+| 6    | a share of the training set      | the samples that each rank's loader yields, two epochs                     |       |
+| 7    | a share of the other two         | the same                                                                   |       |
+| 8    | samplers left alone              | Lightning validates by make_trainer() on 3 ranks: what reached the model   | 4, 5  |
+| 9    | saved once, as a plain model; the run is the serial run | who wrote; what the file holds; a whole run on 3 ranks | 1 – 8 |
+
+Here, a rank's imports of lightning stand in functions: on the ranks it is loaded already, and the judge needs none of it.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from grader.engine.checks import Wrong, expect, todo
+from grader.engine.observe import record_files
+from grader.scripts import REL, check_checkpoint, corpus, each_once, same_run
+from utils.data import ShardSampler, Windows
+from utils.model import TransformerLM
+
+PACKAGE = "lightning"
+
+SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=1, max_len=8)
+BATCH = 12  # divides by 1, 2, 3 and 4
+LAYOUTS = ((1, 3), (2, 2))  # nodes, ranks: in the second a node has fewer than there are
+
+
+def made_args(student, *flags):
+    return student.parse_args(["--batch-size", str(BATCH), "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "1", *flags])
+
+
+def tiny_model(seed):
+    torch.manual_seed(seed)
+    return TransformerLM(**SIZES)
+
+
+def tiny_batch(number):
+    draw = torch.Generator().manual_seed(100 + number)
+    return torch.randint(50, (2, 8), generator=draw), torch.randint(50, (2, 8), generator=draw)
+
+
+def weights(model):
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def own_trainer(world, strategy="ddp", accelerator="cpu", **more):
+    """A Trainer of the check's own, on all ranks of one node."""
+    import lightning as L
+    from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+
+    return L.Trainer(accelerator=accelerator, devices=world, num_nodes=1, strategy=strategy, plugins=[TorchElasticEnvironment()],
+                     use_distributed_sampler=False, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                     enable_model_summary=False, num_sanity_val_steps=0, **more)  # fmt: skip
+
+
+def own_module(model):
+    """A LightningModule of the check's own; `seen` is what it was evaluated on."""
+    import lightning as L
+
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model, self.seen = model, []
+
+        def training_step(self, batch, _):
+            return self.model(*batch)
+
+        def validation_step(self, batch, _):
+            self.seen += batch[0][:, 1].tolist()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+    return Module()
+
+
+def close(a, b):
+    """float32 sums in another order: 1e-6 measured, 1e-3 and more for a wrong one."""
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 1: the step
+
+
+def step_on_rank(student, rank, world):
+    module = student.LitModel(tiny_model(seed=0), made_args(student))
+    module.train()
+    before = weights(module.model)
+    found = module.training_step(tiny_batch(0), 0)
+    seen = {"kind": type(found).__name__, "loss": None}
+    loss = found.get("loss") if isinstance(found, dict) else found
+    after = weights(module.model)
+    seen["moved"] = [name for name in before if not torch.equal(before[name], after[name])]
+    seen["backward"] = [name for name, p in module.model.named_parameters() if p.grad is not None]
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        seen["loss"], seen["graph"] = loss.item(), loss.requires_grad
+    elif isinstance(loss, torch.Tensor):
+        seen["kind"] = f"tensor of shape {tuple(loss.shape)}"
+    return seen
+
+
+def loss_of_one_step():
+    return tiny_model(seed=0)(*tiny_batch(0)).item()
+
+
+@todo(
+    1,
+    why="It is the one thing that Lightning can not know. Whatever a training loop does besides is the same in all of them, and that is what it is for.",
+    hints=(
+        "What does the model return if it is given the targets as well as the words?",
+        "self.model is the TransformerLM, and model(x, y) its mean loss. Lightning needs the tensor, with its graph.",
+        "Return what self.model(...) gives for x and y; no .item(), no .backward().",
+    ),
+)
+def test_todo1_training_step(student):
+    right = student.reference(loss_of_one_step)
+    (seen,) = student.call(step_on_rank, world=1, group=False)
+    expect(seen["loss"] is not None, f"training_step returns no loss, but a {seen['kind']}: Lightning then makes no step, or stops", "a scalar tensor", seen["kind"])
+    expect(not seen["moved"], "training_step makes the optimizer's step itself; Lightning would make a second one", "weights as they were", seen["moved"][:1])
+    expect(not seen["backward"], "training_step calls backward itself; Lightning calls it once more, so that the gradient is counted twice or the graph is gone",
+           "no gradient yet", f"gradients of {len(seen['backward'])} parameters")
+    expect(seen["graph"], "the loss that training_step returns has no graph: from it no gradient can be found", "a tensor that requires grad", "a number only")
+    expect(math.isclose(seen["loss"], right, rel_tol=REL), "training_step does not return the mean loss of its batch", right, seen["loss"])
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 2: the optimizer
+
+FLAGS = (["--optimizer", "adamw", "--lr", "0.01", "--weight-decay", "0.3"], ["--optimizer", "sgd", "--lr", "0.5", "--weight-decay", "0.1"])
+
+
+def optimizer_on_rank(student, rank, world):
+    left = []
+    for flags in FLAGS:
+        module = student.LitModel(tiny_model(seed=0), made_args(student, *flags))
+        found = module.configure_optimizers()
+        while isinstance(found, (tuple, list, dict)) and found:  # Lightning takes all of these
+            found = found["optimizer"] if isinstance(found, dict) else found[0]
+        if not isinstance(found, torch.optim.Optimizer):
+            left.append({"kind": type(found).__name__})
+            continue
+        two_steps(module.model, found)
+        left.append({"weights": weights(module.model), "moved": sum(len(group["params"]) for group in found.param_groups)})
+    return left
+
+
+def two_steps(model, optimizer):
+    for number in range(2):
+        model.zero_grad()
+        model(*tiny_batch(number)).backward()
+        optimizer.step()
+
+
+def right_steps():
+    left = []
+    for kind, lr, decay in ((torch.optim.AdamW, 0.01, 0.3), (torch.optim.SGD, 0.5, 0.1)):
+        model = tiny_model(seed=0)
+        two_steps(model, kind(model.parameters(), lr=lr, weight_decay=decay))
+        left.append(weights(model))
+    return left
+
+
+@todo(
+    2,
+    why="Lightning has no optimizer of its own: without one it makes no step at all, and says so in a line that is easily missed. A flag that is "
+    "accepted and does nothing is worse than none.",
+    hints=(
+        "make_optimizer of ddp_training.py does the same for a model; here the module has the parameters, and the flags.",
+        "self.args has optimizer, lr and weight_decay; torch.optim has AdamW and SGD. self.parameters() are all of them.",
+        "Choose torch.optim.AdamW or torch.optim.SGD by self.args.optimizer, and return it for self.parameters(), with lr= and weight_decay=.",
+    ),
+)
+def test_todo2_optimizer(student):
+    right = student.reference(right_steps)
+    assert any(not torch.allclose(right[0][name], right[1][name], rtol=1e-2) for name in right[0])  # the wrong would differ
+    (left,) = student.call(optimizer_on_rank, world=1, group=False)
+    for flags, seen, wanted in zip(FLAGS, left, right, strict=True):
+        told = f"with {' '.join(flags)}"
+        expect("kind" not in seen, f"{told}, configure_optimizers returns no optimizer", "an optimizer", seen.get("kind"))
+        expect(seen["moved"] == len(wanted), f"{told}, the optimizer has {seen['moved']} of the {len(wanted)} parameters", len(wanted), seen["moved"])
+        wrong = [name for name in wanted if not close(seen["weights"][name], wanted[name])]
+        expect(not wrong, f"{told}, two steps of the optimizer lead to other weights: is it the right kind, and has it both numbers?", "equal weights",
+               f"others, as {wrong[:1]}")
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 3: what is logged
+
+WINDOWS = 7  # on 3 ranks, in batches of 2: 2, 1 and 1 batches; 53 tokens, which 3 does not divide
+
+
+def text():
+    return Windows(torch.arange(WINDOWS * 8 - 3) ** 2 % 47, 8, 0, drop_last=False)
+
+
+def sharp_model():
+    """Its losses differ much from one token to the next, so that it shows how they are weighed."""
+    model = tiny_model(seed=0)
+    with torch.no_grad():
+        model.head.weight *= 100
+    return model
+
+
+def validate_on_rank(student, rank, world):
+    module = student.LitModel(sharp_model(), made_args(student))
+    trainer = own_trainer(world)
+    loader = torch.utils.data.DataLoader(text(), batch_size=2, sampler=ShardSampler(text(), rank, world))
+    trainer.validate(module, dataloaders=loader, verbose=False)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def right_sums(world):
+    """(total, count) of all tokens; and for each rank the means of its batches."""
+    model, batches = sharp_model(), []
+    for rank in range(world):
+        loader = torch.utils.data.DataLoader(text(), batch_size=2, sampler=ShardSampler(text(), rank, world))
+        batches.append([(model(x, y).item(), int((y >= 0).sum())) for x, y in loader])
+    flat = [pair for mine in batches for pair in mine]
+    return sum(m * n for m, n in flat), sum(n for _, n in flat), [[m for m, _ in mine] for mine in batches]
+
+
+@todo(
+    3,
+    why="What Lightning takes for the mean is that of the batches, of one rank. A short last batch then counts like a full one, and each number of ranks has "
+    "another validation loss, by which another checkpoint is the best.",
+    hints=(
+        "A mean of means is the mean of nothing. Which two sums, over all tokens, give it?",
+        "self.log_dict and self.log take reduce_fx=, \"mean\" unless another is given, and sync_dist=, False unless it is set. The model's loss is a mean over its "
+        "batch's tokens: times their number it is a sum.",
+        "count = how many of y are not IGNORE, as a float64; log \"total\", self.model(x, y) * count, and \"count\", with reduce_fx=\"sum\" and sync_dist=True.",
+    ),
+)
+def test_todo3_sums(student):
+    world = 3
+    total, count, means = student.reference(right_sums, world=world)
+    right, flat = total / count, [mean for mine in means for mean in mine]
+    wrong = {"the mean of the batches' means": sum(flat) / len(flat)}
+    wrong |= {f"the mean of the batches of rank {rank} alone": sum(mine) / len(mine) for rank, mine in enumerate(means)}
+    assert all(not math.isclose(value, right, rel_tol=10 * REL) for value in wrong.values())
+    for rank, logged in enumerate(student.call(validate_on_rank, world=world, group=False)):
+        expect({"total", "count"} <= set(logged), f"after a validation, rank {rank} has not both sums in its log", "total and count", sorted(logged), rank)
+        expect(logged["count"] > 0, f"rank {rank} has logged a count of {logged['count']:g}", count, logged["count"], rank)
+        seen = logged["total"] / logged["count"]
+        if not math.isclose(seen, right, rel_tol=REL):
+            what = next((f": it is {words}" for words, value in wrong.items() if math.isclose(seen, value, rel_tol=REL)), "")
+            what = what or f": it counts {logged['count']:g} tokens, there are {count}" * (not math.isclose(logged["count"], count, rel_tol=1e-6))
+            raise Wrong(f"on {world} ranks of unequal shares, total / count on rank {rank} is not the mean over all tokens{what}", right, seen, rank)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 4: devices and nodes
+
+
+def layout_on_rank(student, rank, world, alone):
+    import os
+
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE") if alone else ():
+        del os.environ[name]
+    return list(student.layout())
+
+
+@todo(
+    4,
+    why="Lightning starts no process here: torchrun has. So what it is told must be what is there, on a laptop as on two nodes of a cluster, without a change "
+    "to the script.",
+    hints=(
+        "Both are known to whoever started the processes, and that was not Lightning.",
+        "torchrun leaves LOCAL_WORLD_SIZE, the processes of this node, and WORLD_SIZE, those of all nodes, in os.environ, as text.",
+        "devices = int(os.environ[\"LOCAL_WORLD_SIZE\"]), and there are WORLD_SIZE // devices nodes.",
+    ),
+)
+def test_todo4_layout(student):
+    for nodes, world, alone in (*((*layout, False) for layout in LAYOUTS), (1, 1, True)):
+        told = "in a process that nobody launched" if alone else f"on {nodes} node{'s' if nodes > 1 else ''} × {world // nodes}"
+        for rank, (devices, num_nodes) in enumerate(student.call(layout_on_rank, world=world, nodes=nodes, group=False, alone=alone)):
+            for name, seen, right in (("devices", devices, world // nodes), ("nodes", num_nodes, nodes)):
+                expect(not isinstance(seen, str), f"the number of {name} is text; what comes from os.environ always is", right, repr(seen), rank)
+                expect(seen == right, f"{told}, layout() gives rank {rank} a wrong number of {name}", right, seen, rank)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 5: the strategy
+
+
+def fit_on_rank(student, rank, world):
+    trainer = own_trainer(world, student.make_strategy(), max_steps=2)
+    launcher = type(trainer.strategy.launcher).__name__
+    if launcher == "_MultiProcessingLauncher":  # it would fork or spawn where it stands
+        return {"starts": True}
+    model = tiny_model(seed=rank)  # other first weights on each rank: only what is shared can make them equal
+    x, y = (torch.cat(parts) for parts in zip(tiny_batch(rank), tiny_batch(rank + world)))
+    trainer.fit(own_module(model), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=2))
+    return {"starts": False, "ranks": dist.get_world_size() if dist.is_initialized() else 0, "weights": weights(model)}
+
+
+def steps_of_one_process(ranks):
+    model = tiny_model(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for number in range(2):
+        model.zero_grad()
+        x, y = (torch.cat(parts) for parts in zip(*(tiny_batch(rank + number * ranks) for rank in range(ranks))))
+        model(x, y).backward()
+        optimizer.step()
+    return weights(model)
+
+
+def backend_on_rank(student, rank, world):
+    trainer = own_trainer(world, student.make_strategy(), "cuda")
+    trainer.strategy.accelerator.setup_device = lambda device: None  # it would ask the GPU that is not there
+    trainer.strategy.setup_environment()
+    return dist.is_initialized()
+
+
+@todo(
+    5,
+    why="Ranks that do not share gradients train models that drift apart, each on a part of the data. Lightning does not mind: every one of them gets a good "
+    "loss on what it reads.",
+    hints=(
+        "It is what wrap does in ddp_training.py, and setup; of Lightning's strategies one has the same name, and is imported.",
+        "DDPStrategy() finds the backend by the device. Those whose names end in spawn, fork or notebook start processes themselves, and torchrun has done that.",
+        "DDPStrategy(), in place of the other one.",
+    ),
+)
+def test_todo5_strategy(student):
+    world = 3
+    ranks = student.call(fit_on_rank, world=world, group=False)
+    right = student.reference(steps_of_one_process, ranks=world)
+    for rank, seen in enumerate(ranks):
+        expect(not seen["starts"], "this strategy starts processes of its own, beside those that torchrun has started", f"{world} processes",
+               f"{world} × {world} processes", rank)
+        expect(seen["ranks"] == world, f"rank {rank} is in no process group of {world} ranks: nothing can be shared", world, seen["ranks"], rank)
+    for rank, seen in enumerate(ranks):
+        wrong = [name for name in right if not close(seen["weights"][name], right[name])]
+        if wrong:
+            apart = any(not torch.equal(other["weights"][name], ranks[0]["weights"][name]) for other in ranks for name in right)
+            what = "the ranks' weights have drifted apart" if apart else "all ranks have the same, but not those of one process"
+            raise Wrong(f"after two steps on {world} ranks, rank {rank} has other weights than one process on the whole batches ({wrong[0]}): {what}",
+                        "equal weights", "others", rank)
+    student.call(backend_on_rank, world=2, group=False, gpus=2)
+    asked = next((e["detail"] for e in student.events[0] if e.get("op") == "init_process_group"), "none")
+    expect("nccl" in asked, "on a machine with GPUs the group does not use NCCL", "nccl", asked, 0)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 6 and 7: loaders
+
+SETS = (35, 17, 13)  # 35 = 2 · 12 + 11: on 2 and on 3 ranks, a padded share holds a third step that one process does not make
+
+
+def numbered(first, size):
+    """A set of windows of two tokens; the second of x is first + the window's number."""
+    return Windows(torch.arange(2 * first, 2 * (first + size)) // 2, 2, 0, drop_last=True)
+
+
+def loaders_on_rank(student, rank, world, seed):
+    firsts = (0, 100, 200)
+    sets = tuple(numbered(first, size) for first, size in zip(firsts, SETS))
+    data = student.Data(sets, made_args(student, "--seed", str(seed)))
+    data.trainer = own_trainer(world)
+    train, epochs = data.train_dataloader(), []
+    for epoch in range(2):
+        for sampler in (train.sampler, getattr(train.batch_sampler, "sampler", None)):  # as Lightning does
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        epochs.append([x[:, 1].tolist() for x, _ in train])
+    return {"epochs": epochs, "validation": read(data.val_dataloader()), "test": read(data.test_dataloader())}
+
+
+def read(loader):
+    return [int(i) for x, _ in loader for i in x[:, 1]]
+
+
+def train_batches(student, world, seed):
+    return student.call(loaders_on_rank, world=world, seed=seed)
+
+
+@todo(
+    6,
+    why="The ranks share a global batch, as one process would read it. If each takes a whole one, the steps are N times as large; if each shuffles for itself, some "
+    "samples are read twice and others never: other trainings, with other losses.",
+    hints=(
+        "What Data needs to know besides its sets and the flags, its trainer knows.",
+        "DistributedSampler takes num_replicas, rank, shuffle, seed and drop_last; self.trainer has world_size and global_rank. DataLoader takes sampler=.",
+        "sampler = DistributedSampler(self.train, num_replicas=..., rank=..., shuffle=True, seed=..., drop_last=True), and batch_size=self.args.batch_size // "
+        "self.trainer.world_size, with drop_last=True here, too.",
+    ),
+)
+def test_todo6_train_loader(student):
+    seed, n_train = 7, SETS[0]
+    steps = n_train // BATCH
+    for world in (2, 3):
+        assert n_train % world  # or padding would not show
+        ranks = train_batches(student, world, seed)
+        share = BATCH // world
+        for epoch in range(2):
+            order = torch.randperm(n_train, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+            for rank, seen in enumerate(ranks):
+                mine = seen["epochs"][epoch]
+                strange = [i for batch in mine for i in batch if i >= n_train]
+                expect(not strange, f"rank {rank} of {world} trains on samples of another set", "the training set", strange[:1], rank)
+                expect(mine and len(mine[0]) == share, f"rank {rank} of {world} trains on batches of {len(mine[0]) if mine else 0}: --batch-size {BATCH} is the global "
+                       f"batch, and a rank's part of it is {share}", f"batches of {share}", [len(batch) for batch in mine], rank)
+                expect([len(batch) for batch in mine] == [share] * steps, f"rank {rank} of {world} makes steps of {[len(batch) for batch in mine]} samples in an epoch, "
+                       f"one process makes {steps} of {BATCH}: is the share padded, or a short batch kept?", [share] * steps, [len(batch) for batch in mine], rank)
+            for step in range(steps):
+                right = sorted(order[step * BATCH : (step + 1) * BATCH])
+                seen = sorted(i for rank in ranks for i in rank["epochs"][epoch][step])
+                twice = sorted({i for i in seen if seen.count(i) > 1})
+                expect(not twice, f"in epoch {epoch + 1}, step {step + 1}, sample {twice[:1]} is on several of {world} ranks", "no sample twice", twice)
+                expect(seen == right, f"in epoch {epoch + 1}, step {step + 1}, {world} ranks together do not read the samples that one process reads: is the "
+                       "order shuffled by args.seed and the epoch?", right, seen)
+
+
+@todo(
+    7,
+    why="Together the ranks read each set once. A sample that is padded in counts twice, and one that is dropped not at all, in the loss that decides which "
+    "checkpoint is the best.",
+    hints=(
+        "It is TODO 6 with another sampler, and nothing may be dropped or repeated. It is among the imports.",
+        "ShardSampler takes the set, the rank and the number of ranks.",
+        "DataLoader(samples, batch_size=... as in TODO 6, sampler=ShardSampler(samples, ..., ...)), and no drop_last.",
+    ),
+)
+def test_todo7_evaluation_loader(student):
+    for world in (2, 3):
+        ranks = train_batches(student, world, seed=7)
+        for name, first, size in (("validation", 100, SETS[1]), ("test", 200, SETS[2])):
+            assert size % world  # or padding would not show
+            other = [i for seen in ranks for i in seen[name] if not first <= i < first + size]
+            expect(not other, f"the {name} loader reads another set", f"the {name} set", f"sample {other[0] % 100 if other else ''} of another")
+            whole = [rank for rank, seen in enumerate(ranks) if len(set(seen[name])) == size]
+            expect(not whole, f"rank {whole[:1]} of {world} reads the whole {name} set: so does one process, in the same time", "a share", f"all {size} samples")
+            each_once(name, [[i - first for i in seen[name]] for seen in ranks], size)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 8: samplers left alone
+
+
+def reached_on_rank(student, rank, world):
+    trainer = student.make_trainer(made_args(student), [])
+    module, samples = own_module(torch.nn.Linear(1, 1)), numbered(0, SETS[1])
+    loader = torch.utils.data.DataLoader(samples, batch_size=2, sampler=ShardSampler(samples, rank, world))
+    trainer.validate(module, dataloaders=loader, verbose=False)
+    return module.seen
+
+
+@todo(
+    8,
+    needs=(4, 5),
+    why="Lightning means well: with a loader that knows nothing of ranks, all that it does wrong is padding. But a share that is shared out once more is a third of a third, "
+    "and its loss looks like any other: only counting what reached the model shows it.",
+    hints=(
+        "It is an argument of Trainer, about samplers, and true unless you say otherwise.",
+        "use_distributed_sampler; the dictionary's entries become arguments of L.Trainer.",
+        "own_samplers = {\"use_distributed_sampler\": ...}, with False in place of the dots.",
+    ),
+)
+def test_todo8_own_samplers(student):
+    world, size = 3, SETS[1]
+    assert size % world
+    shares = student.call(reached_on_rank, world=world, group=False)
+    for rank, seen in enumerate(shares):
+        own = list(range(rank, size, world))
+        expect(sorted(seen) == own, f"rank {rank} of {world} evaluates {len(seen)} samples of a loader whose sampler deals {len(own)}: Lightning has put a sampler of its own "
+               "around it", own, sorted(seen), rank)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 9: the checkpoint; and the law of the course
+
+# SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
+ARGV = ["--data", "data", "--out", "out", "--epochs", "2", "--batch-size", str(BATCH), "--seq-len", "8", "--dim", "16", "--heads", "2",
+        "--layers", "1", "--optimizer", "sgd", "--lr", "0.5", "--seed", "5", "--log-every", "2"]  # fmt: skip
+
+
+def save_on_rank(student, rank, world):
+    files = record_files()
+    module, trainer = student.LitModel(tiny_model(seed=0), made_args(student)), own_trainer(world)
+    trainer.strategy.connect(module)
+    module.trainer = trainer
+    student.save_checkpoint(trainer, module, Path("saved") / "model.pt", 3)
+    return {"files": [f for f in files if "saved" in f]}
+
+
+@todo(
+    9,
+    needs=tuple(range(1, 9)),
+    why="Weights outlive the framework that they were trained with: what only Lightning can load is lost with it. And this is the place to look back: with all that Lightning "
+    "does by itself, the parallel run must be the serial run.",
+    hints=(
+        "Two things: who saves, and what. It is TODO 12 of ddp_training, but here no wrapper has to be taken off: the module has the model.",
+        "save0 of utils.distributed saves on rank 0 only; module.model is the plain TransformerLM, whose sizes are its config.",
+        "Give save0 a dictionary of \"model\": the state_dict() of module.model, \"config\": its config, and \"epoch\".",
+    ),
+)
+def test_todo9_save(student):
+    ranks = student.call(save_on_rank, world=2)
+    writers = [rank for rank, seen in enumerate(ranks) if seen["files"]]
+    expect(len(writers) <= 1, f"ranks {writers} all write the checkpoint", "one rank writes", f"ranks {writers} write",
+           writers[1] if len(writers) > 1 else None)
+    expect("saved/model.pt" in student.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
+    check_checkpoint(student.files["saved/model.pt"], tiny_model(seed=0).state_dict())
+    serial = student.serial(ARGV, corpus())
+    same_run(serial, student.run(ARGV, corpus(), world=3), 3)

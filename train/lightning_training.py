@@ -1,0 +1,311 @@
+"""Train the same model with PyTorch Lightning.
+
+Install it:     .venv/bin/python -m pip install -r requirements-lightning.txt
+Two processes:  torchrun --nproc-per-node 2 train/lightning_training.py
+One process:    python train/lightning_training.py
+More nodes:     sbatch sbatch/lightning_training.sbatch        (JURECA)
+                qsub sbatch/lightning_training.pbs             (Polaris)
+
+Lightning turns a training script inside out: the loop is its own, and calls what you
+write. You say what a step is, which devices there are, and who reads what; it does what
+ddp_training.py does by hand: device, wrapper, zero_grad, backward, clipping, set_epoch.
+What comes out must be the same: the losses of one process. What Lightning does unasked
+is not always that, and TODOs 3 and 8 are about it.
+
+It runs at every stage. Before TODO 1 it learns nothing, and before TODO 4 two processes
+know nothing of each other. Fill the TODOs in the order of their numbers;
+`./workbook check lightning_training` says how far you are.
+"""
+
+import argparse
+import logging
+import math
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+# The course's folder is the nearest one above this file that holds utils/.
+sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
+
+from utils.arguments import training_parser
+from utils.data import IGNORE, DataError, EpochOrder, ShardSampler, Windows, load_corpus
+from utils.distributed import check_divides, cleanup, fail, launch_environment, print0, save0
+from utils.metrics import Metrics
+from utils.model import TransformerLM
+from utils.optional import lacks
+
+if problem := lacks("lightning"):
+    fail(problem)
+
+import lightning as L  # below the line that says how to install it
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+
+for part in ("pytorch", "fabric"):
+    logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)  # it would advertise at every start
+for noise in (".*`srun` command is available", ".*treespec", ".*does not have many workers", ".*litlogger"):
+    warnings.filterwarnings("ignore", noise)
+
+Sets = tuple[Windows, Windows, Windows]  # train, validation, test
+Batch = tuple[Tensor, Tensor]  # x and y, int64 (B, T), on this rank's device
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = training_parser("lightning_training")
+    args = parser.parse_args(argv)
+    if args.dim % args.heads:
+        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+    return args
+
+
+def make_sets(args: argparse.Namespace) -> tuple[Sets, int]:
+    """The three sets, and how many words there are to choose from."""
+    try:
+        corpus = load_corpus(args.data)
+    except DataError as problem:
+        fail(problem)
+    train = Windows(corpus.train, args.seq_len, corpus.eos, drop_last=True)
+    validation = Windows(corpus.validation, args.seq_len, corpus.eos, drop_last=False)
+    test = Windows(corpus.test, args.seq_len, corpus.eos, drop_last=False)
+    if len(train) < args.batch_size:
+        fail(
+            f"{corpus.name} has {len(train)} sequences of --seq-len {args.seq_len} to train on, fewer than one "
+            f"--batch-size {args.batch_size}: make one of them smaller, or bring more text"
+        )
+    return (train, validation, test), len(corpus.vocab)
+
+
+class LitModel(L.LightningModule):
+    """The model, and what Lightning's loop asks of it."""
+
+    def __init__(self, model: TransformerLM, args: argparse.Namespace) -> None:
+        super().__init__()
+        self.model, self.args = model, args
+
+    def training_step(self, batch: Batch, batch_index: int) -> Tensor:
+        """The loss of this rank's part of a batch: a scalar that has a graph."""
+        x, y = batch
+        # TODO 1: Return the loss.
+        # And no more than that: Lightning calls zero_grad, backward and step, clips in between, and
+        # has put the batch on the device. The start is a loss that is always 0, which teaches nothing.
+        return 0.0 * sum(parameter.sum() for parameter in self.parameters())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Lightning asks for it after the model has been moved to its device."""
+        # TODO 2: Make the optimizer that the flags ask for.
+        # --optimizer is adamw or sgd; --lr and --weight-decay are its own. It has all parameters.
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    def validation_step(self, batch: Batch, batch_index: int) -> None:
+        """Log what `evaluated` divides. Gradients are off, and the model is in evaluation mode.
+
+        Ranks may have unequal numbers of batches: a collective in here would wait for a rank that is done.
+        """
+        x, y = batch
+        # TODO 3: Log two sums, over all tokens of all batches of all ranks.
+        # "total" is the sum of the tokens' losses, "count" how many tokens that are; targets that are
+        # IGNORE count nothing. self.log_dict takes the mean of the batches, of this rank only, unless
+        # it is told how to reduce and to synchronise. The mean that it can take over all ranks, weighed
+        # by batch_size, will not do either: it cuts the mean count of a rank to a whole number.
+        self.log_dict({"total": self.model(x, y), "count": 1.0})
+
+    def test_step(self, batch: Batch, batch_index: int) -> None:
+        self.validation_step(batch, batch_index)
+
+
+def evaluated(trainer: L.Trainer) -> float:
+    """Mean loss of the set that was just evaluated: what was logged, total by count."""
+    logged = trainer.callback_metrics
+    return (logged["total"] / logged["count"]).item()
+
+
+def layout() -> tuple[int, int]:
+    """How many processes each node has, and how many nodes there are."""
+    launch_environment()  # whoever started us, RANK, LOCAL_RANK, WORLD_SIZE, … are in os.environ now
+    if os.environ["WORLD_SIZE"] == "1":  # perhaps nobody did
+        os.environ.update(LOCAL_WORLD_SIZE="1", GROUP_WORLD_SIZE="1")
+    elif "LOCAL_WORLD_SIZE" not in os.environ:
+        fail("Lightning has to know how many processes each node has: start the script with torchrun")
+
+    # TODO 4: Read from the environment how many devices a node has, and how many nodes there are.
+    # torchrun tells each process how many there are in all, and how many on its own node. Numbers in
+    # the script would have to be changed for each job; and Lightning stops where they are not true.
+    return 1, 1
+
+
+def make_strategy() -> Strategy | str:
+    """How the ranks work together."""
+    # TODO 5: Let all ranks train one model.
+    # Lightning has a strategy that joins the group, by NCCL on GPUs and by gloo without, and wraps the
+    # model into DistributedDataParallel. The one that is here has one device and knows of no others.
+    return SingleDeviceStrategy(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+
+
+class Data(L.LightningDataModule):
+    """This rank's batches. Lightning calls the loaders' functions when the ranks have met: self.trainer knows them."""
+
+    def __init__(self, sets: Sets, args: argparse.Namespace) -> None:
+        super().__init__()
+        self.train, self.validation, self.test = sets
+        self.args = args
+        self.common = {"num_workers": args.workers, "pin_memory": torch.cuda.is_available()}
+
+    def train_dataloader(self) -> DataLoader:
+        # TODO 6: Load this rank's share of the training set.
+        # Shuffled by args.seed, in an order of its own for each epoch: Lightning calls set_epoch of a
+        # sampler that has it. args.batch_size is global: self.trainer.world_size ranks share it. A
+        # short last batch is left out, and no sample is read twice.
+        order = EpochOrder(self.train, self.args.seed)
+        return DataLoader(self.train, batch_size=self.args.batch_size, sampler=order, drop_last=True, **self.common)
+
+    def evaluation_loader(self, samples: Windows) -> DataLoader:
+        """Of the validation set or the test set."""
+        # TODO 7: Load this rank's share of a set to evaluate.
+        # Each sample on exactly one rank, even where the set does not divide.
+        return DataLoader(samples, batch_size=self.args.batch_size, **self.common)
+
+    def val_dataloader(self) -> DataLoader:
+        return self.evaluation_loader(self.validation)
+
+    def test_dataloader(self) -> DataLoader:
+        return self.evaluation_loader(self.test)
+
+
+def make_trainer(args: argparse.Namespace, callbacks: list[L.Callback]) -> L.Trainer:
+    """Lightning's loop, with all that it would print, draw or save by itself left out: `Report` does that."""
+    devices, num_nodes = layout()
+    # TODO 8: Tell Lightning to leave our samplers alone.
+    # On several ranks it puts a DistributedSampler around every sampler that is none: around the one of
+    # TODO 7 too, whose share is then shared out once more, and padded. What it warns of is padding, in
+    # the test alone.
+    own_samplers = {}
+    return L.Trainer(
+        accelerator="cuda" if torch.cuda.is_available() else "cpu",
+        devices=devices,
+        num_nodes=num_nodes,
+        strategy=make_strategy(),
+        plugins=[TorchElasticEnvironment()],  # the processes are there: it must start none
+        **own_samplers,
+        max_epochs=args.epochs,
+        gradient_clip_val=args.clip,
+        precision="bf16-mixed" if args.dtype == "bfloat16" else "32-true",
+        callbacks=callbacks,
+        default_root_dir=args.out,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,  # two batches before the first epoch, which would count
+    )
+
+
+class Report(L.Callback):
+    """Writes, prints and saves what ddp_training does, at the same steps."""
+
+    def __init__(self, metrics: Metrics, total_steps: int, args: argparse.Namespace) -> None:
+        self.metrics, self.total_steps, self.args = metrics, total_steps, args
+        self.out, self.best, self.epoch = Path(args.out), math.inf, 0
+
+    def on_fit_start(self, trainer: L.Trainer, module: LitModel) -> None:
+        self.start = self.last_time = time.perf_counter()
+        self.last_step = 0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, module: LitModel) -> None:
+        # Sums and counts: since the last line of the log, and over the epoch.
+        zeros = torch.zeros(4, dtype=torch.float64, device=module.device)
+        self.total, self.count, self.epoch_total, self.epoch_count = zeros
+        self.last_step, self.last_time = trainer.global_step, time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, module: LitModel, outputs: dict[str, Tensor], batch: Batch, batch_index: int
+    ) -> None:
+        _, y = batch
+        step = trainer.global_step
+        self.total += outputs["loss"].double() * y.numel()
+        self.count += y.numel()
+        trainer.should_stop = step == self.total_steps  # then it evaluates, and ends
+        if step % self.args.log_every == 0 or trainer.should_stop:
+            self.epoch_total, self.epoch_count = self.epoch_total + self.total, self.epoch_count + self.count
+            # global_mean waits for the device, so only now may the clock be read.
+            mean, now = global_mean(trainer, self.total, self.count), time.perf_counter()
+            tokens = (step - self.last_step) * self.args.batch_size * self.args.seq_len
+            speed = tokens / (now - self.last_time)
+            self.metrics.log("step", step, epoch=trainer.current_epoch + 1, loss=mean, tokens_per_s=speed)
+            self.total, self.count = torch.zeros(2, dtype=torch.float64, device=module.device)
+            self.last_step, self.last_time = step, now
+
+    def on_validation_end(self, trainer: L.Trainer, module: LitModel) -> None:
+        """Lightning validates at the end of an epoch, before it calls that over."""
+        epoch = self.epoch = trainer.current_epoch + 1
+        loss = evaluated(trainer)
+        train_loss = global_mean(trainer, self.epoch_total + self.total, self.epoch_count + self.count)
+        print0(
+            f"[{epoch}/{self.args.epochs}] train loss {train_loss:.4f}, "
+            f"validation loss {loss:.4f}, perplexity {perplexity(loss):.1f}"
+        )
+        seconds = time.perf_counter() - self.start
+        self.metrics.log(
+            "epoch", trainer.global_step, epoch=epoch, loss=train_loss, validation_loss=loss, seconds=seconds
+        )
+        if epoch == 1 or loss < self.best:
+            self.best = loss
+            save_checkpoint(trainer, module, self.out / "model-best.pt", epoch)
+
+
+def global_mean(trainer: L.Trainer, total: Tensor, count: Tensor) -> float:
+    """The sum of all ranks' totals over the sum of their counts; both 0-dim float64."""
+    total, count = trainer.strategy.reduce(torch.stack([total, count]), reduce_op="sum")
+    return (total / count).item()
+
+
+def perplexity(loss: float) -> float:
+    """How many words the model hesitates between, as it were; infinite for a run that blew up."""
+    return math.inf if loss > 700 else math.exp(loss)
+
+
+def save_checkpoint(trainer: L.Trainer, module: LitModel, path: Path, epoch: int) -> None:
+    """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere. All ranks call it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # TODO 9: Save once, and save the plain model.
+    # Lightning's own checkpoint, which is the start, is for Lightning: it has the state of its loops and
+    # of the optimizer, and other names. Ours has the entries "model", "config" and "epoch", and loads in
+    # a program that knows nothing of Lightning.
+    trainer.save_checkpoint(path)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    rank, _, world_size = launch_environment()
+    check_divides(args.batch_size, world_size)
+    sets, vocab_size = make_sets(args)
+
+    torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
+    module = LitModel(TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout), args)
+    data = Data(sets, args)
+
+    out = Path(args.out)
+    total_steps = args.epochs * (len(sets[0]) // args.batch_size)
+    total_steps = min(total_steps, args.max_steps or total_steps)
+    with Metrics(out, rank, total_steps, args.tensorboard, args.record) as metrics:
+        report = Report(metrics, total_steps, args)
+        trainer = make_trainer(args, [report])
+        trainer.fit(module, datamodule=data)
+        trainer.test(module, datamodule=data, verbose=False)
+        loss = evaluated(trainer)
+        print0(f"test loss {loss:.4f}, perplexity {perplexity(loss):.1f}")
+        metrics.log("test", trainer.global_step, loss=loss, seconds=time.perf_counter() - report.start)
+        save_checkpoint(trainer, module, out / "model-final.pt", report.epoch)
+    print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")
+    cleanup()
+
+
+if __name__ == "__main__":
+    main()
