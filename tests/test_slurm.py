@@ -1,5 +1,6 @@
 """The reference batch files on a real Slurm: submitted as a user would, with the losses of the serial run."""
 
+import csv
 import json
 import math
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 
 import slurm
 from course_copy import Course
-from grader.engine import lessons
+from grader.engine import lessons, notebooks, regions
 
 pytestmark = pytest.mark.skipif(bool(slurm.MISSING), reason=f"{', '.join(slurm.MISSING)} not found: apt install slurm-wlm")
 
@@ -120,3 +121,19 @@ def test_a_time_limit(cluster, course, late):
     assert done.returncode == 0, done
     output = (course.folder / "late.out").read_text()
     assert output.startswith("begun") and "DUE TO TIME LIMIT" in output
+
+
+def test_a_class_is_graded_by_an_array_of_jobs(cluster, course, tmp_path):
+    """The same marks as on one machine."""
+    for student, todos in {"all": range(1, 10), "half": (1, 2, 3), "nothing": ()}.items():
+        target = tmp_path / "class" / student / "notebooks" / "01_collectives.ipynb"
+        target.parent.mkdir(parents=True)
+        source = regions.compose(lessons.source_path("01_collectives").read_text("utf-8"), todos)
+        target.write_text(notebooks.to_json(notebooks.to_notebook(source, "01_collectives", released=False)))
+    command = course.command("grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--lessons", "01_collectives", "--jobs", "2", "--slurm")
+    environment = course.environment(**cluster.env)
+    done = subprocess.run(command, cwd=course.folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with (tmp_path / "out" / "marks.csv").open() as table:
+        assert {row["student"]: row["total"] for row in csv.DictReader(table)} == {"all": "9", "half": "3", "nothing": "0"}
+    assert len(list((tmp_path / "out" / "slurm").glob("*_0_result.pkl"))) == 2  # two jobs
