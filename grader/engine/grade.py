@@ -36,6 +36,7 @@ from grader.engine import lessons, release, sandbox, submissions
 from grader.engine.files import course_digest
 
 VERSION = 1  # of a record
+NOT_HANDED_IN = "it was not handed in"
 KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"}  # of the environment, in a worker
 GRADED, REFUSED, FAILED = "graded", "refused", "could not be graded"
 
@@ -96,8 +97,10 @@ def grade_one(outside: "Engine", room: Class, student: str, path: Path, heard: C
         for stem in room.stems:
             judge = Judge(inside, stem, folder, seed=room.seed)
             if judge.student is None and not any(Path(name).stem == stem for name in taken.files):
-                judge.unreadable = taken.refused[0] if record["state"] == REFUSED else "it was not handed in"
+                judge.unreadable = taken.refused[0] if record["state"] == REFUSED else NOT_HANDED_IN
             for verdict in judge.verdicts():
+                if verdict.message == NOT_HANDED_IN:
+                    verdict.cause = "not_attempted"
                 record["verdicts"].append(verdict.as_dict())
                 heard({"lesson": stem, "todo": verdict.todo, "status": verdict.status})
             for suspicion in judge.student.suspicions if judge.student else ():

@@ -3,7 +3,8 @@
 import csv
 import io
 import json
-from collections import Counter
+import re
+import textwrap
 from pathlib import Path
 
 import jinja2
@@ -31,7 +32,7 @@ STUDENT = """<!doctype html>
 {% if record.refused %}<p>Not taken from what you handed in:</p><ul>{% for line in record.refused[:20] %}<li>{{ line }}</li>{% endfor %}</ul>{% endif %}
 {% for lesson, verdicts in lessons.items() %}
 <h2>{{ lesson }}: {{ "%g" | format(by_lesson[lesson]) }} of {{ verdicts | sum(attribute="max_points") }}</h2>
-{% for v in verdicts %}
+{% if verdicts | rejectattr("message", "equalto", absent) | list == [] %}<p class="note">{{ absent }}</p>{% else %}{% for v in verdicts %}
 <div class="{{ v.status }}">{{ mark[v.status] if v.cause != "not_attempted" else "·" }} {{ v.todo }} &nbsp; {{ v.title }}</div>
 {% set id = v.lesson ~ "/" ~ v.todo %}{% set own = changes.get(id) %}
 {% if v.status != "pass" or own %}<dl>
@@ -40,7 +41,7 @@ STUDENT = """<!doctype html>
 {% if v.cause not in ("not_attempted", "prerequisite") %}{% for name in ("expected", "seen", "where") %}{% if v[name] %}<dt>{{ name }}</dt><dd>{{ v[name] }}</dd>{% endif %}{% endfor %}{% endif %}
 {% if v.status == "fail" %}<dt>why</dt><dd>{{ v.why }}</dd><dt>hint</dt><dd>{{ v.hint }}</dd>{% endif %}{% endif %}
 </dl>{% endif %}
-{% endfor %}{% endfor %}
+{% endfor %}{% endif %}{% endfor %}
 </html>
 """
 
@@ -90,7 +91,7 @@ def student_page(record: dict) -> str:
     for verdict in record["verdicts"]:
         by.setdefault(verdict["lesson"], []).append(verdict)
     own = grade.marks(record)
-    return page(STUDENT).render(record=record, lessons=by, mark=MARK, points=grade.points(record), most=most(record),
+    return page(STUDENT).render(record=record, lessons=by, mark=MARK, absent=grade.NOT_HANDED_IN, points=grade.points(record), most=most(record),
                                 by_lesson={lesson: sum(own[f"{lesson}/{v['todo']}"] for v in verdicts) for lesson, verdicts in by.items()},
                                 changes={change["todo"]: change for change in record["overrides"]})
 
@@ -100,9 +101,12 @@ def class_page(records: list[dict], room: grade.Class) -> str:
     for stem in room.stems:
         for number, title in titles(stem).items():
             mine = [v for r in records for v in r["verdicts"] if (v["lesson"], v["todo"]) == (stem, number)]
-            causes = Counter(cause(v) for v in mine if v["status"] != "pass")
+            alike: dict[str, list[str]] = {}  # causes that differ in their numbers only
+            for text in [cause(v) for v in mine if v["status"] != "pass"]:
+                alike.setdefault(re.sub(r"[\d.e+-]*\d", "0", text), []).append(text)
+            causes = sorted(((texts[0], len(texts)) for texts in alike.values()), key=lambda both: -both[1])
             todos.append({"id": f"{stem}/{number}", "title": title, "asked": len(mine), "right": sum(v["status"] == "pass" for v in mine),
-                          "causes": causes.most_common(3)})
+                          "causes": causes[:3]})
     rows = [{"student": r["student"], "file": grade.file_name(r["student"]), "points": grade.points(r), "most": most(r), "stuck": stuck(r)} for r in records]
     return page(CLASS).render(records=records, guards=vars(room.guards), todos=todos, rows=rows,
                               failed=[r for r in records if r["state"] == grade.FAILED], flagged=[r for r in records if r["flags"] or r["refused"]])
@@ -111,8 +115,8 @@ def class_page(records: list[dict], room: grade.Class) -> str:
 def cause(verdict: dict) -> str:
     """A failure in the words that many share."""
     if verdict["cause"] in ("not_attempted", "prerequisite"):
-        return {"not_attempted": "not done", "prerequisite": "another TODO first"}[verdict["cause"]]
-    return f"{verdict['cause'].replace('_', ' ')}: {verdict['message'][:90]}"
+        return {"not_attempted": "not done or not handed in", "prerequisite": "another TODO first"}[verdict["cause"]]
+    return textwrap.shorten(f"{verdict['cause'].replace('_', ' ')}: {verdict['message']}", 100, placeholder=" …")
 
 
 def stuck(record: dict) -> str:
