@@ -210,3 +210,18 @@ def test_a_submission_takes_nothing_but_its_own_files(tmp_path):
     taken = submissions.take(path, [LESSON])
     assert taken.files == {f"notebooks/{LESSON}.ipynb": f"notebooks/{LESSON}.ipynb".encode()}
     assert any("leads out" in line for line in taken.refused) and any("nearer to the top" in line for line in taken.refused)
+
+
+def test_formgrader_sees_the_same_marks(graded, tmp_path):
+    from nbgrader.api import Gradebook
+
+    from grader.engine import gradebook
+
+    room = grade.load(graded)
+    for _ in range(2):  # once more changes nothing
+        file = gradebook.write(room, grade.records(room), tmp_path)
+    with Gradebook(f"sqlite:///{file}") as book:
+        assert {student: book.find_submission(LESSON, student).score for student in MARKS} == MARKS
+        assert book.find_submission(LESSON, "half").max_score == 9
+    shown = json.loads((tmp_path / "autograded" / "half" / LESSON / f"{LESSON}.ipynb").read_text())
+    assert [cell["metadata"]["nbgrader"]["grade_id"] for cell in shown["cells"] if "nbgrader" in cell["metadata"]] == [f"test_{n}" for n in range(1, 10)]

@@ -45,7 +45,8 @@ def write(room: grade.Class, records: list[dict], root: Path) -> Path:
                     id = f"{stem}/{verdict['todo']}"
                     mark = book.find_grade(f"test_{verdict['todo']}", stem, stem, student)
                     mark.auto_score, mark.needs_manual_grade = verdict["points"], False
-                    mark.manual_score = own[id] if id in changed else None
+                    if id in changed:  # what somebody gave in formgrader itself stays
+                        mark.manual_score = own[id]
                 book.db.commit()
                 text = nbformat.writes(notebook(room, record, stem))
                 for kind in ("submitted", "autograded"):
