@@ -42,20 +42,20 @@ STEPS = 10
 class Model(TransformerLM):
     """The course's, with a parameter of one number."""
 
-    def __init__(self):
-        super().__init__(vocab_size=37, dim=5, n_heads=1, n_layers=2, max_len=8)
+    def __init__(self, layers):
+        super().__init__(vocab_size=37, dim=5, n_heads=1, n_layers=layers, max_len=8)
         self.gain = nn.Parameter(torch.ones(1))
 
     def forward(self, x, y):
         return super().forward(x, y) * self.gain.sum()
 
 
-def made_model(odd=False):
+def made_model(odd=False, layers=1):
     torch.manual_seed(0)
-    model = Model()
+    model = Model(layers)
     if odd:
         model.head.weight = model.token_embedding.weight
-        for frozen in (model.position_embedding, model.blocks[0].attention.k, model.blocks[1].mlp_norm):
+        for frozen in (model.position_embedding, model.blocks[0].attention.k, model.blocks[-1].mlp_norm):
             frozen.requires_grad_(False)
     return model
 
@@ -74,9 +74,9 @@ def batch(step, number, rank):
     return torch.randint(37, (2, 8), generator=draw), torch.randint(37, (2, 8), generator=draw)
 
 
-def serial(world, kind, odd, steps, passes):
+def serial(world, kind, odd, layers, steps, passes):
     """One process that has all ranks' batches: losses, weights, and the optimizer's state dictionary in the middle and at the end."""
-    model, losses, states = made_model(odd), [], []
+    model, losses, states = made_model(odd, layers), [], []
     optimizer = getattr(torch.optim, kind)(in_groups([p for p in model.parameters() if p.requires_grad]), **OPTIONS[kind])
     for step in range(steps):
         optimizer.zero_grad()
@@ -89,7 +89,7 @@ def serial(world, kind, odd, steps, passes):
         if step == steps // 2 - 1:
             middle = {number: {name: value.clone() for name, value in values.items()} for number, values in optimizer.state_dict()["state"].items()}
             states.append({"state": middle, "param_groups": optimizer.state_dict()["param_groups"]})
-    return {"losses": losses, "weights": model.state_dict(), "first": made_model(odd).state_dict(), "states": states,
+    return {"losses": losses, "weights": model.state_dict(), "first": made_model(odd, layers).state_dict(), "states": states,
             "evaluated": model(*batch(0, 0, 0)).item()}
 
 
@@ -104,9 +104,9 @@ def own(shapes, world, rank):
     return sum(min(size, max(0, n - rank * size)) for n, size in sizes)
 
 
-def shapes_of(odd):
+def shapes_of(odd, layers=1):
     """Of all parameters, and of those that are trained."""
-    parameters = list(made_model(odd).parameters())
+    parameters = list(made_model(odd, layers).parameters())
     return [p.shape for p in parameters], [p.shape for p in parameters if p.requires_grad]
 
 
@@ -273,7 +273,7 @@ def numbers(shape, number, rank):
     ),
 )
 def test_todo3_lists(student):
-    for world in (2, 3):
+    for world in (3,):
         ranks = student.call(lists_on_rank, world=world)
         marked = [[event for event in collectives(case)] for case in cases(student.events)]
         sizes = [math.ceil(math.prod(shape) / world) for shape in SHAPES]
@@ -337,9 +337,9 @@ class Probe:
         self.weights[moment] = max(self.weights.get(moment, 0), sum(self.seen.live().values()))
 
 
-def train_on_rank(student, rank, world, stage, kind, odd, steps, passes):
+def train_on_rank(student, rank, world, stage, kind, odd, layers, steps, passes):
     """Train by the student's means; what was held, and what came out."""
-    model = made_model(odd)
+    model = made_model(odd, layers)
     batches = [[batch(step, number, rank) for number in range(passes)] for step in range(steps)]
     probe, losses, shards = Probe(model, stage), [], {}
     with contextlib.ExitStack() as measured:
@@ -395,9 +395,9 @@ def check_held(told, seen, limits, rank, whole):
            "still there", "0 bytes", f"{seen['other']:,} bytes", rank)
 
 
-def limits_of(stage, odd, world, rank, state=8):
+def limits_of(stage, odd, layers, world, rank, state):
     """(kind -> least and most bytes before a step, kind -> bytes where nothing is sharded)."""
-    everything, trained = shapes_of(odd)
+    everything, trained = shapes_of(odd, layers)
     psi, learned = sum(map(math.prod, everything)), sum(map(math.prod, trained))
     part, shard = own(trained, world, rank), share(trained, world)
     whole = {"weights": 4 * psi, "gradients": 4 * learned, "optimizer": state * learned}
@@ -408,15 +408,15 @@ def limits_of(stage, odd, world, rank, state=8):
     }, whole
 
 
-def check_traffic(told, calls, stage, odd, world, passes):
+def check_traffic(told, calls, stage, odd, layers, world, passes):
     """Bytes that each rank sends in one step, by what they are for."""
-    everything, trained = shapes_of(odd)
+    everything, trained = shapes_of(odd, layers)
     padded = {"gathered": share(everything if stage == 3 else trained, world), "reduced": share(trained, world)}
     least = {"gathered": sum(map(math.prod, everything if stage == 3 else trained)) / world, "reduced": sum(map(math.prod, trained)) / world}
     gathers = 2 * passes if stage == 3 else 1
     reduces = passes if stage >= 2 else 1
-    blocks = len(made_model().blocks)
-    most = {1: (1, 1), 2: (1, len(trained) * passes), 3: (gathers * (blocks + 1), passes * (blocks + 1))}[stage]
+    units = layers + 1
+    most = {1: (1, 1), 2: (1, len(trained) * passes), 3: (gathers * units, passes * units)}[stage]
     for rank in range(world):
         mine = [call for call in calls if call.rank == rank]
         sums = [call for call in mine if call.op not in ("all_gather", "broadcast")]
@@ -435,7 +435,7 @@ def check_traffic(told, calls, stage, odd, world, passes):
 
 def check_losses(told, ranks, right):
     """The ranks' batches are of one size, so the mean of their losses is the loss of all."""
-    assert abs(right[0] - right[-1]) > 100 * REL * right[0]  # it learns
+    assert abs(right[0] - right[-1]) > 10 * REL * right[0]  # it moves
     for number, loss in enumerate(right):
         seen = sum(mine["losses"][number] for mine in ranks) / len(ranks)
         expect(math.isclose(seen, loss, rel_tol=REL), f"{told}, loss {number + 1} of {len(right)} is not that of one process", f"{loss:.6f}", f"{seen:.6f}")
@@ -460,23 +460,24 @@ def check_weights(told, ranks, right, sharded):
 
 def check_stage(student, stage):
     """AdamW on 2 ranks over 10 steps, then SGD with a tied head, frozen parameters and two passes a step on 3."""
-    trials = [("AdamW", 2, False, STEPS, 1), ("SGD", 3, True, 3, 1 if stage == 1 else 2)]
-    for kind, world, odd, steps, passes in trials:
+    layers = 2 if stage == 3 else 1
+    for kind, world, odd, steps, passes in (("AdamW", 2, False, STEPS, 1), ("SGD", 3, True, 2, 1 if stage == 1 else 2)):
+        how = dict(kind=kind, odd=odd, layers=layers, steps=steps, passes=passes)
         told = f"stage {stage}, {kind} on {world} ranks" + (", head tied, some parameters frozen" if odd else "") + (", two backward passes a step" if passes > 1 else "")
-        ranks = student.call(train_on_rank, world=world, stage=stage, kind=kind, odd=odd, steps=steps, passes=passes)
-        right = student.reference(serial, world=world, kind=kind, odd=odd, steps=steps, passes=passes)
-        alone = student.reference(serial, world=1, kind=kind, odd=odd, steps=steps, passes=passes)
+        ranks = student.call(train_on_rank, world=world, stage=stage, **how)
+        right = student.reference(serial, world=world, **how)
+        alone = student.reference(serial, world=1, **how)
         assert not math.isclose(right["losses"][-1], alone["losses"][-1], rel_tol=REL)  # a rank that trains alone would differ
         calls = collectives(cases(student.events)[0])
         for rank, mine in enumerate(ranks):
-            limits, whole = limits_of(stage, odd, world, rank, state=8 if kind == "AdamW" else 4)
+            limits, whole = limits_of(stage, odd, layers, world, rank, state=8 if kind == "AdamW" else 4)
             check_held(told, mine["held"], limits, rank, whole)
             if stage == 2:
                 expect(mine["gradients"] <= 1, f"{told}, rank {rank} holds {mine['gradients']} whole gradients at once in the backward pass", "one at a time",
                        mine["gradients"], rank)
             if stage == 3:
-                check_whole(told, mine["whole"], odd, rank)
-        check_traffic(told, calls, stage, odd, world, passes)
+                check_whole(told, mine["whole"], made_model(odd, layers), rank)
+        check_traffic(told, calls, stage, odd, layers, world, passes)
         check_losses(told, ranks, right["losses"])
         if stage == 3:
             for rank, mine in enumerate(ranks):
@@ -520,7 +521,7 @@ def parts_on_rank(student, rank, world):
         groups = [{"params": parameters[:1], "lr": 0.5, "weight_decay": 0.1}, {"params": parameters[1:], "lr": 0.25}]
         made = student.parts_in_groups(groups, r, 3)
         parts = [p for group in made for p in group["params"]]
-        given = groups[0]["params"] == parameters[:1] and groups[1]["params"][0] is parameters[1] and all(p.requires_grad for p in parameters)
+        given = all(a is b for a, b in zip(parameters, (p for group in groups for p in group["params"]), strict=True)) and all(p.requires_grad for p in parameters)
         leaves = all(p.is_leaf and p.requires_grad for p in parts)
         with torch.no_grad():
             for part in parts:
@@ -557,6 +558,11 @@ def resumed_on_rank(student, rank, world, steps):
     after = optimizer.optimizer.state_dict()["state"]
     kept = all(torch.equal(value, after[number][name]) for number, values in before.items() for name, value in values.items())
     copy = {"param_groups": saved["param_groups"], "state": {number: {name: torch.as_tensor(value).clone() for name, value in values.items()} for number, values in saved["state"].items()}}
+    seen = {"saved": copy, "kept": kept}
+    if len(saved["param_groups"]) != 2 or any(
+            set(values) != set(before[number]) or any(torch.is_tensor(value) and value.dim() and value.shape != optimizer.parameters[number].shape for value in values.values())
+            for number, values in saved["state"].items()):
+        return seen  # it could not be loaded
     new = made_model()
     new.load_state_dict(model.state_dict())
     with Storages(new.parameters()) as storages:
@@ -568,7 +574,7 @@ def resumed_on_rank(student, rank, world, steps):
         state_bytes = held(storages, new.parameters(), inner)["optimizer"]
     losses += train(new, optimizer, range(steps // 2, steps))
     momentumless = student.whole_state({"state": {0: {"momentum_buffer": None}}, "param_groups": []}, list(new.parameters()), world)
-    return {"losses": losses, "saved": copy, "kept": kept, "unchanged": unchanged, "held": state_bytes, "none": momentumless["state"][0]["momentum_buffer"] is None}
+    return seen | {"losses": losses, "unchanged": unchanged, "held": state_bytes, "none": momentumless["state"][0]["momentum_buffer"] is None}
 
 
 @todo(
@@ -586,7 +592,7 @@ def resumed_on_rank(student, rank, world, steps):
 )
 def test_todo5_state(student):
     world, steps = 3, 4
-    right = student.reference(serial, world=world, kind="AdamW", odd=False, steps=steps, passes=1)
+    right = student.reference(serial, world=world, kind="AdamW", odd=False, layers=1, steps=steps, passes=1)
     ranks = student.call(resumed_on_rank, world=world, steps=steps)
     plain, told = right["states"][0], f"after {steps // 2} steps of AdamW on {world} ranks"
     _, trained = shapes_of(False)
@@ -633,9 +639,8 @@ def test_todo6_stage_2(student):
 # TODOs 8 and 9: units
 
 
-def check_whole(told, seen, odd, rank):
+def check_whole(told, seen, model, rank):
     """Bytes of whole weights, at moment after moment: a block's while it computes, and those of no block."""
-    model = made_model(odd)
     in_block = 4 * sum(p.numel() for p in model.blocks[0].parameters())
     inside = {p for block in model.blocks for p in block.parameters()}
     rest = 4 * sum(p.numel() for p in model.parameters() if p not in inside)
@@ -762,9 +767,10 @@ ACTIVATIONS = 4 * (2 * 7 + 2 * 1)  # of Tiny, for its backward pass: after tanh,
     why="This is FSDP. What a rank holds shrinks with every rank that joins, so that a model of any size fits on enough of them; and the code of the model has not changed by a line.",
     hints=(
         "Follow one block through the drawing: gathered, freed, gathered, and at last reduced and freed. Which of the four calls belongs to each?",
-        "Three hooks on unit.module, for unshard, reshard and unshard; and one on each trained parameter, which counts: when all trained parameters of the unit have "
-        "their gradient, call finish, and begin to count anew. In finish: reduce_to_shards of p.grad for p that are trained, add to shard.grad, p.grad = None, reshard.",
-        "register_forward_pre_hook(lambda module, args: unshard(unit)), register_forward_hook(... reshard), register_full_backward_pre_hook(... unshard); a set of "
+        "Two hooks on unit.module: before the forward pass unshard; after it reshard, and a hook on the output that calls unshard. And one on each trained parameter, which "
+        "counts: when all trained parameters of the unit have their gradient, call finish, and begin to count anew. In finish: reduce_to_shards of p.grad for p that "
+        "are trained, add to shard.grad, p.grad = None, reshard.",
+        "register_forward_pre_hook and register_forward_hook; in the latter, if output.requires_grad: output.register_hook(lambda gradient: unshard(unit)). A set of "
         "what is still missing, from which register_post_accumulate_grad_hook's function takes its parameter.",
     ),
 )
@@ -834,13 +840,14 @@ def mixed_serial(world, steps):
     ),
 )
 def test_todo10_mixed(student):
-    world, steps = 2, 6
+    world, steps = 2, 4
     ranks = student.call(mixed_on_rank, world=world, steps=steps)
     right = student.reference(mixed_serial, world=world, steps=steps)
     told = f"AdamW on {world} ranks, weights in bfloat16"
     everything, _ = shapes_of(False)
     psi, shard = sum(map(math.prod, everything)), share(everything, world)
-    names, calls = cases(student.events)[0], collectives(cases(student.events)[0])
+    events = cases(student.events)[0]
+    calls = collectives(events)
     for rank, mine in enumerate(ranks):
         expect(mine["dtypes"] == ["torch.float32"], f"{told}: the masters are {', '.join(mine['dtypes'])}", "float32", mine["dtypes"], rank)
         expect(mine["leaves"], f"{told}: an optimizer takes leaf tensors that require a gradient, and the masters are none", "leaves", "others", rank)
@@ -850,13 +857,15 @@ def test_todo10_mixed(student):
         part = own(everything, world, rank)
         limits = {"weights": (2 * psi, 2 * psi), "gradients": (2 * psi, 2 * psi), "optimizer": (12 * part, 12 * shard)}
         check_held(told, mine["held"], limits, rank, {"weights": 4 * psi, "gradients": 4 * psi, "optimizer": 12 * psi})
-        dtypes = {event["op"]: event["dtype"] for event in names[rank] if event["e"] == "op"}
-        for op, dtype, much in (("reduce_scatter", "float32", 4), ("all_gather", "bfloat16", 2)):
-            expect(dtypes.get(op) == dtype, f"{told}: {'gradients are added up' if much == 4 else 'weights are gathered'} in {dtypes.get(op)} on rank {rank}", f"{op} in {dtype}",
-                   f"{dtypes}", rank)
-            sent = sum(call.sent for call in calls if call.rank == rank and call.op == op)
-            most = much * shard * (world - 1)
-            expect(sent <= most, f"{told}, rank {rank} sends {sent:,.0f} bytes by {op} in a step", f"at most {most:,}", f"{sent:,.0f}", rank)
+        for what, dtype, much, found in (
+            ("gradients are added up", "float32", 4, [event for event in events[rank] if event["e"] == "op" and event["op"] not in ("all_gather", "broadcast")]),
+            ("weights are gathered", "bfloat16", 2, [event for event in events[rank] if event["e"] == "op" and event["op"] in ("all_gather", "broadcast")]),
+        ):
+            dtypes = sorted({event["dtype"] for event in found})
+            expect(dtypes == [dtype], f"{told}: {what} in {' and '.join(dtypes) or 'no collective'} on rank {rank}", f"in {dtype}", dtypes, rank)
+            ops = {event["op"] for event in found}
+            sent, most = sum(call.sent for call in calls if call.rank == rank and call.op in ops), much * shard * (world - 1)
+            expect(sent <= most, f"{told}, rank {rank} sends {sent:,.0f} bytes by {', '.join(ops)} in a step", f"at most {most:,}", f"{sent:,.0f}", rank)
     rounded = {name: master.bfloat16().float() for name, master in right["masters"].items()}
     assert all((master - rounded[name]).norm() > 3e-4 * master.norm() for name, master in right["masters"].items() if name != "gain")  # other masters would differ
     for name, master in right["masters"].items():

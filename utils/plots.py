@@ -184,7 +184,7 @@ def sent(measured: "dict[str, Sequence[Collective]]", predicted: dict[str, float
                     below += height
                 place += 1
             axes.hlines(predicted[name], first - 0.5, place - 0.5, color="black", linestyle=":", label="predicted" if first == 0 else None)
-            names[(first + place - 1) / 2] = f"{name}\n{sum(call.rank == ranks[0] for call in calls)} collectives"
+            names[(first + place - 1) / 2] = f"{name}\n{sum(call.rank == 0 for call in calls)} collectives"
             place += 1
         bars_axes(axes, names, "bytes sent in a step, a bar for each rank")
         return figure

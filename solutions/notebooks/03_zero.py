@@ -542,10 +542,11 @@ check("03_zero/8")
 # |---|---|
 # | `module.register_forward_pre_hook(f)` | before each forward pass, `f(module, args)` |
 # | `module.register_forward_hook(f)` | after it, `f(module, args, output)` |
-# | `module.register_full_backward_pre_hook(f)` | before its backward pass, `f(module, grad_output)` |
+# | `tensor.register_hook(f)` | when the gradient of this tensor is there, `f(gradient)`; of a module's output: before its backward pass |
 # | `parameter.register_post_accumulate_grad_hook(f)` | when its gradient is there, `f(parameter)` |
 #
-# What a hook returns takes the place of the argument or output: so return nothing.
+# What a hook returns takes the place of the argument, output or gradient: so return nothing. (And where autograd is off,
+# as in an evaluation, an output has no gradient, and can have no hook: see `output.requires_grad`.)
 #
 # When is a unit's backward pass over? When all of its gradients are there. (There is a
 # `register_full_backward_hook`, but where a module's input needs no gradient it is called too early.)
@@ -571,10 +572,16 @@ def attach(unit: Unit) -> None:
     # TODO 9, again: who calls unshard, reshard and finish, and when. In a step a unit is gathered twice at
     # most, and reduced once for each backward pass. And after an evaluation without backward pass nothing may stay whole.
     ### BEGIN SOLUTION
-    unit.module.register_forward_pre_hook(lambda module, args: unshard(unit))
-    unit.module.register_forward_hook(lambda module, args, output: reshard(unit))
-    unit.module.register_full_backward_pre_hook(lambda module, grad_output: unshard(unit))
-    missing = set()
+    trained = [p for p in unit.parameters if p.requires_grad]
+    missing = set(trained)
+
+    def before(module: nn.Module, args: tuple) -> None:
+        unshard(unit)
+
+    def after(module: nn.Module, args: tuple, output: Tensor) -> None:
+        reshard(unit)
+        if output.requires_grad:
+            output.register_hook(lambda gradient: unshard(unit))
 
     def ready(parameter: Tensor) -> None:
         missing.discard(parameter)
@@ -582,8 +589,8 @@ def attach(unit: Unit) -> None:
             finish(unit)
             missing.update(trained)
 
-    trained = [p for p in unit.parameters if p.requires_grad]
-    missing.update(trained)
+    unit.module.register_forward_pre_hook(before)
+    unit.module.register_forward_hook(after)
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(ready)
     ### END SOLUTION
