@@ -4,7 +4,7 @@
 |------|-----------------------------------------|------------------------------------------------------------------------------------------------|---------|
 | 1    | bytes a rank holds, predicted           | the formulas                                                                                   |         |
 | 2    | a tensor cut into shards, and joined    | values; who shares memory with whom; bytes of a shard                                          |         |
-| 3    | many tensors by one collective          | values and number of collectives on 2 and 3 ranks                                              | 2       |
+| 3    | many tensors by one collective          | values and number of collectives on 3 ranks                                                    | 2       |
 | 4    | stage 1: each rank steps its part       | bytes held, bytes sent, losses of AdamW over 10 steps on 2 ranks; weights under SGD on 3       | 2, 3    |
 | 5    | the state dictionary of a plain optimizer | beside one process's; loaded into a new optimizer, and gone on with                          | 2, 3    |
 | 6    | stage 2: gradients reduced when ready   | as of 4; whole gradients alive in the backward pass; two backward passes a step                | 2, 3    |
@@ -32,8 +32,8 @@ from grader.engine.observe import mark
 from utils.memory import Storages, held
 from utils.model import TransformerLM
 
-# Losses differ from those of one process by the order in which float32 numbers are added: 3e-7 was seen over ten steps;
-# another sample, weight or step gives 1e-3 and more. Weights under SGD: 1e-6 of their change was seen.
+# Losses differ from those of one process by the order in which float32 numbers are added: 1.2e-7 was seen over ten steps, and
+# 1.4e-6 of a weight's change under SGD. That a rank which trains alone differs by more is asserted below.
 REL = 1e-4
 
 STEPS = 10
@@ -273,36 +273,36 @@ def numbers(shape, number, rank):
     ),
 )
 def test_todo3_lists(student):
-    for world in (3,):
-        ranks = student.call(lists_on_rank, world=world)
-        marked = [[event for event in collectives(case)] for case in cases(student.events)]
-        sizes = [math.ceil(math.prod(shape) / world) for shape in SHAPES]
-        for rank, seen in enumerate(ranks):
-            for name, results in (("gather_shards", seen["gathered"]), ("reduce_to_shards", seen["reduced"])):
-                expect(isinstance(results, list) and len(results) == len(SHAPES), f"{name} of {len(SHAPES)} tensors on {world} ranks does not return a list with "
-                       "a tensor for each", f"{len(SHAPES)} tensors", f"{len(results)} entries" if isinstance(results, list) else type(results).__name__, rank)
-            for number, shape in enumerate(SHAPES):
-                right = torch.cat([torch.arange(sizes[number]) + 100.0 * number + 1000 * (r + 1) for r in range(world)]).tolist()
-                got = seen["gathered"][number].tolist()
-                expect(got == right, f"gather_shards on {world} ranks: rank {rank} gets for tensor {number} other numbers than the ranks' shards of it, by rank",
-                       right, got, rank)
-                mean = torch.stack([numbers(shape, number, r) for r in range(world)]).mean(dim=0).view(-1).tolist()
-                right = mean[rank * sizes[number] : (rank + 1) * sizes[number]]
-                right += [0.0] * (sizes[number] - len(right))
-                got = seen["reduced"][number].tolist()
-                summed = got == [world * x for x in right] and any(right)
-                expect(got == right, f"reduce_to_shards on {world} ranks: rank {rank} gets {'the sum, not the mean,' if summed else 'other numbers'} for tensor "
-                       f"{number} of shape {shape}", right, got, rank)
-            expect(seen["kept"], f"rank {rank}: what gather_shards and reduce_to_shards are given is changed by them", "the same numbers", "others", rank)
-            expect(seen["bytes"] == 4 * sum(sizes), f"rank {rank}: what reduce_to_shards returns keeps {seen['bytes']} bytes alive; its shards need "
-                   f"{4 * sum(sizes)}: they are views of something larger", f"{4 * sum(sizes)} bytes", f"{seen['bytes']} bytes", rank)
-        for name, calls, op in (("gather_shards", marked[0], "all_gather"), ("reduce_to_shards", marked[1], "reduce_scatter")):
-            for rank in range(world):
-                mine = [call for call in calls if call.rank == rank]
-                most = 4 * sum(sizes) * (world - 1)
-                expect(len(mine) == 1, f"{name} of {len(SHAPES)} tensors takes {len(mine)} collectives on rank {rank}", "one", len(mine), rank)
-                expect(mine[0].sent <= most, f"{name}: rank {rank} sends {mine[0].sent:.0f} bytes, in {mine[0].op}; more than its shards to the others",
-                       f"at most {most} bytes: {op}", f"{mine[0].sent:.0f} bytes", rank)
+    world = 3
+    ranks = student.call(lists_on_rank, world=world)
+    marked = [collectives(case) for case in cases(student.events)]
+    sizes = [math.ceil(math.prod(shape) / world) for shape in SHAPES]
+    for rank, seen in enumerate(ranks):
+        for name, results in (("gather_shards", seen["gathered"]), ("reduce_to_shards", seen["reduced"])):
+            expect(isinstance(results, list) and len(results) == len(SHAPES), f"{name} of {len(SHAPES)} tensors on {world} ranks does not return a list with "
+                   "a tensor for each", f"{len(SHAPES)} tensors", f"{len(results)} entries" if isinstance(results, list) else type(results).__name__, rank)
+        for number, shape in enumerate(SHAPES):
+            right = torch.cat([torch.arange(sizes[number]) + 100.0 * number + 1000 * (r + 1) for r in range(world)]).tolist()
+            got = seen["gathered"][number].tolist()
+            expect(got == right, f"gather_shards on {world} ranks: rank {rank} gets for tensor {number} other numbers than the ranks' shards of it, by rank",
+                   right, got, rank)
+            mean = torch.stack([numbers(shape, number, r) for r in range(world)]).mean(dim=0).view(-1).tolist()
+            right = mean[rank * sizes[number] : (rank + 1) * sizes[number]]
+            right += [0.0] * (sizes[number] - len(right))
+            got = seen["reduced"][number].tolist()
+            summed = got == [world * x for x in right] and any(right)
+            expect(got == right, f"reduce_to_shards on {world} ranks: rank {rank} gets {'the sum, not the mean,' if summed else 'other numbers'} for tensor "
+                   f"{number} of shape {shape}", right, got, rank)
+        expect(seen["kept"], f"rank {rank}: what gather_shards and reduce_to_shards are given is changed by them", "the same numbers", "others", rank)
+        expect(seen["bytes"] == 4 * sum(sizes), f"rank {rank}: what reduce_to_shards returns keeps {seen['bytes']} bytes alive; its shards need "
+               f"{4 * sum(sizes)}: they are views of something larger", f"{4 * sum(sizes)} bytes", f"{seen['bytes']} bytes", rank)
+    for name, calls, op in (("gather_shards", marked[0], "all_gather"), ("reduce_to_shards", marked[1], "reduce_scatter")):
+        for rank in range(world):
+            mine = [call for call in calls if call.rank == rank]
+            most = 4 * sum(sizes) * (world - 1)
+            expect(len(mine) == 1, f"{name} of {len(SHAPES)} tensors takes {len(mine)} collectives on rank {rank}", "one", len(mine), rank)
+            expect(mine[0].sent <= most, f"{name}: rank {rank} sends {mine[0].sent:.0f} bytes, in {mine[0].op}; more than its shards to the others",
+                   f"at most {most} bytes: {op}", f"{mine[0].sent:.0f} bytes", rank)
 
 
 # ---------------------------------------------------------------------------------------------------

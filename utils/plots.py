@@ -150,7 +150,8 @@ def held(measured: dict[str, Sequence[dict[str, int]]], predicted: dict[str, Seq
             for mine in ranks:
                 below = 0
                 for kind, colour in zip((*kinds, "other"), COLOURS, strict=False):
-                    axes.bar(place, mine[kind], 0.9, below, color=colour, label=kind if place == 0 and kind in kinds else None)
+                    if mine[kind]:
+                        axes.bar(place, mine[kind], 0.9, below, color=colour, label=kind if place == 0 else None)
                     below += mine[kind]
                 place += 1
             ends = [sum(predicted[name][: n + 1]) for n in range(len(kinds))]

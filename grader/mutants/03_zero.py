@@ -354,6 +354,8 @@ for p, part in zip(parameters, parts):
             gradient = p.grad.float()
             dist.all_reduce(gradient)
             master.grad = gradient.view(-1) / world""", "for parameter, master in zip(parameters, masters):\n    parameter.view(-1).copy_(master)"], says="nothing is sharded"),
+    Answer(10, "the masters are views of a whole float32 copy", [MASTERS.replace("my_part(p.detach(), rank, world).float()", "my_part(p.detach().float(), rank, world)"), SHARE32, BACK],
+           says="bytes of optimizer state"),
     Answer(10, "gradients added up in bfloat16", [MASTERS, SHARE32.replace(".float()", "").replace("shard[: len(master)]", "shard[: len(master)].float()"), BACK], says="added up in bfloat16"),
     Answer(10, "masters are set back to what was rounded", [MASTERS, SHARE32, BACK + "    master.copy_(my_part(parameter, rank, world))\n"], says="not those of one process"),
     Answer(10, "not written back", [MASTERS, SHARE32, "pass"]),

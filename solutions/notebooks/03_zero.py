@@ -43,7 +43,7 @@ from utils.model import TransformerLM
 # averages. (Why? TODO 10 will show what becomes of small steps without it.)
 #
 # So it is 16 bytes either way. A model of 7 billion parameters takes 112 GB, more than
-# most GPUs have, and not one activation is in that number.
+# most GPUs have, and activations are not counted yet.
 #
 # The stages share out more and more:
 #
@@ -301,7 +301,7 @@ check("03_zero/4")
 # %%
 def small_model() -> TransformerLM:
     torch.manual_seed(0)
-    return TransformerLM(vocab_size=97, dim=24, n_heads=2, n_layers=3, max_len=16)
+    return TransformerLM(vocab_size=97, dim=20, n_heads=2, n_layers=3, max_len=16)
 
 
 def in_two_groups(model: nn.Module) -> list[dict]:
@@ -569,8 +569,9 @@ def finish(unit: Unit) -> None:
 
 def attach(unit: Unit) -> None:
     """From now on, let the unit be whole while its module computes, forward and backward, and finish it afterwards."""
-    # TODO 9, again: who calls unshard, reshard and finish, and when. In a step a unit is gathered twice at
-    # most, and reduced once for each backward pass. And after an evaluation without backward pass nothing may stay whole.
+    # TODO 9, again: who calls unshard, reshard and finish, and when. A unit is gathered once, at most, for each
+    # forward and for each backward pass, and reduced once for each backward pass. Between the two a block is freed;
+    # after an evaluation, which has no backward pass, nothing stays whole.
     ### BEGIN SOLUTION
     trained = [p for p in unit.parameters if p.requires_grad]
     missing = set(trained)
@@ -642,6 +643,8 @@ def one_step(stage: int, rank: int, world: int) -> None:
 # %%
 bytes_held["stage 3"] = run_on_ranks("03_zero/measure_stage_3", [None] * 3).results
 predictions["stage 3"] = predicted_bytes(n_parameters, 3, 3, "float32")
+for name, ranks in bytes_held.items():
+    print(f"{name}: {max(sum(mine.values()) for mine in ranks):,} bytes held, {sum(predictions[name]):,.1f} predicted")
 plots.held(bytes_held, predictions)
 
 # %% [markdown]
@@ -767,12 +770,13 @@ plots.held(bytes_held, predictions)
 # | the optimizer is made after sharding | it trains the shards |
 # | `set_state_dict`, `dcp.save`, `dcp.load` | `whole_state`, `state_of_parts`, without ever putting it together |
 #
-# One thing it adds is time: it gathers the next unit while this one computes, on a stream of its own, so that a GPU
-# seldom waits for a message. And it keeps sums of gradients apart in the same way.
+# What it adds is overlap: on a GPU it gathers the next unit, and reduces the gradients of the one before, while this one
+# computes, so that the GPU seldom waits for a message.
 #
 # ## What comes of it
 #
-# - Stage 1 costs nothing but a little code: the same bytes as data-parallel training, and three quarters of the memory are shared out.
+# - Stage 1 costs nothing but a little code: no byte more is sent than by data-parallel training, and of the 16 bytes a
+#   parameter the optimizer's 8, or with mixed precision 12, are shared out.
 # - Stage 3 costs half as many bytes again, and what a rank holds shrinks with every rank that joins.
 # - Activations are not in any of these numbers. Recomputing them is one way out (`--recompute`); to shard them, too, needs
 #   lessons 04 and 06.
