@@ -442,7 +442,6 @@ RIGHT = [
         for parameter, part in zip(parameters, parts):
             parameter.register_post_accumulate_grad_hook(partial(reduce, part))
         """]),
-    Answer(7, "by lesson 01", ["one_way = nbytes * (world - 1) / world\nreturn [2, 2, 2, 3][stage] * one_way"]),
     Answer(8, "through set_", ["""
         if all(p.untyped_storage().nbytes() for p in unit.parameters):
             return
