@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9, help="of timed steps, after two that are not")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
-    for name, default in (("dim", 256), ("heads", 4), ("layers", 4), ("vocab", 2000), ("batch", 16), ("length", 128)):
+    for name, default in (("dim", 256), ("heads", 4), ("layers", 4), ("vocab", 2000), ("batch", 8), ("length", 128)):
         parser.add_argument(f"--{name}", type=int, default=default, help="of each rank" if name == "batch" else "of the model")
     parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
     args = parser.parse_args()
