@@ -275,7 +275,7 @@ for p, part in zip(parameters, parts):
         """], says="whole gradients at once"),
     Answer(6, "its own gradients, not the mean", [READY.replace("(shard,) = reduce_to_shards([parameter.grad], world)", "shard = my_part(parameter.grad, dist.get_rank(), world).clone()")]),
     Answer(6, "a view of the whole gradient", [READY.replace("(shard,) = reduce_to_shards([parameter.grad], world)",
-           "dist.all_reduce(parameter.grad)\n    parameter.grad /= world\n    shard = my_part(parameter.grad, dist.get_rank(), world)")], says="nothing is sharded"),
+           "dist.all_reduce(parameter.grad)\n    parameter.grad /= world\n    shard = my_part(parameter.grad, dist.get_rank(), world)")], says="by all_reduce"),
     Answer(6, "all-reduced", [READY.replace("(shard,) = reduce_to_shards([parameter.grad], world)",
            "dist.all_reduce(parameter.grad)\n    parameter.grad /= world\n    shard = my_part(parameter.grad, dist.get_rank(), world).clone()")], says="by all_reduce"),
     Answer(6, "a hook on the tensor: it sees the gradient before it is added up", ["""
