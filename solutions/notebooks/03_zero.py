@@ -478,7 +478,7 @@ check("03_zero/7")
 # same storage. So a unit that is freed after its forward pass and filled again before its backward pass
 # is right for autograd, too. One thing is in the way: autograd stops when a weight was written to in
 # between. Write into `parameter.data`: that is the same memory, and autograd does not count it.
-# (FSDP2 works in this way.)
+# (FSDP2 frees and refills storages, too.)
 
 # %%
 class Unit:
