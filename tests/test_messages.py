@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from grader.engine.messages import cases, left_in_flight, rehearse, written_in_flight
+from grader.engine.messages import Collective, cases, collectives, left_in_flight, rehearse, written_in_flight
 
 
 def rank(*calls):
@@ -90,3 +90,13 @@ def test_cases_are_the_events_between_marks():
     mark = {"e": "mark"}
     one, two = rank("s1"), rank("r0")
     assert cases([[{"e": "joined"}, mark, *one, mark, *one, {"e": "end"}], [mark, *two, mark, *two]]) == [[one, two], [one, two]]
+
+
+def test_collectives_and_what_a_ring_sends_for_them():
+    def call(op, nbytes, group=(0, 1, 2)):
+        return {"e": "op", "op": op, "group": list(group), "bytes": nbytes}
+
+    events = [[call("all_gather", 4), {"e": "wait"}, {"e": "done"}, call("barrier", 0)], [call("all_reduce", 6), call("all_reduce", 6, [1])], rank("s1")]
+    assert collectives(events) == [Collective(0, "all_gather", 3, 4), Collective(1, "all_reduce", 3, 6)]
+    sent = {op: Collective(0, op, 3, 6).sent for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")}
+    assert sent == pytest.approx({"all_gather": 12, "reduce_scatter": 12, "all_reduce": 8, "all_to_all": 4, "broadcast": 6})

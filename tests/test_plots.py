@@ -4,7 +4,7 @@ import io
 
 from matplotlib.image import imread
 
-from grader.engine.messages import Message
+from grader.engine.messages import Collective, Message
 from utils import plots
 
 
@@ -25,10 +25,19 @@ def test_costs():
     assert shown(picture).ndim == 3
 
 
+def test_bytes_held_and_sent():
+    rank = {"weights": 4000, "gradients": 4000, "optimizer": 2700, "other": 0}
+    assert shown(plots.held({"stage 1": [rank, rank | {"other": 100}]}, {"stage 1": (4000, 4000, 2666.7)})).ndim == 3
+    calls = [Collective(rank, op, 2, 2000) for rank in range(2) for op in ("reduce_scatter", "all_gather")]
+    assert shown(plots.sent({"stage 1": calls, "nothing": []}, {"stage 1": 4000.0, "nothing": 0.0})).ndim == 3
+
+
 def test_nothing_is_drawn_where_nobody_looks(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)  # an import of it would fail
     plots.cost([1], {"one": ([1.0], [1.0])})
     plots.messages([], "nothing")
+    plots.held({"one": []}, {"one": (1, 1, 1)})
+    plots.sent({"one": []}, {"one": 1})
 
 
 def test_bytes_are_spoken():

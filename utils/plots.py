@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from grader.engine.messages import Message
+    from grader.engine.messages import Collective, Message
 
 # Told apart by the colour-blind, too (Okabe and Ito).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7c00", "#4a4a4a")
@@ -134,6 +134,74 @@ def cost(sizes: Sequence[int], curves: dict[str, tuple[Sequence[float], Sequence
         return figure
 
     return Picture(draw)
+
+
+def held(measured: dict[str, Sequence[dict[str, int]]], predicted: dict[str, Sequence[float]]) -> Picture:
+    """Bytes of weights, gradients and optimizer state: a bar for each rank of each scheme, and lines where they were predicted to end."""
+    kinds = ("weights", "gradients", "optimizer")
+
+    def draw() -> "Figure":
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        axes, names, place = figure.subplots(), {}, 0.0
+        for name, ranks in measured.items():
+            first = place
+            for mine in ranks:
+                below = 0
+                for kind, colour in zip((*kinds, "other"), COLOURS, strict=False):
+                    if mine[kind]:
+                        axes.bar(place, mine[kind], 0.9, below, color=colour, label=kind if place == 0 else None)
+                    below += mine[kind]
+                place += 1
+            ends = [sum(predicted[name][: n + 1]) for n in range(len(kinds))]
+            axes.hlines(ends, first - 0.5, place - 0.5, color="black", linestyle=":", label="predicted" if first == 0 else None)
+            names[(first + place - 1) / 2] = f"{name}\n{spoken_bytes(max(sum(mine.values()) for mine in ranks))}, predicted {spoken_bytes(ends[-1])}"
+            place += 1
+        bars_axes(axes, names, "bytes held, a bar for each rank")
+        return figure
+
+    return Picture(draw)
+
+
+def sent(measured: "dict[str, Sequence[Collective]]", predicted: dict[str, float]) -> Picture:
+    """Bytes that each rank sent in the collectives of each scheme, by rings, and lines where they were predicted to be."""
+
+    def draw() -> "Figure":
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        axes, names, place, labelled = figure.subplots(), {}, 0.0, set()
+        ops = ("all_reduce", "reduce_scatter", "all_gather")
+        for name, calls in measured.items():
+            first, ranks = place, sorted({call.rank for call in calls})
+            for rank in ranks:
+                below = 0.0
+                for op, colour in zip(ops, COLOURS, strict=False):
+                    height = sum(call.sent for call in calls if call.rank == rank and call.op == op)
+                    if height:
+                        axes.bar(place, height, 0.9, below, color=colour, label=None if op in labelled else op)
+                        labelled.add(op)
+                    below += height
+                place += 1
+            axes.hlines(predicted[name], first - 0.5, place - 0.5, color="black", linestyle=":", label="predicted" if first == 0 else None)
+            names[(first + place - 1) / 2] = f"{name}\n{sum(call.rank == 0 for call in calls)} collectives"
+            place += 1
+        bars_axes(axes, names, "bytes sent in a step, a bar for each rank")
+        return figure
+
+    return Picture(draw)
+
+
+def bars_axes(axes: "Axes", names: dict[float, str], what: str) -> None:
+    """The look of a plot of bars, with names at these places."""
+    axes.set_xticks(list(names), list(names.values()), fontsize=9)
+    axes.set(ylabel=what)
+    axes.yaxis.set_major_formatter(lambda count, _: spoken_bytes(count))
+    axes.margins(y=0.25)
+    axes.tick_params(axis="x", length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=4, loc="upper right")
 
 
 def log_axes(axes: "Axes", title: str) -> None:

@@ -26,6 +26,27 @@ class Message(NamedTuple):
     arrived: float  # and when the receiver had it
 
 
+class Collective(NamedTuple):
+    """One collective that a rank took part in, with others."""
+
+    rank: int
+    op: str
+    world: int  # ranks in its group
+    bytes: int  # of a whole tensor; of an all-gather or reduce-scatter the rank's share of it
+
+    @property
+    def sent(self) -> float:
+        """Bytes that the rank sends if it is done by rings; of a broadcast or anything else, the whole tensor."""
+        rings = {"all_gather": self.world, "reduce_scatter": self.world, "all_reduce": 2.0, "all_to_all": 1.0}.get(self.op)
+        return self.bytes if rings is None else rings * (self.world - 1) / self.world * self.bytes
+
+
+def collectives(events: Sequence[list[dict]]) -> list[Collective]:
+    """The collectives in these events, rank by rank. Those that move nothing, as a rank's with itself alone, are left out."""
+    return [Collective(number, event["op"], len(event["group"]), event["bytes"]) for number, mine in enumerate(events) for event in mine
+            if event["e"] == "op" and "id" not in event and event["bytes"] and len(event["group"]) > 1]
+
+
 def cases(events: Sequence[list[dict]]) -> list[list[list[dict]]]:
     """The events of each rank (inner list) in each case that a check marked (outer list)."""
     found: list[list[list[dict]]] = []

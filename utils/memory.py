@@ -1,0 +1,78 @@
+"""How many bytes of tensors are alive, and what they are for.
+
+A tensor is a view of a *storage*, the memory itself. Several tensors may share one; a storage lives as long as any
+tensor needs it, also one that only autograd keeps; and its size may be changed under the tensors. So bytes are counted
+by storages, each once, with the size that they have at that moment.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Storages(TorchDispatchMode):
+    """While it is entered, notes the storage of whatever an operation returns; it keeps none of them alive.
+
+    Single numbers (0-dim tensors: a loss, Adam's count of steps) and integers (tokens) are left out.
+
+    Args:
+        tensors: what was there before.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.noted: set[StorageWeakRef] = set()
+        self.note(tensors)
+
+    def note(self, tensors: Iterable[Any]) -> None:
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.dim() and tensor.is_floating_point():
+                self.noted.add(StorageWeakRef(tensor.untyped_storage()))
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        self.note(tree_leaves(result))
+        return result
+
+    def live(self) -> dict[int, int]:
+        """The bytes of each storage that is alive and not empty, by an address of it."""
+        self.noted = {storage for storage in self.noted if not storage.expired()}
+        alive = ((ref.cdata, torch.UntypedStorage._new_with_weak_ptr(ref.cdata)) for ref in self.noted)
+        return {address: storage.nbytes() for address, storage in alive if storage is not None and storage.nbytes()}
+
+    def by_kind(self, kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
+        """Bytes alive for each kind of tensors, and for "other". What is of two kinds counts as the first."""
+        left, found = self.live(), {}
+        for kind, tensors in kinds.items():
+            mine = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in tensors if tensor.dim()}
+            found[kind] = sum(left.pop(address, 0) for address in mine)
+        return found | {"other": sum(left.values())}
+
+
+def held(storages: Storages, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes of weights, gradients and optimizer state: of these parameters, and of what the optimizer trains.
+
+    What the optimizer trains counts as a weight where it has a weight's dtype, else (float32 copies of bfloat16
+    weights) as state.
+    """
+    weights, trained = list(parameters), [p for group in optimizer.param_groups for p in group["params"]]
+    state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    copies = [p for p in trained if p.dtype not in {weight.dtype for weight in weights}]
+    kinds = {
+        "gradients": [p.grad for p in (*weights, *trained) if p.grad is not None],
+        "optimizer": state + copies,
+        "weights": [*weights, *trained],
+    }
+    found = storages.by_kind(kinds)
+    for _ in range(100):  # gloo's own thread lets go of a tensor a moment after its message is over
+        if not found["other"]:
+            break
+        time.sleep(0.001)
+        found = storages.by_kind(kinds)
+    return found
