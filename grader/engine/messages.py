@@ -1,4 +1,4 @@
-"""What messages the ranks sent one another, in which rounds, and whether they get through whatever is buffered.
+"""What messages the ranks sent one another, in which rounds, and whether they get through whatever is buffered; and their collectives.
 
 Pure logic over the events of a run that has ended. Where small messages are stored on the way, as MPI does, ranks that all
 send before they receive come through, by luck; gloo of torch 2.13 stores none, so there they are stuck at any size. What a
@@ -78,6 +78,27 @@ def with_source(event: dict, ends: dict[int, dict]) -> dict:
     if "id" in event and event["peer"] is None:
         return {**event, "peer": ends.get(event["id"], {}).get("source", 0)}
     return event
+
+
+class Collective(NamedTuple):
+    """One collective that one rank called."""
+
+    rank: int
+    op: str
+    bytes: int
+    began: float  # seconds: when it was called,
+    over: float | None  # and when the wait for it was over; None where Python did not wait
+    where: Where | None
+
+
+def collectives(events: Sequence[list[dict]]) -> list[Collective]:
+    """All of them, rank by rank in the order of the calls."""
+    found = []
+    for number, mine in enumerate(events):
+        over = {event["work"]: event["t"] for event in mine if event["e"] == "done" and "work" in event}
+        found += [Collective(number, event["op"], event["bytes"], event["t"], over.get(event["work"]), event["where"])
+                  for event in mine if event["e"] == "op" and "work" in event]
+    return found
 
 
 class Loose(NamedTuple):

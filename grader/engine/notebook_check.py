@@ -11,7 +11,7 @@ from grader import OWN, RanksStopped
 from grader.engine import evidence, lessons
 from grader.engine.checks import Judge, Verdict, checked_lessons, explain_broken_cell
 from grader.engine.launch import Engine
-from grader.engine.messages import Message, cases, rehearse
+from grader.engine.messages import Collective, Message, cases, collectives, rehearse
 
 engine = Engine()  # warm from the first check to the kernel's end
 atexit.register(engine.close)
@@ -32,6 +32,7 @@ class RanksRun(NamedTuple):
 
     results: list[Any]  # what each rank returned
     messages: list[Message]  # in rounds
+    collectives: list[Collective]  # rank by rank
 
     def __repr__(self) -> str:
         return f"{len(self.results)} ranks, {len(self.messages)} messages of {sum(m.bytes for m in self.messages)} bytes in all"
@@ -55,10 +56,11 @@ def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[st
             print(f"rank {number}: {line}")
     if run.fault:
         raise RanksStopped(f"{function} on {len(inputs)} ranks: {explain_broken_cell(run, units).message}")
-    messages, deadlock = rehearse(cases(run.events)[0])
+    events = cases(run.events)[0]
+    messages, deadlock = rehearse(events)
     if deadlock:
         print(f"{function} came through by luck, because its messages were stored on the way. Where they are not: {deadlock.message}")
-    return RanksRun(run.evidence, messages)
+    return RanksRun(run.evidence, messages, collectives(events))
 
 
 def as_run(cells: dict[str, tuple[str, float]]) -> dict[str, lessons.Ran]:
