@@ -167,9 +167,12 @@ def numbers(tensor):
 
 
 def check_waited(what, events):
-    """Every collective was waited for."""
+    """Every collective was waited for, and its tensor left alone until then."""
     for rank, mine in enumerate(events):
         for call in collectives([mine]):
+            if call.written:
+                raise Fault("wrong_value", f"{what}: rank {rank} writes into the tensor of its {call.op} before that is over, at {place(call.where)}",
+                            rank, call.where, expected="the same numbers until the wait is over", seen="others")
             if call.over is None:
                 raise Fault("wrong_value", f"{what}: rank {rank} never waits for its {call.op}, at {place(call.where)}: what it left is used before it is there",
                             rank, call.where, expected=f"a wait for each {call.op}", seen="no wait")
@@ -180,7 +183,8 @@ def check_budget(what, events, rank, most, nbytes, unit):
     calls = ops(events)
     expect(len(calls) <= most, f"{what}: rank {rank} makes {len(calls)} calls; the budget is one for each {unit}", f"at most {most}", len(calls), rank)
     budget, sent = 2 * (WORLD - 1) / WORLD * nbytes, ring_bytes(events, rank)
-    expect(sent <= budget * (1 + 1e-9), f"{what}: rank {rank} sends {sent:,.0f} bytes by ring, more than the gradients that are trained need",
+    padding = 2 * 4 * WORLD  # where all gradients are cut into equal pieces
+    expect(sent <= budget + padding, f"{what}: rank {rank} sends {sent:,.0f} bytes by ring, more than the gradients that are trained need",
            f"at most {budget:,.0f}", f"{sent:,.0f}", rank)
 
 
@@ -747,10 +751,11 @@ def test_todo9_torch(student):
         what = f"with_torch on {MICRO} micro-batches" + (", of which rank 1 uses a layer in the first only" if case else "")
         right = student.reference(serial, passes=passes, world=WORLD)
         for rank, seen in enumerate(ranks):
+            expect(seen[case]["equal"], f"{what}: rank {rank} has other weights than rank 0", "rank 0's weights", "others", rank)
+        for rank, seen in enumerate(ranks):
             mine = seen[case]
             expect(mine["kind"] == "DistributedDataParallel" and mine["wraps"], f"{what}: rank {rank} does not return the given model in a DistributedDataParallel",
                    "DistributedDataParallel", mine["kind"], rank)
-            expect(mine["equal"], f"{what}: rank {rank} has other weights than rank 0", "rank 0's weights", "others", rank)
             passes_seen = parts(parts(student.events[rank])[case], "backward")
             expect(len(passes_seen) > 0, f"{what}: rank {rank} makes no backward pass", f"{MICRO} passes", 0, rank)
             for number, quiet in enumerate(passes_seen[:-1], start=1):

@@ -88,6 +88,7 @@ class Collective(NamedTuple):
     bytes: int
     began: float  # seconds: when it was called,
     over: float | None  # and when the wait for it was over; None where Python did not wait
+    written: bool  # whether its tensor was written to before that
     where: Where | None
 
 
@@ -95,8 +96,9 @@ def collectives(events: Sequence[list[dict]]) -> list[Collective]:
     """All of them, rank by rank in the order of the calls."""
     found = []
     for number, mine in enumerate(events):
-        over = {event["work"]: event["t"] for event in mine if event["e"] == "done" and "work" in event}
-        found += [Collective(number, event["op"], event["bytes"], event["t"], over.get(event["work"]), event["where"])
+        over = {event["work"]: event["t"] for event in mine if event["e"] in ("done", "future") and "work" in event}
+        written = {event["work"] for event in mine if event["e"] == "changed" and "work" in event}
+        found += [Collective(number, event["op"], event["bytes"], event["t"], over.get(event["work"]), event["work"] in written, event["where"])
                   for event in mine if event["e"] == "op" and "work" in event]
     return found
 
@@ -121,7 +123,7 @@ def left_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
 
 def written_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
     """Messages whose tensor was written to before they were over."""
-    return [loose for number, mine in enumerate(events) for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "changed"}, True)]
+    return [loose for number, mine in enumerate(events) for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "changed" and "of" in e}, True)]
 
 
 def _calls(number: int, events: list[dict], chosen: set[int], among: bool) -> list[Loose]:

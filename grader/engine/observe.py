@@ -8,7 +8,8 @@ alike. Events are JSON lines on a socket of the run's folder:
     {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
      "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
     {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for this collective
-    {"e": "changed", "of": 3}        the tensor of a message that was not over was written to
+    {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) that was not over was written to
+    {"e": "future", "work": 3}       the future of a collective was taken: where it is waited for is not seen
     {"e": "mark"}                    a check begins its next case
     {"e": "joins", "rank": 1}        it asks to be this rank of the process group
     {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
@@ -84,6 +85,7 @@ class Collective:
     number: int
     tensors: list[torch.Tensor]
     arrive_in: list[torch.Tensor]  # what is reduced or broadcast in their place, until the wait
+    contents: list[bytes]  # of the tensors when it began
 
     @property
     def about(self) -> dict:
@@ -189,14 +191,25 @@ def watch_waits(judge: Judge) -> None:
         finally:
             judge.say(e="done", **about)
 
-    c10d.Work.wait = wait
+    take = c10d.Work.get_future
+
+    def get_future(work: Any) -> Any:
+        call = judge.in_flight.get(work)
+        if isinstance(call, Collective):
+            if judge.merciless:
+                plain(work)
+            arrive(judge, work, call.about)
+            judge.say(e="future", **call.about)
+        return take(work)
+
+    c10d.Work.wait, c10d.Work.get_future = wait, get_future
 
 
 def merciless_messages() -> None:
     """From now on, what a message may do at the worst, it does.
 
-    It arrives at the wait for it and no earlier. If what is sent is written to before its wait, the judge is told. So
-    does the result of a collective that works in place, an all-reduce or a broadcast: whatever its tensor holds in between is lost.
+    It arrives at the wait for it and no earlier. If what is sent is written to before its wait, the judge is told. The
+    same holds for the collectives that work in place, such as an all-reduce.
     """
     Judge.mine.merciless = True
 
@@ -222,6 +235,8 @@ def arrive(judge: Judge, work: dist.Work, about: dict) -> None:
     """A message or a collective was waited for."""
     message = judge.in_flight.pop(work)
     if isinstance(message, Collective):
+        if [content(tensor) for tensor in message.tensors] != message.contents:
+            judge.say(e="changed", **about)
         for tensor, result in zip(message.tensors, message.arrive_in):
             tensor.detach().copy_(result)
         return
@@ -238,9 +253,10 @@ IN_PLACE = ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_")
 
 def begin(judge: Judge, event: dict, name: str, given: dict) -> Collective:
     """A collective is about to begin, on hidden tensors if need be."""
-    call = Collective(event["work"], [], [])
+    call = Collective(event["work"], [], [], [])
     if judge.merciless and name in IN_PLACE:
         call.tensors = given["tensors"]
+        call.contents = [content(tensor) for tensor in call.tensors]
         call.arrive_in = given["tensors"] = [tensor.detach().clone() for tensor in call.tensors]
     return call
 

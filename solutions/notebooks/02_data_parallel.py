@@ -388,16 +388,15 @@ class Bucketed:
         ### END SOLUTION
 
     def ready(self, parameter: nn.Parameter) -> None:
-        """A gradient is ready."""
-        # TODO 6, again: a bucket that is full now is started, but never before one of a lower number; and
-        # nothing is counted or sent while `sync` is False. Budget: one all-reduce for each bucket,
-        # begun as soon as the rules allow, and no wait here.
-        ### BEGIN SOLUTION
+        """The hook: this parameter's gradient is complete."""
         if self.sync:
             self.fill(parameter)
 
     def fill(self, parameter: nn.Parameter) -> None:
-        """Copy a gradient into its bucket, and start what can be started."""
+        """Take a gradient into its bucket, and start all that can be started."""
+        # TODO 6, again: a bucket that is full now is started, but never before one of a lower number.
+        # Budget: one all-reduce for each bucket, begun as soon as the rules allow, and no wait here.
+        ### BEGIN SOLUTION
         number, piece = self.places[parameter]
         if parameter.grad is None:
             piece.zero_()
