@@ -171,24 +171,25 @@ def steps(runs: "dict[str, RanksRun]") -> Picture:
             step = run.results[0]
             calls = [c for c in run.collectives if c.rank == 0 and c.op == "all_reduce" and step["began"] <= c.began <= step["over"]]
             panels.append((name, step, calls, lanes(calls)))
-        height = [2 + 0.35 * (1 + max(lane, default=0)) for *_, lane in panels]
-        figure = Figure(figsize=(11, 0.6 + 0.55 * sum(height)), layout="constrained")
+        rows_of = [1 + max(lane, default=0) for *_, lane in panels]
+        height = [2 + min(0.35 * rows, 4) for rows in rows_of]  # many lanes are thin
+        figure = Figure(figsize=(11, 0.6 + 0.5 * sum(height)), layout="constrained")
         rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=height)[:, 0]
-        for axes, (name, step, calls, lane) in zip(rows, panels, strict=True):
-            start = step["began"]
+        for axes, (name, step, calls, lane), count in zip(rows, panels, rows_of, strict=True):
+            start, pitch = step["began"], min(0.35, 4 / count)
             axes.barh(0, 1000 * (step["backward"] - start), left=0, height=0.8, color="#c8c8c8")
             axes.vlines([1000 * (t - start) for t in step["ready"]], -0.4, 0.4, color="#4a4a4a", linewidth=0.8)
             for call, row in zip(calls, lane, strict=True):
-                left, y = 1000 * (call.began - start), 1 + 0.35 * row
+                left, y = 1000 * (call.began - start), 0.8 + pitch * (row + 0.5)
                 colour = COLOURS[row % len(COLOURS)]
                 if call.over is None:
                     axes.plot(left, y, marker=">", color=colour, markersize=5)
                 else:
-                    axes.barh(y, 1000 * (call.over - call.began), left=left, height=0.3, color=colour, edgecolor="white", linewidth=0.4)
+                    axes.barh(y, 1000 * (call.over - call.began), left=left, height=0.85 * pitch, color=colour, edgecolor="white", linewidth=0.4)
             axes.axvline(1000 * (step["over"] - start), color="#d55e00", linewidth=1.2)
             total = spoken_bytes(sum(call.bytes for call in calls))
             axes.set_title(f"{name}: {len(calls)} all-reduces of {total} in all, over after {1000 * (step['over'] - start):.1f} ms", loc="left", fontsize=10)
-            axes.set(yticks=[], ylim=(1.3 + 0.35 * max(lane, default=0), -0.6))
+            axes.set(yticks=[], ylim=(0.9 + pitch * count, -0.6))
             axes.spines[["top", "right", "left"]].set_visible(False)
         rows[-1].set_xlabel("milliseconds from the begin of the backward pass (grey; a tick: a gradient is ready)")
         return figure

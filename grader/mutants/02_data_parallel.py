@@ -372,7 +372,8 @@ if len(self.missing[number]) < 2:
     Answer(9, "not divided", replaced(TORCH, (" / k)", ")")), says="3 times those of the mean"),
     Answer(9, "divided by the ranks, too", replaced(TORCH, (" / k)", " / k / dist.get_world_size())")), says="divided once too often"),
     Answer(9, "the model is returned", replaced(TORCH, ("return ddp", "return model")), says="does not return the given model"),
-    Answer(9, "a copy is wrapped", "import copy\nmodel = copy.deepcopy(model)\n" + TORCH.strip(), says="does not return the given model"),
+    Answer(9, "a copy is wrapped", "import copy\nmodel = copy.deepcopy(model)\n" + TORCH.strip(), says="other weights than rank 0"),
+    Answer(9, "buffers stay apart", replaced(TORCH, ("=True)", "=True, broadcast_buffers=False)")), says="is not that of one process"),
     Answer(9, "each begins where it is", replaced(TORCH, ("=True)", "=True, init_sync=False)")), says="other weights than rank 0"),
     Answer(9, "not trained", "return DistributedDataParallel(model)", says="makes no backward pass"),
 ]
@@ -527,7 +528,7 @@ RIGHT = [
         return count * loss / torch.stack(counts).double().mean()"""),
     Answer(9, "one loop", """
         import contextlib
-        ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 1024 / 1024, find_unused_parameters=True, gradient_as_bucket_view=True, broadcast_buffers=False)
+        ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 1024 / 1024, find_unused_parameters=True, gradient_as_bucket_view=True)
         for number, (x, y) in enumerate(micro_batches, start=1):
             with contextlib.nullcontext() if number == len(micro_batches) else ddp.no_sync():
                 loss = ddp(x, y) / len(micro_batches)

@@ -311,35 +311,33 @@ def assign_buckets(sizes: list[int], cap: int) -> list[list[int]]:
 check("02_data_parallel/5")
 
 # %% [markdown]
-# What is a good cap? Your two functions tell. Let a model of 124 million parameters take 100 ms for
-# its backward pass, on 16 ranks, and let the gradients become ready at an even pace. An all-reduce of $S$
-# bytes takes $2(N-1)(\alpha + \beta S/N)$. Where is the step shortest, and what makes it longer to the left and
-# to the right of it?
+# What is a good cap? Your two functions tell. Let the 48 blocks of the largest GPT-2, 1.5 billion parameters, take
+# half a second for their backward pass on each of 64 ranks, and let the gradients become ready at an even
+# pace. A ring all-reduce of $S$ bytes takes $2(N-1)(\alpha + \beta S/N)$. Where is the step shortest, and
+# what makes it longer to the left and to the right of it?
 
 # %%
-def gpt2_sizes() -> list[int]:
-    """Bytes of the gradients of a GPT-2 of 12 layers, in the model's order."""
-    width = 768
-    block = [width, width, 3 * width**2, 3 * width, width**2, width, width, width, 4 * width**2, 4 * width, 4 * width**2, width]
-    return [4 * count for count in (50257 * width, 1024 * width, *12 * block, width, width)]
+BACKWARD = 0.5  # seconds
 
 
-def step_ends(cap: int, alpha: float, beta: float, backward: float = 0.1, world: int = 16) -> float:
+def step_ends(cap: int, alpha: float, beta: float, world: int = 64) -> float:
     """Seconds from the begin of the backward pass to the end of the last all-reduce."""
-    sizes = gpt2_sizes()
+    width = 1600
+    attention = [width, width, 3 * width**2, 3 * width, width**2, width]  # norm, q k v, output: weights and biases
+    mlp = [width, width, 4 * width**2, 4 * width, 4 * width**2, width]
+    sizes = [4 * count for count in 48 * [*attention, *mlp]]
     ready, seconds, done = [], [], 0
     for bucket in assign_buckets(sizes, cap):
         nbytes = sum(sizes[index] for index in bucket)
         done += nbytes
-        ready.append(backward * done / sum(sizes))
+        ready.append(BACKWARD * done / sum(sizes))
         seconds.append(2 * (world - 1) * (alpha + beta * nbytes / world))
     return communication_ends(ready, seconds)
 
 
 # %%
-links = {"within a node": (3e-6, 1 / 200e9), "between nodes": (5e-6, 1 / 25e9)}
-caps = [2**k for k in range(10, 30)]
-plots.caps(caps, links, step_ends, backward=0.1)
+links = {"5 µs, 25 GB/s": (5e-6, 1 / 25e9), "5 µs, 50 GB/s": (5e-6, 1 / 50e9), "20 µs, 50 GB/s": (20e-6, 1 / 50e9)}
+plots.caps([2**k for k in range(12, 34)], links, step_ends, BACKWARD)
 
 # %% [markdown]
 # ## DDP with buckets
