@@ -220,12 +220,12 @@ WRONG = [
         for p in model.parameters():
             if p.requires_grad:
                 p.register_hook(lambda grad, p=p: start(grad, p))
-        return finish"""], says="on top of an earlier pass's gradients"),
+        return finish"""], says="on top of the first one's gradients"),
     Answer(4, "a tensor hook, and the gradient that it does not see yet", [ENDS, replaced(HOOKS, (
         "p.register_post_accumulate_grad_hook(start)", "p.register_hook(lambda grad, p=p: start(p))"))]),
     Answer(4, "nobody waits", [ENDS, replaced(HOOKS, ("        work.wait()\n", ""))], says="never waits for its all_reduce"),
     Answer(4, "only the last one is waited for", [ENDS, replaced(HOOKS, ("        work.wait()\n", ""), ("def finish():\n", "def finish():\n    started[-1][0].wait()\n"))], says="never waits"),
-    Answer(4, "what was waited for is kept", [ENDS, replaced(HOOKS, ("    started.clear()\n", ""))], says="in a second step"),
+    Answer(4, "what was waited for is kept", [ENDS, replaced(HOOKS, ("    started.clear()\n", ""))], says="in a second pass"),
     Answer(4, "the sum", [ENDS, replaced(HOOKS, ("        p.grad /= dist.get_world_size()\n", ""))], says="summed over the ranks"),
     Answer(4, "divided while it is under way", [ENDS, replaced(HOOKS, ("        work.wait()\n        p.grad /= dist.get_world_size()",
                                                                    "        p.grad /= dist.get_world_size()\n        work.wait()"))], says="before that is over"),
@@ -380,11 +380,6 @@ if len(self.missing[number]) < 2:
 
 RIGHT = [
     Answer(1, "one product", ["return torch.tensor(samples, dtype=gradients[0].dtype) @ torch.stack(gradients) / sum(samples)", "return 2 * (4 * parameters) * (1 - 1 / world)"]),
-    Answer(1, "a loop, in place", ["""
-        total = torch.zeros_like(gradients[0])
-        for gradient, count in zip(gradients, samples):
-            total += gradient * (count / sum(samples))
-        return total""", "piece = 4 * parameters / world\nreturn sum(piece for _ in range(world - 1)) * 2"]),
     Answer(2, "all under way at once", "works = [dist.broadcast(t.detach(), 0, async_op=True) for t in (*model.parameters(), *model.buffers())]\nfor work in works:\n    work.wait()"),
     Answer(2, "a vector for each type of numbers", """
         by_type = {}
@@ -416,13 +411,6 @@ RIGHT = [
                 works.append(dist.all_reduce(p.grad, async_op=True))
         for work in works:
             work.wait()"""),
-    Answer(3, "coalesced", """
-        trained = [p for p in model.parameters() if p.requires_grad]
-        for p in trained:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        dist.all_reduce_coalesced([p.grad for p in trained])
-        for p in trained:
-            p.grad.div_(dist.get_world_size())"""),
     Answer(3, "scattered and gathered", """
         trained, world = [p for p in model.parameters() if p.requires_grad], dist.get_world_size()
         vector = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in trained])
@@ -506,14 +494,6 @@ RIGHT = [
             p.grad /= dist.get_world_size()
         self.missing = [set(members) for members in self.members]
         self.started = []"""]),
-    Answer(7, "the last one apart", """
-        *others, last = micro_batches
-        reducer.sync = False
-        for batch in others:
-            (model(*batch) * (1 / len(micro_batches))).backward()
-        reducer.sync = True
-        (model(*last) * (1 / len(micro_batches))).backward()
-        reducer.finish()"""),
     Answer(7, "divided at the end", """
         for number, (x, y) in enumerate(micro_batches, start=1):
             reducer.sync = number == len(micro_batches)
@@ -534,5 +514,4 @@ RIGHT = [
                 loss = ddp(x, y) / len(micro_batches)
                 loss.backward()
         return ddp"""),
-    Answer(9, "divided at the end", replaced(TORCH, (" / k)", ")"), ("return ddp", "for p in model.parameters():\n    if p.grad is not None:\n        p.grad /= k\nreturn ddp"))),
 ]
