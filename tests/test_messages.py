@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from grader.engine.messages import cases, left_in_flight, rehearse, written_in_flight
+from grader.engine.messages import cases, collectives, left_in_flight, rehearse, written_in_flight
 
 
 def rank(*calls):
@@ -84,6 +84,16 @@ def test_what_is_written_in_flight_is_told():
     assert written_in_flight([events]) == []
     (loose,) = written_in_flight([[*events, {"e": "changed", "of": 0}]])
     assert (loose.op, loose.peer) == ("send", 1)
+
+
+def test_collectives_by_rank_with_the_end_of_their_waits():
+    def call(number, t):
+        return {"e": "op", "op": "all_reduce", "work": number, "bytes": 8, "t": t, "where": None}
+
+    done = {"e": "done", "work": 1, "t": 5.0}
+    seen = collectives([[call(0, 1.0), call(1, 2.0), {"e": "changed", "work": 1}, {"e": "wait", "work": 1, "t": 4.0}, done], [call(0, 3.0)]])
+    assert [(c.rank, c.began, c.over, c.written) for c in seen] == [(0, 1.0, None, False), (0, 2.0, 5.0, True), (1, 3.0, None, False)]
+    assert written_in_flight([[*rank("s1?", "w0"), {"e": "changed", "work": 0}]]) == []
 
 
 def test_cases_are_the_events_between_marks():
