@@ -283,7 +283,7 @@ def broadcast_on_rank(student, rank, world):
         "What does a module hold besides its parameters, and where can all of it be listed, each tensor once?",
         "model.parameters() and model.buffers() name each tensor once, tied or not, frozen or not, in a state_dict or not. dist.broadcast "
         "works in place.",
-        "for tensor in (*model.parameters(), *model.buffers()): dist.broadcast(tensor.detach(), src=0)",
+        "In a loop over the parameters, then over the buffers: dist.broadcast(...) of the tensor.detach(), with src=0.",
     ),
 )
 def test_todo2_broadcast_state(student):
