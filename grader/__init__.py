@@ -75,7 +75,8 @@ def run_on_ranks(name: str, inputs: list[Any], timed: bool = False) -> "RanksRun
         timed: the function takes times, so the judge disturbs it as little as it can; it then needs 4 s to see a deadlock.
 
     Returns:
-        What each rank returned (`results`); who sent how much to whom, and when (`messages`); and the ranks' `collectives`.
+        What each rank returned (`results`), who sent how much to whom, and when (`messages`), and what each rank called for
+        all to do together (`collectives`).
 
     Raises:
         RanksStopped: a rank crashed, or none could move any more; the text says where.

@@ -11,7 +11,7 @@ import pytest
 from grader.engine import lessons
 from grader.engine.launch import Engine
 from grader.engine.lessons import Unit
-from grader.engine.messages import left_in_flight, rehearse, written_in_flight
+from grader.engine.messages import collectives, left_in_flight, rehearse, written_in_flight
 
 TOP = "import os, signal, sys, time\nimport torch\nimport torch.distributed as dist\n"
 
@@ -281,6 +281,59 @@ def test_a_merciless_message_tells_who_writes_into_it(engine):
         """))
     assert run.fault is None, run.fault
     assert [written_in_flight([events]) != [] for events in run.events] == [False, True]
+
+
+def test_a_merciless_collective_arrives_at_its_wait_and_no_earlier(engine):
+    run = launch(engine, MERCILESS + textwrap.dedent("""
+        t, u = torch.full((3,), 1.0 + rank), torch.full((2,), float(rank))
+        work, other = dist.all_reduce(t, async_op=True), dist.broadcast(u, 1, async_op=True)
+        dist.barrier()  # by now they are over
+        early = [t.clone(), u.clone()]
+        work.wait(); other.wait()
+        sync = torch.ones(2)
+        dist.all_reduce(sync)
+        return [*early, t, u, sync]
+        """))
+    assert run.fault is None, run.fault
+    assert [t.tolist() for t in run.evidence[0]] == [[1.0] * 3, [0.0] * 2, [3.0] * 3, [1.0] * 2, [2.0] * 2]
+
+
+def test_a_merciless_collective_tells_who_writes_into_it_and_who_does_not_wait(engine):
+    run = launch(engine, MERCILESS + textwrap.dedent("""
+        t, u, v = torch.ones(3), torch.ones(3), torch.ones(3)
+        works = [dist.all_reduce(x, async_op=True) for x in (t, u, v)]
+        if rank == 1:
+            u /= 2
+        works[0].wait(); works[1].wait()
+        """))
+    assert run.fault is None, run.fault
+    seen = collectives([[e for e in events if e.get("op") != "init_process_group"] for events in run.events])
+    assert [(c.rank, c.over is not None, c.written) for c in seen] == [(0, True, False), (0, True, False), (0, False, False),
+                                                                      (1, True, False), (1, True, True), (1, False, False)]
+    assert {(c.op, c.bytes) for c in seen} == {("all_reduce", 12)} and seen[0].where[:2] == ["train/x.py", 8]
+
+
+@pytest.mark.parametrize("merciless", ["", MERCILESS])
+def test_a_collective_is_over_for_whoever_takes_its_future(engine, merciless):
+    run = launch(engine, merciless + textwrap.dedent("""
+        t = torch.ones(3)
+        return dist.all_reduce(t, async_op=True).get_future().wait()[0]
+        """))
+    assert run.fault is None, run.fault
+    assert run.evidence[1].tolist() == [2.0] * 3
+    assert all(call.over is not None for call in collectives(run.events))
+
+
+def test_a_model_in_ddp_learns_though_messages_are_merciless(engine):
+    """Its reducer waits in C++: nothing is hidden from it."""
+    run = launch(engine, MERCILESS + textwrap.dedent("""
+        from torch.nn.parallel import DistributedDataParallel
+        model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+        model(torch.tensor([[1.0 + rank, 2.0]])).sum().backward()
+        return model.module.weight.grad
+        """))
+    assert run.fault is None, run.fault
+    assert [grad.tolist() for grad in run.evidence] == [[[1.5, 2.0]]] * 2
 
 
 def test_messages_of_a_run_are_told(engine):

@@ -86,6 +86,16 @@ def test_what_is_written_in_flight_is_told():
     assert (loose.op, loose.peer) == ("send", 1)
 
 
+def test_collectives_by_rank_with_the_end_of_their_waits():
+    def call(number, t):
+        return {"e": "op", "op": "all_reduce", "work": number, "group": [0, 1], "bytes": 8, "t": t, "where": None}
+
+    done = {"e": "done", "work": 1, "t": 5.0}
+    seen = collectives([[call(0, 1.0), call(1, 2.0), {"e": "changed", "work": 1}, {"e": "wait", "work": 1, "t": 4.0}, done], [call(0, 3.0)]])
+    assert [(c.rank, c.began, c.over, c.written) for c in seen] == [(0, 1.0, None, False), (0, 2.0, 5.0, True), (1, 3.0, None, False)]
+    assert written_in_flight([[*rank("s1?", "w0"), {"e": "changed", "work": 0}]]) == []
+
+
 def test_cases_are_the_events_between_marks():
     mark = {"e": "mark"}
     one, two = rank("s1"), rank("r0")
@@ -94,9 +104,9 @@ def test_cases_are_the_events_between_marks():
 
 def test_collectives_and_what_a_ring_sends_for_them():
     def call(op, nbytes, group=(0, 1, 2)):
-        return {"e": "op", "op": op, "group": list(group), "bytes": nbytes}
+        return {"e": "op", "op": op, "group": list(group), "bytes": nbytes, "t": 1.0, "where": None}
 
     events = [[call("all_gather", 4), {"e": "wait"}, {"e": "done"}, call("barrier", 0)], [call("all_reduce", 6), call("all_reduce", 6, [1])], rank("s1")]
-    assert collectives(events) == [Collective(0, "all_gather", 3, 4), Collective(1, "all_reduce", 3, 6)]
+    assert collectives(events) == [Collective(0, "all_gather", 3, 4, 1.0), Collective(1, "all_reduce", 3, 6, 1.0)]
     sent = {op: Collective(0, op, 3, 6).sent for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")}
     assert sent == pytest.approx({"all_gather": 12, "reduce_scatter": 12, "all_reduce": 8, "all_to_all": 4, "broadcast": 6})

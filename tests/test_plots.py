@@ -5,6 +5,7 @@ import io
 from matplotlib.image import imread
 
 from grader.engine.messages import Collective, Message
+from grader.engine.notebook_check import RanksRun
 from utils import plots
 
 
@@ -32,12 +33,26 @@ def test_bytes_held_and_sent():
     assert shown(plots.sent({"stage 1": calls, "nothing": []}, {"stage 1": 4000.0, "nothing": 0.0})).ndim == 3
 
 
+def test_caps():
+    assert shown(plots.caps([1, 10, 100], {"a": (1.0, 1.0)}, lambda cap, alpha, beta: alpha + beta * cap, 2.0)).ndim == 3
+
+
+def test_steps():
+    step = {"began": 5.0, "ready": [5.1, 5.2], "backward": 5.3, "over": 5.6}
+    calls = [Collective(0, "all_reduce", 2, 8, began, over) for began, over in ((4.0, 4.5), (5.1, 5.4), (5.2, 5.5), (5.25, None))]
+    assert plots.lanes(calls[1:]) == [0, 1, 2]
+    assert plots.lanes([calls[0], calls[1]]) == [0, 0]
+    assert shown(plots.steps({"one": RanksRun([step], [], calls), "none": RanksRun([step], [], [])})).ndim == 3
+
+
 def test_nothing_is_drawn_where_nobody_looks(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)  # an import of it would fail
     plots.cost([1], {"one": ([1.0], [1.0])})
     plots.messages([], "nothing")
     plots.held({"one": []}, {"one": (1, 1, 1)})
     plots.sent({"one": []}, {"one": 1})
+    plots.caps([], {}, max, 0.0)
+    plots.steps({})
 
 
 def test_bytes_are_spoken():

@@ -1,4 +1,4 @@
-"""What messages the ranks sent one another, in which rounds, and whether they get through whatever is buffered.
+"""What messages the ranks sent one another, in which rounds, and whether they get through whatever is buffered; and their collectives.
 
 Pure logic over the events of a run that has ended. Where small messages are stored on the way, as MPI does, ranks that all
 send before they receive come through, by luck; gloo of torch 2.13 stores none, so there they are stuck at any size. What a
@@ -33,6 +33,10 @@ class Collective(NamedTuple):
     op: str
     world: int  # ranks in its group
     bytes: int  # of a whole tensor; of an all-gather or reduce-scatter the rank's share of it
+    began: float = 0.0  # seconds: when it was called,
+    over: float | None = None  # and when the wait for it was over; None where Python did not wait
+    written: bool = False  # whether its tensor was written to before that
+    where: Where | None = None
 
     @property
     def sent(self) -> float:
@@ -43,8 +47,15 @@ class Collective(NamedTuple):
 
 def collectives(events: Sequence[list[dict]]) -> list[Collective]:
     """The collectives in these events, rank by rank. Those that move nothing, as a rank's with itself alone, are left out."""
-    return [Collective(number, event["op"], len(event["group"]), event["bytes"]) for number, mine in enumerate(events) for event in mine
-            if event["e"] == "op" and "id" not in event and event["bytes"] and len(event["group"]) > 1]
+    found = []
+    for number, mine in enumerate(events):
+        over = {event["work"]: event["t"] for event in mine if event["e"] in ("done", "future") and "work" in event}
+        written = {event["work"] for event in mine if event["e"] == "changed" and "work" in event}
+        for event in mine:
+            if event["e"] == "op" and "id" not in event and event["bytes"] and len(event["group"]) > 1:
+                work = event.get("work")
+                found.append(Collective(number, event["op"], len(event["group"]), event["bytes"], event["t"], over.get(work), work in written, event["where"]))
+    return found
 
 
 def cases(events: Sequence[list[dict]]) -> list[list[list[dict]]]:
@@ -138,7 +149,7 @@ def left_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
 
 def written_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
     """Messages whose tensor was written to before they were over."""
-    return [loose for number, mine in enumerate(events) for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "changed"}, True)]
+    return [loose for number, mine in enumerate(events) for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "changed" and "of" in e}, True)]
 
 
 def _calls(number: int, events: list[dict], chosen: set[int], among: bool) -> list[Loose]:

@@ -7,14 +7,16 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
 
     {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
      "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
-    {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message
-    {"e": "changed", "of": 3}        the tensor of a message that was not over was written to
+    {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for this collective
+    {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) that was not over was written to
+    {"e": "future", "work": 3}       the future of a collective was taken: where it is waited for is not seen
     {"e": "mark"}                    a check begins its next case
     {"e": "joins", "rank": 1}        it asks to be this rank of the process group
     {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
     {"e": "crash", …} {"e": "exit", …} {"e": "end"}
 
-A message (send, recv) has a number of its own on its rank, "id". All events have the time "t", in seconds.
+A message (send, recv) has a number of its own on its rank, "id", and a collective has one, "work". All events have the
+time "t", in seconds.
 """
 
 import faulthandler
@@ -71,6 +73,24 @@ class Message:
     arrives_in: torch.Tensor | None = None  # what it is received into, until the wait
     content: bytes = b""  # what was to be sent
 
+    @property
+    def about(self) -> dict:
+        return {"of": self.number}
+
+
+@dataclass
+class Collective:
+    """A collective that this rank called by `dist` and that it has not waited for."""
+
+    number: int
+    tensors: list[torch.Tensor]
+    arrive_in: list[torch.Tensor]  # what is reduced or broadcast in their place, until the wait
+    contents: list[bytes]  # of the tensors when it began
+
+    @property
+    def about(self) -> dict:
+        return {"work": self.number}
+
 
 PATIENT = 0.2  # seconds that a patient judge waits for news
 
@@ -87,7 +107,8 @@ class Judge:
         self.pid = os.getpid()
         self.unsaid: list[dict] = []
         self.messages = 0
-        self.in_flight: dict[dist.Work, Message] = {}  # held by these, a work keeps its identity
+        self.collectives = 0
+        self.in_flight: dict[dist.Work, Message | Collective] = {}  # held by these, a work keeps its identity
         self.world = job["world"]
         self.lives = 0  # process groups joined: a later one gives its groups the same names again
         self.lock = threading.Lock()
@@ -158,24 +179,36 @@ def watch_waits(judge: Judge) -> None:
     plain = c10d.Work.wait
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        message = judge.in_flight.get(work)
-        about = {"of": message.number} if message else {}
+        call = judge.in_flight.get(work)
+        about = call.about if call else {}
         judge.say(e="wait", **about)
         try:
             answer = plain(work, *args, **kwargs)
-            if message:
+            if call:
                 arrive(judge, work, about)
             return answer
         finally:
             judge.say(e="done", **about)
 
-    c10d.Work.wait = wait
+    take = c10d.Work.get_future
+
+    def get_future(work: Any) -> Any:
+        call = judge.in_flight.get(work)
+        if isinstance(call, Collective):
+            if judge.merciless:
+                plain(work)
+            arrive(judge, work, call.about)
+            judge.say(e="future", **call.about)
+        return take(work)
+
+    c10d.Work.wait, c10d.Work.get_future = wait, get_future
 
 
 def merciless_messages() -> None:
     """From now on, what a message may do at the worst, it does.
 
-    It arrives at the wait for it and no earlier. If what is sent is written to before its wait, the judge is told.
+    It arrives at the wait for it and no earlier. If what is sent is written to before its wait, the judge is told. The
+    same holds for the collectives that work in place, such as an all-reduce.
     """
     Judge.mine.merciless = True
 
@@ -198,14 +231,33 @@ def depart(judge: Judge, event: dict, name: str, given: dict) -> Message:
 
 
 def arrive(judge: Judge, work: dist.Work, about: dict) -> None:
-    """A message was waited for."""
+    """A message or a collective was waited for."""
     message = judge.in_flight.pop(work)
+    if isinstance(message, Collective):
+        if [content(tensor) for tensor in message.tensors] != message.contents:
+            judge.say(e="changed", **about)
+        for tensor, result in zip(message.tensors, message.arrive_in):
+            tensor.detach().copy_(result)
+        return
     if message.any_source:
         about["source"] = work._source_rank()
     if message.arrives_in is not None:
         message.tensor.detach().copy_(message.arrives_in)
     elif judge.merciless and content(message.tensor) != message.content:
         judge.say(e="changed", of=message.number)
+
+
+IN_PLACE = ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_")
+
+
+def begin(judge: Judge, event: dict, name: str, given: dict) -> Collective:
+    """A collective is about to begin, on hidden tensors if need be."""
+    call = Collective(event["work"], [], [], [])
+    if judge.merciless and name in IN_PLACE:
+        call.tensors = given["tensors"]
+        call.contents = [content(tensor) for tensor in call.tensors]
+        call.arrive_in = given["tensors"] = [tensor.detach().clone() for tensor in call.tensors]
+    return call
 
 
 def content(tensor: torch.Tensor) -> bytes:
@@ -296,6 +348,13 @@ def reporting(operation: Any, name: str, below: Any) -> Callable:
             work = operation.redispatch(keys & below, **given)
             judge.in_flight[dist.Work.unbox(work)] = message
             return work
+        if event and sys._getframe(1).f_code.co_filename == c10d.__file__:  # not DDP's reducer, which waits in C++
+            call = begin(judge, event, name, given)
+            answer = operation.redispatch(keys & below, **given)
+            work = answer[-1] if isinstance(answer, tuple) else answer
+            if work is not None:
+                judge.in_flight[dist.Work.unbox(work)] = call
+            return answer
         blocks = name in ("wait_tensor", "monitored_barrier_")
         if blocks:
             judge.say(e="wait")
@@ -335,6 +394,9 @@ def report(judge: Judge, name: str, given: dict) -> dict:
         event["tag"] = given.get("tag", 0)
         event["id"] = judge.messages
         judge.messages += 1
+    else:
+        event["work"] = judge.collectives
+        judge.collectives += 1
     judge.say(e="op", **event)
     return event
 

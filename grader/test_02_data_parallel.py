@@ -1,0 +1,767 @@
+"""Checks and hints of 02_data_parallel.
+
+| TODO | achievement                              | evidence                                                                  | needs |
+|------|------------------------------------------|---------------------------------------------------------------------------|-------|
+| 1    | the whole batch's gradient, and bytes    | the formulas; shares that are unequal or empty                            |       |
+| 2    | equal first state                        | on ranks that begin apart: parameters, buffers of all kinds; bytes sent   |       |
+| 3    | gradients averaged after the pass        | gradients against one process; number and bytes of messages               |       |
+| 4    | overlapped by hooks                      | the same; the order of gradients, calls and waits; the predicted end      |       |
+| 5    | parameters assigned to buckets           | the assignment, of sizes that fit, do not fit, and are larger than the cap |      |
+| 6    | buckets, overlapped                      | as 4, also where ranks do not use the same parameters                     | 5     |
+| 7    | accumulation                             | gradients of 3 micro-batches; nothing is sent before the last one         | 5, 6  |
+| 8    | unequal shares                           | gradients of shares of 4, 0 and 3 samples; bytes                          |       |
+| 9    | torch's own                              | as 6 and 7, from ranks that begin apart                                   |       |
+
+The reference is one process that goes through the shares of all ranks. Nothing is judged by the clock: that communication
+overlaps is seen in the order of events. Collectives are judged at their worst: a result arrives at the wait for it, and
+whatever its tensor held in between is lost. Bytes are those that a ring would send.
+
+The model has what bites: a tied weight, a frozen layer, a layer that is used only if asked, a batch norm whose buffers are
+of two dtypes, and a buffer that no state_dict has.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from grader.engine import observe
+from grader.engine.checks import Wrong, expect, todo
+from grader.engine.diagnose import Fault, place
+from grader.engine.messages import collectives
+
+WORLD = 3  # where a gradient may be missing, or shares be unequal; else 2
+CAP = 150  # bytes: four buckets of the model's nine trainable parameters
+BUCKETS = 4
+
+# Sums of float32 numbers in another order: 4e-7 of a gradient's norm was measured, 1e-2 and more for a wrong one.
+REL = 1e-5
+
+
+class Net(nn.Module):
+    """`model(x, y)` is the mean cross-entropy of x's words followed by y's; "extra" words from 7 on also go through a layer more."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(14, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.frozen = nn.Linear(2, 4).requires_grad_(False)
+        self.hidden = nn.Linear(4, 6)
+        self.extra = nn.Linear(6, 6)
+        self.out = nn.Linear(6, 2)
+        self.head = nn.Linear(2, 14, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.rand(2) + 0.5, persistent=False)
+
+    def forward(self, x, y):
+        h = torch.tanh(self.hidden(self.frozen(self.norm(self.embedding(x)))))
+        if bool((x >= 7).any()):
+            h = h + self.extra(h)
+        return F.cross_entropy(self.head(self.out(h) * self.scale), y)
+
+
+def made_model(seed=0):
+    torch.manual_seed(seed)
+    model = Net()
+    for name, buffer in model.named_buffers():  # as after some training, and other on every seed
+        if buffer.is_floating_point() and name != "scale":
+            buffer.uniform_(0.5, 2.0)
+        elif name != "scale":
+            buffer.fill_(10 + seed)
+    return model
+
+
+def micro_batch(rank, number, extra=True, samples=4):
+    draw = torch.Generator().manual_seed(1 + 100 * rank + number)
+    x, y = torch.randint(7, (2, samples), generator=draw)
+    return (x + 7 if extra else x), y
+
+
+def trained(model):
+    """name -> trainable parameter, a tied one once."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def gradients(model):
+    return {name: parameter.grad for name, parameter in trained(model).items() if parameter.grad is not None}
+
+
+def gradient_bytes():
+    return [4 * parameter.numel() for parameter in trained(Net()).values()]
+
+
+def serial(passes, world):
+    """Gradients of the mean loss over the passes [[number, who uses the extra layer], …] of all ranks, on one process.
+
+    It goes through the ranks' shares one after the other, since a batch norm of the whole batch is another one.
+    """
+    model = made_model()
+    for rank in range(world):
+        for number, extra in passes:
+            loss = model(*micro_batch(rank, number, rank in extra))
+            (loss / len(passes) / world).backward()
+    return gradients(model)
+
+
+def tell(what, **about):
+    observe.Judge.mine.say(e=what, **about)
+
+
+def watch_gradients(model):
+    """Tell of each gradient when it is ready, before the student's own hooks are called."""
+    for name, parameter in trained(model).items():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: tell("ready", name=name))
+
+
+def backward(loss):
+    """A backward pass that is told of."""
+    tell("backward")
+    loss.backward()
+    tell("backward over")
+
+
+def parts(events, begin="mark"):
+    """One rank's events from each mark to the next one."""
+    found = []
+    for event in events:
+        if event["e"] == begin:
+            found.append([])
+        elif found:
+            found[-1].append(event)
+    return found
+
+
+def ring_bytes(events):
+    """What a rank sends for its collectives, if each goes round a ring."""
+    sent = 0.0
+    for event in events:
+        if event["e"] == "op":
+            world = len(event["group"])
+            factor = {"all_reduce": 2 * (world - 1) / world, "broadcast": 1, "reduce": 1}.get(event["op"], world - 1)
+            sent += 0 if event["op"] == "barrier" else factor * event["bytes"]
+    return sent
+
+
+def ops(events):
+    return [event for event in events if event["e"] == "op"]
+
+
+def check_gradients(what, seen, right, rank, world=WORLD):
+    for name, wanted in right.items():
+        grad = seen.get(name)
+        expect(grad is not None, f"{what}: on rank {rank}, {name} has no gradient afterwards", "a gradient", "None", rank)
+        expect(grad.shape == wanted.shape, f"{what}: on rank {rank}, the gradient of {name} has another shape", tuple(wanted.shape), tuple(grad.shape), rank)
+        if not close(grad, wanted):
+            told = next((f"is {text}" for factor, text in ((world, "summed over the ranks, not averaged"), (1 / world, "divided once too often"))
+                         if close(grad, factor * wanted)), "is not that of one process with all samples")
+            raise Wrong(f"{what}: on rank {rank}, the gradient of {name} {told}", numbers(wanted), numbers(grad), rank)
+
+
+def close(a, b):
+    return bool((a - b).norm() <= REL * b.norm() + 1e-9)
+
+
+def numbers(tensor):
+    return ", ".join(f"{x:.4g}" for x in tensor.flatten()[:4].tolist()) + (", …" if tensor.numel() > 4 else "")
+
+
+def check_waited(what, events):
+    """Every collective was waited for, and its tensor left alone until then."""
+    for rank, mine in enumerate(events):
+        for call in collectives([mine]):
+            if call.written:
+                raise Fault("wrong_value", f"{what}: rank {rank} writes into the tensor of its {call.op} before that is over, at {place(call.where)}",
+                            rank, call.where, expected="the same numbers until the wait is over", seen="others")
+            if call.over is None:
+                raise Fault("wrong_value", f"{what}: rank {rank} never waits for its {call.op}, at {place(call.where)}: what it left is used before it is there",
+                            rank, call.where, expected=f"a wait for each {call.op}", seen="no wait")
+
+
+def check_budget(what, events, rank, most, nbytes, unit, world=WORLD):
+    """No more collectives than `most`, and no more bytes sent than a ring needs for gradients of `nbytes` bytes."""
+    calls = ops(events)
+    expect(len(calls) <= most, f"{what}: rank {rank} makes {len(calls)} calls; the budget is one for each {unit}", f"at most {most}", len(calls), rank)
+    budget, sent = 2 * (world - 1) / world * nbytes, ring_bytes(events)
+    padding = 2 * 4 * world  # where all gradients are cut into equal pieces
+    expect(sent <= budget + padding, f"{what}: rank {rank} sends {sent:,.0f} bytes by ring, more than the gradients that are trained need",
+           f"at most {budget:,.0f}", f"{sent:,.0f}", rank)
+
+
+def check_no_average(what, events, rank):
+    for event in ops(events):
+        expect(event["detail"] != "AVG", f"{what}: rank {rank} reduces by ReduceOp.AVG, which some releases of torch take for a sum on gloo: add up, and divide yourself",
+               "SUM, and a division", "AVG", rank)
+
+
+def check_no_wait_inside(what, events, rank):
+    """No wait from the begin of a backward pass to its end."""
+    inside, call = False, None
+    for event in events:
+        inside = event["e"] == "backward" or (inside and event["e"] != "backward over")
+        call = event if event["e"] == "op" else call
+        if inside and event["e"] == "wait":
+            raise Fault("wrong_value", f"{what}: rank {rank} waits inside of the backward pass, at {place(call and call['where'])}: nothing is computed meanwhile",
+                        rank, call and call["where"], expected="waits after the backward pass", seen="a wait in a hook")
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 1: predictions
+
+
+def predictions_on_rank(student, rank, world, shares, steps):
+    """What the student predicts: gradients of these shares, and bytes of these (parameters, ranks)."""
+    found = []
+    for gradients_of_ranks, samples in shares:
+        found.append(student.whole_gradient([torch.tensor(gradient) for gradient in gradients_of_ranks], samples))
+    return {"gradients": [g if isinstance(g, torch.Tensor) else f"a {type(g).__name__}" for g in found],
+            "bytes": [plain(student.step_bytes(*step)) for step in steps]}
+
+
+def plain(value):
+    """A number, as evidence can hold it."""
+    value = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    return value if isinstance(value, (int, float, str, type(None))) else repr(value)
+
+
+@todo(
+    1,
+    why="An average over ranks that have unequal shares is not that of the samples, and nobody notices: the loss falls all the same. And a "
+    "ring's bytes hardly depend on the number of ranks, which is why data-parallel training grows as far as it does.",
+    hints=(
+        "A mean, times its number of samples, is a sum. Sums of shares can be added. The ring: each rank sends (N - 1)/N of the tensor "
+        "twice, once to reduce and scatter, once to gather.",
+        "zip(gradients, samples) gives pairs; multiply each, add up, and divide once by sum(samples). A float32 number has 4 bytes.",
+        "sum(g * n for g, n in zip(gradients, samples)) / sum(samples); and 2 * (world - 1) / world * 4 * parameters.",
+    ),
+)
+def test_todo1_predictions(student):
+    # Gradients of shares of a mean: exact in float32.
+    shares = [[[[1.0, 2.0], [3.0, 8.0]], [5, 5]], [[[1.0, 2.0], [3.0, 8.0]], [3, 1]], [[[4.0], [8.0], [0.0]], [2, 2, 0]], [[[1.0, 2.0]], [7]]]
+    right = [[2.0, 5.0], [1.5, 3.5], [6.0], [1.0, 2.0]]
+    steps = [[1000, 1], [1000, 2], [1000, 4], [124_000_000, 1024]]
+    (seen,) = student.call(predictions_on_rank, world=1, group=False, shares=shares, steps=steps)
+    for (gradients_of_ranks, samples), wanted, guess in zip(shares, right, seen["gradients"], strict=True):
+        expect(isinstance(guess, torch.Tensor), "whole_gradient returns no tensor", wanted, guess)
+        expect(guess.shape == torch.Size([len(wanted)]) and torch.allclose(guess.float(), torch.tensor(wanted)),
+               f"the gradient of ranks with {', '.join(map(str, samples))} samples that find {gradients_of_ranks} is another one", wanted, guess.tolist())
+    for (parameters, world), guess in zip(steps, seen["bytes"], strict=True):
+        wanted = 8 * (world - 1) / world * parameters
+        expect(isinstance(guess, (int, float)) and math.isclose(guess, wanted, rel_tol=1e-9), f"step_bytes({parameters}, {world}) is not what a ring sends",
+               f"{wanted:.6g}", guess)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 2: first state
+
+
+def state(model):
+    """All tensors by name, copied, and whether they are the given ones still is seen by the caller."""
+    return {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+
+
+def broadcast_on_rank(student, rank, world):
+    observe.merciless_messages()
+    model = made_model(seed=rank)
+    given = {name: (tensor, tensor.data_ptr()) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    before = state(model)
+    observe.mark()
+    student.broadcast_state(model)
+    after = dict((*model.named_parameters(), *model.named_buffers()))
+    replaced = [name for name, (tensor, _) in given.items() if after.get(name) is not tensor]
+    moved = [name for name, (tensor, address) in given.items() if tensor.data_ptr() != address]
+    return {"before": before, "after": state(model), "replaced": replaced + moved, "tied": model.head.weight is model.embedding.weight,
+            "trained": [name for name, p in model.named_parameters() if p.requires_grad]}
+
+
+@todo(
+    2,
+    why="Equal gradients added to unequal weights give unequal weights, for ever: as many models as ranks, none of which is the one that is "
+    "saved. A forgotten buffer shows only in evaluation, where a batch norm uses it.",
+    hints=(
+        "What does a module hold besides its parameters, and where can all of it be listed, each tensor once?",
+        "model.parameters() and model.buffers() name each tensor once, tied or not, frozen or not, in a state_dict or not. dist.broadcast "
+        "works in place.",
+        "In a loop over the parameters, then over the buffers: dist.broadcast(...) of the tensor.detach(), with src=0.",
+    ),
+)
+def test_todo2_broadcast_state(student):
+    ranks = student.call(broadcast_on_rank, world=2)
+    right = ranks[0]["before"]
+    check_waited("broadcast_state", [parts(mine)[0] for mine in student.events])
+    for rank, seen in enumerate(ranks):
+        for name, wanted in right.items():
+            kind = "buffer" if name in ("scale",) or name.startswith("norm.running") or name.endswith("tracked") else "parameter"
+            assert rank == 0 or not torch.equal(seen["before"][name], wanted) or name in ("norm.weight", "norm.bias")  # the wrong would differ
+            held = seen["after"].get(name)
+            expect(held is not None and torch.equal(held, wanted), f"after broadcast_state, rank {rank} has another {name} than rank 0 had: a {kind}"
+                   f"{', which no state_dict has' if name == 'scale' else ''}{', which is frozen' if name.startswith('frozen') else ''}",
+                   numbers(wanted.double()), "none" if held is None else numbers(held.double()), rank)
+        expect(not seen["replaced"] and seen["tied"] and seen["trained"] == ranks[0]["trained"], f"broadcast_state replaces tensors of rank {rank}'s model: an optimizer "
+               "that holds the old ones would train these", "the same tensors, other numbers", ", ".join(seen["replaced"]) or "other tensors", rank)
+    most = sum(tensor.numel() * tensor.element_size() for tensor in right.values())
+    for rank, events in enumerate(student.events):
+        sent = sum(event["bytes"] for event in ops(parts(events)[0]))
+        expect(sent <= most, f"broadcast_state gives {sent} bytes to its calls on rank {rank}, more than the state has: is each tensor sent once, a tied one too?",
+               f"at most {most}", sent, rank)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 3: after the backward pass
+
+# For each case, who uses the extra layer: all, all but rank 1, nobody.
+USERS = ([0, 1, 2], [0, 2], [])
+
+
+def naive_on_rank(student, rank, world):
+    observe.merciless_messages()
+    seen = []
+    for number, users in enumerate(USERS):
+        model = made_model()
+        model(*micro_batch(rank, number, rank in users)).backward()
+        before = gradients(model)
+        before = {name: grad.clone() for name, grad in before.items()}
+        observe.mark()
+        student.average_gradients(model)
+        seen.append({"before": before, "after": gradients(model), "frozen": model.frozen.weight.grad is None})
+    return seen
+
+
+@todo(
+    3,
+    why="This is all of data parallelism: whoever averages the right gradients, all of them and each once, trains the serial run's model. What "
+    "follows only makes it faster.",
+    hints=(
+        "Go by the parameters, which are the same on all ranks, and not by the gradients, which may be missing on some.",
+        "model.parameters() names a tied parameter once; requires_grad tells the frozen ones. A missing gradient counts as zeros: "
+        "torch.zeros_like. dist.all_reduce adds up in place; then divide by dist.get_world_size().",
+        "if parameter.requires_grad: if parameter.grad is None: parameter.grad = torch.zeros_like(parameter); "
+        "dist.all_reduce(parameter.grad); parameter.grad /= dist.get_world_size()",
+    ),
+)
+def test_todo3_naive(student):
+    ranks = student.call(naive_on_rank, world=WORLD)
+    sizes = gradient_bytes()
+    for case, users in enumerate(USERS):
+        right = student.reference(serial, passes=[[case, users]], world=WORLD)
+        what = "average_gradients" + ("" if case == 0 else " where rank 1 does not use a layer" if case == 1 else " where nobody uses a layer")
+        differ = [name for name in right if not all(name in seen[case]["before"] and close(seen[case]["before"][name], right[name]) for seen in ranks)]
+        assert len(differ) == len(right)  # the wrong would differ
+        check_waited(what, [parts(mine)[case] for mine in student.events])
+        for rank, seen in enumerate(ranks):
+            events = parts(student.events[rank])[case]
+            check_gradients(what, seen[case]["after"], right, rank)
+            expect(seen[case]["frozen"], f"{what}: on rank {rank}, the frozen layer has a gradient afterwards", "None", "a gradient", rank)
+            check_budget(what, events, rank, len(sizes), sum(sizes), "trainable parameter, a tied one once and a frozen one never")
+            check_no_average(what, events, rank)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 4: as soon as a gradient is ready
+
+
+def overlapped_on_rank(student, rank, world):
+    """Two passes, the second one on top of what the first one has left."""
+    observe.merciless_messages()
+    model = made_model()
+    watch_gradients(model)
+    finish = student.reduce_when_ready(model)
+    seen = []
+    for number in range(2):
+        loss = model(*micro_batch(rank, number))
+        observe.mark()
+        backward(loss)
+        finish()
+        seen.append({name: grad.clone() for name, grad in gradients(model).items()})
+    return seen
+
+
+PASSES = (("reduce_when_ready", [0]), ("reduce_when_ready, in a second pass on top of the first one's gradients", [0, 1]))
+ENDS = (([1.0, 2.0, 3.0], [0.5, 0.5, 0.5], 3.5), ([1.0, 2.0, 3.0], [2.0, 2.0, 2.0], 7.0), ([1.0, 2.0, 8.0], [2.0, 2.0, 1.0], 9.0), ([4.0, 4.0, 4.0], [1.0, 2.0, 3.0], 10.0),
+        ([2.0], [3.0], 5.0))  # fmt: skip
+
+
+def ends_on_rank(student, rank, world):
+    return [plain(student.communication_ends(ready, seconds)) for ready, seconds, _ in ENDS]
+
+
+@todo(
+    4,
+    why="On many nodes the all-reduces of a step take about as long as its backward pass. Whoever does both at once pays for the longer one "
+    "only, where the naive way pays for their sum.",
+    hints=(
+        "Follow the network: it starts number i when that is ready and number i - 1 is over, whichever is later. For the hooks: one list "
+        "of what is under way, to which hooks add, and which the function at the end works off.",
+        "max(ready, end) + seconds, from one to the next. register_post_accumulate_grad_hook comes after p.grad is complete; a tensor hook "
+        "sees this pass's share only. dist.all_reduce(..., async_op=True) returns the work to wait for. Frozen parameters take no hook.",
+        "def start(p): started.append((dist.all_reduce(p.grad, async_op=True), p)). def finish(): for work, p in started: work.wait(); "
+        "p.grad /= dist.get_world_size(); then started.clear().",
+    ),
+)
+def test_todo4_overlapped(student):
+    (guesses,) = student.call(ends_on_rank, world=1, group=False)
+    for (ready, seconds, wanted), guess in zip(ENDS, guesses, strict=True):
+        expect(isinstance(guess, (int, float)) and math.isclose(guess, wanted), f"communication_ends({ready}, {seconds}) is not when the last one is over", wanted, guess)
+    ranks = student.call(overlapped_on_rank, world=WORLD)
+    sizes = gradient_bytes()
+    for case, (what, numbers_of_passes) in enumerate(PASSES):
+        mean = student.reference(serial, passes=[[number, [0, 1, 2]] for number in numbers_of_passes], world=WORLD)
+        right = {name: grad * len(numbers_of_passes) for name, grad in mean.items()}
+        events = [parts(mine)[case] for mine in student.events]
+        check_waited(what, events)
+        for rank, seen in enumerate(ranks):
+            check_no_wait_inside(what, events[rank], rank)
+            check_gradients(what, seen[case], right, rank)
+            check_budget(what, events[rank], rank, len(sizes), sum(sizes), "trainable parameter")
+            check_no_average(what, events[rank], rank)
+            check_begun_at_once(what, events[rank], rank)
+
+
+def check_begun_at_once(what, events, rank):
+    """Each all-reduce begins before the next gradient is ready."""
+    ready = begun = 0
+    last = ""
+    for event in events:
+        if event["e"] in ("ready", "backward over"):
+            expect(begun >= ready, f"{what}: on rank {rank}, the gradient of {last} is ready, but its all-reduce does not begin before "
+                   + (f"that of {event['name']} is ready, too" if event["e"] == "ready" else "the backward pass is over"),
+                   f"{ready} all-reduces begun", begun, rank)
+            if event["e"] == "backward over":
+                return
+            ready, last = ready + 1, event["name"]
+        begun += event["e"] == "op"
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 5: buckets
+
+FILLS = (([4, 4, 4, 4], 8), ([4, 4, 4, 4, 4], 8), ([10, 20, 30, 40], 50), ([3, 100, 3, 3], 10), ([100], 10), ([5, 5, 5], 1000), ([6, 5, 6, 5], 10), ([112, 16, 16, 96, 24, 144, 24, 48, 8], 150))
+
+
+def fills_on_rank(student, rank, world):
+    found = []
+    for sizes, cap in FILLS:
+        buckets = student.assign_buckets(list(sizes), cap)
+        try:
+            found.append([[int(index) for index in bucket] for bucket in buckets])
+        except (TypeError, ValueError):
+            found.append(repr(buckets)[:200])
+    return found
+
+
+def fewest(sizes, cap):
+    """How many runs of neighbours it takes at least: filling from one end is optimal."""
+    count, room = 0, -1
+    for size in reversed(sizes):
+        if size > room:
+            count, room = count + 1, cap
+        room -= size
+    return count
+
+
+@todo(
+    5,
+    why="torch's cap is 25 MiB by default, and both much smaller and much larger ones make training slower. In the wrong order, the first bucket is "
+    "full when the backward pass ends, and buckets win nothing.",
+    hints=(
+        "Go through the parameters from the last to the first, with one open bucket. When does a parameter not go into it?",
+        "reversed(range(len(sizes))) counts down. Keep how many bytes are left in the open bucket; if the next parameter is larger than "
+        "that, open a new one.",
+        "if not buckets or sizes[index] > room: buckets.append([]); room = cap. Then buckets[-1].append(index); room -= sizes[index].",
+    ),
+)
+def test_todo5_buckets(student):
+    (seen,) = student.call(fills_on_rank, world=1, group=False)
+    for (sizes, cap), buckets in zip(FILLS, seen, strict=True):
+        what = f"assign_buckets({sizes}, {cap})"
+        expect(isinstance(buckets, list), f"{what} is no list of lists of indices", "lists of indices", buckets)
+        flat = [index for bucket in buckets for index in bucket]
+        expect(sorted(flat) == list(range(len(sizes))), f"{what} does not have each parameter in one bucket", "each index once", buckets)
+        expect(flat == sorted(flat, reverse=True), f"{what} does not go from the last parameter to the first", sorted(flat, reverse=True), flat)
+        for bucket in buckets:
+            held = sum(sizes[index] for index in bucket)
+            expect(bucket, f"{what} has an empty bucket", "no empty bucket", buckets)
+            expect(held <= cap or len(bucket) == 1, f"{what} puts {held} bytes into a bucket for {cap}", f"at most {cap}, unless it is a single parameter", buckets)
+        least = fewest(sizes, cap)
+        expect(len(buckets) <= least, f"{what} takes {len(buckets)} buckets; {least} would do", f"{least} buckets", buckets)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 6 and 7: DDP with buckets
+
+# For each step of one reducer its passes, [number, who uses the extra layer]; all but the last without sync.
+STEPS = (
+    ("Bucketed", [[0, [0, 1, 2]]]),
+    ("Bucketed where rank 1 does not use a layer", [[1, [0, 2]]]),
+    ("Bucketed with a pass without sync, after a step in which a layer went unused", [[2, [0, 1, 2]], [3, [0, 1, 2]]]),
+    ("Bucketed where the last pass of rank 1 does not use a layer that an earlier one did", [[4, [0, 1, 2]], [5, [0, 2]]]),
+    ("Bucketed where nobody uses a layer", [[6, []]]),
+)
+
+
+def bucketed_on_rank(student, rank, world):
+    observe.merciless_messages()
+    model = made_model()
+    watch_gradients(model)
+    reducer = student.Bucketed(model, CAP)
+    seen = []
+    for _, passes in STEPS:
+        model.zero_grad()
+        observe.mark()
+        for place_of_pass, (number, users) in enumerate(passes, start=1):
+            reducer.sync = place_of_pass == len(passes)
+            backward(model(*micro_batch(rank, number, rank in users)) / len(passes))
+        reducer.finish()
+        seen.append({name: grad.clone() for name, grad in gradients(model).items()})
+    return seen
+
+
+@todo(
+    6,
+    needs=(5,),
+    why="This is how torch's DDP works: few messages, and all but the last one hidden behind the backward pass. And it is where a "
+    "training run hangs if ranks do not start the same buckets in the same order.",
+    hints=(
+        "For each bucket, keep how many of its gradients are still missing; and one number for all: which bucket is to be started next. "
+        "A hook counts down, then starts as many as it can.",
+        "A vector for each bucket: new_zeros, .split(lengths) gives a view for each parameter, .view_as(parameter) its shape; copy_ in "
+        "both directions. In finish, parameters whose hook was not called are treated as if they were ready now.",
+        "while len(works) < len(buckets) and missing[len(works)] == 0: works.append(dist.all_reduce(vectors[len(works)], async_op=True)). "
+        "In finish: fill what is not filled, wait for each work, divide its vector, copy back (a new grad where it is None), reset the counts.",
+    ),
+)
+def test_todo6_bucketed(student):
+    ranks = student.call(bucketed_on_rank, world=WORLD)
+    sizes = gradient_bytes()
+    for case, (what, passes) in enumerate(STEPS):
+        right = student.reference(serial, passes=passes, world=WORLD)
+        events = [parts(mine)[case] for mine in student.events]
+        check_waited(what, events)
+        everybody = all(len(users) == WORLD for _, users in passes)
+        for rank, seen in enumerate(ranks):
+            check_no_wait_inside(what, events[rank], rank)
+            *silent, last = parts(events[rank], "backward")
+            for quiet in silent:
+                expect(not ops(quiet), f"{what}: rank {rank} communicates in a backward pass although sync is False", "no call", f"{len(ops(quiet))} calls", rank)
+            check_gradients(what, seen[case], right, rank)
+            check_budget(what, last, rank, BUCKETS, sum(sizes), "bucket")
+            check_no_average(what, last, rank)
+            if everybody:
+                check_begun_early(what, last, rank)
+
+
+def check_begun_early(what, events, rank):
+    """When the last gradient becomes ready, all buckets but its own are under way."""
+    last = max((place for place, event in enumerate(events) if event["e"] == "ready"), default=0)
+    begun = len(ops(events[:last]))
+    expect(begun >= BUCKETS - 1, f"{what}: on rank {rank}, {begun} of {BUCKETS} buckets are under way when the last gradient becomes ready; all but its own have been full before",
+           f"{BUCKETS - 1} under way", begun, rank)
+    over = next(place for place, event in enumerate(events) if event["e"] == "backward over")
+    begun = len(ops(events[:over]))
+    expect(begun >= BUCKETS, f"{what}: on rank {rank}, {begun} of {BUCKETS} buckets are under way when the backward pass ends, though all are full", f"{BUCKETS} under way",
+           begun, rank)
+
+
+MICRO = 3
+
+
+def accumulate_on_rank(student, rank, world):
+    observe.merciless_messages()
+    model = made_model()
+    watch_gradients(model)
+    reducer = student.Bucketed(model, CAP)
+    seen = []
+    for step in range(2):
+        model.zero_grad()
+        observe.mark()
+        with told_passes():
+            student.accumulate(model, reducer, [micro_batch(rank, MICRO * step + number) for number in range(MICRO)])
+        seen.append({name: grad.clone() for name, grad in gradients(model).items()})
+    return seen
+
+
+class told_passes:
+    """While it lasts, each backward pass is told of, whoever calls it."""
+
+    def __enter__(self):
+        self.plain = torch.autograd.backward
+
+        def told(*args, **kwargs):
+            tell("backward")
+            try:
+                self.plain(*args, **kwargs)
+            finally:
+                tell("backward over")
+
+        torch.autograd.backward = told
+
+    def __exit__(self, *_):
+        torch.autograd.backward = self.plain
+
+
+@todo(
+    7,
+    needs=(5, 6),
+    why="Communication is the same for a micro-batch and for a large batch. Whoever synchronises each of k micro-batches pays k times "
+    "for what is thrown together anyway; and whoever forgets the division trains with k times the learning rate.",
+    hints=(
+        "Which of the backward passes is the one that must communicate, and how does the reducer learn of it?",
+        "enumerate tells which micro-batch it is; reducer.sync goes before its backward pass. Divide each loss by len(micro_batches).",
+        "for number, (x, y) in enumerate(micro_batches, start=1): reducer.sync = number == len(micro_batches); "
+        "(model(x, y) / len(micro_batches)).backward(). After the loop reducer.finish().",
+    ),
+)
+def test_todo7_accumulate(student):
+    world = 2
+    ranks = student.call(accumulate_on_rank, world=world)
+    sizes = gradient_bytes()
+    for step in range(2):
+        what = f"accumulate over {MICRO} micro-batches" + (", in a second step" if step else "")
+        right = student.reference(serial, passes=[[MICRO * step + number, [0, 1]] for number in range(MICRO)], world=world)
+        events = [parts(mine)[step] for mine in student.events]
+        check_waited(what, events)
+        for rank, seen in enumerate(ranks):
+            passes = parts(events[rank], "backward")
+            expect(len(passes) > 0, f"{what}: rank {rank} makes no backward pass", f"{MICRO} passes", 0, rank)
+            for number, quiet in enumerate(passes[:-1], start=1):
+                expect(not ops(quiet), f"{what}: rank {rank} communicates in or after backward pass {number} of {len(passes)}; only the last one needs to", "no call", f"{len(ops(quiet))} calls", rank)
+            check_scaled(what, seen[step], right, rank)
+            check_gradients(what, seen[step], right, rank, world)
+            check_budget(what, events[rank], rank, BUCKETS, sum(sizes), "bucket", world)
+            expect(len(passes) == 1 or ops(upto(passes[-1], "backward over")), f"{what}: rank {rank} begins to communicate after the last backward pass, not in it", "calls in the last pass", "none", rank)
+
+
+def upto(events, what):
+    return events[: next(place for place, event in enumerate(events) if event["e"] == what)]
+
+
+def check_scaled(what, seen, right, rank):
+    """The one error that has a name: sums of micro-batches."""
+    if all(name in seen and close(seen[name], MICRO * wanted) for name, wanted in right.items()):
+        raise Wrong(f"{what}: on rank {rank}, the gradients are {MICRO} times those of the mean over all micro-batches: they add up", "the gradient of a mean",
+                    f"{MICRO} times it", rank)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 8: unequal shares
+
+COUNTS = (4, 0, 3)
+
+
+def weighted_on_rank(student, rank, world):
+    observe.merciless_messages()
+    seen = []
+    for counts in (COUNTS, (2, 2, 2)):
+        model = made_model().eval()  # a batch norm of the whole batch is not that of its shares
+        loss = model(*share(rank, counts)) if counts[rank] else 0 * sum(p.sum() for p in model.parameters())
+        observe.mark()
+        loss = student.weighted(loss, counts[rank])
+        observe.mark()
+        loss.backward()
+        for parameter in trained(model).values():
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world
+        seen.append(gradients(model))
+    return seen
+
+
+def share(rank, counts):
+    return micro_batch(rank, 50, samples=counts[rank])
+
+
+def serial_shares(counts):
+    model = made_model().eval()
+    x, y = (torch.cat(shares) for shares in zip(*(share(rank, counts) for rank in range(len(counts)) if counts[rank])))
+    model(x, y).backward()
+    return gradients(model)
+
+
+@todo(
+    8,
+    why="A mean of the ranks' means gives a sample of a small share more weight than one of a large share. With sequences of unequal length this is the "
+    "rule, not the exception, and it is wrong by a few per cent in every step: enough to train another model, too little to be seen.",
+    hints=(
+        "The reducer divides by N; you want each rank's mean times its own count, divided by the count of all. What is left to "
+        "multiply by?",
+        "dist.all_reduce of a tensor with the count gives all ranks' count. The count needs no gradient; the loss keeps its own.",
+        "total = torch.tensor(float(count)); dist.all_reduce(total); return loss * (count * dist.get_world_size() / total).",
+    ),
+)
+def test_todo8_weighted(student):
+    ranks = student.call(weighted_on_rank, world=WORLD)
+    for case, counts in enumerate((COUNTS, (2, 2, 2))):
+        what = f"weighted, on ranks with {', '.join(map(str, counts))} samples"
+        right = student.reference(serial_shares, counts=counts)
+        check_waited(what, [parts(mine)[2 * case] for mine in student.events])
+        for rank, seen in enumerate(ranks):
+            check_gradients(what, seen[case], right, rank)
+            calls = ops(parts(student.events[rank])[2 * case])
+            expect(len(calls) <= 1 and sum(event["bytes"] for event in calls) <= 8, f"{what}: rank {rank} sends more than one number", "one number", f"{len(calls)} calls of "
+                   f"{sum(event['bytes'] for event in calls)} bytes", rank)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 9: torch's own
+
+# Who uses the extra layer in each micro-batch.
+TORCH = ([[0, [0, 1]], [1, [0, 1]], [2, [0, 1]]], [[3, [0, 1]], [4, [0]], [5, [0]]])
+
+
+def torch_on_rank(student, rank, world):
+    seen = []
+    for passes in TORCH:
+        model = made_model(seed=rank if passes is TORCH[0] else 0)
+        watch_gradients(model)
+        if passes is TORCH[0]:
+            frozen = made_model().state_dict()
+        observe.mark()
+        with told_passes():
+            ddp = student.with_torch(model, [micro_batch(rank, number, rank in users) for number, users in passes], CAP)
+        seen.append({"grads": gradients(model), "kind": type(ddp).__name__, "wraps": getattr(ddp, "module", None) is model,
+                     "equal": all(torch.equal(p, frozen[name]) for name, p in model.named_parameters())})
+    return seen
+
+
+@todo(
+    9,
+    why="In a script you call it, and do not write it. Whoever knows what it does knows why it hangs, why it complains of unused parameters, and "
+    "why a forgotten no_sync makes accumulation as slow as no accumulation.",
+    hints=(
+        "The constructor takes the model and a few options; the table above says which of them stands for what.",
+        "DistributedDataParallel(model, bucket_cap_mb=..., find_unused_parameters=...), with cap / 2**20. Forward and backward of all "
+        "but the last micro-batch belong into `with ddp.no_sync():`, and it is ddp that is called, not model.",
+        "with ddp.no_sync(): for x, y in micro_batches[:-1]: (ddp(x, y) / len(micro_batches)).backward(). Then the same for the last one, outside; "
+        "and return ddp.",
+    ),
+)
+def test_todo9_torch(student):
+    world = 2
+    ranks = student.call(torch_on_rank, world=world)
+    nbytes = sum(gradient_bytes())
+    for case, passes in enumerate(TORCH):
+        what = f"with_torch on {MICRO} micro-batches" + (", of which rank 1 uses a layer in the first only" if case else "")
+        right = student.reference(serial, passes=passes, world=world)
+        for rank, seen in enumerate(ranks):
+            expect(seen[case]["equal"], f"{what}: rank {rank} has other weights than rank 0", "rank 0's weights", "others", rank)
+        for rank, seen in enumerate(ranks):
+            mine = seen[case]
+            expect(mine["kind"] == "DistributedDataParallel" and mine["wraps"], f"{what}: rank {rank} does not return the given model in a DistributedDataParallel",
+                   "DistributedDataParallel", mine["kind"], rank)
+            passes_seen = parts(parts(student.events[rank])[case], "backward")
+            expect(len(passes_seen) > 0, f"{what}: rank {rank} makes no backward pass", f"{MICRO} passes", 0, rank)
+            for number, quiet in enumerate(passes_seen[:-1], start=1):
+                expect(not reduced(quiet), f"{what}: rank {rank} sends gradients in backward pass {number} of {len(passes_seen)}; only the last one needs to", "none",
+                       f"{sum(reduced(quiet))} bytes", rank)
+            check_scaled(what, mine["grads"], right, rank)
+            check_gradients(what, mine["grads"], right, rank, world)
+            sent = reduced(passes_seen[-1])
+            expect(sum(sent) <= nbytes, f"{what}: rank {rank} gives {sum(sent)} bytes of gradients to its all-reduces", f"{nbytes} bytes, each gradient once", sum(sent), rank)
+            expect(len(sent) > 1 and max(sent) < 2 * CAP, f"{what}: rank {rank} sends buckets of {', '.join(map(str, sent))} bytes where the cap is {CAP}", f"buckets of about {CAP} bytes",
+                   f"{len(sent)} buckets", rank)
+
+
+def reduced(events):
+    """Bytes of each all-reduce of floating-point numbers: a bitmap of used parameters is none."""
+    return [event["bytes"] for event in ops(events) if event["op"] == "all_reduce" and event["dtype"].startswith("float")]

@@ -1,0 +1,568 @@
+# %% [markdown]
+# # Data parallel
+#
+# Every rank has the whole model and a share of each batch. Each computes the gradients of
+# its own share; then the ranks average them and all take the same step. That is
+# `DistributedDataParallel`, **DDP** for short. Here you build it: first naively, then so
+# that it communicates while it still computes, then with fewer and longer messages.
+#
+# ![Three ranks with equal models and other samples: their gradients differ, the average is that of the whole batch](../images/data_parallel.png)
+#
+# One law holds for all that you write: **the parallel run is the serial run.** The gradients
+# on each rank are in the end those of one process that had all samples.
+
+# %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
+import sys
+from pathlib import Path
+
+here = Path.cwd().resolve()
+course = next(folder for folder in (here, *here.parents) if (folder / "grader").is_dir())
+sys.path.insert(0, str(course))
+
+from grader import check
+
+# %%
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from grader import run_on_ranks
+from utils import plots
+from utils.model import TransformerLM
+
+# %% [markdown]
+# ## What is averaged, and what it costs
+#
+# A loss is a mean over samples, and so is its gradient. If rank $r$ has $n_r$ samples and
+# finds the gradient $g_r$ of their mean loss, **predict** from these the gradient of the mean
+# over all samples. When is it simply the mean of the $g_r$?
+#
+# The gradients go through a ring all-reduce, as in lesson 01. **Predict** how many bytes each
+# rank sends in a step, if gradients are float32 numbers. What happens to it when you double
+# the ranks, and what when you double the batch?
+
+# %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def whole_gradient(gradients: list[Tensor], samples: list[int]) -> Tensor:
+    """The gradient of the mean loss over all samples, from each rank's own and its number of samples."""
+    # TODO 1: Predict the gradient of the whole batch, and what it costs to have it. First the gradient.
+    # The ranks may have unequal numbers of samples; one may have none.
+    ### BEGIN SOLUTION
+    weighted = [gradient * count for gradient, count in zip(gradients, samples, strict=True)]
+    return torch.stack(weighted).sum(dim=0) / sum(samples)
+    ### END SOLUTION
+
+
+def step_bytes(parameters: int, world: int) -> float:
+    """How many bytes each rank sends in a step of data-parallel training by ring all-reduces."""
+    # TODO 1, again: the bytes, for so many trainable parameters, with gradients in float32.
+    ### BEGIN SOLUTION
+    return 2 * (world - 1) / world * 4 * parameters
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("02_data_parallel/1")
+
+# %% [markdown]
+# The model of GPT-2's size has 124 million parameters.
+
+# %%
+for world in (1, 2, 8, 1024):
+    print(f"{world:5} ranks: each sends {plots.spoken_bytes(step_bytes(124_000_000, world))} a step")
+
+# %% [markdown]
+# ## Equal first weights
+#
+# Equal gradients keep models equal only if they begin so. Ranks that seed apart, or read
+# another checkpoint, begin apart. So rank 0 gives its own state to all, once, before training:
+#
+# - the **parameters**, also the frozen ones: they are not trained, but they are used;
+# - the **buffers**, which are state and no parameters, such as the running mean of a batch
+#   norm. Not all of them are in `state_dict()`, and not all are floating-point numbers.
+#
+# Two layers may share one parameter: the input embedding and the head of a language model
+# often do. It is **tied**, is one tensor, and need not go twice. And other objects, the
+# optimizer for one, already hold the model's tensors: write into them, and do not replace them.
+
+# %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def broadcast_state(model: nn.Module) -> None:
+    """Give all ranks the parameters and buffers of rank 0, in place."""
+    # TODO 2: Give every rank the state of rank 0.
+    # Budget: each tensor is broadcast once, a tied one too.
+    ### BEGIN SOLUTION
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_2", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("02_data_parallel/2")
+
+
+# %%
+def first_weights(_: None, rank: int, world: int) -> list[float]:
+    """The sum of a model's weights before and after, on ranks that seed apart."""
+    torch.manual_seed(rank)
+    model = TransformerLM(vocab_size=100, dim=16, n_heads=2, n_layers=1, max_len=8)
+    before = sum(p.sum().item() for p in model.parameters())
+    broadcast_state(model)
+    return [before, sum(p.sum().item() for p in model.parameters())]
+
+
+# %%
+run = run_on_ranks("02_data_parallel/first_weights", [None] * 3)
+for rank, (before, after) in enumerate(run.results):
+    print(f"rank {rank}: sum of the weights {before:+.3f} before, {after:+.3f} after")
+print(f"rank 0 made {sum(call.rank == 0 for call in run.collectives)} calls")
+
+# %% [markdown]
+# ## Naive: all-reduce after the backward pass
+#
+# Let each rank finish its backward pass, and then average one gradient after the other. It
+# is right, and it is what the first version of every framework did.
+#
+# It is not as simple as it looks, since all ranks must make **the same calls in the same order**:
+#
+# - A frozen parameter has no gradient, on any rank. It costs nothing.
+# - A parameter may go unused in a pass, on one rank only: an expert that none of this rank's
+#   tokens went to, say. Then its `.grad` is `None` here, and a tensor elsewhere. This rank
+#   must call as well; what does it contribute? And it takes the average like all others.
+#
+# `ReduceOp.AVG` seems made for it. But gloo knows it only lately: older releases of torch
+# refuse it, and some take it for a sum, silently (pytorch issue 162338). So add up, then divide.
+
+# %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def average_gradients(model: nn.Module) -> None:
+    """After the backward pass: leave in each parameter's ``grad`` the mean over all ranks."""
+    # TODO 3: Average the gradients after the backward pass.
+    # Budget: one all-reduce for each trainable parameter, a tied one too, and none for a
+    # frozen one; not ReduceOp.AVG. All ranks have equally many samples.
+    ### BEGIN SOLUTION
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_3", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("02_data_parallel/3")
+
+# %% [markdown]
+# Look at a step of yours. The next cell takes a few steps of a small language model and notes,
+# in the last one, when each gradient was ready and when the backward pass was over.
+
+# %%
+CAP = 1_000_000  # bytes in a bucket, for later
+
+
+def watched_step(method: str, rank: int, world: int) -> dict:
+    """Times in seconds of one step: its backward pass, each gradient, and the end of all communication."""
+    torch.manual_seed(0)
+    model = TransformerLM(vocab_size=1000, dim=128, n_heads=4, n_layers=4, max_len=64)
+    ready = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: ready.append(time.monotonic()))
+    x, y = torch.randint(1000, (2, 4, 64), generator=torch.Generator().manual_seed(rank))
+    if method == "overlapped":
+        finish = reduce_when_ready(model)
+    elif method == "buckets":
+        finish = Bucketed(model, CAP).finish
+    elif method == "torch":
+        model = with_torch(model, [(x, y)], CAP)
+    for _ in range(4):  # the first ones connect the ranks, and make ready what is used again
+        model.zero_grad()
+        loss = model(x, y)
+        dist.barrier()
+        ready.clear()
+        began = time.monotonic()
+        loss.backward()
+        backward = time.monotonic()
+        if method == "naive":
+            average_gradients(model)
+        elif method != "torch":
+            finish()
+        over = time.monotonic()
+    return {"began": began, "ready": ready, "backward": backward, "over": over}
+
+
+# %%
+runs = {"naive": run_on_ranks("02_data_parallel/watched_step", ["naive"] * 2, timed=True)}
+plots.steps(runs)
+
+# %% [markdown]
+# The grey bar is the backward pass of rank 0, a tick in it is a gradient that is ready, and each
+# coloured bar is an all-reduce, from the call to the end of the wait for it. All of them come
+# after the backward pass: while the rank computes, the network has nothing to do, and the
+# other way round.
+#
+# ## Overlapped: all-reduce each gradient as soon as it is ready
+#
+# The backward pass goes through the layers from the last to the first, and the gradients of
+# the last layer are ready long before the first layer's. They could be on their way by then.
+#
+# ![Three timelines of a step: all communication after the backward pass, one message for each gradient, three buckets](../images/overlap.png)
+#
+# The network takes one all-reduce at a time, in the order in which they were started.
+# **Predict** when the last one is over, if gradient $i$ is ready after $t_i$ seconds and
+# its all-reduce takes $c_i$ seconds.
+#
+# PyTorch calls you when a gradient is ready, if you ask for it:
+#
+# | call | the hook is called |
+# |---|---|
+# | `parameter.register_hook(f)` | with the gradient of **this pass**, before it is added to `parameter.grad` |
+# | `parameter.register_post_accumulate_grad_hook(f)` | with the parameter, after its `.grad` is complete |
+#
+# And `dist.all_reduce(tensor, async_op=True)` comes back at once, with a *work*. Until
+# `work.wait()` the tensor belongs to the all-reduce: neither read it nor write to it. A hook
+# that waits would hold up the backward pass.
+
+# %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def communication_ends(ready: list[float], seconds: list[float]) -> float:
+    """When the last all-reduce is over: number i can start at ``ready[i]``, in ascending order, and takes ``seconds[i]``."""
+    # TODO 4: Overlap communication with the backward pass. First your prediction: when is it over?
+    ### BEGIN SOLUTION
+    end = 0.0
+    for start, duration in zip(ready, seconds, strict=True):
+        end = max(start, end) + duration
+    return end
+    ### END SOLUTION
+
+
+def reduce_when_ready(model: nn.Module) -> Callable[[], None]:
+    """Average each gradient as soon as it is ready, in every backward pass from now on.
+
+    Returns the function to call after each backward pass: it leaves in each ``grad`` the mean over all ranks.
+    """
+    # TODO 4, again: the hooks, and the function that finishes. What is averaged is what then stands
+    # in `grad`: an earlier backward pass may have left something there. Here all ranks use all
+    # parameters. Budget: one all-reduce for each trainable parameter, begun before the next
+    # gradient is ready; no wait before the backward pass is over.
+    ### BEGIN SOLUTION
+    started = []
+
+    def start(parameter: nn.Parameter) -> None:
+        started.append((dist.all_reduce(parameter.grad, async_op=True), parameter))
+
+    def finish() -> None:
+        for work, parameter in started:
+            work.wait()
+            parameter.grad /= dist.get_world_size()
+        started.clear()
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(start)
+    return finish
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_4", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("02_data_parallel/4")
+
+# %%
+runs["overlapped"] = run_on_ranks("02_data_parallel/watched_step", ["overlapped"] * 2, timed=True)
+plots.steps(runs)
+
+# %% [markdown]
+# The all-reduces begin inside of the backward pass now. (Whether the step is shorter depends on
+# who does the work: where two processes share the processors that also move the bytes, little is
+# gained. A GPU's network works beside it.)
+#
+# ## Buckets
+#
+# Every message has its latency, and a model has hundreds of small parameters: biases, norms. So
+# several gradients share a message: a **bucket**. It is sent when its last gradient is ready.
+# Large buckets have few latencies, but one bucket for all is the naive way again.
+#
+# Buckets are filled in **reverse** order of the parameters, since that is about the order in
+# which gradients become ready; otherwise the first bucket would wait for the last gradient.
+
+# %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def assign_buckets(sizes: list[int], cap: int) -> list[list[int]]:
+    """Which parameters share a bucket: their indices, in the order in which they are filled.
+
+    ``sizes`` are the parameters' bytes, in the model's order; a bucket holds at most ``cap`` bytes.
+    """
+    # TODO 5: Assign parameters to buckets, from the last parameter to the first.
+    # Each is in one bucket; a bucket is a run of neighbours; one that is larger than the
+    # cap has a bucket of its own. Budget: as few buckets as these rules allow.
+    ### BEGIN SOLUTION
+    buckets: list[list[int]] = []
+    room = 0
+    for index in reversed(range(len(sizes))):
+        if not buckets or sizes[index] > room:
+            buckets.append([])
+            room = cap
+        buckets[-1].append(index)
+        room -= sizes[index]
+    return buckets
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_5", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("02_data_parallel/5")
+
+# %% [markdown]
+# What is a good cap? Your two functions tell. Let the 48 blocks of the largest GPT-2, 1.5 billion parameters, take
+# half a second for their backward pass on each of 64 ranks, and let the gradients become ready at an even
+# pace. A ring all-reduce of $S$ bytes takes $2(N-1)(\alpha + \beta S/N)$. Where is the step shortest, and
+# what makes it longer to the left and to the right of it?
+
+# %%
+BACKWARD = 0.5  # seconds
+
+
+def step_ends(cap: int, alpha: float, beta: float, world: int = 64) -> float:
+    """Seconds from the begin of the backward pass to the end of the last all-reduce."""
+    width = 1600
+    attention = [width, width, 3 * width**2, 3 * width, width**2, width]  # norm, q k v, output: weights and biases
+    mlp = [width, width, 4 * width**2, 4 * width, 4 * width**2, width]
+    sizes = [4 * count for count in 48 * [*attention, *mlp]]
+    ready, seconds, done = [], [], 0
+    for bucket in assign_buckets(sizes, cap):
+        nbytes = sum(sizes[index] for index in bucket)
+        done += nbytes
+        ready.append(BACKWARD * done / sum(sizes))
+        seconds.append(2 * (world - 1) * (alpha + beta * nbytes / world))
+    return communication_ends(ready, seconds)
+
+
+# %%
+links = {"5 µs, 25 GB/s": (5e-6, 1 / 25e9), "5 µs, 50 GB/s": (5e-6, 1 / 50e9), "20 µs, 50 GB/s": (20e-6, 1 / 50e9)}
+plots.caps([2**k for k in range(12, 34)], links, step_ends, BACKWARD)
+
+# %% [markdown]
+# ## DDP with buckets
+#
+# Now the two together. When a bucket's last gradient is ready, its gradients are copied into one
+# long vector, and an all-reduce of that vector is started. At the end the averages are copied back.
+#
+# ![Parameters fall into buckets from the last to the first; a full bucket is sent while the others still fill](../images/buckets.png)
+#
+# Two rules make it right in all cases:
+#
+# - **Buckets are started in the order of their numbers**, on all ranks. If a later one is full
+#   first, it waits. Otherwise two ranks whose gradients become ready in another order would
+#   add up one bucket and another.
+# - **What is not full at the end is sent at the end.** A parameter that this pass did not use has
+#   no news; but all ranks must call. It contributes what stands in its `grad`: what earlier passes
+#   left there, or zeros if that is `None`.
+
+# %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
+class Bucketed:
+    """Averages a model's gradients over the ranks, in buckets, while the backward pass still runs.
+
+    ``sync`` may be set to False before a backward pass: then gradients only add up on each rank.
+    """
+
+    def __init__(self, model: nn.Module, cap: int) -> None:
+        """Buckets of at most ``cap`` bytes, by `assign_buckets`. All parameters are float32 and on one device."""
+        self.sync = True
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.buckets = assign_buckets([4 * parameter.numel() for parameter in self.parameters], cap)
+        # TODO 6: Communicate in buckets, while the backward pass still runs.
+        # Here what is needed before the first pass: ask to be called at `ready`, and make room.
+        ### BEGIN SOLUTION
+        self.vectors = []  # one for each bucket
+        self.places = {}  # parameter -> the number of its bucket, and its place in the vector
+        for number, bucket in enumerate(self.buckets):
+            members = [self.parameters[index] for index in bucket]
+            lengths = [member.numel() for member in members]
+            self.vectors.append(members[0].new_zeros(sum(lengths)))
+            for member, piece in zip(members, self.vectors[number].split(lengths), strict=True):
+                self.places[member] = number, piece.view_as(member)
+                member.register_post_accumulate_grad_hook(self.ready)
+        self.missing = [len(bucket) for bucket in self.buckets]  # gradients that are not ready yet
+        self.filled = set()
+        self.works = []
+        ### END SOLUTION
+
+    def ready(self, parameter: nn.Parameter) -> None:
+        """The hook: this parameter's gradient is complete."""
+        if self.sync:
+            self.fill(parameter)
+
+    def fill(self, parameter: nn.Parameter) -> None:
+        """Take a gradient into its bucket, and start all that can be started."""
+        # TODO 6, again: a bucket that is full now is started, but never before one of a lower number.
+        # Budget: one all-reduce for each bucket, begun as soon as the rules allow, and no wait here.
+        ### BEGIN SOLUTION
+        number, piece = self.places[parameter]
+        if parameter.grad is None:
+            piece.zero_()
+        else:
+            torch.div(parameter.grad, dist.get_world_size(), out=piece)  # while it is in the cache
+        self.filled.add(parameter)
+        self.missing[number] -= 1
+        while len(self.works) < len(self.buckets) and self.missing[len(self.works)] == 0:
+            self.works.append(dist.all_reduce(self.vectors[len(self.works)], async_op=True))
+        ### END SOLUTION
+
+    def finish(self) -> None:
+        """After a backward pass with ``sync``: leave in each ``grad`` the mean over all ranks; be ready for the next pass."""
+        # TODO 6, again: start what is left, wait, copy back. The division may come before or after the sum.
+        ### BEGIN SOLUTION
+        for parameter in self.parameters:
+            if parameter not in self.filled:
+                self.fill(parameter)
+        for work in self.works:
+            work.wait()
+        for parameter, (_, piece) in self.places.items():
+            if parameter.grad is None:
+                parameter.grad = piece.clone()
+            else:
+                parameter.grad.copy_(piece)
+        self.missing = [len(bucket) for bucket in self.buckets]
+        self.filled.clear()
+        self.works.clear()
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_6", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("02_data_parallel/6")
+
+# %%
+runs["buckets"] = run_on_ranks("02_data_parallel/watched_step", ["buckets"] * 2, timed=True)
+plots.steps(runs)
+
+# %% [markdown]
+# The same bytes, in fewer messages. What is left over after the backward pass is the last bucket:
+# it holds the first parameters, whose gradients are the last.
+#
+# ## Accumulation without communication
+#
+# A batch that does not fit into memory is cut into $k$ **micro-batches**, whose gradients add up
+# before the step. Only their sum is needed on all ranks, so only the last backward pass has to
+# communicate. **Predict** how many bytes you save, before you look at the table below.
+#
+# All micro-batches of all ranks have equally many samples here. Mind that gradients *add up*, and that
+# what you want is the gradient of a mean.
+
+# %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def accumulate(model: nn.Module, reducer: Bucketed, micro_batches: list[tuple[Tensor, Tensor]]) -> None:
+    """Leave in each ``grad`` the gradient of the mean loss over all micro-batches of all ranks.
+
+    ``model(x, y)`` returns the mean loss of a micro-batch (x, y). Gradients are None or zero before.
+    """
+    # TODO 7: Accumulate gradients without communication.
+    # Budget: what a single micro-batch sends, and all of it in the last backward pass.
+    ### BEGIN SOLUTION
+    for number, (x, y) in enumerate(micro_batches, start=1):
+        reducer.sync = number == len(micro_batches)
+        loss = model(x, y) / len(micro_batches)
+        loss.backward()
+    reducer.finish()
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_7", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("02_data_parallel/7")
+
+
+# %%
+def accumulated(number: int, rank: int, world: int) -> None:
+    """A batch of 12 samples a rank, in so many micro-batches."""
+    model = TransformerLM(vocab_size=1000, dim=64, n_heads=2, n_layers=2, max_len=16)
+    x, y = torch.randint(1000, (2, 12, 16), generator=torch.Generator().manual_seed(rank))
+    accumulate(model, Bucketed(model, 100_000), list(zip(x.chunk(number), y.chunk(number), strict=True)))
+
+
+# %%
+print("micro-batches  all-reduces  bytes given to them")
+for number in (1, 2, 3, 6):
+    calls = run_on_ranks("02_data_parallel/accumulated", [number] * 2).collectives
+    mine = [call.bytes for call in calls if call.rank == 0]
+    print(f"{number:13} {len(mine):12} {sum(mine):20,}")
+
+# %% [markdown]
+# ## Unequal shares
+#
+# The last batch of an epoch seldom divides by the ranks; and sequences of text have unequal numbers of
+# tokens that count. Your reducer takes the plain mean over the ranks, which is now the wrong one: you predicted
+# the right one in TODO 1. It can be had without a change to the reducer, if each rank makes up for it
+# in its loss. Which factor does it need?
+
+# %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def weighted(loss: Tensor, count: int) -> Tensor:
+    """From the mean loss of this rank's ``count`` samples, the loss to call ``backward`` on.
+
+    The plain mean over the ranks of its gradients is the gradient of the mean over all ranks' samples.
+    """
+    # TODO 8: Weight the loss of unequal shares.
+    # A rank with no samples has count 0 and a loss of 0. Budget: one all-reduce of one number.
+    ### BEGIN SOLUTION
+    total = torch.tensor(float(count), device=loss.device)
+    dist.all_reduce(total)
+    return loss * (count * dist.get_world_size() / total)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_8", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("02_data_parallel/8")
+
+# %% [markdown]
+# ## The same, by PyTorch
+#
+# `DistributedDataParallel` is what you wrote, in C++. Wrapped around a model, it gives all ranks the
+# state of rank 0, fills buckets from the last parameter to the first, and starts them from hooks; it waits before
+# `backward` comes back, so there is no `finish`. It does more if you ask for it:
+#
+# | here | there |
+# |---|---|
+# | `broadcast_state` | in the constructor; buffers again in each forward pass (`broadcast_buffers`) |
+# | the cap of `assign_buckets` | `bucket_cap_mb`, in units of $2^{20}$ bytes |
+# | what `finish` does for unused parameters | `find_unused_parameters=True`: else they are an error |
+# | `sync = False` | `with ddp.no_sync():` around the forward **and** the backward pass |
+
+# %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def with_torch(model: nn.Module, micro_batches: list[tuple[Tensor, Tensor]], cap: int) -> DistributedDataParallel:
+    """Wrap the model, and leave in each ``grad`` the gradient of the mean loss over all micro-batches of all ranks."""
+    # TODO 9: Let PyTorch's DistributedDataParallel do the same.
+    # The model may begin apart on each rank, and may leave parameters unused. The budget is that of `accumulate`:
+    # no gradient is sent before the last backward pass, and then in buckets of about `cap` bytes.
+    ### BEGIN SOLUTION
+    ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20, find_unused_parameters=True)
+    *others, last = micro_batches
+    with ddp.no_sync():
+        for x, y in others:
+            (ddp(x, y) / len(micro_batches)).backward()
+    x, y = last
+    (ddp(x, y) / len(micro_batches)).backward()
+    return ddp
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_9", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("02_data_parallel/9")
+
+# %%
+runs["torch"] = run_on_ranks("02_data_parallel/watched_step", ["torch"] * 2, timed=True)
+plots.steps(runs)
+
+# %% [markdown]
+# Now all four beside one another. PyTorch waits for its all-reduces inside of `backward`, so its backward
+# pass ends with the last of them; when each is over is known to C++ alone, so only their begins are drawn.
+#
+# ## What comes of it
+#
+# In the script `train/ddp_training.py`, which is next, you meet all of it again:
+#
+# | in the script | what it does, as you have built it |
+# |---|---|
+# | `wrap` | `DistributedDataParallel(model)`: the broadcast of TODO 2, the hooks and buckets of TODOs 4 to 6 |
+# | `make_samplers`, `make_loaders` | equal shares of each batch, so that the plain mean is right (TODO 1) |
+# | `global_mean` | the mean over unequal shares in validation: sums and counts, divided once (TODO 8) |
+# | the training loop | `backward` communicates; nothing else in it knows that there are other ranks |
+#
+# - A model of the course's scripts has no buffers, no unused and no tied parameters: plain `DistributedDataParallel(model)` will do.
+# - Each rank still holds all weights, all gradients and all of the optimizer's state. Lesson 03 shares them out.
+# - Sources: "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (arXiv:2006.15704),
+#   sections 3 and 4, has the three stages and the bucket sizes that were best on its machines.
