@@ -8,22 +8,15 @@ The losses must agree. The table shows medians, and the ratio of each pair with 
 """
 
 import argparse
-import ast
 import json
 import os
 import statistics
-import sys
-import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
-
-COURSE = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(COURSE))
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from reference import functions, on_ranks
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -32,22 +25,12 @@ from torch.distributed.fsdp import fully_shard
 from utils.model import TransformerLM
 
 
-def lesson() -> SimpleNamespace:
-    """What the notebook defines. Its other cells, which run and measure, are left out."""
-    path = COURSE / "solutions" / "notebooks" / "03_zero.py"
-    tree = ast.parse(path.read_text("utf-8"))
-    tree.body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))]
-    defined: dict = {"__name__": "zero"}
-    exec(compile(tree, path, "exec"), defined)
-    return SimpleNamespace(**defined)
-
-
 def ours(model: nn.Module, rank: int, world: int) -> list[nn.Parameter]:
     """Shard the model as the lesson does; returns what the optimizer trains."""
-    zero = lesson()
-    units = zero.make_units(model, rank, world)
+    zero = functions("03_zero")
+    units = zero["make_units"](model, rank, world)
     for unit in units:
-        zero.attach(unit)
+        zero["attach"](unit)
     return [shard for unit in units for shard in unit.shards]
 
 
@@ -59,15 +42,13 @@ def theirs(model: nn.Module, rank: int, world: int) -> list[nn.Parameter]:
     return list(model.parameters())
 
 
-def measure(rank: int, args: argparse.Namespace, folder: str) -> None:
-    """Be a rank. Rank 0 writes the seconds of all steps."""
-    torch.set_num_threads(args.threads)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks)
+def measure(rank: int, world: int, args: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each step on this rank, ours and theirs."""
     steps = {}
     for name, shard in (("ours", ours), ("fully_shard", theirs)):
         torch.manual_seed(0)
         model = TransformerLM(args.vocab, args.dim, args.heads, args.layers, args.length)
-        steps[name] = model, torch.optim.AdamW(shard(model, rank, args.ranks), lr=1e-3)
+        steps[name] = model, torch.optim.AdamW(shard(model, rank, world), lr=1e-3)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(args.pairs + 2):  # the first two are not counted
         torch.manual_seed(1000 * turn + rank)
@@ -87,25 +68,19 @@ def measure(rank: int, args: argparse.Namespace, folder: str) -> None:
                 seconds[name].append(time.perf_counter() - began)
         if abs(losses[0] - losses[1]) > 1e-4 * losses[0]:
             raise RuntimeError(f"the two do not compute the same: losses {losses} in turn {turn}")
-    if rank == 0:
-        Path(folder, "seconds.json").write_text(json.dumps(seconds))
-    dist.barrier()
-    dist.destroy_process_group()
+    return seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--pairs", type=int, default=9, help="of timed steps, after two that are not")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1, help="of each rank")
     for name, default in (("dim", 256), ("heads", 4), ("layers", 4), ("vocab", 2000), ("batch", 8), ("length", 128)):
         parser.add_argument(f"--{name}", type=int, default=default, help="of each rank" if name == "batch" else "of the model")
     parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
     args = parser.parse_args()
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(measure, (args, folder), nprocs=args.ranks)
-        seconds = json.loads(Path(folder, "seconds.json").read_text())
+    seconds = on_ranks(measure, args.ranks, args)
     show(args, seconds, load)
     if args.json:
         args.json.write_text(json.dumps({"torch": torch.__version__, "load": load, "seconds": seconds}, indent=1) + "\n")
@@ -114,7 +89,7 @@ def main() -> None:
 def show(args: argparse.Namespace, seconds: dict[str, list[float]], load: float) -> None:
     size = sum(p.numel() for p in TransformerLM(args.vocab, args.dim, args.heads, args.layers, args.length).parameters())
     table = Table("pair", "ours, s", "fully_shard, s", "ratio of speeds", title_justify="left",
-                  title=f"{size:,} parameters, {args.batch * args.length} tokens a rank and step; {args.ranks} ranks of {args.threads} thread(s), gloo, "
+                  title=f"{size:,} parameters, {args.batch * args.length} tokens a rank and step; {args.ranks} ranks of a thread each, gloo, "
                   f"torch {torch.__version__}, load before {load:.1f}")  # fmt: skip
     ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["fully_shard"], strict=True)]
     for number, (mine, other, ratio) in enumerate(zip(seconds["ours"], seconds["fully_shard"], ratios, strict=True), start=1):
