@@ -32,10 +32,10 @@ def filled(reduce: str = SUM) -> NotebookNode:
     return notebook
 
 
-def solved() -> NotebookNode:
+def solved(lesson: str = LESSON) -> NotebookNode:
     """All TODOs done."""
-    source = lessons.source_path(LESSON).read_text("utf-8")
-    return notebooks.to_notebook(regions.compose(source, regions.titles(source)), LESSON, released=False)
+    source = lessons.source_path(lesson).read_text("utf-8")
+    return notebooks.to_notebook(regions.compose(source, regions.titles(source)), lesson, released=False)
 
 
 def answer(reduce: str = SUM) -> str:

@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from course_copy import Course
+from grader.engine.lessons import read_percent, source_path
+from grader.engine.regions import compose
 from student_notebook import LESSON, MEAN, answer, blank, save
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install selenium")
@@ -108,13 +110,17 @@ def test_a_student_solves_a_todo(address, browser, course, tmp_path):
     def do(script, *values):
         return browser.execute_async_script(PAGE + f"(async () => {{{script}}})().then(arguments[arguments.length - 1])", *values)
 
-    def check(name):
+    def run(key):
+        do("notebook.activeCellIndex = cell(arguments[0]); await window.jupyterapp.commands.execute('notebook:run-cell')", key)
+
+    def check(name, todo=1):
         """Run all cells, then the test cell again; what stands below it, and a picture."""
-        do("await window.jupyterapp.commands.execute('notebook:run-all-cells')")  # stops at the first that raises
-        do("notebook.activeCellIndex = cell('test_1'); await window.jupyterapp.commands.execute('notebook:run-cell')")
-        do("await notebook.scrollToItem(cell('test_1'), 'center')")
+        if todo == 1:
+            do("await window.jupyterapp.commands.execute('notebook:run-all-cells')")  # stops at the first that raises
+        run(f"test_{todo}")
+        do("await notebook.scrollToItem(cell(arguments[0]), 'center')", f"test_{todo}")
         shown = WebDriverWait(browser, LONG).until(lambda driver: driver.execute_script(
-            PAGE + "const area = notebook.widgets[cell('test_1')].outputArea; return area.model.length && area.node.innerText"))
+            PAGE + "const area = notebook.widgets[cell(arguments[0])].outputArea; return area.model.length && area.node.innerText", f"test_{todo}"))
         assert browser.save_screenshot(str(shots / f"jupyterlab-{name}.png"))
         return shown
 
@@ -132,4 +138,15 @@ def test_a_student_solves_a_todo(address, browser, course, tmp_path):
         if name == "wrong":
             assert "✗ 01_collectives/1" in shown and "expected" in shown and "seen" in shown and "Traceback" not in shown
     assert shown.startswith("✓ 01_collectives/1")
+
+    # A deadlock: all ranks send, and nobody receives. The kernel comes back with the diagnosis, and goes on.
+    source = next(c.source for c in read_percent(source_path(LESSON).read_text("utf-8"), LESSON).cells if c.get("id") == "todo_4")
+    stuck = "right = (rank + 1) % world\ndist.send(tensor.tensor_split(world)[first_piece(rank, world)], right)\nreturn tensor"
+    for name, text in (("deadlock", compose(source, [4], {4: ["return (rank - 1) % world", stuck]})), ("alive", compose(source, [4]))):
+        do("notebook.widgets[cell('todo_4')].model.sharedModel.setSource(arguments[0])", text)
+        run("todo_4")
+        shown = check(name, todo=4)
+        if name == "deadlock":
+            assert "deadlock: rank" in shown and "waits in send" in shown and "Traceback" not in shown
+    assert shown.startswith("✓ 01_collectives/4")
     assert do("return panel.context.model.dirty") and file.read_bytes() == given  # all of it without saving
