@@ -34,7 +34,7 @@ IDLE = 4.0  # seconds of every rank asleep, none in a collective: a sleep, a loc
 PATIENCE = 0.3  # seconds to hear who else comes to a call that is wrong already
 ANSWERS = 30.0  # seconds in which a server that is ready answers, or it never will
 TICK = 0.05  # seconds between looks at the ranks' CPU time
-TOO_MUCH = 50_000_000  # bytes that a rank may tell of what it does: some hundred thousand calls
+TOO_MUCH, TOO_MANY = 50_000_000, 100_000  # bytes and events that a rank may tell of what it does in one run
 PRINTED = 1_000_000  # bytes of what a rank prints that are kept
 ONE_FILE, ALL_FILES = 50_000_000, 200_000_000  # bytes of what the ranks write that are kept
 
@@ -295,8 +295,8 @@ class Session:
                     self.fault = self.fault or self.look()
         finally:
             self.run.fault_after = time.monotonic() - self.started
-            if self.wire_before is not None and not self.lost:
-                self.run.wire = self.engine.sandbox.wire() - self.wire_before
+            if self.wire_before is not None and not self.lost and (wire := self.engine.sandbox.wire()) is not None:
+                self.run.wire = wire - self.wire_before
             self.kill()
             for key in list(self.selector.get_map().values()):
                 if key.data == "rank":
@@ -321,7 +321,7 @@ class Session:
             self.pids[number] = CREDENTIALS.unpack(about[0][2][:CREDENTIALS.size])[0]  # the kernel says so, as we count processes
         *lines, self.rest[connection] = (self.rest[connection] + data).split(b"\n")
         self.said[number] += len(data)
-        if self.said[number] > TOO_MUCH or len(self.rest[connection]) > events.LONGEST:
+        if self.said[number] > TOO_MUCH or len(self.run.events[number]) > TOO_MANY or len(self.rest[connection]) > events.LONGEST:
             self.fault = self.fault or Fault("hang", f"rank {number} makes more calls than a judge can follow", number, self.observer.ranks[number].last,
                                              expected="the code ends", seen=f"{len(self.run.events[number])} calls")
             return

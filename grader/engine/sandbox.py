@@ -130,11 +130,14 @@ class Sandbox:
         self.first = json.loads(said)["child-pid"]
 
     def wire(self) -> int | None:
-        """Bytes that have gone over the sandbox's own network so far: the kernel's count. None without one."""
+        """Bytes that have gone over the sandbox's own network so far: the kernel's count. None without one, or where it has ended."""
         if self.first is None:
             return None
-        with open(f"/proc/{self.first}/net/dev") as table:
-            loopback = next(line for line in table if line.strip().startswith("lo:"))
+        try:
+            with open(f"/proc/{self.first}/net/dev") as table:
+                loopback = next(line for line in table if line.strip().startswith("lo:"))
+        except OSError:
+            return None
         return int(loopback.split(":")[1].split()[8])
 
     def close(self) -> None:

@@ -372,8 +372,8 @@ ATTACKS = [
     Attack("a fork bomb", "a thousand processes from each rank", "the judge counts processes", broadcast(FORK_BOMB), says="more processes", landlock=True),
     Attack("a memory bomb", "four processes of 3 GiB from each rank", "the judge adds up resident memory; RLIMIT_AS", broadcast(MEMORY_BOMB), says="more memory"),
     Attack("memory in files", "fills /dev/shm, /tmp, memfds and SysV segments", "tmpfs of a size; seccomp", raising(FILES_IN_MEMORY), says=NOTHING, landlock=True),
-    Attack("huge output", "prints 400 MB", "RLIMIT_FSIZE; the judge reads the first MB",
-           broadcast(C + "try:\n    for _ in range(400):\n        os.write(1, b'x' * 1000000)\nexcept OSError:\n    pass"), marks=1),
+    Attack("huge output", "prints 60 MB", "RLIMIT_FSIZE; the judge reads the first MB",
+           broadcast(C + "try:\n    for _ in range(60):\n        os.write(1, b'x' * 1000000)\nexcept OSError:\n    pass"), marks=1),
     Attack("a huge file", "a file of 1 TB, and twelve of 200 MB", "RLIMIT_FSIZE; the judge adds up files",
            broadcast(C + "for number in range(12):\n    file = open(f'huge-{rank}-{number}', 'wb')\n    try:\n        file.truncate(1 << 40)\n    except OSError:\n"
                      "        file.truncate(200000000)\ntime.sleep(3)"), says="more files"),
