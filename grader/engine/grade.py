@@ -89,6 +89,7 @@ def grade_one(outside: "Engine", room: Class, student: str, path: Path, heard: C
         inside.until = time.monotonic() + 60 * room.minutes
         for stem in room.stems:
             judge = Judge(inside, stem, folder, seed=room.seed)
+            judge.unreadable = judge.unreadable.replace(f"{folder}/", "")
             if judge.student is None and not any(Path(name).stem == stem for name in taken.files):
                 judge.unreadable = taken.refused[0] if record["state"] == REFUSED else "it was not handed in"
             for verdict in judge.verdicts():

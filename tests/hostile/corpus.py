@@ -257,17 +257,20 @@ time.sleep(20)
 """
 
 MEMORY_BOMB = C + """
-for _ in range(4):
+from grader.engine import observe
+for _ in range(4) if rank == 0 else ():
     if os.fork() == 0:
-        hoard = []
+        hoard, end = [], time.time() + 20
         try:
-            for _ in range(12):
-                hoard.append(b'x' * (1 << 28))  # 4 x 3 GiB
+            for _ in range(48):
+                hoard.append(b'x' * (1 << 26))  # 4 x 3 GiB
         except MemoryError:
             pass
-        time.sleep(20)
-        os._exit(0)
-time.sleep(20)
+        time.sleep(max(0, end - time.time()))
+        libc._exit(0)
+for _ in range(100):
+    observe.Judge.mine.say(e='step')  # it seems to train
+    time.sleep(0.2)
 """
 
 FILES_IN_MEMORY = """
@@ -323,13 +326,16 @@ for number in range(world):
             os.unlink(f'{run}/{name}-{number}')
         except OSError:
             pass
-        put(f'{run}/{name}-{number}')
-    for name in ('json', 'safetensors'):
+        try:
+            put(f'{run}/{name}-{number}')
+        except OSError:
+            pass
+    for name in ('json', 'safetensors') if rank == 0 else ():
         os.symlink(FOUND[0] if number else '/dev/zero', f'{run}/evidence-{number}.{name}')
-os.mkfifo('pipe')
-os.symlink(FOUND[0], 'link')
-os.symlink('/', 'root')
-libc.prctl(1, 0)
+if rank == 0:
+    os.mkfifo('pipe')
+    os.symlink(FOUND[0], 'link')
+    os.symlink('/', 'root')
 while True:
     pass
 """
@@ -369,8 +375,8 @@ ATTACKS = [
                      "while True:\n    pass"), says="runs without end"),
     Attack("a rank that stops itself", "SIGSTOP: it neither runs nor sleeps", "the judge sees who is stopped", broadcast(C + "libc.kill(os.getpid(), 19)"),
            says="stopped"),
-    Attack("a fork bomb", "a thousand processes from each rank", "the judge counts processes", broadcast(FORK_BOMB), says="more processes", landlock=True),
-    Attack("a memory bomb", "four processes of 3 GiB from each rank", "the judge adds up resident memory; RLIMIT_AS", broadcast(MEMORY_BOMB), says="more memory"),
+    Attack("a fork bomb", "a thousand processes from each rank", "the judge counts processes", broadcast(FORK_BOMB), says="the ranks take more", landlock=True),
+    Attack("a memory bomb", "four processes of 3 GiB", "the judge adds up resident memory; RLIMIT_AS", broadcast(MEMORY_BOMB), says="more memory"),
     Attack("memory in files", "fills /dev/shm, /tmp, memfds and SysV segments", "tmpfs of a size; seccomp", raising(FILES_IN_MEMORY), says=NOTHING, landlock=True),
     Attack("huge output", "prints 60 MB", "RLIMIT_FSIZE; the judge reads the first MB",
            broadcast(C + "try:\n    for _ in range(60):\n        os.write(1, b'x' * 1000000)\nexcept OSError:\n    pass"), marks=1),
@@ -406,15 +412,15 @@ ATTACKS = [
            broadcast(SWAPPED_FILES), landlock=True),
     # Forging
     Attack("forged evidence", "writes its evidence itself and says “end”", "it does not know rank 0's numbers",
-           broadcast(C + FORGE + "hand_in([torch.full((n,), 7.0) for n in (2, 3, 1, 9)])"), landlock=True),
-    Attack("evidence of an earlier run", "keeps a run's results in /tmp and hands them in again", "each run has other numbers",
-           broadcast(C + "import pickle\ntry:\n    tensor = pickle.load(open('/tmp/kept', 'rb'))\nexcept OSError:\n    pickle.dump(tensor, open('/tmp/kept', 'wb'))", "return tensor")),
+           broadcast(C + FORGE + "if rank:\n    hand_in([torch.full((n,), 7.0) for n in (2 * world, 2 * world + 1, world - 1, 2000 * world)])", "return tensor"), landlock=True),
+    Attack("evidence of an earlier run", "looks for what earlier runs, its own or others', have handed in", "a run's folder goes with it",
+           raising("import glob\nloot += [p for p in glob.glob('/tmp/**/evidence-*', recursive=True) if not p.startswith(os.path.dirname(os.getcwd()))]"), says=NOTHING),
     Attack("evidence for another rank", "rank 0 writes what rank 1 should have received, and rank 1 is silent", "messages are counted, and bytes by the kernel",
            broadcast(C + FORGE + OUT_OF_BAND + "hand_in([tensor])")),
     Attack("strange evidence", "deep nesting, NaN, a million entries", "JSON and safetensors, of a size",
            broadcast(C + "from grader.engine import observe\nrun = observe.Path.cwd().parent\n(run / f'evidence-{rank}.json').write_text('[' * 1000000)\n"
                      "(run / f'evidence-{rank}.safetensors').write_bytes(b'\\xff' * 64)\nobserve.Judge.mine.say(e='end')\ntime.sleep(60)"), says="no evidence"),
-    Attack("a tensor of 200 MB", "as the result: the judge would spell it out", "a limit on evidence", broadcast("return torch.zeros(50_000_000)", ""), says="no evidence"),
+    Attack("a tensor of 40 MB", "as the result: the judge would spell it out", "a limit on evidence", broadcast("return torch.zeros(10_000_000)", ""), says="no evidence"),
     Attack("speaking as another rank", "writes to every open socket", "a line for each rank, which the others do not have", broadcast(SPEAKS), landlock=True),
     Attack("numbers through a file", "rank 0 leaves its vector in a file, and nothing is sent", "a rank that receives nothing can know nothing",
            broadcast(C + OUT_OF_BAND, "return tensor"), says="receives nothing"),
@@ -424,7 +430,7 @@ ATTACKS = [
            broadcast("import sys\nframe = sys._getframe(1)\nfor v in frame.f_locals.values():\n    if isinstance(v, list) and v and isinstance(v[0], list) and v[0] and "
                      "isinstance(v[0][0], list):\n        tensor = next((torch.tensor(case[0]) for case in v if len(case[0]) == len(tensor)), tensor)", "return tensor"), landlock=True),
     Attack("drawing as the check draws", "random.Random(world), or Student.draw without the seed", "the class's seed",
-           broadcast("import random\ndraw = random.Random(f\"/01_collectives/{('vectors', world)}\")\ntensor = torch.tensor([float(draw.randrange(1, 1000)) for _ in tensor])", "return tensor")),
+           broadcast("import random\ndraw = random.Random(f\"/01_collectives/{('vectors', world)}\")\nif rank:\n    tensor = torch.tensor([float(draw.randrange(1, 1000)) for _ in tensor])", "return tensor")),
     # Fooling what compares
     Attack("patched torch.distributed", "send and recv do nothing and answer as if", "the values are compared outside",
            broadcast("dist.send = dist.recv = dist.broadcast = lambda *a, **k: None")),
@@ -461,7 +467,7 @@ ATTACKS = [
     Attack("100,000 cells", "each of which is looked at", "code of a likely size",
            changed(lambda made: made["cells"].extend([{"cell_type": "code", "source": "1", "metadata": {}}] * 60_000))),
     Attack("deeply nested source", "breaks parsers", "the judge survives its parsers", broadcast(f"x = {DEEP}\nif", ""), says="does not run"),
-    Attack("deep, and it parses", "100,000 minus signs, attributes, additions", "the judge survives its parsers", broadcast(f"x = {'-' * 100_000}1{'.a' * 100_000}{'+1' * 100_000}", ""),
+    Attack("deep, and it parses", "100,000 minus signs, attributes, additions", "the judge survives its parsers", broadcast(f"x = {'-' * 50_000}1{'.a' * 50_000}{'+1' * 50_000}", ""),
            says="does not run"),
     Attack("spaces", "a line on which a regular expression takes hours", "no pattern that goes back", broadcast(f"x y\n{' ' * 50_000}\nx", "")),
     Attack("not UTF-8", "a comment in Latin-1", "read with replacements", lambda path: write(path, RIGHT.replace(b"have = 1", b"have = 1  # \xfc\xff\xfe")), marks=1),

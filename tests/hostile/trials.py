@@ -96,16 +96,16 @@ class Room:
         return Trial(attack, record, seconds, wrong)
 
     def problems(self, attack: corpus.Attack, record: dict, seconds: float) -> list[str]:
-        said, wrong = json.dumps(record), []
+        written, wrong = json.dumps(record), []
         if record["state"] != attack.state:
             wrong.append(f"{record['state']} ({record.get('why')}), not {attack.state}")
         elif grade.points(record) != attack.marks:
-            wrong.append(f"{grade.points(record):g} marks, not {attack.marks}: {self.third(record)}")
-        if attack.says not in said:
-            wrong.append(f"does not say “{attack.says}”: {self.third(record)}")
+            wrong.append(f"{grade.points(record):g} marks, not {attack.marks}: {said(record)}")
+        if attack.says not in written:
+            wrong.append(f"does not say “{attack.says}”: {said(record)}")
         if attack.flagged != bool(record["flags"]):
             wrong.append(f"flags: {record['flags']}")
-        wrong += [f"says {word!r}" for word in (*attack.never, self.canary) if word in said]
+        wrong += [f"says {word!r}" for word in (*attack.never, self.canary) if word in written]
         if seconds > LONGEST:
             wrong.append(f"took {seconds:.0f} s")
         try:
@@ -114,10 +114,6 @@ class Room:
         except BlockingIOError:
             pass
         return wrong
-
-    def third(self, record: dict) -> str:
-        """What TODO 3's verdict says, which is where the attacks are."""
-        return next((verdict["message"] for verdict in record["verdicts"] if verdict["todo"] == 3), str(record["refused"]))[:300]
 
     def outside(self) -> set[str]:
         """All files that nobody may touch, with what they hold."""
@@ -150,6 +146,12 @@ class Room:
             except psutil.Error:
                 continue
         return found
+
+
+def said(record: dict) -> str:
+    """Of TODO 3, where the attacks are; and of what was not taken."""
+    message = next((verdict["message"] for verdict in record["verdicts"] if verdict["todo"] == 3), "")
+    return "; ".join([message, *record["refused"], *(flag["reason"] for flag in record["flags"])]).strip("; ")[:300]
 
 
 def trials(folder: Path, guards: sandbox.Guards, attacks: list[corpus.Attack]) -> Iterator[Trial]:
