@@ -367,6 +367,10 @@ while have < world:
     have *= 2
 """
 
+# The two that win all marks from plain nbgrader, which runs its test cells beside the student's: see table.py --nbgrader
+CHECK_REDEFINED = "import grader\n\ndef check(name):\n    print('fooled')\n\ngrader.check = check"
+TRANSFORMER = "get_ipython().input_transformers_post.append(lambda lines: ['pass\\n'] if any('check(' in line for line in lines) else lines)"
+
 ATTACKS = [
     # What takes the machine
     Attack("an infinite loop", "takes a processor for ever", "CPU time without a sign of life", broadcast("while True:\n    pass"), says="runs without end"),
@@ -451,9 +455,9 @@ ATTACKS = [
                      "            setattr(module, word, lambda *a, **k: None)", "return tensor")),
     # The notebook
     Attack("check redefined", "def check(name): pass, in a cell of its own", "the notebook is not run",
-           broadcast("", "return tensor", extra="def check(name):\n    print('fooled')\nimport builtins, grader\nbuiltins.check = grader.check = check")),
+           broadcast("", "return tensor", extra=CHECK_REDEFINED)),
     Attack("an input transformer", "makes IPython run other test cells", "there is no IPython",
-           broadcast("", "return tensor", extra="get_ipython().input_transformers_cleanup.append(lambda lines: ['pass\\n'])")),
+           broadcast("", "return tensor", extra=TRANSFORMER)),
     Attack("a changed test cell", "check(...) becomes pass", "locked cells are not taken", changed(lambda made: cell(made, "test_3").update(source="print('passed')"))),
     Attack("a deleted test cell", "nothing checks what is not there", "checks come from the course", changed(lambda made: made["cells"].remove(cell(made, "test_3")))),
     Attack("a duplicate cell id", "the right answer first, then another one of the same id", "all cells run in order",
