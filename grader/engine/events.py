@@ -29,6 +29,8 @@ def read(line: bytes, world: int) -> dict:
         return isinstance(value, int) and 0 <= value < world
 
     for name, value in event.items():
+        if event["e"] == "mark" and name not in ("e", "t", "where"):
+            continue  # a check's own notes, which it reads as it reads evidence
         right = (
             isinstance(value, str) if name in ("e", "op", "name", "type", "text", "cell")
             else value is None or isinstance(value, str) if name in ("dtype", "detail")

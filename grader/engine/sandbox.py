@@ -192,7 +192,7 @@ def remove(folder: Path) -> None:
 def python_folders() -> list[str]:
     """Where this Python and its packages lie, /usr and the course's own files aside."""
     own = str(lessons.COURSE)
-    places = {sys.prefix, sys.base_prefix, *(path for path in sys.path if path and os.path.isdir(path))}
+    places = {sys.prefix, sys.base_prefix, *(os.path.abspath(path) for path in sys.path if path and os.path.isdir(path))}
     places |= {os.path.realpath(sys.prefix), os.path.dirname(os.path.realpath(sys.executable))}
     kept: list[str] = []
     for place in sorted(places):
