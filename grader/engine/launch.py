@@ -245,6 +245,7 @@ class Session:
         if LINUX:
             for line in self.owner:
                 line.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
+        self.wire_before = engine.sandbox.wire() if engine.sandbox else None  # before the ranks can have said anything
         engine.ask([theirs for _, theirs in pairs], **job)
         for _, theirs in pairs:
             theirs.close()
@@ -260,7 +261,6 @@ class Session:
         self.run = Run(world, events=[[] for _ in range(world)])
         self.fault: Fault | None = None
         self.lost = False  # whether only the end of the sandbox is the end of the ranks
-        self.wire_before = engine.sandbox.wire() if engine.sandbox else None
         self.parted_at: float | None = None
         self.rest: dict[socket.socket, bytes] = dict.fromkeys(self.owner, b"")
         self.ended: dict[int, dict] = {}  # rank -> its last word: end, crash or exit
