@@ -118,7 +118,7 @@ class Room:
     def outside(self) -> set[str]:
         """All files that nobody may touch, with what they hold."""
         found = set()
-        for top in (self.submissions, self.folder / "private", self.room.out / "class.json", self.book, lessons.COURSE):
+        for top in (self.submissions, self.folder / "private", self.room.out / "class.json", self.book, *(lessons.COURSE / name for name in ("solutions", "grader", "utils"))):
             for folder, below, names in os.walk(top) if top.is_dir() else [(top.parent, [], [top.name])]:
                 below[:] = [name for name in below if name not in (".git", ".venv", ".workbook", "__pycache__", ".pytest_cache", ".ruff_cache", "runs")]
                 for path in (Path(folder, name) for name in names):
