@@ -4,6 +4,7 @@ import io
 import json
 import math
 import random
+import zipfile
 from typing import Any
 
 import torch
@@ -46,6 +47,9 @@ def reported(run: Any, out: str = "out") -> list[dict]:
 
 def check_checkpoint(content: bytes, right: dict[str, torch.Tensor]) -> None:
     """It loads without a group, and holds the plain model's weights, which are `right`."""
+    if zipfile.is_zipfile(io.BytesIO(content)):  # as torch.save writes it: nothing in it is packed, so nothing grows
+        packed = [entry for entry in zipfile.ZipFile(io.BytesIO(content)).infolist() if entry.compress_type != zipfile.ZIP_STORED]
+        expect(not packed, "the checkpoint is packed, which torch.save does not do", "plain entries", [entry.filename for entry in packed[:1]])
     try:
         saved = torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:

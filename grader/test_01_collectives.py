@@ -18,7 +18,6 @@ nothing stores them on the way.
 
 import math
 import os
-import random
 
 import torch
 import torch.distributed as dist
@@ -26,20 +25,22 @@ import torch.distributed as dist
 from grader.engine import observe
 from grader.engine.checks import expect, todo
 from grader.engine.diagnose import Fault, place
+from grader.engine.launch import Private
 from grader.engine.messages import cases, left_in_flight, rehearse, written_in_flight
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
-def predict_on_rank(student, rank, world, inputs):
-    """The student's predictions for all ranks, and what this rank really gets."""
-    mine = torch.tensor(inputs[rank])
+def predict_on_rank(student, rank, world, mine):
+    """The predictions for all ranks, of a student who is told all inputs by a real all-gather; and what this rank really gets."""
+    mine = torch.tensor(mine)
     reduced = mine.clone()
     dist.all_reduce(reduced)
     gathered = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(gathered, mine)
     scattered = torch.empty(len(mine) // world)
     dist.reduce_scatter(scattered, list(mine.chunk(world)))
+    inputs = [vector.tolist() for vector in gathered]
 
     predictions, shared = {}, {}
     for name in NAMES:
@@ -65,18 +66,21 @@ def predict_on_rank(student, rank, world, inputs):
 )
 def test_todo1_three_collectives(student):
     for world in (2, 3, 4):
-        draw = random.Random(world)
+        draw = student.draw("predict", world)
         inputs = [[float(draw.randrange(100)) for _ in range(2 * world)] for _ in range(world)]
-        seen = student.call(predict_on_rank, world=world, inputs=inputs)
+        seen = student.call(predict_on_rank, world=world, mine=Private(inputs))
+        sums, rows = total(inputs), [x for vector in inputs for x in vector]
         for name in NAMES:
-            real = [ranks["real"][name] for ranks in seen]
             held = seen[0]["predicted"][name]
             expect(isinstance(held, list) and len(held) == world, f"{name} does not return a list of what each of {world} ranks holds",
                    f"{world} tensors", f"{len(held)} entries" if isinstance(held, list) else type(held).__name__)
             for rank in range(world):
                 expect(isinstance(held[rank], torch.Tensor), f"{name} predicts no tensor for rank {rank} of {world}", "a tensor",
                        type(held[rank]).__name__, rank)
-                right, guess = real[rank].tolist(), held[rank].double().tolist()
+                right = {"all_reduce": sums, "all_gather": rows, "reduce_scatter": sums[2 * rank : 2 * rank + 2]}[name]
+                got = seen[rank]["real"][name].tolist()  # told by the student's process, so no measure of anything
+                expect(got == right, f"a real {name} of {inputs} gave rank {rank} of {world} something else: was it replaced?", right, got, rank)
+                guess = held[rank].double().tolist()
                 expect(guess == right, f"after a real {name} of {inputs}, rank {rank} of {world} holds something else than predicted",
                        right, guess, rank)
             expect(not seen[0]["shared"][name], f"{name} gives two ranks the same memory; ranks share none, so each needs a tensor of its own",
@@ -88,14 +92,14 @@ def test_todo1_three_collectives(student):
 
 
 def places_on_rank(student, rank, world):
-    """Where the launcher put this rank; and all answers of rank 0's, who was told nothing of the other ranks."""
+    """All answers of rank 0's, who was told nothing of the other ranks."""
     a_node = int(os.environ["LOCAL_WORLD_SIZE"])
     answers = None
     if rank == 0:
         answers = {"place": [plain(student.node_and_local_rank(r, a_node)) for r in range(world)],
                    "rank": [plain(student.rank_at(*divmod(r, a_node), a_node)) for r in range(world)],
                    "links": [plain(student.links_between_nodes(nodes, each)) for nodes, each in MACHINES]}
-    return {"real": [int(os.environ["GROUP_RANK"]), int(os.environ["LOCAL_RANK"])], "answers": answers}
+    return answers
 
 
 def plain(value):
@@ -125,9 +129,9 @@ def test_todo2_places(student):
         a_node = world // nodes
         machine = f"{nodes} node{'s' if nodes > 1 else ''} × {a_node}"
         ranks = student.call(places_on_rank, world=world, nodes=nodes, group=False)
-        answers = ranks[0]["answers"]
-        for rank, seen in enumerate(ranks):
-            node, local = seen["real"]
+        answers = ranks[0]
+        for rank in range(world):
+            node, local = divmod(rank, a_node)
             expect(answers["place"][rank] == [node, local], f"on {machine}, node_and_local_rank({rank}, {a_node}) is not where rank {rank} is",
                    [node, local], answers["place"][rank])
             expect(answers["rank"][rank] == rank, f"on {machine}, rank_at({node}, {local}, {a_node}) is another rank", rank, answers["rank"][rank])
@@ -177,23 +181,23 @@ WORLDS = (2, 3, 4)
 
 
 def lengths(world):
-    """One that divides, one that does not, and one that leaves ranks without a piece."""
-    return 2 * world, 2 * world + 1, world - 1
+    """One that divides, one that does not, one that leaves ranks without a piece; and one so long that the kernel's count of bytes shows it."""
+    return 2 * world, 2 * world + 1, world - 1, 2000 * world
 
 
-def vectors(world):
+def vectors(student, world):
     """For each length, a vector for each rank. Whole numbers: their sums are exact in whatever order they are added."""
-    draw = random.Random(world)
+    draw = student.draw("vectors", world)
     return [[[float(draw.randrange(1, 1000)) for _ in range(length)] for _ in range(world)] for length in lengths(world)]
 
 
-def collective_on_rank(student, rank, world, name, inputs):
-    """A function of the student's on this rank's vector of each case."""
+def collective_on_rank(student, rank, world, name, mine):
+    """A function of the student's on this rank's vector of each case: it knows no other rank's."""
     observe.merciless_messages()
     held = []
-    for vectors_of_ranks in inputs:
+    for vector in mine:
         observe.mark()
-        result = getattr(student, name)(torch.tensor(vectors_of_ranks[rank]), rank, world)
+        result = getattr(student, name)(torch.tensor(vector), rank, world)
         held.append(result.detach().clone() if isinstance(result, torch.Tensor) else f"a {type(result).__name__}")
     return held
 
@@ -204,15 +208,18 @@ def check_collective(student, name, right, budget, rubbish=None):
     `rubbish` replaces what a vector holds and must not be used.
     """
     for world in WORLDS:
-        inputs = vectors(world)
+        inputs = vectors(student, world)
         given = [[rubbish(vector, rank, world) for rank, vector in enumerate(case)] for case in inputs] if rubbish else inputs
-        seen = student.call(collective_on_rank, world=world, name=name, inputs=given)
+        seen = student.call(collective_on_rank, world=world, name=name, mine=Private(map(list, zip(*given, strict=True))))
         for case, (vectors_of_ranks, events) in enumerate(zip(inputs, cases(student.events), strict=True)):
             assert len(set(map(tuple, vectors_of_ranks))) == world  # or it would not show whose numbers a rank holds
             what = f"{name} of {len(vectors_of_ranks[0])} numbers on {world} ranks"
             messages = sound(what, events)
             for rank in range(world):
                 check_value(what, rank, right(vectors_of_ranks, rank), seen[rank][case])
+                told = seen[rank][case].tolist() != vectors_of_ranks[rank][: len(seen[rank][case])]
+                expect(not told or any(message.target == rank for message in messages), f"{what}: rank {rank} receives nothing, and so can not know the "
+                       "other ranks' numbers", "a message from another rank", "none", rank)
             budget(what, messages, world, math.ceil(len(vectors_of_ranks[0]) / world))
 
 
@@ -239,7 +246,7 @@ def sound(what, events):
 def check_value(what, rank, right, held):
     expect(isinstance(held, torch.Tensor), f"{what}: rank {rank} returns no tensor", "a tensor", held, rank)
     expect(list(held.shape) == [len(right)], f"{what}: rank {rank} holds a tensor of shape {tuple(held.shape)} afterwards, not ({len(right)},)", right,
-           held.tolist(), rank)
+           held.flatten()[:20].tolist(), rank)
     expect(held.tolist() == right, f"{what}: rank {rank} holds the wrong numbers afterwards", right, held.tolist(), rank)
 
 

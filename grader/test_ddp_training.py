@@ -32,6 +32,7 @@ import torch.distributed as dist
 from grader.engine import batch
 from grader.engine.checks import Wrong, expect, todo
 from grader.engine.diagnose import Fault
+from grader.engine.launch import Private
 from grader.engine.observe import record_files
 from grader.scripts import check_checkpoint, corpus, each_once, same_run, training
 from utils.data import Windows
@@ -48,14 +49,21 @@ BATCH = 12  # divides by 1, 2, 3 and 4
 LAYOUTS = ((1, 3), (2, 2))  # nodes, ranks: in the second, rank and local rank differ
 
 
-def setup_on_rank(student, rank, world):
+def set_up(student, world, **how):
+    """setup() on ranks, each with a number that the others do not know. Returns what each found, and the sum over all ranks."""
+    draw = student.draw("setup", world)
+    numbers = [draw.randrange(1 << 40) for _ in range(world)]
+    return student.call(setup_on_rank, world=world, group=False, mine=Private(numbers), **how), sum(numbers)
+
+
+def setup_on_rank(student, rank, world, mine):
     found_rank, local_rank, world_size, device = student.setup()
     seen = {"rank": found_rank, "local_rank": local_rank, "world_size": world_size, "device": str(device),
             "joined": dist.is_initialized(), "sum": None, "ranks": 0}
     if torch.device(device).type == "cuda" and torch.device(device).index is None:
         seen["device"] = f"cuda:{torch.cuda.current_device()}"
     if dist.is_initialized():
-        total = torch.tensor([2.0**rank])
+        total = torch.tensor([mine])
         dist.all_reduce(total)
         seen["sum"], seen["ranks"] = total.item(), dist.get_world_size()
     return seen
@@ -74,20 +82,20 @@ def setup_on_rank(student, rank, world):
 )
 def test_todo1_process_group(student):
     for nodes, world in LAYOUTS:
-        for rank, seen in enumerate(joined(student, world=world, nodes=nodes)):
+        ranks, total = joined(student, world=world, nodes=nodes)
+        for rank, seen in enumerate(ranks):
             expect(seen["ranks"] == world, f"rank {rank}'s group has {seen['ranks']} ranks, not {world}", world, seen["ranks"], rank)
-            # Each rank adds another power of two: any other set of ranks gives another sum.
-            expect(seen["sum"] in (2**world - 1, None), "a sum over the group does not contain every rank once",
-                   2.0**world - 1, seen["sum"], rank)
+            expect(seen["sum"] in (total, None), "a sum over the group does not contain every rank once", total, seen["sum"], rank)
     joined(student, world=2, gpus=2)
     asked = next(e["detail"] for e in student.events[0] if e.get("op") == "init_process_group")
     expect("nccl" in asked or asked == "None", "on a machine with GPUs the group does not use NCCL", "nccl", asked, 0)
 
 
 def joined(student, world, **how):
-    """setup() on ranks, each of which must have joined a group. What TODOs 2 and 3 break after that is theirs."""
+    """The same, where each must have joined a group. What TODOs 2 and 3 break after that is theirs."""
+    total = None
     try:
-        ranks = student.call(setup_on_rank, world=world, group=False, **how)
+        ranks, total = set_up(student, world, **how)
     except Fault as fault:
         events = [e for rank_events in student.events for e in rank_events]
         group = next((e["world"] for e in events if e["e"] == "joined"), None)  # it takes all to join: one tells for all
@@ -96,7 +104,7 @@ def joined(student, world, **how):
         ranks = [{"joined": group is not None, "ranks": group, "sum": None}] * world
     for rank, seen in enumerate(ranks):
         expect(seen["joined"], f"after setup() rank {rank} is in no process group", "a process group", "none", rank)
-    return ranks
+    return ranks, total
 
 
 @todo(
@@ -114,7 +122,7 @@ def test_todo2_identifiers(student):
     for nodes, world in LAYOUTS:
         a_node = world // nodes
         layout = f"{nodes} node{'s' if nodes > 1 else ''} × {a_node}"
-        for rank, seen in enumerate(student.call(setup_on_rank, world=world, nodes=nodes, group=False)):
+        for rank, seen in enumerate(set_up(student, world, nodes=nodes)[0]):
             for name, right in (("rank", rank), ("local_rank", rank % a_node), ("world_size", world)):
                 expect(not isinstance(seen[name], str), f"{name} is text; what comes from os.environ always is", right, repr(seen[name]), rank)
                 expect(seen[name] == right, f"on {layout}, {name} of rank {rank} is wrong", right, seen[name], rank)
@@ -132,10 +140,10 @@ def test_todo2_identifiers(student):
     ),
 )
 def test_todo3_device(student):
-    for rank, seen in enumerate(student.call(setup_on_rank, world=3, group=False)):
+    for rank, seen in enumerate(set_up(student, 3)[0]):
         expect(seen["device"] == "cpu", "without GPUs the device is not the CPU", "cpu", seen["device"], rank)
     for nodes, a_node in ((1, 2), (2, 1)):
-        for rank, seen in enumerate(student.call(setup_on_rank, world=2, nodes=nodes, group=False, gpus=a_node)):
+        for rank, seen in enumerate(set_up(student, 2, nodes=nodes, gpus=a_node)[0]):
             right = f"cuda:{rank % a_node}"
             expect(seen["device"] == right, f"on {nodes} × {a_node} (nodes × GPUs), rank {rank} takes the wrong device",
                    right, seen["device"], rank)
@@ -325,28 +333,29 @@ def tiny_model(seed):
     return TransformerLM(**SIZES)
 
 
-def tiny_batch(rank):
-    draw = torch.Generator().manual_seed(100 + rank)
+def tiny_batch(seed):
+    draw = torch.Generator().manual_seed(seed)
     return torch.randint(50, (2, 8), generator=draw), torch.randint(50, (2, 8), generator=draw)
 
 
-def gradients_on_one_process(ranks):
+def gradients_on_one_process(seeds):
     """For each rank's batch, the gradients that one process with rank 0's weights finds."""
-    model, own = tiny_model(seed=0), []
-    for rank in range(ranks):
+    model, own = tiny_model(seeds[0][0]), []
+    for _, seed in seeds:
         model.zero_grad()
-        model(*tiny_batch(rank)).backward()
+        model(*tiny_batch(seed)).backward()
         own.append({name: p.grad.clone() for name, p in model.named_parameters()})
     return own
 
 
-def wrap_on_rank(student, rank, world):
-    model = tiny_model(seed=rank)  # other first weights on each rank: only what is shared can make them equal
+def wrap_on_rank(student, rank, world, seeds):
+    """`seeds` of the weights and the batch are this rank's own: what the others have, it must be told."""
+    model = tiny_model(seeds[0])  # other first weights on each rank: only what is shared can make them equal
     wrapped = student.wrap(model, torch.device("cpu"))
     first = {name.removeprefix("module."): p.detach().clone() for name, p in wrapped.named_parameters()}
     for _ in range(2):  # the second pass shows whether gradients are averaged in every one
         wrapped.zero_grad()
-        wrapped(*tiny_batch(rank)).backward()
+        wrapped(*tiny_batch(seeds[1])).backward()
     grads = {name.removeprefix("module."): p.grad for name, p in wrapped.named_parameters()}
     return {"weights": first, "grads": grads}
 
@@ -363,8 +372,10 @@ def wrap_on_rank(student, rank, world):
 )
 def test_todo8_wrap(student):
     world = 3
-    ranks = student.call(wrap_on_rank, world=world)
-    own = student.reference(gradients_on_one_process, ranks=world)
+    draw = student.draw("wrap")
+    seeds = [[draw.randrange(1 << 40), draw.randrange(1 << 40)] for _ in range(world)]
+    ranks = student.call(wrap_on_rank, world=world, seeds=Private(seeds))
+    own = student.reference(gradients_on_one_process, seeds=seeds)
     mean = {name: sum(g[name] for g in own) / world for name in own[0]}
     assert any(not torch.allclose(mean[n], own[0][n], rtol=1e-2, atol=1e-5) for n in mean)  # the wrong would differ
 
@@ -399,15 +410,20 @@ def test_todo8_wrap(student):
 # TODO 10: the mean over all tokens
 
 
-# Unequal counts, and a rank without any token: whatever weighs ranks and not tokens shows.
-MEANS = [([6.0, 40.0, 3.0], [3.0, 10.0, 2.0]), ([6.0, 40.0, 0.0], [3.0, 10.0, 0.0])]
+def draw_means(student):
+    """Totals and counts of three ranks, twice. Rank 1 has most tokens, and the largest mean; at last rank 2 has none:
+    whatever weighs ranks and not tokens shows."""
+    draw, cases = student.draw("means"), []
+    for last in (1, 0):
+        counts = [float(draw.randrange(2, 5)), float(draw.randrange(10, 20)), float(last * draw.randrange(2, 5))]
+        totals = [counts[0] * draw.uniform(1, 2), counts[1] * draw.uniform(4, 6), counts[2] * draw.uniform(2, 3)]
+        cases.append((totals, counts))
+    return cases
 
 
-def mean_on_rank(student, rank, world):
-    def on_rank(numbers):
-        return torch.tensor(numbers[rank], dtype=torch.float64)
-
-    return [float(student.global_mean(on_rank(totals), on_rank(counts))) for totals, counts in MEANS]
+def mean_on_rank(student, rank, world, mine):
+    """`mine`: this rank's total and count of each case; the others' it must be told."""
+    return [float(student.global_mean(torch.tensor(total, dtype=torch.float64), torch.tensor(count, dtype=torch.float64))) for total, count in mine]
 
 
 @todo(
@@ -422,8 +438,9 @@ def mean_on_rank(student, rank, world):
 )
 def test_todo10_global_mean(student):
     world = 3
-    ranks = student.call(mean_on_rank, world=world)
-    for case, (totals, counts) in enumerate(MEANS):
+    cases = draw_means(student)
+    ranks = student.call(mean_on_rank, world=world, mine=Private([[(totals[rank], counts[rank]) for totals, counts in cases] for rank in range(world)]))
+    for case, (totals, counts) in enumerate(cases):
         right = sum(totals) / sum(counts)
         means = [t / c if c else math.nan for t, c in zip(totals, counts, strict=True)]
         for rank, values in enumerate(ranks):
@@ -433,13 +450,13 @@ def test_todo10_global_mean(student):
             if math.isclose(value, means[rank], rel_tol=1e-6):
                 what = f"it is rank {rank}'s own mean: nothing is reduced over the ranks"
             elif math.isclose(value, sum(means) / world, rel_tol=1e-6) or math.isnan(value):
-                what = ("it is the mean of the ranks' means, which weighs a rank of 3 tokens like one of 10. Reduce the sum and the "
-                        "count, then divide once")
+                what = (f"it is the mean of the ranks' means, which weighs a rank of {counts[0]:g} tokens like one of {counts[1]:g}. Reduce the sum "
+                        "and the count, then divide once")
             elif math.isclose(value, right * world, rel_tol=1e-6) or math.isclose(value, sum(means), rel_tol=1e-6):
                 what = "it is a sum over the ranks that is not divided as it should be"
             else:
                 what = "it is not the sum of the totals over the sum of the counts"
-            raise Wrong(f"global_mean of totals {totals} and counts {counts} is wrong on rank {rank}: {what}", right, value, rank)
+            raise Wrong(f"global_mean of totals {[round(t, 3) for t in totals]} and counts {counts} is wrong on rank {rank}: {what}", right, value, rank)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -285,5 +285,5 @@ def torchrun_options(args: list[str]) -> tuple[dict[str, str], str, list[str]]:
 
 
 def number(text: str) -> int:
-    """0 for what is no number: an option whose variable was empty, say."""
-    return int(text) if text.strip().isdecimal() else 0
+    """0 for what is no number, or none that a job can have: an option whose variable was empty, say."""
+    return int(text) if text.strip().isdecimal() and len(text.strip()) < 6 else 0

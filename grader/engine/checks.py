@@ -24,13 +24,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from grader.engine import batch, lessons, regions
+from grader.engine import batch, evidence, lessons, regions
 from grader.engine.diagnose import Fault, Where, place
 from grader.engine.launch import Engine, Run
 from grader.engine.messages import least_bytes
 
 BASELINE = "single_gpu_training"  # the serial run that every parallel run must equal
+
+
+class Unjudged(RuntimeError):
+    """The machine, not the student, keeps a check from its end: no verdict, and so no zero."""
 
 
 class Wrong(Exception):
@@ -139,12 +144,13 @@ class Student:
         name, _, kind = unit.name.removeprefix("sbatch/").rpartition(".")
         function = f"{batch.submit.__module__}:{batch.submit.__name__}"
         key = (unit.name, unit.text, batch.SITE.read_text("utf-8"))
-        if key not in SUBMITTED:
+        known = SUBMITTED.setdefault(self.engine, {})
+        if key not in known:
             run = self._launch([], world=1, group=False, function=function, inputs=dict(text=unit.text, kind=kind, name=name))
             if run.fault:
                 raise run.fault
-            SUBMITTED[key] = run.evidence[0]
-        seen = SUBMITTED[key][str(nodes)]
+            known[key] = run.evidence[0]
+        seen = known[key][str(nodes)]
         job = f"{unit.name}, on {nodes} node{'s' if nodes > 1 else ''}"
         last = next((line for line in reversed(seen["said"].splitlines()) if line.strip()), "it says nothing")
         if seen["code"] != 0 or not seen["starts"]:
@@ -173,7 +179,7 @@ class Student:
             unit = lessons.Unit(f"train/{BASELINE}.py", regions.compose(source), source)
             SERIAL[key] = self._launch([unit], self.trusted, world=1, argv=argv, files=files)
         if SERIAL[key].fault:
-            raise RuntimeError(f"the baseline itself fails: {SERIAL[key].fault.message}")
+            raise Unjudged(f"the baseline itself fails: {SERIAL.pop(key).fault.message}")
         return SERIAL[key]
 
     def reference(self, function: Callable, **inputs: Any) -> Any:
@@ -182,7 +188,7 @@ class Student:
         if key not in SERIAL:
             SERIAL[key] = self._launch([], self.trusted, world=1, group=False, function=function.__name__, inputs=inputs)
         if SERIAL[key].fault:
-            raise RuntimeError(f"the check's own reference fails: {SERIAL[key].fault.message}")
+            raise Unjudged(f"the check's own reference fails: {SERIAL.pop(key).fault.message}")
         return SERIAL[key].evidence[0]
 
     @property
@@ -194,6 +200,8 @@ class Student:
         began = time.perf_counter()
         try:
             run = (engine or self.engine).run(units, module=self.module, **how)
+        except Exception as error:  # a student's faults are in the run
+            raise Unjudged(f"{type(error).__name__}: {error}") from error
         finally:
             self.seconds += time.perf_counter() - began
         if run.wire is not None and run.fault is None and run.wire < (claimed := least_bytes(run.events)):
@@ -209,7 +217,8 @@ def batch_line(unit: lessons.Unit, said: str) -> Where:
 
 
 SERIAL: dict[str, Run] = {}  # serial runs by their content: they serve every check of every student
-SUBMITTED: dict[tuple[str, str, str], dict] = {}  # what batch files start, by what they say: a saved script does not change it
+# What batch files start, by what they say: a saved script does not change it. In a class no submission learns it from another one's.
+SUBMITTED: WeakKeyDictionary[Engine, dict[tuple[str, str, str], dict]] = WeakKeyDictionary()
 
 
 def explain_broken_cell(run: Run, units: list[lessons.Unit]) -> Fault:
@@ -281,6 +290,8 @@ class Judge:
                 self.broken = problem
                 return self._say_broken(number)
             return self._judge(number, problem)
+        except Unjudged:
+            raise
         except Exception as error:
             if not self.student.units or self.student.trusted is self.student.engine:
                 raise
@@ -316,7 +327,7 @@ class Judge:
     def _say(self, number: int, status: str, cause: str | None, message: str = "", problem: Wrong | Fault | None = None) -> Verdict:
         about = self.checks[number].todo
         verdict = Verdict(self.lesson, number, self.titles.get(number, ""), status, cause,
-                          about.points if status == "pass" else 0, about.points, message)
+                          about.points if status == "pass" else 0, about.points, evidence.plain_text(message, 2000))
         if status == "fail":
             verdict.why, verdict.hint = about.why, about.hints[0]
         if problem is not None:
@@ -356,15 +367,13 @@ def todos(numbers: list[int]) -> str:
 
 
 NO_PYTHON = ("SyntaxError", "IndentationError", "TabError")
-ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # a terminal's colours
 
 
 def text(value: Any) -> str | None:
     """What was expected or seen, short enough to read."""
     if value is None:
         return None
-    shown = ESCAPES.sub("", value if isinstance(value, str) else repr(value))
-    return shown if len(shown) <= 400 else shown[:397] + "…"
+    return evidence.plain_text(value if isinstance(value, str) else repr(value), 400)
 
 
 def check_module(lesson: str) -> ModuleType:

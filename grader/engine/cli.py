@@ -541,7 +541,7 @@ def grade(
         say(f"{path}")
     failed = [name for name in found if grading.read_record(room.record(name))["state"] == grading.FAILED]
     if failed:
-        fail(f"{len(failed)} could not be graded, by no fault of theirs: {', '.join(failed[:5])}; the same command tries them once more", code=1)
+        fail(f"{len(failed)} could not be graded, by no fault of theirs: {', '.join(map(live.shown, failed[:5]))}; the same command tries them once more", code=1)
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)

@@ -6,14 +6,17 @@ code. JSON and safetensors can only hold values.
 
 import json
 import os
+import re
 import stat
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
 
-LARGEST = 500_000_000  # bytes of one rank's evidence
+LARGEST = 20_000_000  # bytes of one rank's evidence: a check needs some kilobytes
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # a terminal's colours
 
 
 def write(stem: Path, value: Any) -> None:
@@ -76,6 +79,12 @@ def plain_bytes(path: Path, limit: int, cut: bool = False) -> bytes:
         if not stat.S_ISREG(about.st_mode) or (about.st_size > limit and not cut):
             raise OSError(f"{path.name}: no plain file of at most {limit} bytes")
         return file.read(limit)
+
+
+def plain_text(said: str, most: int) -> str:
+    """What a stranger wrote, fit to be shown: without what steers a terminal or turns the reading direction, and not too long."""
+    shown = "".join(c for c in ESCAPES.sub("", said[: 4 * most]) if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def encoded(value: Any) -> dict:

@@ -38,6 +38,7 @@ from grader.engine.files import course_digest
 VERSION = 1  # of a record
 NOT_HANDED_IN = "it was not handed in"
 KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"}  # of the environment, in a worker
+SLACK = 120.0  # seconds that a worker may take beside those of a submission's ranks: to start, to compare
 GRADED, REFUSED, FAILED = "graded", "refused", "could not be graded"
 
 
@@ -62,7 +63,7 @@ class Class:
 
 def file_name(student: str) -> str:
     """A name for a student's files, whatever the student is called: no two the same, none that leads elsewhere."""
-    plain = re.sub(r"[^\w.+-]", "_", student).strip(".")[:80]
+    plain = re.sub(r"[^\w.+-]", "_", student, flags=re.ASCII).strip(".")[:80]  # in every file system a name, and not too long for any
     return plain if plain == student else f"{plain or 'student'}-{hashlib.sha256(student.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
@@ -96,6 +97,7 @@ def grade_one(outside: "Engine", room: Class, student: str, path: Path, heard: C
         inside.until = time.monotonic() + 60 * room.minutes
         for stem in room.stems:
             judge = Judge(inside, stem, folder, seed=room.seed)
+            judge.unreadable = judge.unreadable.replace(f"{folder}/", "")
             if judge.student is None and not any(Path(name).stem == stem for name in taken.files):
                 judge.unreadable = taken.refused[0] if record["state"] == REFUSED else NOT_HANDED_IN
             for verdict in judge.verdicts():
@@ -244,7 +246,7 @@ def left_to_do(room: Class, found: dict[str, Path], again: bool) -> dict[str, Pa
 def digest(path: Path, stems: list[str]) -> str:
     try:
         return submissions.take(path, stems).digest
-    except submissions.Refused:
+    except (submissions.Refused, OSError):
         return submissions.Taken().digest
 
 
@@ -258,6 +260,12 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
     stopped = threading.Event()
 
     def attend() -> None:
+        try:
+            attend_to_all()
+        finally:
+            news.put({"worker": "gone"})
+
+    def attend_to_all() -> None:
         """One worker after the other: one that died with its submission is replaced."""
         worker = None
         while not stopped.is_set():
@@ -269,18 +277,17 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
                 if worker is None or worker.poll() is not None:
                     worker = start_worker(room)
                     workers.append(worker)
-                if talk(worker, student, path, news):
+                if talk(worker, student, path, news, 60 * room.minutes + SLACK):
                     break
                 worker.kill()
                 worker.wait()
             else:
                 if not stopped.is_set():
-                    keep(room, failure(student, path, "the process that judges it died twice"))
+                    keep(room, failure(student, path, "the process that judges it died twice, or did not come to an end"))
                     news.put({"student": student, "over": True})
         if worker is not None:
             worker.stdin.close()
             worker.wait()
-        news.put({"worker": "gone"})
 
     threads = [threading.Thread(target=attend, daemon=True) for _ in range(jobs)]
     for thread in threads:
@@ -360,8 +367,10 @@ def start_worker(room: Class) -> subprocess.Popen:
                             cwd=lessons.COURSE, start_new_session=True)  # fmt: skip
 
 
-def talk(worker: subprocess.Popen, student: str, path: Path, news: "queue.SimpleQueue[dict[str, Any]]") -> bool:
-    """Give a worker one submission; False if it died of it."""
+def talk(worker: subprocess.Popen, student: str, path: Path, news: "queue.SimpleQueue[dict[str, Any]]", seconds: float) -> bool:
+    """Give a worker one submission; False if it died of it, or was killed because it took longer than this."""
+    late = threading.Timer(seconds, worker.kill)
+    late.start()
     try:
         worker.stdin.write(json.dumps({"student": student, "path": str(path.resolve())}) + "\n")
         worker.stdin.flush()
@@ -372,6 +381,8 @@ def talk(worker: subprocess.Popen, student: str, path: Path, news: "queue.Simple
                 return True
     except (BrokenPipeError, ValueError):
         pass
+    finally:
+        late.cancel()
     return False
 
 

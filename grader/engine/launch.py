@@ -10,7 +10,6 @@ import json
 import math
 import os
 import selectors
-import shutil
 import signal
 import socket
 import struct
@@ -26,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from grader.engine import lessons, sandbox
+from grader.engine import events, lessons, sandbox
 from grader.engine.diagnose import Fault, Observer, Where, place
 
 SILENT_CPU = 1.5  # seconds of CPU without a sign of life: a loop that never ends
@@ -35,7 +34,7 @@ IDLE = 4.0  # seconds of every rank asleep, none in a collective: a sleep, a loc
 PATIENCE = 0.3  # seconds to hear who else comes to a call that is wrong already
 ANSWERS = 30.0  # seconds in which a server that is ready answers, or it never will
 TICK = 0.05  # seconds between looks at the ranks' CPU time
-TOO_MUCH = 100_000_000  # bytes that a rank may tell of what it does: a million calls
+TOO_MUCH, TOO_MANY = 50_000_000, 100_000  # bytes and events that a rank may tell of what it does in one run
 PRINTED = 1_000_000  # bytes of what a rank prints that are kept
 ONE_FILE, ALL_FILES = 50_000_000, 200_000_000  # bytes of what the ranks write that are kept
 
@@ -174,29 +173,46 @@ class Engine:
             function: str | None = None, inputs: dict | None = None, group: bool = True, gpus: int = 0,
             files: dict[str, str] | None = None) -> Run:
         """Run `units` on `world` fresh ranks; see `rank.py` for the job's fields. Never raises for the student's faults."""
+        how = dict(module=module, world=world, nodes=nodes, argv=argv, function=function, inputs=inputs or {}, group=group, gpus=gpus, files=files or {})
+        try:
+            return self._run(units, **how)
+        except ServerGone:
+            self.close()
+        if self.outside:  # the system may have killed it, short of memory: what happens twice is the submission's
+            try:
+                return self._run(units, **how)
+            except ServerGone:
+                self.close()
+        # it was up, and only the ranks were with it
+        return Run(world, Fault("crash", "the process that starts the ranks was killed: a rank may end itself, and nothing else", None,
+                                expected="every rank ends normally", seen="a rank kills its parent"), [None] * world, [[] for _ in range(world)])
+
+    def _run(self, units: list[lessons.Unit], *, module: str, world: int, nodes: int, argv: list[str] | None, function: str | None, inputs: dict,
+             group: bool, gpus: int, files: dict[str, str]) -> Run:
         self.start()
-        self.await_ready()
+        try:
+            self.await_ready()
+        except ServerGone as gone:  # no rank was there yet
+            raise RuntimeError(f"the fork-server does not start: {gone}") from None
         folder = Path(tempfile.mkdtemp(prefix="wb-", dir=self.sandbox and self.sandbox.folder))
         try:
             job = dict(folder=str(folder), units=[{"name": u.name, "text": u.text} for u in units],
                        file=str(lessons.COURSE / units[0].name.partition(",")[0]) if units else None,
                        notebook=any(", cell " in u.name for u in units), argv=argv, module=module, function=function,
                        world=world, nodes=nodes, group=group, gpus=gpus)
-            for name, text in (files or {}).items():
+            for name, text in files.items():
                 target = folder / "work" / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text)
             try:
-                return Session(self, folder, job, [for_rank(number, inputs or {}) for number in range(world)]).watch()
-            except ServerGone:  # it was up, and only the ranks were with it
-                self.close()
-                return Run(world, Fault("crash", "the process that starts the ranks was killed: a rank may end itself, and nothing else", None,
-                                        expected="every rank ends normally", seen="a rank kills its parent"), [None] * world, [[] for _ in range(world)])
+                return Session(self, folder, job, [for_rank(number, inputs) for number in range(world)]).watch()
+            except ServerGone:
+                raise
             except BaseException:  # an interrupt, say: what the server still owes us is unknown
                 self.close()
                 raise
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            sandbox.remove(folder)
 
 
 class Private(list):
@@ -229,6 +245,7 @@ class Session:
         if LINUX:
             for line in self.owner:
                 line.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
+        self.wire_before = engine.sandbox.wire() if engine.sandbox else None  # before the ranks can have said anything
         engine.ask([theirs for _, theirs in pairs], **job)
         for _, theirs in pairs:
             theirs.close()
@@ -244,7 +261,6 @@ class Session:
         self.run = Run(world, events=[[] for _ in range(world)])
         self.fault: Fault | None = None
         self.lost = False  # whether only the end of the sandbox is the end of the ranks
-        self.wire_before = engine.sandbox.wire() if engine.sandbox else None
         self.parted_at: float | None = None
         self.rest: dict[socket.socket, bytes] = dict.fromkeys(self.owner, b"")
         self.ended: dict[int, dict] = {}  # rank -> its last word: end, crash or exit
@@ -279,8 +295,8 @@ class Session:
                     self.fault = self.fault or self.look()
         finally:
             self.run.fault_after = time.monotonic() - self.started
-            if self.wire_before is not None and not self.lost:
-                self.run.wire = self.engine.sandbox.wire() - self.wire_before
+            if self.wire_before is not None and not self.lost and (wire := self.engine.sandbox.wire()) is not None:
+                self.run.wire = wire - self.wire_before
             self.kill()
             for key in list(self.selector.get_map().values()):
                 if key.data == "rank":
@@ -305,13 +321,13 @@ class Session:
             self.pids[number] = CREDENTIALS.unpack(about[0][2][:CREDENTIALS.size])[0]  # the kernel says so, as we count processes
         *lines, self.rest[connection] = (self.rest[connection] + data).split(b"\n")
         self.said[number] += len(data)
-        if self.said[number] > TOO_MUCH:
+        if self.said[number] > TOO_MUCH or len(self.run.events[number]) > TOO_MANY or len(self.rest[connection]) > events.LONGEST:
             self.fault = self.fault or Fault("hang", f"rank {number} makes more calls than a judge can follow", number, self.observer.ranks[number].last,
                                              expected="the code ends", seen=f"{len(self.run.events[number])} calls")
             return
         for line in lines:
             try:
-                self.take(number, json.loads(line))
+                self.take(number, events.read(line, self.world))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 self.fault = self.fault or Fault("crash", f"rank {number} told the judge what makes no sense ({type(error).__name__}: {error})", number,
                                                  expected="the course's own records", seen=line[:80].decode(errors="replace"))
@@ -406,7 +422,7 @@ class Session:
 
     def look(self) -> Fault | None:
         """Read each living rank's CPU time: it tells a loop from a wait."""
-        if self.engine.sandbox and (excess := self.excess()):
+        if self.engine.sandbox and (excess := self.excess() or self.stopped()):
             return excess
         for number in set(range(self.world)) - set(self.over()):
             if self.pids[number] is None:
@@ -442,19 +458,28 @@ class Session:
         for process in processes:
             with suppress(psutil.Error):
                 memory += process.memory_info().rss
-        for folder, _, names in os.walk(self.folder):
-            for name in names:
-                with suppress(OSError):
-                    written += os.lstat(os.path.join(folder, name)).st_size
+        files = sandbox.sizes(self.engine.sandbox.folder)
+        written = sum(files)
         gib = sandbox.GIB
         for what, seen, most in (("memory", f"{memory / gib:.1f} GiB", memory > sandbox.TOTAL_MEMORY and f"{sandbox.TOTAL_MEMORY // gib} GiB"),
                                  ("processes", f"{len(processes)}", len(processes) > sandbox.TOTAL_PROCESSES and f"{sandbox.TOTAL_PROCESSES}"),
                                  ("files", f"{written / gib:.1f} GiB", written > sandbox.TOTAL_WRITTEN and f"{sandbox.TOTAL_WRITTEN // gib} GiB"),
+                                 ("files", f"{len(files)}", len(files) > sandbox.TOTAL_FILES and f"{sandbox.TOTAL_FILES}"),
                                  ("time", "its end is not in sight", time.monotonic() > self.engine.until and "its share")):
             if most:
                 self.lost = True
                 return Fault("crash", f"the ranks take more {what} than a submission is given: {seen}, where {most} is allowed", None,
                              expected=f"at most {most}", seen=seen)
+        return None
+
+    def stopped(self) -> Fault | None:
+        """A process that neither runs nor waits: somebody has sent it SIGSTOP, and the judge would wait for it."""
+        for process in self.engine.inside():
+            with suppress(psutil.Error):
+                if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                    self.lost = True
+                    return Fault("crash", "a process was stopped by a signal, and nobody will let it go on", None,
+                                 expected="every rank ends normally", seen="a process that is stopped")
         return None
 
     def where_now(self, number: int) -> Where | None:
@@ -481,6 +506,8 @@ class Session:
 
     def kill(self) -> None:
         """End every rank and all it started."""
+        if self.engine.sandbox and not self.lost:
+            self.fault = self.fault or self.stopped()
         if self.lost:  # the server may not be able to
             self.engine.close()
             return
@@ -503,12 +530,11 @@ class Session:
                 self.run.evidence.append(None)
                 self.run.fault = self.run.fault or Fault("crash", f"rank {number} left no evidence", number)
         work, left = self.folder / "work", ALL_FILES
-        for folder, _, names in os.walk(work):  # which follows no links
-            for path in sorted(Path(folder, name) for name in names):
-                with suppress(OSError):  # no plain file, or too long
-                    content = evidence.plain_bytes(path, min(left, ONE_FILE))
-                    left -= len(content)
-                    self.run.files[str(path.relative_to(work))] = content
+        for path in sorted(sandbox.plain_files(work)):
+            with suppress(OSError):  # no plain file, or too long
+                content = evidence.plain_bytes(path, min(left, ONE_FILE))
+                left -= len(content)
+                self.run.files[str(path.relative_to(work))] = content
 
     def text(self, name: str) -> str:
         """The beginning of a text that a rank left in the run's folder; "" if there is none."""

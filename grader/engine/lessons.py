@@ -46,6 +46,8 @@ ORDER = (
 )
 
 BATCH = (".sbatch", ".pbs")  # for Slurm, for PBS
+MOST_CODE, MOST_LINES = 500_000, 20_000  # of a script, or of all cells of a notebook
+MOST_CELLS = 1000
 
 
 class Unit(NamedTuple):
@@ -139,17 +141,25 @@ def units(stem: str, target: str | Path | None = None, latest: dict[str, Ran] | 
     path = student_path(stem, target) if target is None or not Path(target).is_file() else Path(target)
     text = path.read_text("utf-8", errors="replace")
     if not is_notebook(stem):
-        return [Unit(f"train/{path.name}", text, source)]
+        return [Unit(f"train/{path.name}", of_likely_size(text, path), source)]
 
     known = {_key(cell): cell.source for cell in read_percent(source, stem).cells}
     cells = read_percent(text, stem).cells if path.suffix == ".py" else _read_notebook(text, path)
     if latest:
         _bring_up_to_date(cells, latest, path.stat().st_mtime)
+    of_likely_size("".join(cell.source for cell in cells), path)
     return [
         Unit(f"notebooks/{stem}.ipynb, cell {number}", without_magics(cell.source), known.get(_key(cell), ""))
         for number, cell in enumerate(cells, start=1)
         if cell.cell_type == "code" and not is_locked(cell) and not _is_foreign(cell.source)
     ]
+
+
+def of_likely_size(code: str, path: Path) -> str:
+    """The code, which is compared with the source line by line: that of a lesson has some hundred lines."""
+    if len(code) > MOST_CODE or code.count("\n") > MOST_LINES:
+        raise ValueError(f"{path}: more code than a lesson has ({len(code):,} characters, {MOST_CODE:,} are read)")
+    return code
 
 
 def batch_units(stem: str, target: str | Path | None = None) -> list[Unit]:
@@ -159,7 +169,7 @@ def batch_units(stem: str, target: str | Path | None = None) -> list[Unit]:
     for source in sources(stem):
         path, text = folder / "sbatch" / source.name, source.read_text("utf-8")
         if source.suffix in BATCH and regions.titles(text) and path.is_file():
-            found.append(Unit(f"sbatch/{source.name}", path.read_text("utf-8", errors="replace"), text))
+            found.append(Unit(f"sbatch/{source.name}", of_likely_size(path.read_text("utf-8", errors="replace"), path), text))
     return found
 
 
@@ -194,7 +204,7 @@ def is_locked(cell: "NotebookNode") -> bool:
 
 # Cell magics whose cell is Python all the same; the cell of any other is left out.
 PYTHON_CELL = re.compile(r"\s*%%(time|timeit|capture|prun)\b")
-MAGIC = re.compile(r"(\s*)(%{1,2}[a-zA-Z]|!|\?|[\w, ]+=\s*(%[a-zA-Z]|!)|[\w.*]+\?{1,2}\s*$)")
+MAGIC = re.compile(r"(\s*+)(%{1,2}[a-zA-Z]|!|\?|[\w, ]+=\s*(%[a-zA-Z]|!)|[\w.*]+\?{1,2}\s*$)")
 
 
 def without_magics(code: str) -> str:
@@ -202,7 +212,7 @@ def without_magics(code: str) -> str:
     try:
         ast.parse(code)
         return code  # so a line that opens with % goes on from the line above
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: too deep, and nothing of ours
         lines = code.split("\n")
         return "\n".join(f"{m.group(1)}pass" if (m := MAGIC.match(line)) else line for line in lines)
 
@@ -226,12 +236,14 @@ def _read_notebook(text: str, path: Path) -> list["NotebookNode"]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # cells without an id, which other editors write
+            if text.count('"cell_type"') > MOST_CELLS:  # to look at each takes a millisecond
+                raise ValueError(f"more than {MOST_CELLS} cells")
             cells = nbformat.reads(text, as_version=4).cells
         # nbformat only logs what is invalid; what is read of a cell here must be there
         for cell in cells:
             if not (cell.cell_type and isinstance(cell.source, str) and isinstance(_key(cell), str)):
                 raise TypeError("a cell without source")
         return cells
-    except (nbformat.ValidationError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (nbformat.ValidationError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error).split("\n")[0][:80]
         raise ValueError(f"{path}: not a notebook that can be read ({reason})") from None

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from grader.engine import grade
+from grader.engine.evidence import plain_text
 from grader.engine.screen import console, say
 
 
@@ -24,7 +25,7 @@ def show(room: grade.Class, news: Iterator[dict], total: int) -> None:
     def table() -> Group:
         rows = Table("student", "lesson", "right", "since", box=None)
         for student, now in at.items():
-            rows.add_row(escape(student), now["lesson"], f"{now['right']}/{now['asked']}", f"{time.monotonic() - now['since']:.0f} s")
+            rows.add_row(escape(shown(student)), now["lesson"], f"{now['right']}/{now['asked']}", f"{time.monotonic() - now['since']:.0f} s")
         return Group(rows, progress)
 
     terminal = sys.stdout.isatty()
@@ -41,10 +42,15 @@ def show(room: grade.Class, news: Iterator[dict], total: int) -> None:
                 now["right"] += item["status"] == "pass"
 
 
+def shown(student: str) -> str:
+    """A student's name, which a stranger may have chosen."""
+    return plain_text(student, 80)
+
+
 def line(record: dict) -> str:
     """A submission that is over, in rich's markup."""
     most = sum(verdict["max_points"] for verdict in record["verdicts"])
-    said = f"{escape(record['student'])}: "
+    said = f"{escape(shown(record['student']))}: "
     if record["state"] == grade.FAILED:
         return f"[red]{said}could not be graded: {escape(record['why'])}[/]"
     said += f"{grade.points(record):g} of {most}"

@@ -10,6 +10,7 @@ from pathlib import Path
 import jinja2
 
 from grader.engine import grade
+from grader.engine.evidence import plain_text
 from grader.engine.lessons import titles
 from grader.engine.report import MARK
 
@@ -51,9 +52,9 @@ CLASS = """<!doctype html>
 <title>The class</title><style>""" + STYLE + """</style>
 <h1>{{ records | length }} submissions</h1>
 <p class="note">Walls: {% for name, value in guards.items() %}{{ name }}: {{ value }}. {% endfor %}</p>
-{% if failed %}<h2>Could not be graded</h2><ul>{% for r in failed %}<li>{{ r.student }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
-{% if flagged %}<h2>For a person to look at</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ r.student }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
-{% for line in r.refused[:3] %}<li class="flag">{{ r.student }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
+{% if failed %}<h2>Could not be graded</h2><ul>{% for r in failed %}<li>{{ plain(r.student, 200) }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
+{% if flagged %}<h2>For a person to look at</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ plain(r.student, 200) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
+{% for line in r.refused[:3] %}<li class="flag">{{ plain(r.student, 200) }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
 <h2>TODOs</h2>
 <table><tr><th>TODO</th><th>right</th><th></th><th>commonest causes</th></tr>
 {% for t in todos %}<tr><td>{{ t.id }}<br><span class="note">{{ t.title }}</span></td><td>{{ t.right }}/{{ t.asked }}</td>
@@ -62,7 +63,7 @@ CLASS = """<!doctype html>
 </table>
 <h2>Students</h2>
 <table><tr><th>student</th><th>marks</th><th>stuck at</th></tr>
-{% for r in rows %}<tr><td><a href="feedback/{{ r.file }}.html">{{ r.student }}</a></td><td>{{ "%g" | format(r.points) }} of {{ "%g" | format(r.most) }}</td>
+{% for r in rows %}<tr><td><a href="feedback/{{ r.file | urlencode }}.html">{{ plain(r.student, 200) }}</a></td><td>{{ "%g" | format(r.points) }} of {{ "%g" | format(r.most) }}</td>
 <td>{{ r.stuck }}</td></tr>{% endfor %}
 </table>
 </html>
@@ -108,7 +109,7 @@ def class_page(records: list[dict], room: grade.Class) -> str:
             todos.append({"id": f"{stem}/{number}", "title": title, "asked": len(mine), "right": sum(v["status"] == "pass" for v in mine),
                           "causes": causes[:3]})
     rows = [{"student": r["student"], "file": grade.file_name(r["student"]), "points": grade.points(r), "most": most(r), "stuck": stuck(r)} for r in records]
-    return page(CLASS).render(records=records, guards=vars(room.guards), todos=todos, rows=rows,
+    return page(CLASS).render(plain=plain_text, records=records, guards=vars(room.guards), todos=todos, rows=rows,
                               failed=[r for r in records if r["state"] == grade.FAILED], flagged=[r for r in records if r["flags"] or r["refused"]])
 
 
@@ -138,7 +139,8 @@ def table(records: list[dict], stems: list[str]) -> str:
         own = grade.marks(record)
         total = "" if record["state"] == grade.FAILED else f"{grade.points(record):g}"
         # a name that begins like a formula would be one to a spreadsheet
-        student = f"'{record['student']}" if record["student"][:1] in "=+-@\t\r" else record["student"]
+        student = plain_text(record["student"], 200)
+        student = f"'{student}" if student.strip()[:1] in tuple("=+-@") else student
         lines.writerow([student, record["state"], total, *(f"{own[name]:g}" if name in own else "" for name in names)])
     return text.getvalue()
 

@@ -1,0 +1,170 @@
+"""Grades the corpus as a class is graded, in one worker, and says after each submission what it did.
+
+Around it lie canaries: a secret, the solutions, another submission, the class's records and seed, a variable of the
+instructor's, and a port that somebody listens on. None may be read, changed or called, and nothing may be left behind.
+"""
+
+import hashlib
+import json
+import os
+import queue
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from grader.engine import grade, lessons, sandbox
+from hostile import corpus
+
+GRACE = 5.0  # seconds for processes that were killed to be gone
+LONGEST = 60.0  # seconds for one submission
+
+
+@dataclass
+class Trial:
+    """One submission, graded, and what is wrong about it."""
+
+    attack: corpus.Attack
+    record: dict
+    seconds: float
+    wrong: list[str]
+
+    @property
+    def marks(self) -> float:
+        return grade.points(self.record)
+
+
+class Room:
+    """A class among canaries. A context manager; afterwards nothing of it is left."""
+
+    def __init__(self, folder: Path, guards: sandbox.Guards) -> None:
+        self.folder, self.canary = folder, f"CANARY-{secrets.token_hex(8)}"
+        self.submissions, self.temporary = folder / "submissions", folder / "tmp"
+        for made in (self.submissions, self.temporary, folder / "private"):
+            made.mkdir(parents=True)
+        self.secret, self.other = folder / "private" / "secret", self.submissions / "anna" / corpus.NOTEBOOK
+        corpus.write(self.submissions / "anna", self.canary.encode())
+        self.secret.write_text(self.canary)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
+        self.room = grade.open_class(folder / "out", [corpus.LESSON], self.canary, guards, minutes=0.7)
+        self.book = self.room.record("anna")
+        self.book.write_text(json.dumps({"student": "anna", "why": self.canary}))
+        corpus.KNOWN.update(
+            FOUND=[str(p) for p in (self.secret, self.other, self.room.out / "class.json", self.book, lessons.source_path(corpus.LESSON))],
+            ELSEWHERE=[str(p) for p in (self.room.out, self.submissions, folder / "private", lessons.COURSE, lessons.COURSE / "grader", Path.home())],
+            PORT=self.listener.getsockname()[1])
+        self.worker: subprocess.Popen | None = None
+
+    def __enter__(self) -> "Room":
+        os.environ["WORKBOOK_TEST_SECRET"] = self.canary
+        self.tmpdir = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = str(self.temporary)  # a worker is given it; by it all that descends from one is known
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del os.environ["WORKBOOK_TEST_SECRET"], os.environ["TMPDIR"]
+        if self.tmpdir:
+            os.environ["TMPDIR"] = self.tmpdir
+        self.listener.close()
+        if self.worker:
+            self.worker.kill()
+            self.worker.communicate()
+
+    def trial(self, attack: corpus.Attack) -> Trial:
+        student = attack.name
+        target = self.submissions / student.replace("/", "_")
+        attack.make(target)
+        path = next(p for p in (target, *(target.with_name(target.name + end) for end in (".zip", ".tar.gz", ".tar"))) if p.exists())
+        return self.grade(attack, student, path)
+
+    def grade(self, attack: corpus.Attack, student: str, path: Path) -> Trial:
+        if self.worker is None or self.worker.poll() is not None:
+            self.worker = grade.start_worker(self.room)
+            grade.talk(self.worker, "warm", self.submissions, queue.SimpleQueue(), 120)
+        before, began = self.outside(), time.monotonic()
+        lived = grade.talk(self.worker, student, path, queue.SimpleQueue(), 2 * LONGEST)
+        seconds = time.monotonic() - began
+        record = grade.read_record(self.room.record(student)) or grade.failure(student, path, "no record")
+        wrong = [] if lived else ["the worker died"]
+        wrong += self.problems(attack, record, seconds) + [f"outside: {what}" for what in sorted(before ^ self.outside())] + self.left()
+        return Trial(attack, record, seconds, wrong)
+
+    def problems(self, attack: corpus.Attack, record: dict, seconds: float) -> list[str]:
+        written, wrong = json.dumps(record), []
+        if record["state"] != attack.state:
+            wrong.append(f"{record['state']} ({record.get('why')}), not {attack.state}")
+        elif grade.points(record) != attack.marks:
+            wrong.append(f"{grade.points(record):g} marks, not {attack.marks}: {said(record)}")
+        if attack.says not in written:
+            wrong.append(f"does not say “{attack.says}”: {said(record)}")
+        if attack.flagged != bool(record["flags"]):
+            wrong.append(f"flags: {record['flags']}")
+        wrong += [f"says {word!r}" for word in (*attack.never, self.canary) if word in written]
+        if seconds > LONGEST:
+            wrong.append(f"took {seconds:.0f} s")
+        try:
+            self.listener.accept()
+            wrong.append("it reached a port of the host")
+        except BlockingIOError:
+            pass
+        return wrong
+
+    def outside(self) -> set[str]:
+        """All files that nobody may touch, with what they hold."""
+        found = set()
+        for top in (self.submissions, self.folder / "private", self.room.out / "class.json", self.book, *(lessons.COURSE / name for name in ("solutions", "grader", "utils"))):
+            for folder, below, names in os.walk(top) if top.is_dir() else [(top.parent, [], [top.name])]:
+                below[:] = [name for name in below if name not in (".git", ".venv", ".workbook", "__pycache__", ".pytest_cache", ".ruff_cache", "runs")]
+                for path in (Path(folder, name) for name in names):
+                    about = path.lstat()
+                    held = hashlib.sha256(path.read_bytes()).hexdigest()[:8] if path in (self.secret, self.other, self.book) else ""
+                    found.add(f"{path} {about.st_mode:o} {about.st_size} {about.st_mtime_ns} {held}")
+        found |= {str(path) for place in map(Path, [*corpus.KNOWN["ELSEWHERE"], "/tmp", "/dev/shm"]) for path in place.glob("CANARY*")}
+        return found
+
+    def left(self) -> list[str]:
+        """Processes and files of the submission that are still there."""
+        deadline = time.monotonic() + GRACE
+        while (alive := self.alive()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return [f"left running: {process}" for process in alive] + [f"left behind: {path}" for path in self.temporary.glob("wb-*")]
+
+    def alive(self) -> list[psutil.Process]:
+        own = psutil.Process(self.worker.pid)
+        kept = {own.pid, *(child.pid for child in own.children())}  # the worker, and its server outside
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid not in kept and process.status() != psutil.STATUS_ZOMBIE and process.environ().get("TMPDIR") == str(self.temporary):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+def said(record: dict) -> str:
+    """Of TODO 3, where the attacks are; and of what was not taken."""
+    message = next((verdict["message"] for verdict in record["verdicts"] if verdict["todo"] == 3), "")
+    return "; ".join([message, *record["refused"], *(flag["reason"] for flag in record["flags"])]).strip("; ")[:300]
+
+
+def trials(folder: Path, guards: sandbox.Guards, attacks: list[corpus.Attack]) -> Iterator[Trial]:
+    """Grade these, and an honest submission at the end: the class goes on."""
+    with Room(folder, guards) as room:
+        for attack in [*attacks, HONEST]:
+            yield room.trial(attack)
+
+
+def solved(path: Path) -> None:
+    from student_notebook import solved
+
+    corpus.write(path, json.dumps(solved()))
+
+
+HONEST = corpus.Attack("an honest submission", "nothing", "none: it has all its marks", solved, marks=9)

@@ -1,0 +1,115 @@
+"""A class full of cheats and vandals: each gets the mark that its work deserves, nothing gets out, and the class goes on.
+
+The attacks are in hostile/corpus.py; `python tests/hostile/table.py` shows them one by one.
+"""
+
+import csv
+import io
+import json
+import os
+import time
+
+import psutil
+import pytest
+
+from grader.engine import batch, events, grade, live, pages, sandbox, submissions
+from hostile.corpus import ATTACKS, NAMES
+from hostile.trials import trials
+
+# Each of these tests needs a worker, which loads torch: so one test for all attacks behind a kind of walls.
+
+
+def check(folder, guards, attacks):
+    wrong = [f"{trial.attack.name}: {problem}" for trial in trials(folder, guards, attacks) for problem in trial.wrong]
+    assert not wrong, "\n".join(["", *wrong])
+
+
+@pytest.mark.skipif(sandbox.available() is not sandbox.BUBBLEWRAP, reason="bubblewrap does not work here: apt install bubblewrap")
+def test_behind_bubblewrap(tmp_path):
+    assert len(ATTACKS) >= 32
+    check(tmp_path / "class", sandbox.BUBBLEWRAP, ATTACKS)
+
+
+@pytest.mark.skipif(sandbox.landlock_version() < 6, reason="no Landlock of version 6 here: Linux 6.12 and later has it")
+def test_behind_landlock(tmp_path):
+    check(tmp_path / "class", sandbox.LANDLOCK, [attack for attack in ATTACKS if attack.landlock])
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="the attacks are written for Linux")
+def test_without_walls_they_would_get_through(tmp_path):
+    """Or the attacks would prove nothing."""
+    reading = [attack for attack in ATTACKS if attack.name in ("reading the instructor's files", "reading others' folders")]
+    for trial in list(trials(tmp_path / "class", sandbox.NONE, reading))[:-1]:
+        assert any("does not say “the loot is []”" in problem for problem in trial.wrong), trial
+
+
+def a_class(tmp_path):
+    """A class with one record for each strange name."""
+    (tmp_path / "records").mkdir()
+    room = grade.Class(tmp_path, ["01_collectives"], "seed", sandbox.NONE, 1.0, tmp_path)
+    for name in NAMES:
+        record = {**grade.failure(name, tmp_path, "\x1b[2J"), "state": grade.GRADED, "flags": [{"lesson": "01_collectives", "reason": "look"}]}
+        grade.write_whole(room.record(name), json.dumps(record))
+    return room
+
+
+def test_names_of_students_are_only_names(tmp_path, capsys):
+    room = a_class(tmp_path)
+    pages.write(room, NAMES)
+    assert len(list((tmp_path / "records").iterdir())) == len(NAMES) == len({str(room.record(name)).lower() for name in NAMES})
+    assert {path.name for path in tmp_path.iterdir()} == {"records", "feedback", "gradescope", "marks.csv", "class.html", "journal.jsonl"} - {"journal.jsonl"}
+    for page in [tmp_path / "class.html", *(tmp_path / "feedback").iterdir()]:
+        text = page.read_text("utf-8")
+        assert "<script" not in text and "href=\"javascript" not in text and not set(text) & {"\x1b", "\x07", "\u202e"}, page
+        assert "default-src 'none'" in text
+    rows = list(csv.reader(io.StringIO((tmp_path / "marks.csv").read_text("utf-8"))))
+    assert len(rows) == 1 + len(NAMES) and not any(row[0].startswith(("=", "+", "-", "@")) for row in rows)
+    for name in NAMES:
+        said = live.line(grade.read_record(room.record(name)))
+        said.encode()
+        assert "\x1b" not in said and "\n" not in live.shown(name).replace("\n", "", 1)
+
+
+@pytest.mark.parametrize("line", [
+    b"[]", b"3", b"{}", b'{"e": 1}', b'{"e": "op"}', b'{"e": "crash", "type": 1, "text": "", "frames": []}', b"[" * 100_000, b"\xff",
+    b'{"e": "wait", "t": Infinity}', b'{"e": "done", "of": [1]}', b'{"e": "joins", "rank": "0", "where": null}', b'{"e": "step"' + b" " * 300_000 + b"}",
+    b'{"e": "kill", "where": ["a", 1]}', b'{"e": "op", "op": "send", "name": "", "group": [0], "shape": [1], "dtype": null, "bytes": 1, "detail": null, "where": null}',
+    b'{"e": "op", "op": "all_reduce", "name": "", "group": [7], "shape": [1], "dtype": null, "bytes": 1, "detail": null, "where": null}',
+    b'{"e": "op", "op": "all_reduce", "name": "", "group": [0], "shape": [9, [0]], "dtype": null, "bytes": 1, "detail": null, "where": null}',
+])  # fmt: skip
+def test_what_is_no_event_is_not_taken_for_one(line):
+    with pytest.raises(ValueError):
+        events.read(line, 2)
+
+
+def test_a_batch_file_can_not_ask_the_judge_for_a_billion_ranks():
+    start = {"program": "torchrun", "args": ["--nproc-per-node=9999999999", "train/x.py"], "env": {}, "folder": ".", "node": 0}
+    assert batch.started({"starts": [start]})[0].processes == 0
+
+
+def test_an_unreadable_submission_is_the_machines_failure(tmp_path, monkeypatch):
+    (tmp_path / "x" / "notebooks").mkdir(parents=True)
+    (tmp_path / "x" / "notebooks" / "01_collectives.ipynb").write_text("{}")
+
+    def broken_disk(*_, **__):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(submissions.evidence, "plain_bytes", broken_disk)
+    with pytest.raises(OSError):
+        submissions.take(tmp_path / "x", ["01_collectives"])
+
+
+def test_a_folder_too_deep_for_python_is_counted_and_removed(tmp_path):
+    top = tmp_path / "top"
+    top.mkdir()
+    at = os.open(top, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=at)
+        inner = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(at)
+    began = time.monotonic()
+    assert len(sandbox.sizes(top)) > 1000
+    sandbox.remove(top)
+    assert not top.exists() and time.monotonic() - began < 20
