@@ -172,7 +172,7 @@ def check_waited(what, events):
     for rank, mine in enumerate(events):
         for call in collectives([mine]):
             if call.written:
-                raise Fault("wrong_value", f"{what}: rank {rank} writes into the tensor of its {call.op} before that is over, at {place(call.where)}",
+                raise Fault("wrong_value", f"{what}: rank {rank} writes into the tensor of its {call.op}, begun at {place(call.where)}, before that is over",
                             rank, call.where, expected="the same numbers until the wait is over", seen="others")
             if call.over is None:
                 raise Fault("wrong_value", f"{what}: rank {rank} never waits for its {call.op}, at {place(call.where)}: what it left is used before it is there",
@@ -230,9 +230,10 @@ def plain(value):
     why="An average over ranks that have unequal shares is not that of the samples, and nobody notices: the loss falls all the same. And a "
     "ring's bytes hardly depend on the number of ranks, which is why data-parallel training grows as far as it does.",
     hints=(
-        "A mean, times its number of samples, is a sum. Sums of shares can be added. The ring: each rank sends (N - 1)/N of the tensor "
-        "twice, once to reduce and scatter, once to gather.",
-        "zip(gradients, samples) gives pairs; multiply each, add up, and divide once by sum(samples). A float32 number has 4 bytes.",
+        "What turns a mean back into a sum? Sums of shares can be added. For the bytes, look up lesson 01: of which two steps is a ring "
+        "all-reduce made, and what does a rank send in each?",
+        "zip(gradients, samples) gives pairs; multiply each, add up, and divide once by sum(samples). In a ring a rank sends (N - 1)/N of "
+        "the tensor twice; a float32 number has 4 bytes.",
         "sum(g * n for g, n in zip(gradients, samples)) / sum(samples); and 2 * (world - 1) / world * 4 * parameters.",
     ),
 )
@@ -245,7 +246,7 @@ def test_todo1_predictions(student):
     for (gradients_of_ranks, samples), wanted, guess in zip(shares, right, seen["gradients"], strict=True):
         expect(isinstance(guess, torch.Tensor), "whole_gradient returns no tensor", wanted, guess)
         expect(guess.shape == torch.Size([len(wanted)]) and torch.allclose(guess.float(), torch.tensor(wanted)),
-               f"the gradient of ranks with {', '.join(map(str, samples))} samples that find {gradients_of_ranks} is another one", wanted, guess.tolist())
+               f"whole_gradient({gradients_of_ranks}, {samples}) is not the gradient of all samples' mean", wanted, guess.tolist())
     for (parameters, world), guess in zip(steps, seen["bytes"], strict=True):
         wanted = 8 * (world - 1) / world * parameters
         expect(isinstance(guess, (int, float)) and math.isclose(guess, wanted, rel_tol=1e-9), f"step_bytes({parameters}, {world}) is not what a ring sends",
@@ -303,7 +304,7 @@ def test_todo2_broadcast_state(student):
     most = sum(tensor.numel() * tensor.element_size() for tensor in right.values())
     for rank, events in enumerate(student.events):
         sent = sum(event["bytes"] for event in ops(parts(events)[0]))
-        expect(sent <= most, f"broadcast_state gives {sent} bytes to its calls on rank {rank}, more than the state has: is each tensor sent once, a tied one too?",
+        expect(sent <= most, f"broadcast_state gives {sent} bytes to its calls on rank {rank}, more than the state has: is each tensor sent once, a tied one too, and as it is? Objects are pickled, which takes more",
                f"at most {most}", sent, rank)
 
 
@@ -391,8 +392,8 @@ def ends_on_rank(student, rank, world):
     why="On many nodes the all-reduces of a step take about as long as its backward pass. Whoever does both at once pays for the longer one "
     "only, where the naive way pays for their sum.",
     hints=(
-        "Follow the network: it starts number i when that is ready and number i - 1 is over, whichever is later. For the hooks: one list "
-        "of what is under way, to which hooks add, and which the function at the end works off.",
+        "Follow the network from one all-reduce to the next: for which two things does it wait? For the hooks: one list of what is "
+        "under way, to which hooks add, and which the function at the end works off and empties.",
         "max(ready, end) + seconds, from one to the next. register_post_accumulate_grad_hook comes after p.grad is complete; a tensor hook "
         "sees this pass's share only. dist.all_reduce(..., async_op=True) returns the work to wait for. Frozen parameters take no hook.",
         "def start(p): started.append((dist.all_reduce(p.grad, async_op=True), p)). def finish(): for work, p in started: work.wait(); "
@@ -484,7 +485,7 @@ def test_todo5_buckets(student):
             expect(bucket, f"{what} has an empty bucket", "no empty bucket", buckets)
             expect(held <= cap or len(bucket) == 1, f"{what} puts {held} bytes into a bucket for {cap}", f"at most {cap}, unless it is a single parameter", buckets)
         least = fewest(sizes, cap)
-        expect(len(buckets) <= least, f"{what} takes {len(buckets)} buckets; {least} would do", f"{least} buckets", buckets)
+        expect(len(buckets) <= least, f"{what} takes {len(buckets)} buckets; {least} would do", f"{least} bucket{'s' * (least > 1)}", buckets)
 
 
 # ---------------------------------------------------------------------------------------------------

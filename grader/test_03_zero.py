@@ -440,10 +440,10 @@ def check_held(told, seen, limits, rank, whole):
     for kind in ("optimizer", "gradients", "weights"):
         least, most = limits[kind]
         what = "optimizer state" if kind == "optimizer" else kind
-        more = f"{seen[kind]:,} bytes of {what}, as one that trains alone: nothing is sharded" if seen[kind] >= whole[kind] > most else (
+        more = f"{seen[kind]:,} bytes of {what}, all that one who trains alone has, or more: nothing is sharded, or what was is not freed" if seen[kind] >= whole[kind] > most else (
             f"{seen[kind]:,} bytes of {what}; its share is {most:,}")
         expect(seen[kind] <= most, f"{told}, rank {rank} holds {more}", f"{most:,} bytes", f"{seen[kind]:,} bytes", rank)
-        expect(least <= seen[kind], f"{told}, rank {rank} holds {seen[kind]:,} bytes of {what}, less than its share: who has the rest?", f"{least:,} bytes",
+        expect(least <= seen[kind], f"{told}, rank {rank} holds {seen[kind]:,} bytes of {what}, less than its share: was it ever made here?", f"{least:,} bytes",
                f"{seen[kind]:,} bytes", rank)
     expect(seen["other"] == 0, f"{told}, rank {rank} holds {seen['other']:,} bytes beside weights, gradients and optimizer state: what was needed on the way is "
            "still there", "0 bytes", f"{seen['other']:,} bytes", rank)

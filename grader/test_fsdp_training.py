@@ -351,7 +351,7 @@ def serial_weights(seed):
     "of several inits; if each drew its part from the same seed, parts would repeat. And a model that is built whole on every rank "
     "must fit on every rank, which sharding was to spare it.",
     hints=(
-        "The device “meta” for the model; then memory for the shards alone; then rank 0 builds a small program's model, once, and deals it out.",
+        "The device “meta” for the model; then memory for the shards alone; then rank 0 builds the model as a single process would, once, and deals it out.",
         "with torch.device(\"meta\"): ... around the constructor. module.to_empty(device=...) takes memory. set_model_state_dict, imported above, "
         "takes the whole state dict on rank 0 and an empty one elsewhere, with StateDictOptions(full_state_dict=True, broadcast_from_rank0=True).",
         "In first_weights: model.to_empty(device=mesh.device_type); torch.manual_seed(args.seed); on rank 0 full = TransformerLM(**model.config)"
@@ -505,9 +505,9 @@ def own_norm(model):
     why="The norm of a part is smaller than that of the whole, so a gradient that should be clipped is not; and parts that are scaled by numbers of "
     "their own no longer make one gradient. The model then depends on the number of ranks. And the norm is the first thing to look at when a loss jumps.",
     hints=(
-        "The call that is there can do it: it knows DTensors. What does it return, and is that the norm on all ranks?",
-        "clip_grad_norm_ returns the norm from before it clipped; of DTensor parameters it is a DTensor, whose full_tensor() adds up what the "
-        "ranks have. Without a limit, the largest norm is math.inf.",
+        "The call that is there can do it: it knows DTensors. What does it return, and how does that become a number?",
+        "clip_grad_norm_ returns the norm from before it clipped; of DTensor parameters it is a DTensor, which full_tensor() or item() turn "
+        "into what all ranks agree on. Without a limit, the largest norm is math.inf.",
         "norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf); then return norm.full_tensor().item(), or norm.item() of a plain tensor.",
     ),
 )
@@ -738,7 +738,7 @@ def entry(flat, name):
 
 @todo(
     10,
-    why="A job ends when its time is over, and the training does not. To put the whole model and the optimizer's state, three times as large, together on "
+    why="A job ends when its time is over, and the training does not. To put the whole model and the optimizer's state, together three times as large as the weights, on "
     "one rank takes memory that is not there and time that all others wait; written in parts it takes 1/N of the time.",
     hints=(
         "First get the two state dicts, of sharded tensors; then one call writes them. The position goes in beside them.",

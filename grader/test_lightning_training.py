@@ -237,7 +237,7 @@ def right_sums(world):
         "A mean of means is the mean of nothing. Which two sums, over all tokens, give it?",
         "self.log_dict and self.log take reduce_fx=, \"mean\" unless another is given, and sync_dist=, False unless it is set. The model's loss is a mean over its "
         "batch's tokens: times their number it is a sum.",
-        "count = how many of y are not IGNORE, as a float64; log \"total\", self.model(x, y) * count, and \"count\", with reduce_fx=\"sum\" and sync_dist=True.",
+        "count = how many of y are not IGNORE; log \"total\", self.model(x, y) * count, and \"count\", with reduce_fx=\"sum\" and sync_dist=True.",
     ),
 )
 def test_todo3_sums(student):

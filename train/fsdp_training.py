@@ -199,7 +199,7 @@ def in_step(loader: DataLoader, device: torch.device, args: argparse.Namespace) 
     # TODO 2: Keep all ranks in step, also those whose share is over.
     # Sharded, no rank computes alone: all give their part of the weights to every forward pass. But
     # shares of the validation set differ by a sample, so that a rank may have a batch less, or none at
-    # all. Where every target is IGNORE, a batch of any size adds nothing to the loss.
+    # all. Where every target is IGNORE, a batch of one sample or more adds nothing to the loss.
     yield from loader
 
 
@@ -286,7 +286,7 @@ def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch:
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # TODO 9: Put the whole model together, and save it in one file.
-    # Each rank has its shards only, and all must give theirs. Let rank 0 alone keep what is put
+    # Each rank has its shards only, and all must give theirs. Rank 0 alone needs what is put
     # together, on the CPU: a GPU may be too small for it. The names are those of the plain model.
     plain = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     save0({"model": plain.state_dict(), "config": config, "epoch": epoch}, path)

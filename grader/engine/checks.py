@@ -331,9 +331,8 @@ class Judge:
         if status == "fail":
             verdict.why, verdict.hint = about.why, about.hints[0]
         if problem is not None:
-            where = getattr(problem, "where", None)
             verdict.expected, verdict.seen = text(problem.expected), text(problem.seen)
-            verdict.rank, verdict.where = problem.rank, self.place(where)
+            verdict.rank, verdict.where = problem.rank, self.place(number, problem)
         return verdict
 
     def attempted(self, number: int) -> bool:
@@ -350,11 +349,15 @@ class Judge:
                 return regions.todo_at(unit.source, unit.text, where[1])
         return None
 
-    def place(self, where: Where | None) -> str | None:
+    def place(self, number: int, problem: Wrong | Fault) -> str | None:
+        """Where a problem of TODO `number` lies: the line that failed, and the line of that TODO that led there."""
+        where = getattr(problem, "where", None)
         if not where:
             return None
         owner = self.owner(where)
-        return f"{where[0]}:{where[1]}" + (f" (TODO {owner})" if owner else "")
+        said = place(where) + (f" (TODO {owner})" if owner else "")
+        own = next((line for line in problem.callers if self.owner(line) == number), None) if owner != number else None
+        return f"{place(own)} (TODO {number}), which calls {said}" if own else said
 
 
 def todos(numbers: list[int]) -> str:

@@ -18,11 +18,12 @@ class Fault(Exception):
     """Why a run failed. `cause` is crash, mismatch or hang; `where` is a line of the student's code."""
 
     def __init__(self, cause: str, message: str, rank: int | None = None, where: Where | None = None,
-                 expected: str | None = None, seen: str | None = None, also: Sequence[Where] = ()) -> None:
+                 expected: str | None = None, seen: str | None = None, also: Sequence[Where] = (), callers: Sequence[Where] = ()) -> None:
         super().__init__(message)
         self.cause, self.message, self.rank, self.where = cause, message, rank, where
         self.expected, self.seen = expected, seen
-        self.also = also  # the lines that called that one, and where another rank was: the cause may be there as well
+        self.also = also  # lines where the cause may be as well: those that called `where`, and where another rank was
+        self.callers = callers  # the lines that called `where`, the innermost first
 
 
 @dataclass
@@ -132,11 +133,11 @@ class Observer:
                         "one of them skipped a call, or made one too many")
             return Fault("hang", f"{text}. Every rank of a group must make the same calls in the same order",
                          skipper.rank, waiter.where, expected=str(waiter), seen=str(skipper),
-                         also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers])
+                         also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers], callers=waiter.callers)
         what = {"op": "different operations", "shape": "different shapes", "dtype": "different dtypes",
                 "detail": "different roots or reductions"}[differ(first.event, second.event)]
         return Fault("mismatch", f"the ranks call {what}: rank {first.rank} {first.at()}, rank {second.rank} {second.at()}",
-                     odd.rank, odd.where or usual.where, expected=str(usual), seen=str(odd), also=odd.callers)
+                     odd.rank, odd.where or usual.where, expected=str(usual), seen=str(odd), also=odd.callers, callers=odd.callers)
 
     def skipper(self, first: Op, second: Op) -> tuple[Op, Op] | tuple[None, None]:
         """Which of two ranks at different lines left out a call, and which did not; None where that is not known.
@@ -236,7 +237,7 @@ class Observer:
         if "peer" in op.event:
             expected = f"rank {op.event['peer']} in {'recv from' if op.event['op'] == 'send' else 'send to'} rank {op.rank}"
         return Fault("hang", f"deadlock: {numbers(waiting)} {verb} in {op.at()}; " + "; ".join(stories),
-                     number if skipper is None else skipper, op.where, expected=expected, seen="; ".join(stories), also=op.callers)
+                     number if skipper is None else skipper, op.where, expected=expected, seen="; ".join(stories), also=op.callers, callers=op.callers)
 
 
 def differ(first: dict, second: dict) -> str | None:
@@ -268,7 +269,9 @@ def size(event: dict) -> list | None:
 
 def place(where: Where | None) -> str:
     """A line of the student's code in words."""
-    return f"{where[0]}:{where[1]}" if where else "an unknown line"
+    if not where:
+        return "an unknown line"
+    return f"{where[0]}, line {where[1]}" if ", cell " in where[0] else f"{where[0]}:{where[1]}"
 
 
 def numbers(ranks: list[int]) -> str:

@@ -406,7 +406,8 @@ class Session:
                 text = f"a part of {word['text']} is still to be written"
             if where:
                 text += f", at {place(where)}"
-            return Fault("crash", text, number, where, expected="every rank ends normally", seen=f"{word['type']}: {word['text']}")
+            return Fault("crash", text, number, where, expected="every rank ends normally", seen=f"{word['type']}: {word['text']}",
+                         callers=frames[-2::-1])
         where = word.get("where") or self.stack(number) or self.observer.ranks[number].last
         where = where or next((rank.last for rank in self.observer.ranks if rank.last), None)  # where its peers are
         how = self.how_it_ended(number)

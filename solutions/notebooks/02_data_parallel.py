@@ -139,7 +139,7 @@ print(f"rank 0 made {sum(call.rank == 0 for call in run.collectives)} calls")
 def average_gradients(model: nn.Module) -> None:
     """After the backward pass: leave in each parameter's ``grad`` the mean over all ranks."""
     # TODO 3: Average the gradients after the backward pass.
-    # Budget: one all-reduce for each trainable parameter, a tied one too, and none for a
+    # Budget: at most one all-reduce for each trainable parameter, a tied one too, and none for a
     # frozen one; not ReduceOp.AVG. All ranks have equally many samples.
     ### BEGIN SOLUTION
     for parameter in model.parameters():
@@ -207,7 +207,7 @@ plots.steps(runs)
 # The backward pass goes through the layers from the last to the first, and the gradients of
 # the last layer are ready long before the first layer's. They could be on their way by then.
 #
-# ![Three timelines of a step: all communication after the backward pass, one message for each gradient, three buckets](../images/overlap.png)
+# ![Three timelines of a step: all communication after the backward pass, one message for each gradient, two buckets](../images/overlap.png)
 #
 # The network takes one all-reduce at a time, in the order in which they were started.
 # **Predict** when the last one is over, if gradient $i$ is ready after $t_i$ seconds and
@@ -272,9 +272,10 @@ runs["overlapped"] = run_on_ranks("02_data_parallel/watched_step", ["overlapped"
 plots.steps(runs)
 
 # %% [markdown]
-# The all-reduces begin inside of the backward pass now. (Whether the step is shorter depends on
-# who does the work: where two processes share the processors that also move the bytes, little is
-# gained. A GPU's network works beside it.)
+# The all-reduces begin inside of the backward pass now. (A bar ends with the wait for it, and the waits
+# come after the backward pass: the all-reduce itself may be over long before. Whether the step is
+# shorter depends on who does the work: where the processors that compute also move the bytes,
+# little is gained, or something lost. A GPU's network works beside it.)
 #
 # ## Buckets
 #
@@ -340,6 +341,10 @@ links = {"5 µs, 25 GB/s": (5e-6, 1 / 25e9), "5 µs, 50 GB/s": (5e-6, 1 / 50e9),
 plots.caps([2**k for k in range(12, 34)], links, step_ends, BACKWARD)
 
 # %% [markdown]
+# To the left, each of many messages pays its latency. To the right, few buckets mean that the last one, which cannot
+# start before the backward pass is over, is large. In between, little changes: a weight that is larger than the
+# cap has a bucket of its own, whatever the cap.
+#
 # ## DDP with buckets
 #
 # Now the two together. When a bucket's last gradient is ready, its gradients are copied into one
@@ -476,11 +481,11 @@ def accumulated(number: int, rank: int, world: int) -> None:
 
 
 # %%
-print("micro-batches  all-reduces  bytes given to them")
+print("micro-batches  all-reduces  bytes given to them  if each micro-batch did so")
 for number in (1, 2, 3, 6):
     calls = run_on_ranks("02_data_parallel/accumulated", [number] * 2).collectives
     mine = [call.bytes for call in calls if call.rank == 0]
-    print(f"{number:13} {len(mine):12} {sum(mine):20,}")
+    print(f"{number:13} {len(mine):12} {sum(mine):20,} {number * sum(mine):27,}")
 
 # %% [markdown]
 # ## Unequal shares
@@ -519,7 +524,7 @@ check("02_data_parallel/8")
 # |---|---|
 # | `broadcast_state` | in the constructor; buffers again in each forward pass (`broadcast_buffers`) |
 # | the cap of `assign_buckets` | `bucket_cap_mb`, in units of $2^{20}$ bytes |
-# | what `finish` does for unused parameters | `find_unused_parameters=True`: else they are an error |
+# | what `finish` does for unused parameters | `find_unused_parameters=True`: else an error in the next pass, or a rank that waits for ever |
 # | `sync = False` | `with ddp.no_sync():` around the forward **and** the backward pass |
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -550,6 +555,8 @@ plots.steps(runs)
 # %% [markdown]
 # Now all four beside one another. PyTorch waits for its all-reduces inside of `backward`, so its backward
 # pass ends with the last of them; when each is over is known to C++ alone, so only their begins are drawn.
+# One of its all-reduces is small and no bucket: it says which parameters were used at all. And it cuts its
+# buckets by a rule a little different from yours.
 #
 # ## What comes of it
 #

@@ -124,7 +124,7 @@ def my_part(tensor: Tensor, rank: int, world: int) -> Tensor:
 
 
 def filled(part: Tensor, size: int) -> Tensor:
-    """A shard: a part and zeros behind it, ``size`` numbers in memory of their own, which are not one more than that."""
+    """A shard: a part and zeros behind it, in memory of its own, of exactly ``size`` numbers."""
     # TODO 2, again: the shard.
     ### BEGIN SOLUTION
     shard = part.new_zeros(size)
@@ -260,6 +260,7 @@ def parts_in_groups(groups: list[dict], rank: int, world: int) -> list[dict]:
     # TODO 4: Step only this rank's parts (ZeRO stage 1). First, what the optimizer is given.
     # A step on a part must change the weight itself, and take no memory but the state: so, views.
     # An optimizer takes leaf tensors that require a gradient. The groups you are given stay as they are.
+    # (In this lesson every trained parameter has a gradient when the optimizer steps.)
     ### BEGIN SOLUTION
     return [
         {**group, "params": [my_part(p.detach(), rank, world).requires_grad_() for p in group["params"]]} for group in groups
@@ -348,6 +349,9 @@ predictions = {f"stage {stage}": predicted_bytes(n_parameters, 3, stage, "float3
 plots.held(bytes_held, predictions)
 
 # %% [markdown]
+# These are the bytes that stay, looked at just before the second step. While gradients are shared and weights gathered, a
+# copy of them is there as well, for a moment; libraries keep it small by doing it in buckets.
+#
 # ## Save it, load it elsewhere
 #
 # A checkpoint should not depend on how many ranks there were. So the state dictionary is that of
@@ -356,7 +360,8 @@ plots.held(bytes_held, predictions)
 #
 # A torch optimizer's state dictionary has the groups under `"param_groups"`, and under `"state"`, for
 # each parameter by its number, a dictionary: for AdamW `step`, a single number, and `exp_avg` and
-# `exp_avg_sq`, as large as the parameter. Parameters are numbered through all groups.
+# `exp_avg_sq`, as large as the parameter. Parameters are numbered through all groups. How many collectives it
+# takes is up to you: it is done once in a while.
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def whole_state(state_dict: dict, parameters: list[Tensor], world: int) -> dict:
@@ -570,8 +575,8 @@ def finish(unit: Unit) -> None:
 def attach(unit: Unit) -> None:
     """From now on, let the unit be whole while its module computes, forward and backward, and finish it afterwards."""
     # TODO 9, again: who calls unshard, reshard and finish, and when. A unit is gathered once, at most, for each
-    # forward and for each backward pass, and reduced once for each backward pass. Between the two a block is freed;
-    # after an evaluation, which has no backward pass, nothing stays whole.
+    # forward and for each backward pass, and reduced once for each backward pass. Between the two a block is freed (the
+    # rest may stay whole); after an evaluation, which has no backward pass, nothing stays whole.
     ### BEGIN SOLUTION
     trained = [p for p in unit.parameters if p.requires_grad]
     missing = set(trained)
@@ -673,7 +678,8 @@ print(f"1 less 1000 × 0.001 in bfloat16: {short.item():.3f}, in float32: {maste
 # So the model computes in bfloat16, and the optimizer steps master weights in float32. Where does ZeRO
 # come in? In stage 1 only parts have an optimizer, and so only they need masters: $12/N$ of the 16 bytes.
 #
-# Sums over many ranks lose small numbers in the same way: gradients are added up in float32.
+# Sums over many ranks lose small numbers in the same way: gradients are added up in float32. So they are sent in
+# float32, too, 4 bytes each, and for that moment there is a copy of them in it.
 
 # %%
 class MixedOptimizer:
@@ -775,8 +781,8 @@ plots.held(bytes_held, predictions)
 #
 # ## What comes of it
 #
-# - Stage 1 costs nothing but a little code: no byte more is sent than by data-parallel training, and of the 16 bytes a
-#   parameter the optimizer's 8, or with mixed precision 12, are shared out.
+# - Stage 1 costs nothing but a little code: no byte more is sent than by data-parallel training that adds up in the same
+#   precision, and of the 16 bytes a parameter the optimizer's 8, or with mixed precision 12, are shared out.
 # - Stage 3 costs half as many bytes again, and what a rank holds shrinks with every rank that joins.
 # - Activations are not in any of these numbers. Recomputing them is one way out (`--recompute`); to shard them, too, needs
 #   lessons 04 and 06.
