@@ -55,7 +55,7 @@ def a_class(tmp_path):
 
 def test_names_of_students_are_only_names(tmp_path, capsys):
     room = a_class(tmp_path)
-    pages.write(room, NAMES)
+    pages.write(room)
     assert len(list((tmp_path / "records").iterdir())) == len(NAMES) == len({str(room.record(name)).lower() for name in NAMES})
     assert {path.name for path in tmp_path.iterdir()} == {"records", "feedback", "gradescope", "marks.csv", "class.html", "journal.jsonl"} - {"journal.jsonl"}
     for page in [tmp_path / "class.html", *(tmp_path / "feedback").iterdir()]:

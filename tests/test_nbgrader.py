@@ -1,5 +1,6 @@
 """A class of three through nbgrader, from the course's sources to marks, with the configuration as shipped."""
 
+import csv
 import os
 import subprocess
 import sys
@@ -45,6 +46,8 @@ def folder(tmp_path_factory):
     for student, notebook in CLASS.items():
         save(notebook(), root / "submitted" / student / LESSON / f"{LESSON}.ipynb")
     nbgrader(course.folder, "autograde", LESSON, "--create")
+    nbgrader(course.folder, "generate_feedback", LESSON)
+    nbgrader(course.folder, "export", "--to", str(root / "grades.csv"))
     return root
 
 
@@ -87,3 +90,10 @@ def test_nbgrader_can_be_fooled(folder):
     marks, outputs = graded(folder, "cheat")
     assert [out.get("text") for out in outputs] == ["fooled\n"]
     assert marks == (9, 9, False)
+
+
+def test_the_rest_of_nbgraders_loop(folder):
+    page = (folder / "feedback" / "nothing" / LESSON / f"{LESSON}.html").read_text("utf-8")
+    assert "TODO 1 is not done yet" in page
+    with (folder / "grades.csv").open() as table:
+        assert {row["student_id"]: float(row["score"]) for row in csv.DictReader(table)} == {"solved": 1, "nothing": 0, "cheat": 9}

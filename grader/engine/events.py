@@ -8,7 +8,7 @@ LONGEST = 200_000  # bytes of one event; the frames of an endless recursion take
 MOST = 1 << 48  # of whatever is counted
 NEEDED = {
     "op": {"op", "name", "group", "shape", "dtype", "bytes", "detail", "where"}, "crash": {"type", "text", "frames"},
-    "broken": {"cell", "type", "text", "frames"}, "joins": {"rank", "where"}, "joined": {"rank", "world"}, "changed": {"of"},
+    "broken": {"cell", "type", "text", "frames"}, "joins": {"rank", "where"}, "joined": {"rank", "world"}, "future": {"work"},
 }  # fmt: skip
 
 
@@ -21,6 +21,8 @@ def read(line: bytes, world: int) -> dict:
     except RecursionError:
         raise ValueError("too deep") from None
     if not isinstance(event, dict) or not isinstance(event.get("e"), str) or not NEEDED.get(event["e"], set()) <= event.keys():
+        raise ValueError("no event")
+    if event["e"] == "changed" and not {"of", "work"} & event.keys():
         raise ValueError("no event")
     if event.get("op") in ("send", "recv") and not {"peer", "tag", "id"} <= event.keys():
         raise ValueError("no message")
@@ -35,7 +37,7 @@ def read(line: bytes, world: int) -> dict:
             isinstance(value, str) if name in ("e", "op", "name", "type", "text", "cell")
             else value is None or isinstance(value, str) if name in ("dtype", "detail")
             else isinstance(value, (int, float)) and math.isfinite(value) if name == "t"
-            else number(value) if name in ("bytes", "id", "of", "tag", "status", "rank", "world")
+            else number(value) if name in ("bytes", "id", "of", "work", "tag", "status", "rank", "world")
             else value is None or rank(value) if name in ("peer", "source")
             else isinstance(value, list) and all(map(rank, value)) if name == "group"
             else value is None or isinstance(value, list) and (all(map(number, value)) or all(map(sizes, value))) if name == "shape"
