@@ -92,6 +92,7 @@ def student_page(record: dict) -> str:
     for verdict in record["verdicts"]:
         by.setdefault(verdict["lesson"], []).append(verdict)
     own = grade.marks(record)
+    record = record | {name: plain_text(record[name], 200) for name in ("student", "submission")}
     return page(STUDENT).render(record=record, lessons=by, mark=MARK, absent=grade.NOT_HANDED_IN, points=grade.points(record), most=most(record),
                                 by_lesson={lesson: sum(own[f"{lesson}/{v['todo']}"] for v in verdicts) for lesson, verdicts in by.items()},
                                 changes={change["todo"]: change for change in record["overrides"]})
