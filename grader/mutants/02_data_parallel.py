@@ -115,12 +115,12 @@ def replaced(body: str, *pairs: tuple[str, str]) -> str:
 
 
 WRONG = [
-    Answer(1, "the mean of means", ["return torch.stack(gradients).mean(dim=0)", BYTES], says="3, 1 samples"),
+    Answer(1, "the mean of means", ["return torch.stack(gradients).mean(dim=0)", BYTES], says="[3, 1]"),
     Answer(1, "the sum", ["return sum(g * n for g, n in zip(gradients, samples))", BYTES], says="is not the gradient of all"),
     Answer(1, "divided by the ranks", ["return sum(g * n for g, n in zip(gradients, samples)) / len(samples)", BYTES], says="is not the gradient of all"),
     Answer(1, "the largest share decides", ["return gradients[samples.index(max(samples))]", BYTES], says="is not the gradient of all"),
     Answer(1, "only ranks with samples count, but alike",
-           ["return torch.stack([g for g, n in zip(gradients, samples) if n]).mean(dim=0)", BYTES], says="3, 1 samples"),
+           ["return torch.stack([g for g, n in zip(gradients, samples) if n]).mean(dim=0)", BYTES], says="[3, 1]"),
     Answer(1, "whole gradients to all", [WHOLE, "return 4 * parameters * (world - 1)"], says="step_bytes"),
     Answer(1, "one half of the ring", [WHOLE, "return 4 * parameters * (world - 1) / world"], says="step_bytes"),
     Answer(1, "numbers, not bytes", [WHOLE, "return 2 * parameters * (world - 1) / world"], says="step_bytes"),
