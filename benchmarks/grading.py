@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from grader.engine import grade, lessons, notebooks, regions
-from grader.engine.checks import check_module, checks_of
+from grader.engine import grade, lessons, mutants, notebooks, regions
 
 NOTEBOOKS = [stem for stem in lessons.stems() if lessons.is_notebook(stem)]
 
@@ -47,19 +46,10 @@ def submissions(count: int) -> dict[str, dict[str, tuple[str, Deserved]]]:
             if kind == "wrong":
                 answers = importlib.import_module(f"grader.mutants.{stem}").WRONG
                 answer = answers[(7 * number) % len(answers)]
-                mine[stem] = answer.text(source), Deserved(set(todos) - {answer.todo} - dependents(stem, answer.todo), {answer.todo})
+                mine[stem] = answer.text(source), Deserved(set(todos) - {answer.todo} - mutants.dependents(stem, answer.todo), {answer.todo})
             else:
                 done = {"solved": todos, "given": [], "half": todos[: len(todos) // 2]}[kind]
                 mine[stem] = regions.compose(source, done), Deserved(set(done), set(todos) - set(done))
-    return found
-
-
-def dependents(stem: str, todo: int) -> set[int]:
-    """The TODOs that can not be checked without this one."""
-    needs = {check.todo.number: set(check.todo.needs) for check in checks_of(check_module(stem))}
-    found = {todo}
-    while more := {number for number, needed in needs.items() if needed & found} - found:
-        found |= more
     return found
 
 

@@ -27,6 +27,7 @@ from grader.engine.checks import expect, todo
 from grader.engine.diagnose import Fault, place
 from grader.engine.launch import Private
 from grader.engine.messages import cases, left_in_flight, rehearse, written_in_flight
+from grader.predictions import check_answers, plain
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -102,15 +103,6 @@ def places_on_rank(student, rank, world):
     return answers
 
 
-def plain(value):
-    """An answer as evidence can hold it."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
-    return value if isinstance(value, (int, float, str, type(None))) else repr(value)
-
-
 MACHINES = ((1, 4), (2, 1), (2, 4), (5, 3))  # nodes, ranks a node
 
 
@@ -138,35 +130,6 @@ def test_todo2_places(student):
         for (nodes_there, each), links in zip(MACHINES, answers["links"], strict=True):
             hops = [rank // each != (rank + 1) % (nodes_there * each) // each for rank in range(nodes_there * each)]
             expect(links == sum(hops), f"links_between_nodes({nodes_there}, {each}) is wrong: go round the ring and count", sum(hops), links)
-
-
-def answers_on_rank(student, rank, world, calls):
-    """What the student's functions return: calls are (name, arguments)."""
-    return [plain(getattr(student, name)(*arguments)) for name, arguments in calls]
-
-
-def check_answers(student, right, rel=1e-9, wrong="is wrong"):
-    """`right` maps (name, arguments) to the answer, a number or several. They are compared to `rel`: by default formulas, in float64."""
-    (seen,) = student.call(answers_on_rank, world=1, group=False, calls=[[name, list(map(listed, arguments))] for name, arguments in right])
-    for ((name, arguments), answer), guess in zip(right.items(), seen, strict=True):
-        call = f"{name}({', '.join(map(spoken, arguments))})"
-        if isinstance(answer, tuple):
-            expect(isinstance(guess, list) and len(guess) == len(answer), f"{call} does not return {len(answer)} numbers", spoken(answer), spoken(guess))
-        pairs = zip(answer, guess, strict=True) if isinstance(answer, tuple) else [(answer, guess)]
-        close = all(isinstance(g, (int, float)) and math.isclose(g, a, rel_tol=rel) for a, g in pairs)
-        expect(close, f"{call} {wrong}", spoken(answer), spoken(guess))
-
-
-def listed(value):
-    return list(value) if isinstance(value, tuple) else value
-
-
-def spoken(value):
-    """Numbers, rounded so that they can be read; of many, the first and the last."""
-    if isinstance(value, (list, tuple)):
-        shown = [spoken(part) for part in value]
-        return f"({', '.join(shown if len(shown) < 4 else [*shown[:2], '…', shown[-1]])})"
-    return f"{value:.6g}" if isinstance(value, (int, float)) else str(value)
 
 
 def check_prediction(student, name, answers):

@@ -23,7 +23,6 @@ TODOs 14 – 18 are in ddp_training.sbatch and in ddp_training.pbs; one of the t
 """
 
 import math
-import random
 from pathlib import Path
 
 import torch
@@ -242,9 +241,9 @@ def loaders_on_rank(student, rank, world, shares):
     return [[batch[0].flatten().tolist() for batch in loader] for loader in loaders]
 
 
-def draw_shares(world):
+def draw_shares(student, world):
     """Other indices for each rank, in an order of their own; no length divides by a batch. The first holds a whole global batch."""
-    draw = random.Random(world)
+    draw = student.draw("shares", world)
     return [[draw.sample(range(100), BATCH + 1), draw.sample(range(100), 7 + rank), draw.sample(range(100), 5 + rank)]
             for rank in range(world)]
 
@@ -254,7 +253,7 @@ SET = ("training", "validation", "test")
 
 def check_loader(student, which, name):
     world = 3
-    shares = draw_shares(world)
+    shares = draw_shares(student, world)
     for rank, loaders in enumerate(student.call(loaders_on_rank, world=world, shares=shares)):
         other = next((SET[n // 100] for batch in loaders[which] for n in batch if n // 100 != which), None)
         expect(other is None, f"rank {rank} of {world} reads the {other} set where the {name} set belongs", f"the {name} set", f"the {other} set", rank)
@@ -469,11 +468,11 @@ ARGV = ["--data", "data", "--out", "out", "--epochs", "2", "--batch-size", str(B
 
 
 def whole_run(student, world, nodes=1):
-    return student.run(ARGV, corpus(), world=world, nodes=nodes)
+    return student.run(ARGV, corpus(student), world=world, nodes=nodes)
 
 
 def serial_run(student):
-    return student.serial(ARGV, corpus())
+    return student.serial(ARGV, corpus(student))
 
 
 @todo(

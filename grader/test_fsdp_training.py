@@ -74,15 +74,15 @@ def in_parts(model, mesh, **options):
     return model
 
 
-def tiny_batch(rank):
-    draw = torch.Generator().manual_seed(100 + rank)
+def tiny_batch(seed):
+    draw = torch.Generator().manual_seed(seed)
     return torch.randint(50, (2, 8), generator=draw), torch.randint(50, (2, 8), generator=draw)
 
 
-def serial_step(ranks):
+def serial_step(seeds):
     """Weights and gradients of one process, on the batches of all ranks together."""
     model = made_model(seed=0)
-    x, y = (torch.cat(parts) for parts in zip(*map(tiny_batch, range(ranks))))
+    x, y = (torch.cat(parts) for parts in zip(*map(tiny_batch, seeds)))
     model(x, y).backward()
     return {"weights": dict(model.named_parameters()), "grads": {name: p.grad for name, p in model.named_parameters()}}
 
@@ -212,14 +212,14 @@ def test_todo2_in_step(student):
 # TODO 3: sharding
 
 
-def shard_on_rank(student, rank, world, chosen):
+def shard_on_rank(student, rank, world, seed, chosen):
     from torch.distributed.device_mesh import init_device_mesh
 
     seen = {}
     for strategy in chosen:
         mesh = init_device_mesh("cpu", grid(strategy, world), mesh_dim_names=("replicate", "shard"))
         model = student.shard(made_model(seed=0), mesh, made_args(student, "--sharding", strategy))
-        x, y = tiny_batch(rank)
+        x, y = tiny_batch(seed)
         mark(name=strategy)
         model(x, y).backward()
         mark(name="")
@@ -259,8 +259,9 @@ def test_todo3_shard(student):
     everything = [shape for block in blocks for shape in block] + rest
     psi = sum(map(math.prod, everything))
     for world, chosen in ((4, STRATEGIES), (3, ("full",))):  # of 3, no size is a multiple
-        ranks = student.call(shard_on_rank, world=world, chosen=chosen)
-        right = student.reference(serial_step, ranks=world)["grads"]
+        seeds = student.seeds(world)
+        ranks = student.call(shard_on_rank, world=world, seed=seeds, chosen=chosen)
+        right = student.reference(serial_step, seeds=[*seeds])["grads"]
         for strategy in sorted(chosen, key=("full", "grad", "hybrid", "none").index):  # what is not sharded is told first
             copies, shards = grid(strategy, world)
             told = f"with --sharding {strategy} on {world} ranks"
@@ -409,7 +410,7 @@ def mains_on_rank(student, rank, world, runs, data):
 
 
 def serial_run(student, argv=ARGV):
-    return student.serial(["--data", "data", "--out", "out", *argv], corpus())
+    return student.serial(["--data", "data", "--out", "out", *argv], corpus(student))
 
 
 def first_of_run(vocab):
@@ -457,7 +458,7 @@ def test_todo5_optimizer(student):
     first = student.reference(first_of_run, vocab=len(final["head.weight"]))
     assert all((final[name] - weight).abs().max() > 0 for name, weight in first.items())
     world, strategy = 3, "full"  # of 3, no size is a multiple; 4, 2 and 1 ranks come with TODO 12
-    ranks = [left[0] for left in student.call(mains_on_rank, world=world, group=False, runs=[[world, [*ARGV, "--sharding", strategy]]], data=corpus())]
+    ranks = [left[0] for left in student.call(mains_on_rank, world=world, group=False, runs=[[world, [*ARGV, "--sharding", strategy]]], data=corpus(student))]
     told = f"with --sharding {strategy} on {world} ranks"
     share = shares([tuple(w.shape) for w in final.values()], grid(strategy, world)[1])
     weights = together(ranks, "weights")
@@ -484,12 +485,12 @@ def test_todo5_optimizer(student):
 CLIPS = (0.05, 0.0)
 
 
-def clip_on_rank(student, rank, world):
+def clip_on_rank(student, rank, world, seed):
     model = in_parts(made_model(seed=0), made_mesh("hybrid", world))
     seen = []
     for clip in CLIPS:
         model.zero_grad()
-        model(*tiny_batch(rank)).backward()
+        model(*tiny_batch(seed)).backward()
         norm = student.clip_gradients(model, made_args(student, "--clip", str(clip)))
         seen.append({"norm": norm if isinstance(norm, (int, float)) else type(norm).__name__, "own": own_norm(model), "grads": gradients(model)})
     return seen
@@ -513,10 +514,11 @@ def own_norm(model):
 )
 def test_todo6_clip(student):
     world = 4
-    grads = student.reference(serial_step, ranks=world)["grads"]
+    seeds = student.seeds(world)
+    grads = student.reference(serial_step, seeds=[*seeds])["grads"]
     right = math.sqrt(sum(grad.double().square().sum().item() for grad in grads.values()))
     assert CLIPS[0] < right / 2  # it has something to clip
-    ranks = student.call(clip_on_rank, world=world)
+    ranks = student.call(clip_on_rank, world=world, seed=seeds)
     for case, clip in enumerate(CLIPS):
         factor = clip / right if clip else 1.0
         for rank, mine in enumerate(ranks):
@@ -537,12 +539,12 @@ def test_todo6_clip(student):
 # TODO 7: mixed precision
 
 
-def precision_on_rank(student, rank, world):
+def precision_on_rank(student, rank, world, seed):
     seen = {}
     for dtype in ("float32", "bfloat16"):
         model = in_parts(made_model(seed=0), made_mesh("full", world), mp_policy=student.precision(made_args(student, "--dtype", dtype)))
         mark(name=dtype)
-        loss = model(*tiny_batch(rank))
+        loss = model(*tiny_batch(seed))
         loss.backward()
         mark(name="")
         kinds = {str(t.dtype).removeprefix("torch.") for t in (*model.parameters(), *gradients(model).values())}
@@ -562,8 +564,9 @@ def precision_on_rank(student, rank, world):
 )
 def test_todo7_precision(student):
     world = 2
-    ranks = student.call(precision_on_rank, world=world)
-    right = student.reference(serial_step, ranks=world)["grads"]
+    seeds = student.seeds(world)
+    ranks = student.call(precision_on_rank, world=world, seed=seeds)
+    right = student.reference(serial_step, seeds=[*seeds])["grads"]
     for rank, events in enumerate(student.events):
         for dtype in ("float32", "bfloat16"):
             told = f"with --dtype {dtype} on rank {rank}"
@@ -855,7 +858,7 @@ def test_todo12_go_on(student):
         expect(tuple(got) == EPOCH[case], f"find_epoch({case[0]}, {case[1]}), after {case[0]} steps of {case[1]} an epoch, is wrong", EPOCH[case], tuple(got))
     serial = serial_run(student, LONG)
     right = losses(serial.evidence[0])
-    left = student.call(mains_on_rank, world=4, group=False, runs=RUNS, data=corpus())
+    left = student.call(mains_on_rank, world=4, group=False, runs=RUNS, data=corpus(student))
     runs = [[mine[number] for mine in left if mine[number] is not None] for number in range(len(RUNS))]
     same_losses("on 4 ranks", right, runs[0])
     told = "stopped at step 3 on 4 ranks and gone on with on {},"

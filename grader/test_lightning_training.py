@@ -43,8 +43,8 @@ def tiny_model(seed):
     return TransformerLM(**SIZES)
 
 
-def tiny_batch(number):
-    draw = torch.Generator().manual_seed(100 + number)
+def tiny_batch(seed):
+    draw = torch.Generator().manual_seed(seed)
     return torch.randint(50, (2, 8), generator=draw), torch.randint(50, (2, 8), generator=draw)
 
 
@@ -292,23 +292,23 @@ def test_todo4_layout(student):
 # TODO 5: the strategy
 
 
-def fit_on_rank(student, rank, world):
+def fit_on_rank(student, rank, world, seed):
     trainer = own_trainer(world, student.make_strategy(), max_steps=2)
     launcher = type(trainer.strategy.launcher).__name__
     if launcher == "_MultiProcessingLauncher":  # it would fork or spawn where it stands
         return {"starts": True}
     model = tiny_model(seed=rank)  # other first weights on each rank: only what is shared can make them equal
-    x, y = (torch.cat(parts) for parts in zip(tiny_batch(rank), tiny_batch(rank + world)))
+    x, y = (torch.cat(parts) for parts in zip(tiny_batch(seed), tiny_batch(seed + 1)))
     trainer.fit(own_module(model), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=2))
     return {"starts": False, "ranks": dist.get_world_size() if dist.is_initialized() else 0, "weights": weights(model)}
 
 
-def steps_of_one_process(ranks):
+def steps_of_one_process(seeds):
     model = tiny_model(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for number in range(2):
         model.zero_grad()
-        x, y = (torch.cat(parts) for parts in zip(*(tiny_batch(rank + number * ranks) for rank in range(ranks))))
+        x, y = (torch.cat(parts) for parts in zip(*(tiny_batch(seed + number) for seed in seeds)))
         model(x, y).backward()
         optimizer.step()
     return weights(model)
@@ -333,8 +333,9 @@ def backend_on_rank(student, rank, world):
 )
 def test_todo5_strategy(student):
     world = 3
-    ranks = student.call(fit_on_rank, world=world, group=False)
-    right = student.reference(steps_of_one_process, ranks=world)
+    seeds = student.seeds(world)
+    ranks = student.call(fit_on_rank, world=world, group=False, seed=seeds)
+    right = student.reference(steps_of_one_process, seeds=[*seeds])
     for rank, seen in enumerate(ranks):
         expect(not seen["starts"], "this strategy starts processes of its own, beside those that torchrun has started", f"{world} processes",
                f"{world} × {world} processes", rank)
@@ -511,5 +512,5 @@ def test_todo9_save(student):
            writers[1] if len(writers) > 1 else None)
     expect("saved/model.pt" in student.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
     check_checkpoint(student.files["saved/model.pt"], tiny_model(seed=0).state_dict())
-    serial = student.serial(ARGV, corpus())
-    same_run(serial, student.run(ARGV, corpus(), world=3), 3)
+    serial = student.serial(ARGV, corpus(student))
+    same_run(serial, student.run(ARGV, corpus(student), world=3), 3)

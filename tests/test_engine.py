@@ -25,8 +25,8 @@ def engine():
 def launch(engine, body, world=2, **how):
     """Run `work(rank, world)` with this body. Line 5 is the body's first."""
     text = TOP + "def work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
-    return engine.run([Unit("train/x.py", text, "")], module="tests.on_ranks",
-                      function="work", world=world, **how)
+    return engine.run([Unit("train/x.py", text, "")], module="tests.on_ranks", function="tests.on_ranks:work",
+                      world=world, **how)
 
 
 def test_evidence_arrives_rank_by_rank(engine):

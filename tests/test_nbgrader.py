@@ -1,6 +1,9 @@
-"""A class of three through nbgrader, from the course's sources to marks, with the configuration as shipped."""
+"""A class of three through nbgrader, from the course's sources to marks, with the configuration as shipped; and an honest student's
+marks, in whatever way they are given."""
 
 import csv
+import importlib
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +15,8 @@ from nbformat.v4 import new_code_cell
 from nbgrader.api import Gradebook
 
 from course_copy import Course
-from student_notebook import LESSON, blank, cell, filled, save
+from grader.engine import lessons, regions
+from student_notebook import LESSON, Kernel, blank, cell, save
 
 # Each cell that runs after this one warns on stderr, the test cell too.
 WARN = "import warnings\nget_ipython().events.register('pre_run_cell', lambda _: warnings.warn('from torch', UserWarning))"
@@ -26,14 +30,19 @@ def cheat():
     return notebook
 
 
-def noisy():
-    """All done, and warnings."""
-    notebook = filled()
+def honest():
+    """TODO 4 wrong, and so 6 can not be checked; 8 not begun; the rest right. And warnings."""
+    wrong = next(answer.body for answer in importlib.import_module(f"grader.mutants.{LESSON}").WRONG if answer.todo == 4)
+    text = regions.compose(lessons.source_path(LESSON).read_text("utf-8"), {1, 2, 3, 5, 6, 7, 9}, {4: wrong})
+    notebook = blank()
+    for own in lessons.read_percent(text, LESSON).cells:
+        cell(notebook, own.id).source = own.source
     notebook.cells.insert(3, new_code_cell(WARN))
     return notebook
 
 
-CLASS = {"solved": noisy, "nothing": blank, "cheat": cheat}
+HONEST = {1: 1, 2: 1, 3: 1, 4: 0, 5: 1, 6: 0, 7: 1, 8: 0, 9: 1}
+CLASS = {"honest": honest, "nothing": blank, "cheat": cheat}
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +78,8 @@ def graded(folder, student):
 
 
 def test_a_right_answer_has_its_mark_though_there_are_warnings(folder):
-    marks, outputs = graded(folder, "solved")
-    assert marks == (1, 9, False), outputs  # TODO 1 of nine
+    marks, outputs = graded(folder, "honest")
+    assert marks == (sum(HONEST.values()), 9, False), outputs
     assert len(outputs) == 1  # the warning was taken away
     assert outputs[0].text.startswith("✓ 01_collectives/1")
 
@@ -96,4 +105,44 @@ def test_the_rest_of_nbgraders_loop(folder):
     page = (folder / "feedback" / "nothing" / LESSON / f"{LESSON}.html").read_text("utf-8")
     assert "TODO 1 is not done yet" in page
     with (folder / "grades.csv").open() as table:
-        assert {row["student_id"]: float(row["score"]) for row in csv.DictReader(table)} == {"solved": 1, "nothing": 0, "cheat": 9}
+        assert {row["student_id"]: float(row["score"]) for row in csv.DictReader(table)} == {"honest": 6, "nothing": 0, "cheat": 9}
+
+
+def by_nbgrader(folder):
+    with Gradebook(f"sqlite:///{folder / 'gradebook.db'}") as book:
+        (notebook,) = book.find_submission(LESSON, "honest").notebooks
+        return {int(mark.name.removeprefix("test_")): mark.score for mark in notebook.grades}
+
+
+def by_the_cells(folder):
+    """As the student sees them, in a kernel of the course."""
+    course, marks = folder.parents[1], {}
+    save(honest(), course / "notebooks" / f"{LESSON}.ipynb")
+    with Kernel(course / "notebooks") as kernel:
+        for own in honest().cells:
+            shown = kernel.run(own) if own.cell_type == "code" else None
+            if shown and own.id.startswith("test_"):
+                marks[int(own.id.removeprefix("test_"))] = 0 if shown.error else 1
+    return marks
+
+
+def by_pytest(folder):
+    target = folder / "target"
+    save(honest(), target / "notebooks" / f"{LESSON}.ipynb")
+    command = [sys.executable, "-m", "pytest", "grader", "-q", "-p", "no:cacheprovider", "-k", LESSON, "--target", str(target), "--json", str(target / "marks.json")]
+    subprocess.run(command, cwd=lessons.COURSE, capture_output=True, timeout=300, check=False)
+    return {mark["todo"]: mark["points"] for mark in json.loads((target / "marks.json").read_text())}
+
+
+def by_grade(folder):
+    course = Course(folder / "instructor")
+    save(honest(), folder / "class" / "honest" / "notebooks" / f"{LESSON}.ipynb")
+    done = course.run("grade", str(folder / "class"), "--out", str(folder / "out"), "--lessons", LESSON)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((folder / "out" / "records" / "honest.json").read_text())
+    return {mark["todo"]: mark["points"] for mark in record["verdicts"]}
+
+
+@pytest.mark.parametrize("way", [by_nbgrader, by_the_cells, by_pytest, by_grade])
+def test_an_honest_students_marks_are_the_same_whoever_asks(folder, way):
+    assert way(folder) == HONEST

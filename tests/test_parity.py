@@ -34,8 +34,8 @@ def solution(engine):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_fifty_steps_of_adamw(solution, world):
-    serial = ddp.training(solution.serial(FIFTY, ddp.corpus()).evidence[0])
-    ranks = [ddp.training(evidence) for evidence in solution.run(FIFTY, ddp.corpus(), world=world).evidence]
+    serial = ddp.training(solution.serial(FIFTY, ddp.corpus(solution)).evidence[0])
+    ranks = [ddp.training(evidence) for evidence in solution.run(FIFTY, ddp.corpus(solution), world=world).evidence]
     assert len(serial) == 50
     assert serial[49][1][0] < serial[0][1][0] - 0.1  # it learns: losses that stand still would agree, too
     for step in range(50):
@@ -62,7 +62,7 @@ ADAM = [*fsdp.ARGV, "--layers", "2", "--optimizer", "adamw", "--lr", "1e-2", "--
 
 def mains(student, world, runs):
     """What each run left, run by run."""
-    left = student.call(fsdp.mains_on_rank, world=world, group=False, runs=runs, data=ddp.corpus())
+    left = student.call(fsdp.mains_on_rank, world=world, group=False, runs=runs, data=ddp.corpus(student))
     return [[mine[number] for mine in left if mine[number]] for number in range(len(runs))]
 
 
@@ -123,7 +123,7 @@ def quiet(run, serial):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_fifty_steps_of_lightning(lit, world):
-    serial, run = lit.serial(FIFTY, ddp.corpus()), lit.run(FIFTY, ddp.corpus(), world=world)
+    serial, run = lit.serial(FIFTY, ddp.corpus(lit)), lit.run(FIFTY, ddp.corpus(lit), world=world)
     right, ranks = ddp.training(serial.evidence[0]), [ddp.training(evidence) for evidence in run.evidence]
     assert run.stdout[0] == serial.stdout[0]
     quiet(run, serial)
@@ -137,7 +137,7 @@ def test_fifty_steps_of_lightning(lit, world):
 def test_lightning_knows_the_flags(lit, flags):
     """Stopped in the midst of an epoch, in bfloat16, clipped and not: each is the serial run with the same flags."""
     argv = [*lightning.ARGV, *flags]
-    serial, run = lit.serial(argv, ddp.corpus()), lit.run(argv, ddp.corpus(), world=2)
+    serial, run = lit.serial(argv, ddp.corpus(lit)), lit.run(argv, ddp.corpus(lit), world=2)
     quiet(run, serial)
     for want, got in zip(reported(serial), reported(run), strict=True):
         # bfloat16 rounds the products of 12 samples otherwise than those of 6: 5e-5 was measured.
@@ -149,7 +149,7 @@ def test_lightning_knows_the_flags(lit, flags):
 def test_lightning_runs_at_every_stage(lit, solved):
     part = Student(lit.engine, "lightning_training", [u._replace(text=regions.compose(u.source, set(range(1, solved + 1)))) for u in lit.units], [])
     for world in (1, 2):
-        assert part.run(lightning.ARGV, ddp.corpus(), world=world).stdout[0].count("test loss") == 1
+        assert part.run(lightning.ARGV, ddp.corpus(part), world=world).stdout[0].count("test loss") == 1
 
 
 def typed(*command, cwd=lessons.COURSE, **environment):

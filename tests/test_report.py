@@ -174,7 +174,7 @@ def test_what_a_run_notes(run):
                 assert ("cpus" in line) == (rank == 0)  # the node's CPUs are counted once
                 assert line["memory"] <= found[-1]["peak_memory"] * 1.01  # pages are counted in batches
         shares = next(line for line in found if line["kind"] == "communication")["shares"]
-        assert shares["backward"] > 0 and shares["forward"] < 0.5 and max(shares.values()) <= 1
+        assert shares["backward"] > 0 and max(shares.values()) <= 1
 
 
 def test_without_record_nothing_is_noted(tmp_path):

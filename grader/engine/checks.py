@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 
 from grader.engine import batch, evidence, lessons, regions
 from grader.engine.diagnose import Fault, Where, place
-from grader.engine.launch import Engine, Run
+from grader.engine.launch import Engine, Private, Run
 from grader.engine.messages import least_bytes
 
 BASELINE = "single_gpu_training"  # the serial run that every parallel run must equal
@@ -114,12 +114,16 @@ class Student:
         """Numbers for a check to draw: for one purpose always the same, and where marks matter known to the instructor alone."""
         return random.Random(f"{self.seed}/{self.lesson}/{purpose}")
 
+    def seeds(self, world: int) -> Private:
+        """A seed for each rank, from which it draws what the other ranks can only know if it tells them."""
+        return Private(self.draw("seeds").sample(range(1 << 40), world))
+
     def call(self, function: Callable, world: int = 2, nodes: int = 1, gpus: int = 0, group: bool = True, **inputs: Any) -> list[Any]:
         """`function(student_module, rank=…, world=…, **inputs)` on each rank; returns what each returned.
 
         Raises the `Fault` that stopped it.
         """
-        run = self._once(world=world, nodes=nodes, gpus=gpus, group=group, function=function.__name__, inputs=inputs)
+        run = self._once(world=world, nodes=nodes, gpus=gpus, group=group, function=named(function), inputs=inputs)
         self.events, self.files = run.events, run.files
         if run.fault:
             raise explain_broken_cell(run, self.units)
@@ -142,11 +146,10 @@ class Student:
     def submit(self, unit: lessons.Unit, nodes: int) -> list[batch.Ranks]:
         """What each node starts when a batch file runs as a job of 1 or 2 nodes. Raises `Wrong` if it stops before."""
         name, _, kind = unit.name.removeprefix("sbatch/").rpartition(".")
-        function = f"{batch.submit.__module__}:{batch.submit.__name__}"
         key = (unit.name, unit.text, batch.SITE.read_text("utf-8"))
         known = SUBMITTED.setdefault(self.engine, {})
         if key not in known:
-            run = self._launch([], world=1, group=False, function=function, inputs=dict(text=unit.text, kind=kind, name=name))
+            run = self._launch([], world=1, group=False, function=named(batch.submit), inputs=dict(text=unit.text, kind=kind, name=name))
             if run.fault:
                 raise run.fault
             known[key] = run.evidence[0]
@@ -184,9 +187,9 @@ class Student:
 
     def reference(self, function: Callable, **inputs: Any) -> Any:
         """`function(**inputs)` of the check file in a process of its own, without the student's code."""
-        key = json.dumps([self.module, function.__name__, inputs])
+        key = json.dumps([named(function), inputs])
         if key not in SERIAL:
-            SERIAL[key] = self._launch([], self.trusted, world=1, group=False, function=function.__name__, inputs=inputs)
+            SERIAL[key] = self._launch([], self.trusted, world=1, group=False, function=named(function), inputs=inputs)
         if SERIAL[key].fault:
             raise Unjudged(f"the check's own reference fails: {SERIAL.pop(key).fault.message}")
         return SERIAL[key].evidence[0]
@@ -207,6 +210,11 @@ class Student:
         if run.wire is not None and run.fault is None and run.wire < (claimed := least_bytes(run.events)):
             self.suspicions.append(f"the ranks report collectives of {claimed:,} bytes or more; over their network went {run.wire:,}")
         return run
+
+
+def named(function: Callable) -> str:
+    """What a rank finds it by."""
+    return f"{function.__module__}:{function.__name__}"
 
 
 def batch_line(unit: lessons.Unit, said: str) -> Where:

@@ -2,8 +2,7 @@
 
 `grader/mutants/<lesson>.py` holds two lists, WRONG and RIGHT, of `Answer`.
 Beside them each lesson is tried half done, in two ways: with TODOs 1 … k solved,
-k + 1 must be the first failure, not attempted; with all but k solved, k must be
-the only failure.
+k is right and k + 1 not attempted; with all but k solved, k is the only failure.
 """
 
 import importlib
@@ -21,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from grader.engine import lessons, regions
-from grader.engine.checks import Judge, Verdict
+from grader.engine.checks import Judge, Verdict, check_module, checks_of
 from grader.engine.launch import Engine
 
 
@@ -90,7 +89,7 @@ def trials(engine: Engine, lesson: str, only: Collection[int] = ()) -> Iterator[
         if numbers[k] not in chosen:
             continue
         judge, started = judge_of(engine, lesson, solved(lesson, numbers[:k])), time.perf_counter()
-        seen = [judge.verdict(number) for number in numbers[: k + 1]]
+        seen = [judge.verdict(number) for number in numbers[max(k - 1, 0) : k + 1]]  # those before were right with less done
         right = all(v.passed for v in seen[:-1]) and seen[-1].cause == "not_attempted"
         yield Trial(lesson, "first solved", numbers[k], f"TODOs before {numbers[k]}", right, first_failure(seen), time.perf_counter() - started)
     for number in filter(chosen.__contains__, numbers):
@@ -107,8 +106,17 @@ def trials(engine: Engine, lesson: str, only: Collection[int] = ()) -> Iterator[
         yield Trial(lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), time.perf_counter() - started)
     for answer in (answer for answer in answers.RIGHT if answer.todo in chosen):
         judge, started = judge_of(engine, lesson, answer.texts(lesson)), time.perf_counter()
-        seen = list(judge.verdicts())
+        seen = [judge.verdict(number) for number in sorted(dependents(lesson, answer.todo))]
         yield Trial(lesson, "right", answer.todo, answer.name, all(v.passed for v in seen), first_failure(seen), time.perf_counter() - started)
+
+
+def dependents(lesson: str, todo: int) -> set[int]:
+    """This TODO, and those that can not be checked without it."""
+    needs = {check.todo.number: set(check.todo.needs) for check in checks_of(check_module(lesson))}
+    found = {todo}
+    while more := {number for number, needed in needs.items() if needed & found} - found:
+        found |= more
+    return found
 
 
 def judge_of(engine: Engine, lesson: str, texts: dict[Path, str]) -> Judge:

@@ -49,7 +49,7 @@ def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[st
         units = lessons.units(lesson, folder_of(lesson), as_run(cells))
     except (FileNotFoundError, ValueError) as error:
         raise RanksStopped(f"the notebook can not be read: {error}. `./workbook reset {lesson}` brings it back") from None
-    run = engine.run(units, module="grader.engine.rank", world=len(inputs), function="own_function",
+    run = engine.run(units, module="grader.engine.rank", world=len(inputs), function="grader.engine.rank:own_function",
                      inputs={"name": function, "timed": timed, "inputs": [evidence.encoded(value) for value in inputs]})
     for number, text in enumerate(run.stdout):
         for line in text.partition(OWN)[2].splitlines():

@@ -9,8 +9,8 @@ what only this rank may see, its inputs, the judge sends over the rank's own lin
     file         what `__file__` is to them
     argv         the command line: run the script as a whole;  or
     module, function
-                 call a function of the check file (or of another module, as
-                 "module:function") with the student's module and the inputs
+                 call this function, "its module:its name", with the student's
+                 module and the inputs; `module` is the check file's
     world, nodes ranks, and how many nodes they pretend to be spread over
     group        make the process group before the call
     gpus         GPUs a node to pretend
@@ -144,7 +144,7 @@ def call(job: dict, judge: observe.Judge, number: int) -> dict:
     if job["group"]:
         torch.distributed.init_process_group("gloo")
     module, _, name = job["function"].rpartition(":")
-    function = getattr(sys.modules[module or job["module"]], name)
+    function = getattr(sys.modules[module], name)
     if job["file"] is None:  # a reference: the check's own code and nobody else's
         return function(**job["inputs"])
     return function(load(job, judge, "student"), rank=number, world=job["world"], **job["inputs"])
