@@ -3,9 +3,10 @@
     python benchmarks/grading.py                 a class of 30, on one worker and on two
     python benchmarks/grading.py --students 8 --nbgrader 2
 
-The class: solved, as given, half done, and one wrong answer each (those of grader/mutants/). A submission's right mark is
-known: a wrong answer to TODO k loses k, and what needs k; all else is right. nbgrader grades a few of the same notebooks, one
-after the other, as it does. Its time is that of all its processes' CPU, and so is ours: both are given by the kernel.
+The class: solved, as given, half done, one wrong answer in each lesson (those of grader/mutants/), and hostile (those of
+tests/hostile/). A submission's right mark is known: a wrong answer to TODO k loses k, and what needs k; all else is right. nbgrader
+grades the first few of the same notebooks, one after the other, as it does. Its time is that of all its processes' CPU, and so is
+ours: both are given by the kernel.
 """
 
 import argparse
@@ -18,44 +19,59 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
 
 from grader.engine import grade, lessons, mutants, notebooks, regions
+from hostile.corpus import ATTACKS
 
 NOTEBOOKS = [stem for stem in lessons.stems() if lessons.is_notebook(stem)]
 
 
-class Deserved(NamedTuple):
-    """Of one lesson of one submission: the TODOs that must have marks, and those that must have none. The others need a wrong one first."""
+class Submission(NamedTuple):
+    """`hand_in(path)` writes it; `right(record)` tells whether it got the marks that it deserves."""
 
-    marks: set[int]
-    none: set[int]
+    hand_in: Callable[[Path], None]
+    right: Callable[[dict], bool]
 
 
-def submissions(count: int) -> dict[str, dict[str, tuple[str, Deserved]]]:
-    """student -> lesson -> (the source of what is handed in, the marks that it deserves)."""
+def submissions(count: int) -> dict[str, Submission]:
+    """A class, by student."""
     found = {}
     for number in range(count):
-        kind = ("solved", "given", "half", "wrong", "wrong")[number % 5]
-        mine = found[f"{number:02}-{kind}"] = {}
+        kind = ("solved", "given", "half", "wrong", "wrong", "hostile")[number % 6]
+        if kind == "hostile":
+            attack = ATTACKS[11 * number % len(ATTACKS)]
+            found[f"{number:02}-hostile"] = Submission(attack.make, lambda record, attack=attack: (record["state"], grade.points(record)) == (attack.state, attack.marks))
+            continue
+        texts, marks, none = {}, set(), set()  # the others need a wrong one first
         for stem in NOTEBOOKS:
             source, todos = lessons.source_path(stem).read_text("utf-8"), list(lessons.titles(stem))
             if kind == "wrong":
                 answers = importlib.import_module(f"grader.mutants.{stem}").WRONG
-                answer = answers[(7 * number) % len(answers)]
-                mine[stem] = answer.text(source), Deserved(set(todos) - {answer.todo} - mutants.dependents(stem, answer.todo), {answer.todo})
+                answer = answers[7 * number % len(answers)]
+                texts[stem], done, wrong = answer.text(source), set(todos) - mutants.dependents(stem, answer.todo), {answer.todo}
             else:
                 done = {"solved": todos, "given": [], "half": todos[: len(todos) // 2]}[kind]
-                mine[stem] = regions.compose(source, done), Deserved(set(done), set(todos) - set(done))
+                texts[stem], wrong = regions.compose(source, done), set(todos) - set(done)
+            marks |= {f"{stem}/{todo}" for todo in done}
+            none |= {f"{stem}/{todo}" for todo in wrong}
+        found[f"{number:02}-{kind}"] = Submission(lambda path, texts=texts: write(path, texts), lambda record, marks=marks, none=none: got(record, marks, none))
     return found
 
 
-def right(record: dict, deserved: dict[str, tuple[str, Deserved]]) -> bool:
-    passed = {stem: {v["todo"] for v in record["verdicts"] if v["lesson"] == stem and v["status"] == "pass"} for stem in deserved}
-    return all(passed[stem] >= each.marks and not passed[stem] & each.none for stem, (_, each) in deserved.items())
+def write(path: Path, texts: dict[str, str]) -> None:
+    (path / "notebooks").mkdir(parents=True)
+    for stem, text in texts.items():
+        (path / "notebooks" / f"{stem}.ipynb").write_text(notebooks.to_json(notebooks.to_notebook(text, stem, released=False)), "utf-8")
+
+
+def got(record: dict, marks: set[str], none: set[str]) -> bool:
+    given = {todo for todo, points in grade.marks(record).items() if points}
+    return given >= marks and not given & none
 
 
 def timed(command: list[str], **more) -> tuple[float, float]:
@@ -76,23 +92,24 @@ def main() -> None:
     class_ = submissions(args.students)
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        for student, mine in class_.items():
-            for stem, (text, _) in mine.items():
-                target = root / "class" / student / "notebooks" / f"{stem}.ipynb"
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(notebooks.to_json(notebooks.to_notebook(text, stem, released=False)), "utf-8")
+        (root / "class").mkdir()
+        for student, submission in class_.items():
+            submission.hand_in(root / "class" / student)
         workbook = [sys.executable, "-P", "-m", "grader.engine.cli"]
         environment = {**os.environ, "PYTHONPATH": str(lessons.COURSE)}
-        print(f"{args.students} submissions of {', '.join(NOTEBOOKS)}, {sum(len(lessons.titles(s)) for s in NOTEBOOKS)} TODOs each")
+        print(f"{args.students} submissions of {', '.join(NOTEBOOKS)}, {sum(len(lessons.titles(s)) for s in NOTEBOOKS)} TODOs each", flush=True)
         ours = 0.0
         for jobs in (1, 2):
             out = root / f"out-{jobs}"
             wall, cpu = timed([*workbook, "grade", str(root / "class"), "--out", str(out), "--lessons", ",".join(NOTEBOOKS), "--jobs", str(jobs)],
                               cwd=lessons.COURSE, env=environment)
             records = {student: json.loads((out / "records" / f"{grade.file_name(student)}.json").read_text()) for student in class_}
-            good = sum(right(records[student], mine) for student, mine in class_.items())
+            good = sum(submission.right(records[student]) for student, submission in class_.items())
             print(f"grade --jobs {jobs}: {wall:6.1f} s, {60 * args.students / wall:5.1f} submissions a minute, "
-                  f"{cpu / args.students:5.2f} s of CPU each; marks right: {good} of {args.students}")
+                  f"{cpu / args.students:5.2f} s of CPU each; marks right: {good} of {args.students}", flush=True)
+            for student, submission in class_.items():
+                if not submission.right(records[student]):
+                    print(f"    {student}: {records[student]['state']}, {grade.marks(records[student])}")
             ours = cpu / args.students
         if args.nbgrader:
             course = root / "course"

@@ -105,13 +105,21 @@ def test_a_batch_file_is_good_bash(name):
 
 
 MPIEXEC = """#!{python}
-import os, subprocess, sys
+import os, signal, subprocess, sys
 sys.path.insert(0, {course!r})
 from grader.engine import launchers
 options, command = launchers.parse(sys.argv[1:])
 tasks = [told for _, told in launchers.mpiexec(options, 2, 1)]
-running = [subprocess.Popen(command, env={{**os.environ, **{{k: str(v) for k, v in told.items()}}}}) for told in tasks]
-sys.exit(max(abs(process.wait()) for process in running))
+running = {{subprocess.Popen(command, env={{**os.environ, **{{k: str(v) for k, v in told.items()}}}}).pid for told in tasks}}
+worst = 0
+while running:
+    pid, status = os.wait()
+    running.discard(pid)
+    worst = max(worst, abs(os.waitstatus_to_exitcode(status)))
+    if worst:  # the others would wait for it
+        for left in running:
+            os.kill(left, signal.SIGTERM)
+sys.exit(worst)
 """
 SMALL = ["--data", "random", "--epochs", "1", "--max-steps", "2", "--batch-size", "12", "--seq-len", "16", "--dim", "16", "--heads", "2",
          "--layers", "1", "--log-every", "1", "--optimizer", "sgd"]  # fmt: skip

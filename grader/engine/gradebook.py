@@ -77,7 +77,7 @@ def notebook(room: grade.Class, record: dict, stem: str) -> nbformat.NotebookNod
             for span in regions.locate(unit.source, unit.text).get(verdict.todo, []) if unit.source else []:
                 book.cells.append(new_code_cell("\n".join([f"# {unit.name}", *(lines[line - 1] for line in span)])))
         passed = verdict.status == "pass"
-        text = heading(SimpleNamespace(**vars(verdict))) if passed else story(SimpleNamespace(**vars(verdict)))
+        text = heading(verdict) if passed else story(verdict)
         output = new_output("stream", name="stdout", text=text) if passed else new_output("error", ename="NotRight", evalue=verdict.message, traceback=[text])
         cell = new_code_cell(f'check("{stem}/{verdict.todo}")', outputs=[output])
         cell.metadata.nbgrader = {"grade": True, "grade_id": f"test_{verdict.todo}", "locked": True, "points": verdict.max_points,
