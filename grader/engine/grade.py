@@ -107,6 +107,8 @@ def grade_one(outside: "Engine", room: Class, student: str, path: Path, heard: C
                 heard({"lesson": stem, "todo": verdict.todo, "status": verdict.status})
             for suspicion in judge.student.suspicions if judge.student else ():
                 record["flags"].append({"lesson": stem, "reason": suspicion})
+        if inside.sandbox:
+            record["guards"] = dataclasses.asdict(inside.sandbox.guards)
     record["seconds"] = round(time.monotonic() - began, 2)
     return record
 

@@ -110,7 +110,7 @@ class Engine:
         self.outside.start()
         self.outside.await_ready()
         self.sandbox = sandbox.Sandbox(self.guards, self.course)
-        self.outside.ask([theirs], enter=self.sandbox.first, landlock=self.guards is sandbox.LANDLOCK, modules=self.modules)
+        self.outside.ask([theirs], enter=self.sandbox.first, doors=self.sandbox.group.doors() if self.sandbox.group else [], landlock=self.guards is sandbox.LANDLOCK, modules=self.modules)
         theirs.close()
         while "entered" not in (answer := self.outside.answer()):
             pass  # news of its own ranks
@@ -125,10 +125,11 @@ class Engine:
     def close(self) -> None:
         if self.sandbox:
             self.socket.close()
-            self.sandbox.close()
+            self.sandbox.end()
             for process in self.inside():  # without bubblewrap there is nobody whose end is the end of all
                 with suppress(psutil.Error):
                     process.kill()
+            self.sandbox.remove()
             self.sandbox = None
         if self.process:
             self.socket.close()  # the server kills what still runs, and ends

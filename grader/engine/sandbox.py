@@ -13,6 +13,7 @@ What the judge draws, the references, other submissions and the gradebook are ou
 """
 
 import ctypes
+import dataclasses
 import errno
 import json
 import os
@@ -25,10 +26,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from grader.engine import lessons
+from grader.engine import cgroup, lessons
 
 GIB = 1 << 30
 MEMORY = 4 * GIB  # addresses of one process; torch alone takes three quarters of one
@@ -40,7 +40,9 @@ TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge 
 TOTAL_PROCESSES = 200
 TOTAL_WRITTEN = 1 * GIB
 TOTAL_FILES = 10_000
-IN_MEMORY = GIB // 4  # of /tmp, of /dev/shm
+IN_MEMORY = GIB // 4  # of /tmp, of /dev/shm, of /dev
+# What the kernel holds them to, where it can: more than the judge does, since it counts threads and what lies in /tmp, too.
+KEPT_MEMORY, KEPT_PROCESSES = TOTAL_MEMORY + 3 * IN_MEMORY, 4 * TOTAL_PROCESSES
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 4, 38, 24  # linux/prctl.h
 CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
@@ -51,7 +53,7 @@ class NoSandbox(RuntimeError):
     """The walls that were asked for can not be had; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Guards:
     """What stands between a submission and the machine."""
 
@@ -92,18 +94,24 @@ class Sandbox:
 
     Attributes:
         folder: where its runs lie.
-        guards: what walls it has.
+        guards: what walls it has, control groups among them where they can be had.
+        group: of control; None where there is none.
         first: the process id of the first process inside; None without bubblewrap.
     """
 
     def __init__(self, guards: Guards, course: Path) -> None:
         """`course`: the course that is shown inside, without solutions."""
-        self.guards = guards
+        self.group = cgroup.make(KEPT_MEMORY, KEPT_PROCESSES) if sys.platform == "linux" else None
+        self.guards = dataclasses.replace(guards, limits=f"{guards.limits}; control groups") if self.group else guards
         self.folder = Path(tempfile.mkdtemp(prefix="wb-inside-"))
         self.process: subprocess.Popen | None = None
         self.first: int | None = None
         if guards is BUBBLEWRAP:
-            self._wrap(course)
+            try:
+                self._wrap(course)
+            except BaseException:
+                self.remove()
+                raise
 
     def _wrap(self, course: Path) -> None:
         heard, told = os.pipe()
@@ -140,15 +148,19 @@ class Sandbox:
             return None
         return int(loopback.split(":")[1].split()[8])
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """With the first process of a namespace go all."""
         if self.process:
-            try:
-                os.kill(self.first, signal.SIGKILL)  # with the first process of a namespace go all
-            except (ProcessLookupError, TypeError):
-                pass
+            with suppress(ProcessLookupError, TypeError):
+                os.kill(self.first, signal.SIGKILL)
             self.process.kill()
             self.process.communicate()
+
+    def remove(self) -> None:
+        """When nothing is left inside."""
         remove(self.folder)
+        if self.group:
+            self.group.remove()
 
 
 def below(folder: Path) -> Iterator[os.DirEntry]:
@@ -206,12 +218,13 @@ def python_folders() -> list[str]:
 # Inside: what a forked server does to itself
 
 
-def enter(first: int | None) -> None:
+def enter(first: int | None, doors: list[str]) -> None:
     """Step into the namespaces of a sandbox, for good, and give up what could lead out. Returns in a child process.
 
-    `first` is the sandbox's first process; None where there is no bubblewrap.
+    `first` is the sandbox's first process; None where there is no bubblewrap. `doors` are those of its control group.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    opened = [os.open(door, os.O_WRONLY) for door in doors]  # inside they can not be seen
     if first is not None:
         for kind in ("user", "ipc", "uts", "net", "pid", "mnt"):
             namespace = os.open(f"/proc/{first}/ns/{kind}", os.O_RDONLY)
@@ -222,6 +235,9 @@ def enter(first: int | None) -> None:
         if child := os.fork():  # only what is forked from here on is inside the namespace of processes
             os.waitpid(child, 0)
             os._exit(0)
+    for door in opened:
+        os.write(door, b"0")
+        os.close(door)
     for capability in range(64):
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)

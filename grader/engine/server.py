@@ -13,8 +13,10 @@ The judge speaks to it in JSON lines over one socket:
     server  {"gone": pid, "status": wait status}     once for each rank
     judge   {"sweep": true}                          kill the ranks and whatever they have left behind
     server  {"swept": true}
-    judge   {"enter": P, "landlock": false}          fork a server like this one that lives in the sandbox whose first
-                                                     process is P (see sandbox.py); beside the text comes its line
+    judge   {"enter": P, "doors": [...], "landlock": false}
+                                                     fork a server like this one that lives in the sandbox whose first
+                                                     process is P (see sandbox.py) and in the control group with these
+                                                     doors (see cgroup.py); beside the text comes its line
     server  {"entered": pid}
 
 Ranks that were killed and have left nothing are not waited for: they run no
@@ -211,7 +213,7 @@ def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nothing, descriptor)
-        sandbox.enter(job["enter"])
+        sandbox.enter(job["enter"], job["doors"])
         die_with_the_server()
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)

@@ -1,0 +1,81 @@
+"""Control groups: found in either version, and what they hold back in earnest, where this machine lets us make one."""
+
+import textwrap
+
+import pytest
+
+from grader.engine import cgroup, lessons, sandbox
+from grader.engine.launch import Engine
+
+MIB = 1 << 20
+
+
+def tree(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.mark.parametrize("parent", ["a.slice", "a.slice/me.scope"])
+def test_version_2_beside_us_or_below_us(tmp_path, parent):
+    tree(tmp_path, {"a.slice/me.scope/cgroup.subtree_control": "", f"{parent}/cgroup.subtree_control": "cpu memory pids\n"})
+    (folder,) = cgroup.make(5, 7, tmp_path, "0::/a.slice/me.scope\n").folders
+    assert folder.parent == tmp_path / parent
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"memory.max": "5", "pids.max": "7"}
+
+
+def test_version_1_has_a_folder_for_each(tmp_path):
+    for name in ("memory/a", "pids"):
+        (tmp_path / name).mkdir(parents=True)
+    group = cgroup.make(5, 7, tmp_path, "5:cpu,cpuacct:/x\n4:memory:/a\n3:pids:/\n0::/\n")
+    assert [folder.parent for folder in group.folders] == [tmp_path / "memory" / "a", tmp_path / "pids"]
+    assert [path.read_text() for folder in group.folders for path in folder.iterdir()] == ["5", "7"]
+
+
+@pytest.mark.parametrize("own", ["0::/nowhere\n", "0::/\n", "4:memory:/gone\n3:pids:/\n", ""])
+def test_none_where_it_may_not_be(tmp_path, own):
+    tree(tmp_path, {"cgroup.subtree_control": "cpu\n", "pids/tasks": ""})
+    assert cgroup.make(5, 7, tmp_path, own) is None
+    assert not list(tmp_path.rglob("workbook-*"))
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """An engine in a sandbox whose control group alone holds it back: the judge's own counts and the limits of a process are far away."""
+    probe = cgroup.make(MIB, 1)
+    if probe is None:
+        pytest.skip("control groups can not be made here")
+    probe.remove()
+    for name in ("TOTAL_MEMORY", "TOTAL_PROCESSES", "MEMORY", "PROCESSES"):
+        monkeypatch.setattr(sandbox, name, 1 << 50)
+    monkeypatch.setattr(sandbox, "KEPT_MEMORY", 900 * MIB)
+    monkeypatch.setattr(sandbox, "KEPT_PROCESSES", 60)
+    with Engine() as outside, Engine(outside, sandbox.available(), lessons.COURSE, ["tests.on_ranks"]) as inside:
+        yield inside
+        folders = inside.sandbox.group.folders
+        assert "control groups" in inside.sandbox.guards.limits
+    assert not [folder for folder in folders if folder.exists()]
+
+
+def run(engine, body):
+    text = "import os, time\ndef work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
+    return engine.run([lessons.Unit("train/x.py", text, "")], module="tests.on_ranks", function="tests.on_ranks:work", world=1, group=False)
+
+
+def test_the_kernel_counts_processes_and_memory(held):
+    forks = run(held, """
+        started = 0
+        try:
+            while started < 200:
+                if os.fork() == 0:
+                    time.sleep(60)
+                    os._exit(0)
+                started += 1
+        except OSError as error:
+            return [started, error.strerror]
+        """)
+    assert forks.fault is None and 30 < forks.evidence[0][0] < 60 and forks.evidence[0][1] == "Resource temporarily unavailable"
+    few = run(held, "return len(bytes(100 << 20))")
+    assert few.evidence == [100 * MIB]
+    much = run(held, "return len(b'x' * (2000 << 20))")
+    assert much.evidence == [None] and "SIGKILL" in much.fault.message, much.fault
