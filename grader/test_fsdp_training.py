@@ -218,7 +218,12 @@ def shard_on_rank(student, rank, world, seed, chosen):
     seen = {}
     for strategy in chosen:
         mesh = init_device_mesh("cpu", grid(strategy, world), mesh_dim_names=("replicate", "shard"))
-        model = student.shard(made_model(seed=0), mesh, made_args(student, "--sharding", strategy))
+        try:
+            model = student.shard(made_model(seed=0), mesh, made_args(student, "--sharding", strategy))
+        except RuntimeError as error:
+            if "overlapping meshes" not in str(error):
+                raise
+            return {"twice": True}  # what torch says of a shard that is to be cut once more
         x, y = tiny_batch(seed)
         mark(name=strategy)
         model(x, y).backward()
@@ -262,6 +267,8 @@ def test_todo3_shard(student):
         seeds = student.seeds(world)
         ranks = student.call(shard_on_rank, world=world, seed=seeds, chosen=chosen)
         right = student.reference(serial_step, seeds=[*seeds])["grads"]
+        expect("twice" not in ranks[0], "shard() cuts parameters that are cut already: a call for the whole model takes all that no earlier call took, so nothing "
+               "is left for the blocks", "each block, then the model", "a parameter taken twice", 0)
         for strategy in sorted(chosen, key=("full", "grad", "hybrid", "none").index):  # what is not sharded is told first
             copies, shards = grid(strategy, world)
             told = f"with --sharding {strategy} on {world} ranks"

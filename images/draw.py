@@ -484,17 +484,21 @@ def zero_step() -> Figure:
              ("rest", "gather"), ("rest", "backward"), ("block 1", "gather"), ("block 1", "backward"), ("block 1", "reduce"),
              ("block 0", "gather"), ("block 0", "backward"), ("block 0", "reduce"), ("rest", "backward"), ("rest", "reduce"))  # fmt: skip
     colours = {"gather": BLUE, "forward": MIDDLE, "backward": MIDDLE, "reduce": ORANGE}
-    rows, left, width = {"block 1": 11.3, "block 0": 9.4, "rest": 7.5}, 3.9, 1.84
+    rows, left, width, forward, gap = {"block 1": 11.3, "block 0": 9.4, "rest": 7.5}, 3.9, 1.77, 7, 1.2  # calls of the forward pass; nothing is whole after it
+
+    def at(moment: int) -> float:
+        return left + moment * width + gap * (moment >= forward)
+
     # From which call on a unit is whole, and in which call it is freed.
     whole = {"rest": ((0, 6), (7, 16)), "block 0": ((2, 3), (12, 14)), "block 1": ((4, 5), (9, 11))}
     for name, y in rows.items():
         write(axes, left - 0.4, y + 0.55, name if name != "rest" else "the rest", 10.5, ha="right")
         for first, last in whole[name]:
-            axes.add_patch(Rectangle((left + first * width, y - 0.15), (last - first + 1) * width, 1.4, facecolor=PALE, linewidth=0))
+            axes.add_patch(Rectangle((at(first), y - 0.15), at(last) + width - at(first), 1.4, facecolor=PALE, linewidth=0))
     for moment, (name, call) in enumerate(calls):
         text = {"forward": "compute", "backward": "compute"}.get(call, call)
-        cell(axes, left + moment * width, rows[name], width, 1.1, [colours[call]], text, 8)
-    split = left + 7 * width
+        cell(axes, at(moment), rows[name], width, 1.1, [colours[call]], text, 8)
+    split = left + forward * width + gap / 2
     axes.plot([split, split], [0.9, 13.0], color=GREY, linewidth=1, linestyle="--")
     write(axes, (left + split) / 2, 13.2, "forward pass", 11, weight="bold")
     write(axes, split + 5 * width, 13.2, "backward pass", 11, weight="bold")
@@ -502,8 +506,8 @@ def zero_step() -> Figure:
     base, shards = 1.6, 0.9
     write(axes, left - 0.4, base + 1.5, "weights\nheld", 10, ha="right")
     for moment in range(len(calls)):
-        x, below = left + moment * width, base + shards
-        axes.add_patch(Rectangle((x, base), width, shards, facecolor=GREEN, linewidth=0))
+        x, below = at(moment), base + shards
+        axes.add_patch(Rectangle((x, base), width + gap * (moment == forward - 1), shards, facecolor=GREEN, linewidth=0))
         for name in ("rest", "block 0", "block 1"):
             if any(first <= moment <= last for first, last in whole[name]):
                 axes.add_patch(Rectangle((x, below), width, size[name], facecolor=BLUE, linewidth=0))

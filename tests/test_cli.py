@@ -59,7 +59,7 @@ def test_check_reports_and_remembers(course):
     crash = done.stdout[done.stdout.index("✗ ddp_training/4") : done.stdout.index("ddp_training/5")]
     for word in ("expected", "seen", "NameError", "train/ddp_training.py:", "why", "hint", "./workbook hint ddp_training/4"):
         assert word in " ".join(crash.split())
-    assert "ddp_training/1 pass\n" in course.progress() and "ddp_training/4 fail\n" in course.progress()
+    assert "ddp_training/1 pass\n" in course.progress() and "ddp_training/4 fail hints=1\n" in course.progress()
 
     # what was passed opens its solution, and no other
     assert "init_process_group" in course.run("solution", "ddp_training/1").stdout

@@ -129,9 +129,9 @@ def test_keys(course, watch):
     watched = watch("01_collectives", terminal=True)
     watched.until("q quit")
     os.write(watched.out, b"h")
-    watched.until("hint 2 of 3 for 01_collectives/1")
+    watched.until("hint 1 of 3 for 01_collectives/1")
     os.write(watched.out, b"h")
-    watched.until("hint 3 of 3")
+    watched.until("hint 2 of 3")
     os.write(watched.out, b"l")
     watched.until("0 of ")  # the list of the lessons
     rest = checked_lessons()[checked_lessons().index("01_collectives") + 1:]

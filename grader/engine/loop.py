@@ -26,7 +26,7 @@ from grader.engine import lessons
 from grader.engine.checks import Judge, Verdict, check_module, checked_lessons, checks_of
 from grader.engine.files import own_files
 from grader.engine.launch import Engine
-from grader.engine.progress import Progress, lesson_map
+from grader.engine.progress import Entry, Progress, lesson_map
 from grader.engine.screen import console, say, say_verdict
 
 # File systems on which the kernel does not hear of every change: on a network, or in another system.
@@ -60,17 +60,18 @@ def recheck(
 
 def remember(verdicts: list[Verdict]) -> None:
     """Write verdicts on the student's own files into the progress file."""
-    Progress().write({(v.lesson, v.todo): v.status for v in verdicts})
+    progress = Progress()
+    progress.write({(v.lesson, v.todo): v.status for v in verdicts})
+    known = progress.read()
+    with_hint = [(v.lesson, v.todo) for v in verdicts if v.status == "fail" and v.cause != "not_attempted"]  # the first one comes with the failure
+    progress.write({todo: 1 for todo in with_hint if not known[todo].hints})
 
 
 def climb(lesson: str, number: int) -> str:
     """The next step of a TODO's hint; the last one stays."""
     hints = next(check.todo.hints for check in checks_of(check_module(lesson)) if check.todo.number == number)
     progress = Progress()
-    shown = progress.read().get((lesson, number))
-    # The first one came with the failure.
-    before = max(shown.hints, int(shown.state == "fail")) if shown else 0
-    step = min(before + 1, len(hints))
+    step = min(progress.read().get((lesson, number), Entry()).hints + 1, len(hints))
     progress.write({(lesson, number): step})
     last = "  (that was the last one)" if step == len(hints) else ""
     return f"hint {step} of {len(hints)} for {lesson}/{number}: {hints[step - 1]}{last}"

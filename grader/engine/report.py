@@ -22,7 +22,9 @@ def details(verdict: Verdict) -> Iterator[tuple[str, str]]:
                 yield name, value
     if verdict.status == "fail":
         yield "why", verdict.why
-        yield "hint", f"{verdict.hint}  (more: ./workbook hint {verdict.lesson}/{verdict.todo})"
+        command = f"./workbook hint {verdict.lesson}/{verdict.todo}"
+        # Who has not tried yet should: the text of the TODO says all that is needed to begin.
+        yield "hint", f"{command} gives one, should you want it" if verdict.cause == "not_attempted" else f"{verdict.hint}  (more: {command})"
 
 
 def story(verdict: Verdict) -> str:

@@ -45,6 +45,12 @@ WRONG = [
         for _ in range(int(most) - len(loader) if x is not None else 0):
             yield x, torch.full_like(y, IGNORE)
         '''),
+    Answer(3, "the root first", """
+        fully_shard(model, **options, reshard_after_forward=False)
+        for block in model.blocks:
+            fully_shard(block, **options)
+        return model
+        """, says="cut already"),
     Answer(3, "only the root: one unit", "return fully_shard(model, **options)", says="at once"),
     Answer(3, "only layers of a class that the model does not use", '''
         for module in model.modules():
