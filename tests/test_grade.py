@@ -114,6 +114,11 @@ def test_mistakes_are_one_line(course, tmp_path, args, said):
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+def test_jobs_that_can_not_be_submitted_are_one_line(course, handed_in, tmp_path):
+    done = run(course, handed_in, tmp_path / "out", "--slurm", "--slurm-options", "nonsense=1")
+    assert done.returncode == 2 and done.stderr.startswith("workbook: --slurm: ") and len(done.stderr.splitlines()) == 1, done.stderr
+
+
 def test_a_kill_loses_no_mark_and_counts_none_twice(course, graded, handed_in, tmp_path):
     """Killed twice, as hard as can be, each time when one more submission is over; then left to end."""
     out = tmp_path / "out"

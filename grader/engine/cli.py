@@ -534,6 +534,8 @@ def grade(
         options = dict(option.split("=", 1) for option in slurm_options.split(",") if "=" in option)
         news = grading.run_on_slurm(room, left, jobs, options) if slurm else grading.run(room, left, jobs)
         live.show(room, news, len(left))
+    except grading.NoCluster as problem:
+        fail(f"--slurm: {problem}")
     except KeyboardInterrupt:
         say("\nstopped; the same command goes on with the rest")
         raise typer.Exit(130) from None

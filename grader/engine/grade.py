@@ -42,6 +42,10 @@ SLACK = 120.0  # seconds that a worker may take beside those of a submission's r
 GRADED, REFUSED, FAILED = "graded", "refused", "could not be graded"
 
 
+class NoCluster(RuntimeError):
+    """The jobs can not be submitted; the message says why."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Class:
     """What all submissions of a class are graded with."""
@@ -317,10 +321,13 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
     os.environ["PYTHONPATH"] = os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)  # sbatch passes it on
     entries = [(student, str(path.resolve())) for student, path in left.items()]
     shares = [share for start in range(jobs) if (share := entries[start::jobs])]
-    executor = submitit.SlurmExecutor(folder=room.out / "slurm")
-    executor.update_parameters(job_name="grade", array_parallelism=jobs, cpus_per_task=2, time=max(1, round(sum(room.minutes for _ in shares[0]))), **options)
     before = {student: stamp(room, student) for student in left}
-    array = executor.map_array(grade_slice, [str(room.out.resolve())] * len(shares), shares)
+    try:
+        executor = submitit.SlurmExecutor(folder=room.out / "slurm")
+        executor.update_parameters(job_name="grade", array_parallelism=jobs, cpus_per_task=2, time=max(1, round(sum(room.minutes for _ in shares[0]))), **options)
+        array = executor.map_array(grade_slice, [str(room.out.resolve())] * len(shares), shares)
+    except Exception as problem:  # submitit's own, of many kinds
+        raise NoCluster("; ".join(line for line in str(problem).splitlines() if line.strip())[:300] or type(problem).__name__) from problem
     waiting = {student: job for job, share in zip(array, shares) for student, _ in share}
     try:
         while waiting:
