@@ -2,14 +2,16 @@
 
 import getpass
 import os
+import re
 import shutil
 import socket
 import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel", "scontrol")
 FOUND = {name: shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin") for name in PROGRAMS}
 MISSING = [name for name, path in FOUND.items() if path is None]
 NODES = [f"127.0.0.{n}" for n in range(1, 5)]  # an address each, so that nobody must be taught their names
@@ -94,6 +96,24 @@ class Slurm:
     def ask(self, program: str, *args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess:
         return subprocess.run([FOUND[program], *args], cwd=cwd, env={**self.env, **env}, text=True, capture_output=True,
                               stdin=subprocess.DEVNULL, timeout=300)  # fmt: skip
+
+
+    def job(self, *args: str, **how: Any) -> tuple[str, int]:
+        """Submit by sbatch, and wait for the job's end: its number, and its exit code. `sbatch --wait` asks ever more rarely."""
+        done = self.ask("sbatch", "--parsable", *args, **how)
+        assert done.returncode == 0, done
+        number = done.stdout.split(";")[0].strip()
+        return number, self.ended(number)
+
+    def ended(self, number: str) -> int:
+        """Wait for a job's end; its exit code."""
+        deadline = time.monotonic() + 300
+        while True:
+            told = dict(re.findall(r"(JobState|ExitCode)=(\S+)", self.ask("scontrol", "show", "job", "-o", number).stdout))
+            if told["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+                return int(told["ExitCode"].split(":")[0])
+            assert time.monotonic() < deadline, told
+            time.sleep(0.2)  # a queue can only be asked
 
 
 def free_ports(count: int) -> list[int]:

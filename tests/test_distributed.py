@@ -1,15 +1,19 @@
 """Who am I, who prints and saves, and how a run stops."""
 
+import ctypes
+import hashlib
 import os
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from utils import distributed
 from utils.distributed import (
     LAUNCHERS,
     check_divides,
@@ -187,3 +191,26 @@ def test_two_processes_started_as_by_srun_find_each_other(env, tmp_path):
             process.kill()
     assert "2 [[0, 2, 4], [1, 3]]" in out[0]
     assert "[[" not in out[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a thread is doing")
+def test_who_leaves_waits_until_gloos_threads_sleep():
+    """Or one of them may still hold a tensor when Python ends, which aborts the process."""
+    at_rest, over = threading.Event(), threading.Event()
+
+    def busy():
+        ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop", 0, 0, 0)  # PR_SET_NAME of linux/prctl.h
+        started.set()
+        hashlib.sha256(bytes(200_000_000))  # runs without Python's lock
+        at_rest.set()
+        over.wait()
+
+    started = threading.Event()
+    thread = threading.Thread(target=busy)
+    thread.start()
+    started.wait()
+    distributed._let_gloo_rest(seconds=60)
+    rested = at_rest.is_set()
+    over.set()
+    thread.join()
+    assert rested

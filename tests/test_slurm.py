@@ -57,11 +57,10 @@ def serial(course):
 
 def submitted(cluster, folder, file, *options):
     """sbatch, and wait for the job's end. Returns its number and its output, which is where it was submitted."""
-    done = cluster.ask("sbatch", "--wait", "--parsable", *HERE, *options, file, *SMALL, cwd=folder, WORKBOOK_PYTHON=sys.executable)
-    job = done.stdout.split(";")[0].strip()
+    job, code = cluster.job(*HERE, *options, file, *SMALL, cwd=folder, WORKBOOK_PYTHON=sys.executable)
     name = file.rpartition("/")[2].partition(".")[0]
     output = folder / f"{name}-{job}.out"
-    assert done.returncode == 0, (done, output.exists() and output.read_text())
+    assert code == 0, (code, output.exists() and output.read_text())
     return job, output.read_text()
 
 
@@ -99,10 +98,9 @@ def test_what_is_missing_is_told_in_one_line(cluster, course, where, env, words)
     folder = course.folder / where / where if where else course.folder
     folder.mkdir(parents=True, exist_ok=True)
     plain = {"PATH": "/usr/bin:/bin"}  # on which there is no torch
-    done = cluster.ask("sbatch", "--wait", "--parsable", *HERE, "--nodes=1", "--gres=gpu:1",
-                       str(course.folder / "sbatch" / "ddp_training.sbatch"), cwd=folder, **plain, **env)  # fmt: skip
-    output = (folder / f"ddp_training-{done.stdout.strip()}.out").read_text()
-    assert done.returncode != 0 and output.startswith(words) and output.count("\n") == 1, output
+    job, code = cluster.job(*HERE, "--nodes=1", "--gres=gpu:1", str(course.folder / "sbatch" / "ddp_training.sbatch"), cwd=folder, **plain, **env)
+    output = (folder / f"ddp_training-{job}.out").read_text()
+    assert code != 0 and output.startswith(words) and output.count("\n") == 1, output
 
 
 def test_run_submits_and_follows(cluster, course, serial):
@@ -117,8 +115,7 @@ def test_run_submits_and_follows(cluster, course, serial):
 
 def test_a_time_limit(cluster, course, late):
     """Last, for it takes a minute and more: Slurm says why the job ended."""
-    done = cluster.ask("sbatch", "--wait", f"--dependency=afterany:{late}", "--output=/dev/null", "--wrap=true", cwd=course.folder)
-    assert done.returncode == 0, done
+    cluster.ended(late)
     output = (course.folder / "late.out").read_text()
     assert output.startswith("begun") and "DUE TO TIME LIMIT" in output
 

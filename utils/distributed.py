@@ -1,8 +1,10 @@
 """What a process must know and do when it is one of many."""
 
 import os
+import re
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -96,6 +98,25 @@ def cleanup() -> None:
     """Leave the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+        _let_gloo_rest()
+
+
+def _let_gloo_rest(seconds: float = 5.0) -> None:
+    """Wait until gloo's threads sleep, and so have let go of the last tensors.
+
+    A thread that does so while Python is ending needs a lock that is no longer given, and the process aborts, with all its
+    work done (https://github.com/pytorch/pytorch/pull/179291). Only Linux says what a thread is doing; elsewhere this does nothing.
+    """
+    deadline = time.monotonic() + seconds
+    for stat in Path("/proc/self/task").glob("*/stat"):
+        while time.monotonic() < deadline:
+            time.sleep(0.001)  # nobody tells of it; and meanwhile the thread can have Python's lock
+            try:
+                name, state = re.match(r"\d+ \((.*)\) (.)", stat.read_text()).groups()
+            except OSError:
+                break  # it has ended
+            if state != "R" or "gloo" not in name:
+                break
 
 
 def is_rank0() -> bool:
