@@ -1,10 +1,10 @@
 """What a process must know and do when it is one of many."""
 
 import os
-import re
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -108,15 +108,12 @@ def _let_gloo_rest(seconds: float = 5.0) -> None:
     work done (https://github.com/pytorch/pytorch/pull/179291). Only Linux says what a thread is doing; elsewhere this does nothing.
     """
     deadline = time.monotonic() + seconds
-    for stat in Path("/proc/self/task").glob("*/stat"):
-        while time.monotonic() < deadline:
-            time.sleep(0.001)  # nobody tells of it; and meanwhile the thread can have Python's lock
-            try:
-                name, state = re.match(r"\d+ \((.*)\) (.)", stat.read_text()).groups()
-            except OSError:
-                break  # it has ended
-            if state != "R" or "gloo" not in name:
-                break
+    for thread in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):  # it has ended
+            running = "gloo" in (thread / "comm").read_text()
+            while running and time.monotonic() < deadline:
+                time.sleep(0.001)  # nobody tells of it; and meanwhile the thread can have Python's lock
+                running = (thread / "stat").read_text().rpartition(")")[2].split()[0] == "R"
 
 
 def is_rank0() -> bool:
