@@ -5,6 +5,7 @@
 Both train on the same random tokens, in turns, in one process: one step of one, one step of
 the other. The plain one is built as in nanoGPT (github.com/karpathy/nanoGPT, model.py): one
 matrix for q, k and v, the head tied to the embedding, all logits at once, `cross_entropy`.
+With several dtypes ours is shown beside the plain one in its own, and in the first of them.
 The table shows medians, and the ratio of each pair with its spread.
 """
 
@@ -63,7 +64,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--pairs", type=int, default=7, help="of timed steps, after one that is not")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16"), default=["float32"])
+    parser.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16"), default=["float32"], help="of the matrix products; with both, bfloat16 is shown beside float32, too")
+    parser.add_argument("--peak", type=float, help="TFLOP/s of the processor in the dtype, to show the share used (MFU); 989 for an H100 in bfloat16")
     parser.add_argument("--compile", action="store_true", help="torch.compile both")
     for name, default in (("dim", 128), ("heads", 4), ("layers", 2), ("vocab", 33278), ("batch", 32), ("length", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -71,48 +73,54 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = {dtype: measure(args, device, dtype) for dtype in args.dtype}
-    show(args, device, found)
+    seconds = measure(args, device)
+    show(args, device, seconds)
     if args.json:
-        args.json.write_text(json.dumps({"torch": torch.__version__, "device": str(device), "seconds": found}, indent=1) + "\n")
+        named = {" ".join(what): each for what, each in seconds.items()}
+        args.json.write_text(json.dumps({"torch": torch.__version__, "device": str(device), "seconds": named}, indent=1) + "\n")
 
 
-def measure(args: argparse.Namespace, device: torch.device, dtype: str) -> dict[str, list[float]]:
-    """Seconds of each step, ours and the plain one's."""
-    torch.manual_seed(0)
-    models = {
-        "ours": TransformerLM(args.vocab, args.dim, args.heads, args.layers, args.length),
-        "plain": PlainGPT(args.vocab, args.dim, args.heads, args.layers, args.length),
-    }
-    models = {name: model.to(device) for name, model in models.items()}
-    optimizers = {name: torch.optim.AdamW(model.parameters(), lr=1e-3) for name, model in models.items()}
-    run = {name: torch.compile(model) if args.compile else model for name, model in models.items()}
+def measure(args: argparse.Namespace, device: torch.device) -> dict[tuple[str, str], list[float]]:
+    """Seconds of each step, by model and dtype. All take turns, so that what slows the machine down slows down all."""
+    runs = {}
+    for dtype in args.dtype:
+        for name, kind in (("ours", TransformerLM), ("plain", PlainGPT)):
+            torch.manual_seed(0)
+            model = kind(args.vocab, args.dim, args.heads, args.layers, args.length).to(device)
+            runs[name, dtype] = torch.compile(model) if args.compile else model, torch.optim.AdamW(model.parameters(), lr=1e-3)
     x, y = torch.randint(args.vocab, (2, args.batch, args.length), device=device)
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    for turn in track(range(args.pairs + 1), f"measuring {dtype}", console=Console(stderr=True), transient=True):
-        for name in models if turn % 2 else reversed(models):
+    seconds: dict[tuple[str, str], list[float]] = {what: [] for what in runs}
+    for turn in track(range(args.pairs + 1), "measuring", console=Console(stderr=True), transient=True):
+        for name, dtype in runs if turn % 2 else reversed(runs):
+            model, optimizer = runs[name, dtype]
             began = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
-                loss = run[name](x, y)
-            optimizers[name].zero_grad()
+                loss = model(x, y)
+            optimizer.zero_grad()
             loss.backward()
-            optimizers[name].step()
+            optimizer.step()
             if device.type == "cuda":
                 torch.cuda.synchronize()
             if turn:
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name, dtype].append(time.perf_counter() - began)
     return seconds
 
 
-def show(args: argparse.Namespace, device: torch.device, found: dict[str, dict[str, list[float]]]) -> None:
+def show(args: argparse.Namespace, device: torch.device, seconds: dict[tuple[str, str], list[float]]) -> None:
     tokens = args.batch * args.length
-    table = Table("dtype", "ours, tokens/s", "plain GPT, tokens/s", "ratio", "least … most", title_justify="left",
+    # 6 for each weight that multiplies, 12 L h s for attention: PaLM (arxiv.org/abs/2204.02311), appendix B.
+    flops = 6 * (12 * args.layers * args.dim**2 + args.vocab * args.dim) + 12 * args.layers * args.dim * args.length
+    speed = "tokens/s (MFU)" if args.peak else "tokens/s"
+    table = Table("ours", speed, "plain GPT", speed, "ratio", "least … most", title_justify="left",
                   title=f"{tokens} tokens a step, dim {args.dim}, {args.layers} layers, {args.vocab} words; {device}, {args.threads} threads, "
                   f"torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}")  # fmt: skip
-    for dtype, seconds in found.items():
-        ratios = [plain / ours for ours, plain in zip(seconds["ours"], seconds["plain"], strict=True)]
-        ours, plain = (tokens / statistics.median(seconds[name]) for name in ("ours", "plain"))
-        table.add_row(dtype, f"{ours:,.0f}", f"{plain:,.0f}", f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} … {max(ratios):.2f}")
+    for dtype in args.dtype:
+        for other in dict.fromkeys((dtype, args.dtype[0])):
+            ours, plain = seconds["ours", dtype], seconds["plain", other]
+            ratios = [b / a for a, b in zip(ours, plain, strict=True)]
+            speeds = [tokens / statistics.median(each) for each in (ours, plain)]
+            shown = [f"{speed:,.0f}" + (f" ({speed * flops / args.peak / 1e12:.1%})" if args.peak else "") for speed in speeds]
+            table.add_row(dtype, shown[0], other, shown[1], f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} … {max(ratios):.2f}")
     Console().print(table)
 
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from grader.engine import observe
-from grader.engine.checks import expect, todo
+from grader.engine.checks import expect, premise, todo
 from grader.engine.diagnose import Fault, place
 from grader.engine.launch import Private
 from grader.engine.messages import cases, left_in_flight, rehearse, written_in_flight
@@ -175,7 +175,7 @@ def check_collective(student, name, right, budget, rubbish=None):
         given = [[rubbish(vector, rank, world) for rank, vector in enumerate(case)] for case in inputs] if rubbish else inputs
         seen = student.call(collective_on_rank, world=world, name=name, mine=Private(map(list, zip(*given, strict=True))))
         for case, (vectors_of_ranks, events) in enumerate(zip(inputs, cases(student.events), strict=True)):
-            assert len(set(map(tuple, vectors_of_ranks))) == world  # or it would not show whose numbers a rank holds
+            premise(len(set(map(tuple, vectors_of_ranks))) == world, "a rank that holds another rank's numbers")
             what = f"{name} of {len(vectors_of_ranks[0])} numbers on {world} ranks"
             messages = sound(what, events)
             for rank in range(world):

@@ -26,7 +26,7 @@ import math
 import torch
 from torch import nn
 
-from grader.engine.checks import Wrong, expect, todo
+from grader.engine.checks import Wrong, expect, premise, todo
 from grader.engine.launch import Private
 from grader.engine.messages import cases, collectives
 from grader.engine.observe import mark
@@ -471,7 +471,7 @@ def check_traffic(told, calls, stage, odd, layers, world, passes):
 
 def check_losses(told, ranks, right):
     """The ranks' batches are of one size, so the mean of their losses is the loss of all."""
-    assert max(right) - min(right) > 10 * REL * right[0]  # it moves
+    premise(max(right) - min(right) > 10 * REL * right[0], "weights that never move")
     for number, loss in enumerate(right):
         seen = sum(mine["losses"][number] for mine in ranks) / len(ranks)
         expect(math.isclose(seen, loss, rel_tol=REL), f"{told}, loss {number + 1} of {len(right)} is not that of one process", f"{loss:.6f}", f"{seen:.6f}")
@@ -511,7 +511,8 @@ def check_stage(student, stage):
         ranks = student.call(train_on_rank, world=world, seed=seeds, stage=stage, **how)
         right = student.reference(serial, seeds=[*seeds], **how)
         alone = student.reference(serial, seeds=seeds[:1], **how)
-        assert any((alone["weights"][name] - weight).norm() > 0.1 * (weight - right["first"][name]).norm() for name, weight in right["weights"].items())
+        apart = [(alone["weights"][name] - weight).norm() > 0.1 * (weight - right["first"][name]).norm() for name, weight in right["weights"].items()]
+        premise(any(apart), "ranks that train alone")
         calls = collectives(cases(student.events)[0])
         for rank, mine in enumerate(ranks):
             limits, whole = limits_of(stage, odd, layers, world, rank, state=8 if kind == "AdamW" else 4)
@@ -938,10 +939,11 @@ def test_todo10_mixed(student):
             sent, most = sum(call.sent for call in calls if call.rank == rank and call.op in ops), much * shard * (world - 1)
             expect(sent <= most, f"{told}, rank {rank} sends {sent:,.0f} bytes by {', '.join(ops)} in a step", f"at most {most:,}", f"{sent:,.0f}", rank)
     rounded = {name: master.bfloat16().float() for name, master in right["masters"].items()}
-    assert all((master - rounded[name]).norm() > 3e-4 * master.norm() for name, master in right["masters"].items() if name != "gain")  # other masters would differ
+    apart = [(master - rounded[name]).norm() > 3e-4 * master.norm() for name, master in right["masters"].items() if name != "gain"]
+    premise(all(apart), "masters in bfloat16")
     for name, master in right["masters"].items():
         moved = (master - right["first"][name]).norm()
-        assert moved > 0
+        premise(moved > 0, f"a {name} that never moves")
         seen = put_together([mine["masters"][name] for mine in ranks], master.shape)
         # Two numbers have one sum in whatever order, so that what differs is the rounding within a step.
         if not bool((seen - master).norm() <= 1e-3 * moved):

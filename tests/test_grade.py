@@ -169,10 +169,24 @@ def test_a_worker_that_dies_twice_is_no_zero(course, handed_in, tmp_path, monkey
     assert list(grade.left_to_do(room, {"all": handed_in / "all"}, again=False)) == ["all"]  # the next call tries it once more
 
 
+def test_a_check_that_could_not_tell_right_from_wrong_gives_no_marks_and_takes_none(tmp_path):
+    course = Course(tmp_path / "course")
+    check = course.folder / "grader" / f"test_{LESSON}.py"
+    text = check.read_text()
+    assert "premise(len(" in text
+    check.write_text(text.replace("premise(len(", "premise(not len("))
+    hand_in(tmp_path / "class", "ann", notebook(range(1, 10)))
+    done = run(course, tmp_path / "class", tmp_path / "out")
+    record = grade.read_record(tmp_path / "out" / "records" / "ann.json")
+    assert record["state"] == grade.FAILED and "would let pass a rank that holds" in record["why"] and "ann" in done.stdout, done.stdout + done.stderr
+    told = course.run("check", LESSON, "--target", str(tmp_path / "class" / "ann"))
+    assert told.returncode == 3 and told.stderr.count("\n") == 1 and "no verdict" in told.stderr, told.stderr
+
+
 def test_a_page_holds_a_students_text_and_is_not_changed_by_it():
     nasty = "<script>alert(1)</script>"
     verdict = {"lesson": LESSON, "todo": 1, "title": "t", "status": "fail", "cause": "crash", "points": 0, "max_points": 1, "message": nasty,
-               "expected": nasty, "seen": nasty, "why": "", "hint": "", "where": nasty}
+               "expected": nasty, "seen": nasty, "why": "", "hint": "", "where": nasty, "rank": None}
     record = {"student": nasty, "submission": nasty, "graded": "now", "refused": [nasty], "verdicts": [verdict], "overrides": [], "state": grade.GRADED}
     page = pages.student_page(record)
     assert "<script" not in page and page.count("&lt;script&gt;") == 8

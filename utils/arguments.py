@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from utils.distributed import fail, print0
+from utils.products import has_units
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,8 +20,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, *how: Any) -> tuple[argparse.Namespace, list[str]]:
         args, unknown = super().parse_known_args(*how)
-        if getattr(args, "dtype", "") == "bfloat16" and not torch.cuda.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            print0("this processor has no units for bfloat16: --dtype bfloat16 is right, but many times slower than float32 here", file=sys.stderr)
+        if getattr(args, "dtype", "") == "bfloat16" and not torch.cuda.is_available() and not has_units("cpu"):
+            print0("this processor has no units for bfloat16: with --dtype bfloat16 it rounds, but is no faster than with float32", file=sys.stderr)
         return args, unknown
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from utils.data import IGNORE
 from utils.loss import head_loss
+from utils.products import Linear, attention
 
 
 class Attention(nn.Module):
@@ -21,10 +22,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = dim // n_heads
         self.dropout = dropout
-        self.q = nn.Linear(dim, dim, bias=False)
-        self.k = nn.Linear(dim, dim, bias=False)
-        self.v = nn.Linear(dim, dim, bias=False)
-        self.out = nn.Linear(dim, dim, bias=False)
+        self.q = Linear(dim, dim)
+        self.k = Linear(dim, dim)
+        self.v = Linear(dim, dim)
+        self.out = Linear(dim, dim)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         B, T, _ = x_BTD.shape
@@ -33,15 +34,15 @@ class Attention(nn.Module):
             project(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2) for project in (self.q, self.k, self.v)
         )
         dropout = self.dropout if self.training else 0.0
-        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
+        y_BHTK = attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
         return self.out(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
 
 class MLP(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.up = nn.Linear(dim, 4 * dim, bias=False)
-        self.down = nn.Linear(4 * dim, dim, bias=False)
+        self.up = Linear(dim, 4 * dim)
+        self.down = Linear(4 * dim, dim)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x_BTD)))
@@ -106,7 +107,7 @@ class TransformerLM(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(dim, n_heads, dropout) for _ in range(n_layers))
         self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, vocab_size, bias=False)
+        self.head = Linear(dim, vocab_size)
         self.init_weights()
 
     def init_weights(self) -> None:

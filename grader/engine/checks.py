@@ -27,15 +27,21 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from grader.engine import batch, evidence, lessons, regions
-from grader.engine.diagnose import Fault, Where, place
+from grader.engine.diagnose import Fault, Unjudged, Where, place
 from grader.engine.launch import Engine, Private, Run
 from grader.engine.messages import least_bytes
 
 BASELINE = "single_gpu_training"  # the serial run that every parallel run must equal
 
 
-class Unjudged(RuntimeError):
-    """The machine, not the student, keeps a check from its end: no verdict, and so no zero."""
+def premise(holds: bool, wrong: str) -> None:
+    """What is drawn for a check must tell right from wrong, or the check says nothing of the student.
+
+    Raises:
+        Unjudged: it does not; `wrong` is the wrong answer that would pass.
+    """
+    if not holds:
+        raise Unjudged(f"the numbers drawn for this check would let pass {wrong}")
 
 
 class Wrong(Exception):

@@ -19,6 +19,7 @@ from rich.markup import escape
 from typer.exceptions import TyperException
 
 from grader.engine import lessons
+from grader.engine.diagnose import Unjudged
 from grader.engine.lessons import titles
 from grader.engine.progress import Entry, Progress, exercises, lesson_map, next_todo
 from grader.engine.screen import COLOURS, console, fail, say
@@ -637,6 +638,9 @@ def main() -> NoReturn:
         if message:  # none after the help that `./workbook` alone gives
             typer.echo(f"workbook: {message} (--help explains the commands)", err=True)
         code = 2
+    except Unjudged as problem:
+        typer.echo(f"workbook: no verdict, and that is not your code's doing: {problem}", err=True)
+        code = 3
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1

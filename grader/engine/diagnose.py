@@ -26,6 +26,10 @@ class Fault(Exception):
         self.callers = callers  # the lines that called `where`, the innermost first
 
 
+class Unjudged(RuntimeError):
+    """The machine or the check, not the student, is why there is no verdict: and so no zero."""
+
+
 @dataclass
 class Op:
     """One call of one rank."""

@@ -10,9 +10,10 @@ from pathlib import Path
 import jinja2
 
 from grader.engine import grade
+from grader.engine.checks import Verdict
 from grader.engine.evidence import plain_text
 from grader.engine.lessons import titles
-from grader.engine.report import MARK
+from grader.engine.report import details, heading
 
 STYLE = """
   body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; background: #fff; }
@@ -34,13 +35,12 @@ STUDENT = """<!doctype html>
 {% for lesson, verdicts in lessons.items() %}
 <h2>{{ lesson }}: {{ "%g" | format(by_lesson[lesson]) }} of {{ verdicts | sum(attribute="max_points") }}</h2>
 {% if verdicts | rejectattr("message", "equalto", absent) | list == [] %}<p class="note">{{ absent }}</p>{% else %}{% for v in verdicts %}
-<div class="{{ v.status }}">{{ mark[v.status] if v.cause != "not_attempted" else "·" }} {{ v.todo }} &nbsp; {{ v.title }}</div>
+<div class="{{ v.status }}">{{ heading(v) }}</div>
 {% set id = v.lesson ~ "/" ~ v.todo %}{% set own = changes.get(id) %}
 {% if v.status != "pass" or own %}<dl>
 {% if own %}<dt>marks</dt><dd>{{ "%g" | format(own.points) }} in place of {{ "%g" | format(v.points) }}: {{ own.reason }}</dd>{% endif %}
 {% if v.status != "pass" %}<dt>what</dt><dd>{{ v.message }}</dd>
-{% if v.cause not in ("not_attempted", "prerequisite") %}{% for name in ("expected", "seen", "where") %}{% if v[name] %}<dt>{{ name }}</dt><dd>{{ v[name] }}</dd>{% endif %}{% endfor %}{% endif %}
-{% if v.status == "fail" %}<dt>why</dt><dd>{{ v.why }}</dd><dt>hint</dt><dd>{{ v.hint }}</dd>{% endif %}{% endif %}
+{% for name, value in details(v) %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}{% endif %}
 </dl>{% endif %}
 {% endfor %}{% endif %}{% endfor %}
 </html>
@@ -88,13 +88,13 @@ def write(room: grade.Class) -> list[Path]:
 
 def student_page(record: dict) -> str:
     """One student's feedback: an HTML file that needs no other. All that may be the student's own text is escaped."""
-    by: dict[str, list[dict]] = {}
+    by: dict[str, list[Verdict]] = {}
     for verdict in record["verdicts"]:
-        by.setdefault(verdict["lesson"], []).append(verdict)
+        by.setdefault(verdict["lesson"], []).append(Verdict(**verdict))
     own = grade.marks(record)
     record = record | {name: plain_text(record[name], 200) for name in ("student", "submission")}
-    return page(STUDENT).render(record=record, lessons=by, mark=MARK, absent=grade.NOT_HANDED_IN, points=grade.points(record), most=most(record),
-                                by_lesson={lesson: sum(own[f"{lesson}/{v['todo']}"] for v in verdicts) for lesson, verdicts in by.items()},
+    return page(STUDENT).render(record=record, lessons=by, details=details, heading=heading, absent=grade.NOT_HANDED_IN, points=grade.points(record), most=most(record),
+                                by_lesson={lesson: sum(own[f"{lesson}/{v.todo}"] for v in verdicts) for lesson, verdicts in by.items()},
                                 changes={change["todo"]: change for change in record["overrides"]})
 
 
@@ -152,7 +152,7 @@ def gradescope(record: dict) -> dict:
     tests = []
     for verdict in record["verdicts"]:
         id = f"{verdict['lesson']}/{verdict['todo']}"
-        said = [verdict["message"], *(f"{name}: {verdict[name]}" for name in ("expected", "seen", "where", "why", "hint") if verdict[name])]
+        said = [verdict["message"], *(f"{name}: {value}" for name, value in details(Verdict(**verdict)))]
         tests.append({"name": f"{id} {verdict['title']}", "number": id, "score": own[id], "max_score": verdict["max_points"],
                       "status": "passed" if verdict["status"] == "pass" else "failed", "output": "\n".join(said).strip(), "output_format": "text"})
     return {"output": "\n".join(record["refused"]), "output_format": "text", "visibility": "visible", "tests": tests}

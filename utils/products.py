@@ -1,0 +1,61 @@
+"""Matrix products in the dtype that is asked for, on every processor.
+
+bfloat16 is the first half of a float32. Units for it multiply such numbers exactly and sum up in
+float32. A CPU without them is many times slower at it than at float32; there the factors are rounded to
+bfloat16 and multiplied in float32: the same numbers, but for the order of a sum and less rounding within.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CPU_HAS_UNITS = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def has_units(device_type: str) -> bool:
+    """Whether products in bfloat16 are faster there than in float32, or at least not much slower."""
+    return CPU_HAS_UNITS or device_type != "cpu"
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What a product of x is made in: autocast's dtype, else x's own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def factor(x: Tensor) -> Tensor:
+    """x, rounded as a factor of a product, in the dtype to multiply it in."""
+    rounded = x.to(product_dtype(x))
+    return rounded.float() if rounded.dtype == torch.bfloat16 and not has_units(x.device.type) else rounded
+
+
+def in_products_dtype(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`product`, a function of tensors that are all factors, with its result rounded like its factors."""
+
+    @functools.wraps(product)
+    def multiply(*tensors: Tensor, **how) -> Tensor:
+        dtype, device = product_dtype(tensors[0]), tensors[0].device.type
+        if dtype != torch.bfloat16 or has_units(device):
+            return product(*tensors, **how)
+        factors = [factor(tensor) for tensor in tensors]
+        with torch.autocast(device, enabled=False):
+            return product(*factors, **how).to(dtype)
+
+    return multiply
+
+
+linear = in_products_dtype(F.linear)
+attention = in_products_dtype(F.scaled_dot_product_attention)
+
+
+class Linear(nn.Linear):
+    """torch's, without a bias."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
