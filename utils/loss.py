@@ -32,9 +32,8 @@ class HeadLoss(torch.autograd.Function):
         grad_h_ND = torch.empty_like(h_ND) if learn else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=exact) if learn else None
         columns = max(1, min(N, PIECE // V // 16 * 16))  # a row of a piece begins on a cache line
-        logits, softmax = h_ND.new_empty(V * columns), h_ND.new_empty(V * columns, dtype=exact)  # fresh memory costs as much as the softmax
-        if h_ND.dtype == exact:
-            softmax = logits
+        logits = h_ND.new_empty(V * columns)  # one place for all pieces: fresh memory costs as much as the softmax
+        softmax = logits if h_ND.dtype == exact else torch.empty_like(logits, dtype=exact)
         for start in range(0, N, columns):
             h_CD, y_1C = h_ND[start : start + columns], y_N[None, start : start + columns]
             counts_1C = (y_1C != ignore).to(exact)
