@@ -7,6 +7,7 @@ deadlock by who waits for whom.
 """
 
 import json
+import linecache
 import math
 import os
 import selectors
@@ -16,6 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -240,6 +242,7 @@ class Session:
         self.engine, self.folder = engine, folder
         self.world = world = job["world"]
         self.units = {unit["name"] for unit in job["units"]}
+        self.module = job["module"]  # of the check
         # A line for each rank. The rank's end travels through the server to the rank, so nobody can speak in another's name.
         pairs = [socket.socketpair() for _ in range(world)]
         self.owner = {ours: number for number, (ours, _) in enumerate(pairs)}
@@ -396,6 +399,12 @@ class Session:
             return f"it was killed by {signal.Signals(os.WTERMSIG(status)).name}"
         return f"it left by os._exit({os.waitstatus_to_exitcode(status)})"
 
+    def line_of_check(self, frames: list) -> str:
+        """The check's own line that broke on what the student's code had returned; nothing if another's code did."""
+        file = Path(getattr(sys.modules.get(self.module), "__file__", None) or "")
+        last = next((frame for frame in reversed(frames) if Path(frame[0]).parts[-2:] == file.parts[-2:] and file.name.startswith("test_")), None)
+        return textwrap.shorten(linecache.getline(str(file), last[1]).strip(), 120, placeholder=" …") if last else ""
+
     def crash(self, number: int) -> Fault:
         """A rank that is gone without having reported its end."""
         word = self.ended.get(number, {})
@@ -407,6 +416,8 @@ class Session:
                 text = f"a part of {word['text']} is still to be written"
             if where:
                 text += f", at {place(where)}"
+            elif line := self.line_of_check(word["frames"]):
+                text += f", where the check says: {line}"
             return Fault("crash", text, number, where, expected="every rank ends normally", seen=f"{word['type']}: {word['text']}",
                          callers=frames[-2::-1])
         where = word.get("where") or self.stack(number) or self.observer.ranks[number].last
