@@ -639,7 +639,7 @@ def main() -> NoReturn:
             typer.echo(f"workbook: {message} (--help explains the commands)", err=True)
         code = 2
     except Unjudged as problem:
-        typer.echo(f"workbook: no verdict, and that is not your code's doing: {problem}", err=True)
+        typer.echo(f"workbook: {problem}", err=True)
         code = 3
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

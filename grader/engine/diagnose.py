@@ -29,6 +29,13 @@ class Fault(Exception):
 class Unjudged(RuntimeError):
     """The machine or the check, not the student, is why there is no verdict: and so no zero."""
 
+    def __str__(self) -> str:
+        return f"no verdict, for a reason that lies outside the code: {super().__str__()}"
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows."""
+        return [str(self)]
+
 
 @dataclass
 class Op:
