@@ -26,9 +26,12 @@ class Group:
 
     def remove(self) -> None:
         for folder in self.folders:
+            inside = []
             with suppress(OSError):
-                inside = [psutil.Process(int(pid)) for pid in (folder / "cgroup.procs").read_text().split() if psutil.pid_exists(int(pid))]
-                psutil.wait_procs(inside, timeout=GONE)  # they were killed; a group with processes in it can not be removed
+                for pid in (folder / "cgroup.procs").read_text().split():
+                    with suppress(psutil.NoSuchProcess):  # it has left in the meantime
+                        inside.append(psutil.Process(int(pid)))
+            psutil.wait_procs(inside, timeout=GONE)  # they were killed; a group with processes in it can not be removed
             with suppress(OSError):
                 folder.rmdir()
 
