@@ -45,9 +45,11 @@ def test_attention_is_torchs_in_bfloat16(units):
     torch.testing.assert_close(seen.float(), F.scaled_dot_product_attention(q, k, v, is_causal=True), rtol=0.02, atol=0.02)
 
 
-def test_float32_is_left_alone(units):
-    x, weight = sample(6, 40), sample(30, 40, seed=1)
-    assert torch.equal(products.linear(x, weight), F.linear(x, weight))
+@pytest.mark.parametrize("dtype, autocast", [(torch.float32, False), (torch.float64, True)])
+def test_what_is_not_to_be_rounded_is_left_alone(units, dtype, autocast):
+    x, weight = sample(6, 40, dtype=dtype), sample(30, 40, seed=1, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert torch.equal(products.linear(x, weight), F.linear(x, weight)) and products.linear(x, weight).dtype == dtype
 
 
 @pytest.mark.parametrize("how", ["autocast", "parameters"])
