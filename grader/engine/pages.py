@@ -35,7 +35,7 @@ STUDENT = """<!doctype html>
 {% for lesson, verdicts in lessons.items() %}
 <h2>{{ lesson }}: {{ "%g" | format(by_lesson[lesson]) }} of {{ verdicts | sum(attribute="max_points") }}</h2>
 {% if verdicts | rejectattr("message", "equalto", absent) | list == [] %}<p class="note">{{ absent }}</p>{% else %}{% for v in verdicts %}
-<div class="{{ v.status }}">{{ heading(v) }}</div>
+<div class="{{ v.status if v.cause != "not_attempted" else "skipped" }}">{{ heading(v) }}</div>
 {% set id = v.lesson ~ "/" ~ v.todo %}{% set own = changes.get(id) %}
 {% if v.status != "pass" or own %}<dl>
 {% if own %}<dt>marks</dt><dd>{{ "%g" | format(own.points) }} in place of {{ "%g" | format(v.points) }}: {{ own.reason }}</dd>{% endif %}
