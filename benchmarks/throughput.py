@@ -110,14 +110,14 @@ def show(args: argparse.Namespace, device: torch.device, seconds: dict[tuple[str
     tokens = args.batch * args.length
     # 6 for each weight that multiplies, 12 L h s for attention: PaLM (arxiv.org/abs/2204.02311), appendix B.
     flops = 6 * (12 * args.layers * args.dim**2 + args.vocab * args.dim) + 12 * args.layers * args.dim * args.length
-    speed = "tokens/s (MFU)" if args.peak else "tokens/s"
-    table = Table("ours", speed, "plain GPT", speed, "ratio", "least … most", title_justify="left",
+    unit = "tokens/s (MFU)" if args.peak else "tokens/s"
+    table = Table("ours", unit, "plain GPT", unit, "ratio", "least … most", title_justify="left",
                   title=f"{tokens} tokens a step, dim {args.dim}, {args.layers} layers, {args.vocab} words; {device}, {args.threads} threads, "
                   f"torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}")  # fmt: skip
     for dtype in args.dtype:
         for other in dict.fromkeys((dtype, args.dtype[0])):
             ours, plain = seconds["ours", dtype], seconds["plain", other]
-            ratios = [b / a for a, b in zip(ours, plain, strict=True)]
+            ratios = [theirs / own for own, theirs in zip(ours, plain, strict=True)]
             speeds = [tokens / statistics.median(each) for each in (ours, plain)]
             shown = [f"{speed:,.0f}" + (f" ({speed * flops / args.peak / 1e12:.1%})" if args.peak else "") for speed in speeds]
             table.add_row(dtype, shown[0], other, shown[1], f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} … {max(ratios):.2f}")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from utils.products import factor
 
-PIECE = 16_000_000  # logits at a time: rows enough for a fast matrix product, 64 MB in float32
+PIECE = 16_000_000  # logits at a time: tokens enough for a fast matrix product, 64 MB in float32
 
 
 class HeadLoss(torch.autograd.Function):

@@ -26,10 +26,15 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) and x.dtype != torch.float64 else x.dtype
 
 
+def only_rounds(x: Tensor) -> bool:
+    """Whether a product of x is asked for in bfloat16, and made in float32."""
+    return product_dtype(x) == torch.bfloat16 and not has_units(x.device.type)
+
+
 def factor(x: Tensor) -> Tensor:
     """x, rounded as a factor of a product, in the dtype to multiply it in."""
     rounded = x.to(product_dtype(x))
-    return rounded.float() if rounded.dtype == torch.bfloat16 and not has_units(x.device.type) else rounded
+    return rounded.float() if only_rounds(x) else rounded
 
 
 def in_products_dtype(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -37,12 +42,11 @@ def in_products_dtype(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(product)
     def multiply(*tensors: Tensor, **how) -> Tensor:
-        dtype, device = product_dtype(tensors[0]), tensors[0].device.type
-        if dtype != torch.bfloat16 or has_units(device):
+        if not only_rounds(tensors[0]):
             return product(*tensors, **how)
         factors = [factor(tensor) for tensor in tensors]
-        with torch.autocast(device, enabled=False):
-            return product(*factors, **how).to(dtype)
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            return product(*factors, **how).to(torch.bfloat16)
 
     return multiply
 

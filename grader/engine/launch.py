@@ -402,8 +402,8 @@ class Session:
     def line_of_check(self, frames: list) -> str:
         """The check's own line that broke on what the student's code had returned; nothing if another's code did."""
         file = Path(getattr(sys.modules.get(self.module), "__file__", None) or "")
-        last = next((frame for frame in reversed(frames) if Path(frame[0]).parts[-2:] == file.parts[-2:] and file.name.startswith("test_")), None)
-        return textwrap.shorten(linecache.getline(str(file), last[1]).strip(), 120, placeholder=" …") if last else ""
+        lines = [line for path, line, _ in frames if file.name.startswith("test_") and Path(path).parts[-2:] == file.parts[-2:]]
+        return textwrap.shorten(linecache.getline(str(file), lines[-1]).strip(), 120, placeholder=" …") if lines else ""
 
     def crash(self, number: int) -> Fault:
         """A rank that is gone without having reported its end."""

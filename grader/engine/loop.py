@@ -64,8 +64,7 @@ def remember(verdicts: list[Verdict]) -> None:
     progress.write({(v.lesson, v.todo): v.status for v in verdicts})
     known = progress.read()
     with_hint = [(v.lesson, v.todo) for v in verdicts if v.status == "fail" and v.cause != "not_attempted"]  # the first one comes with the failure
-    if first := {todo: 1 for todo in with_hint if not known[todo].hints}:
-        progress.write(first)
+    progress.write({todo: 1 for todo in with_hint if not known[todo].hints})
 
 
 def climb(lesson: str, number: int) -> str:

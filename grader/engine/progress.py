@@ -35,7 +35,9 @@ class Progress:
         return self._parse()[0]
 
     def write(self, changes: dict[Id, str | int]) -> None:
-        """Set states (text) or hint steps (a number)."""
+        """Set states (text) or hint steps (a number); without changes the file stays as it is."""
+        if not changes:
+            return
         entries, foreign = self._parse()
         for todo, value in changes.items():
             entry = entries.setdefault(todo, Entry())
