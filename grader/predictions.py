@@ -8,9 +8,9 @@ import torch
 from grader.engine.checks import Student, expect
 
 
-def answers_on_rank(student, rank, world, calls):
+def answers_on_rank(code, rank, world, calls):
     """What the student's functions return: calls are (name, arguments)."""
-    return [plain(getattr(student, name)(*arguments)) for name, arguments in calls]
+    return [plain(getattr(code, name)(*arguments)) for name, arguments in calls]
 
 
 def plain(value: Any) -> Any:
@@ -24,7 +24,7 @@ def plain(value: Any) -> Any:
 
 def check_answers(student: Student, right: dict[tuple[str, tuple], Any], rel: float = 1e-9, wrong: str = "is wrong") -> None:
     """`right` maps (name, arguments) to the answer, a number or several. They are compared to `rel`: by default formulas, in float64."""
-    (seen,) = student.call(answers_on_rank, world=1, group=False, calls=[[name, list(map(listed, arguments))] for name, arguments in right])
+    (seen,) = student.call(answers_on_rank, world=1, group=False, calls=[[name, list(map(listed, arguments))] for name, arguments in right]).evidence
     for ((name, arguments), answer), guess in zip(right.items(), seen, strict=True):
         call = f"{name}({', '.join(map(spoken, arguments))})"
         if isinstance(answer, tuple):

@@ -22,17 +22,12 @@ import os
 import torch
 import torch.distributed as dist
 
-from grader.engine import observe
-from grader.engine.checks import expect, premise, todo
-from grader.engine.diagnose import Fault, place
-from grader.engine.launch import Private
-from grader.engine.messages import cases, left_in_flight, rehearse, written_in_flight
-from grader.predictions import check_answers, plain
+from grader.kit import Fault, Private, cases, check_answers, expect, left_in_flight, mark, merciless_messages, place, plain, premise, rehearse, todo, written_in_flight
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
-def predict_on_rank(student, rank, world, mine):
+def predict_on_rank(code, rank, world, mine):
     """The predictions for all ranks, of a student who is told all inputs by a real all-gather; and what this rank really gets."""
     mine = torch.tensor(mine)
     reduced = mine.clone()
@@ -45,7 +40,7 @@ def predict_on_rank(student, rank, world, mine):
 
     predictions, shared = {}, {}
     for name in NAMES:
-        held = getattr(student, name)([torch.tensor(x) for x in inputs])
+        held = getattr(code, name)([torch.tensor(x) for x in inputs])
         predictions[name] = held
         places = {h.data_ptr() for h in held if isinstance(h, torch.Tensor)} if isinstance(held, (list, tuple)) else set()
         shared[name] = isinstance(held, (list, tuple)) and len(places) < len(held)
@@ -69,7 +64,7 @@ def test_todo1_three_collectives(student):
     for world in (2, 3, 4):
         draw = student.draw("predict", world)
         inputs = [[float(draw.randrange(100)) for _ in range(2 * world)] for _ in range(world)]
-        seen = student.call(predict_on_rank, world=world, mine=Private(inputs))
+        seen = student.call(predict_on_rank, world=world, mine=Private(inputs)).evidence
         sums, rows = total(inputs), [x for vector in inputs for x in vector]
         for name in NAMES:
             held = seen[0]["predicted"][name]
@@ -92,14 +87,14 @@ def test_todo1_three_collectives(student):
 # TODO 2: places
 
 
-def places_on_rank(student, rank, world):
+def places_on_rank(code, rank, world):
     """All answers of rank 0's, who was told nothing of the other ranks."""
     a_node = int(os.environ["LOCAL_WORLD_SIZE"])
     answers = None
     if rank == 0:
-        answers = {"place": [plain(student.node_and_local_rank(r, a_node)) for r in range(world)],
-                   "rank": [plain(student.rank_at(*divmod(r, a_node), a_node)) for r in range(world)],
-                   "links": [plain(student.links_between_nodes(nodes, each)) for nodes, each in MACHINES]}
+        answers = {"place": [plain(code.node_and_local_rank(r, a_node)) for r in range(world)],
+                   "rank": [plain(code.rank_at(*divmod(r, a_node), a_node)) for r in range(world)],
+                   "links": [plain(code.links_between_nodes(nodes, each)) for nodes, each in MACHINES]}
     return answers
 
 
@@ -120,7 +115,7 @@ def test_todo2_places(student):
     for nodes, world in ((1, 3), (2, 4)):
         a_node = world // nodes
         machine = f"{nodes} node{'s' if nodes > 1 else ''} × {a_node}"
-        ranks = student.call(places_on_rank, world=world, nodes=nodes, group=False)
+        ranks = student.call(places_on_rank, world=world, nodes=nodes, group=False).evidence
         answers = ranks[0]
         for rank in range(world):
             node, local = divmod(rank, a_node)
@@ -154,13 +149,13 @@ def vectors(student, world):
     return [[[float(draw.randrange(1, 1000)) for _ in range(length)] for _ in range(world)] for length in lengths(world)]
 
 
-def collective_on_rank(student, rank, world, name, mine):
+def collective_on_rank(code, rank, world, name, mine):
     """A function of the student's on this rank's vector of each case: it knows no other rank's."""
-    observe.merciless_messages()
+    merciless_messages()
     held = []
     for vector in mine:
-        observe.mark()
-        result = getattr(student, name)(torch.tensor(vector), rank, world)
+        mark()
+        result = getattr(code, name)(torch.tensor(vector), rank, world)
         held.append(result.detach().clone() if isinstance(result, torch.Tensor) else f"a {type(result).__name__}")
     return held
 
@@ -173,8 +168,9 @@ def check_collective(student, name, right, budget, rubbish=None):
     for world in WORLDS:
         inputs = vectors(student, world)
         given = [[rubbish(vector, rank, world) for rank, vector in enumerate(case)] for case in inputs] if rubbish else inputs
-        seen = student.call(collective_on_rank, world=world, name=name, mine=Private(map(list, zip(*given, strict=True))))
-        for case, (vectors_of_ranks, events) in enumerate(zip(inputs, cases(student.events), strict=True)):
+        run = student.call(collective_on_rank, world=world, name=name, mine=Private(map(list, zip(*given, strict=True))))
+        seen = run.evidence
+        for case, (vectors_of_ranks, events) in enumerate(zip(inputs, cases(run.events), strict=True)):
             premise(len(set(map(tuple, vectors_of_ranks))) == world, "a rank that holds another rank's numbers")
             what = f"{name} of {len(vectors_of_ranks[0])} numbers on {world} ranks"
             messages = sound(what, events)

@@ -27,11 +27,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from grader.engine import observe
-from grader.engine.checks import Wrong, expect, todo
-from grader.engine.diagnose import Fault, place
-from grader.engine.messages import collectives
-from grader.predictions import check_answers
+from grader.kit import Fault, Judge, Wrong, check_answers, collectives, expect, mark, merciless_messages, place, todo
 
 WORLD = 3  # where a gradient may be missing, or shares be unequal; else 2
 CAP = 150  # bytes: four buckets of the model's nine trainable parameters
@@ -109,7 +105,7 @@ def serial(passes, seeds):
 
 
 def tell(what, **about):
-    observe.Judge.mine.say(e=what, **about)
+    Judge.mine.say(e=what, **about)
 
 
 def watch_gradients(model):
@@ -215,9 +211,9 @@ def check_no_wait_inside(what, events, rank):
 # TODO 1: predictions
 
 
-def predictions_on_rank(student, rank, world, shares):
+def predictions_on_rank(code, rank, world, shares):
     """What the student predicts: gradients of these shares."""
-    found = [student.whole_gradient([torch.tensor(gradient) for gradient in gradients_of_ranks], samples) for gradients_of_ranks, samples in shares]
+    found = [code.whole_gradient([torch.tensor(gradient) for gradient in gradients_of_ranks], samples) for gradients_of_ranks, samples in shares]
     return [g if isinstance(g, torch.Tensor) else f"a {type(g).__name__}" for g in found]
 
 
@@ -238,7 +234,7 @@ def test_todo1_predictions(student):
     shares = [[[[1.0, 2.0], [3.0, 8.0]], [5, 5]], [[[1.0, 2.0], [3.0, 8.0]], [3, 1]], [[[4.0], [8.0], [0.0]], [2, 2, 0]], [[[1.0, 2.0]], [7]]]
     right = [[2.0, 5.0], [1.5, 3.5], [6.0], [1.0, 2.0]]
     steps = ((1000, 1), (1000, 2), (1000, 4), (124_000_000, 1024))
-    (seen,) = student.call(predictions_on_rank, world=1, group=False, shares=shares)
+    (seen,) = student.call(predictions_on_rank, world=1, group=False, shares=shares).evidence
     for (gradients_of_ranks, samples), wanted, guess in zip(shares, right, seen, strict=True):
         expect(isinstance(guess, torch.Tensor), "whole_gradient returns no tensor", wanted, guess)
         expect(guess.shape == torch.Size([len(wanted)]) and torch.allclose(guess.float(), torch.tensor(wanted)),
@@ -255,13 +251,13 @@ def state(model):
     return {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
 
 
-def broadcast_on_rank(student, rank, world, seed):
-    observe.merciless_messages()
+def broadcast_on_rank(code, rank, world, seed):
+    merciless_messages()
     model = made_model(seed)
     given = {name: (tensor, tensor.data_ptr()) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     before = state(model)
-    observe.mark()
-    student.broadcast_state(model)
+    mark()
+    code.broadcast_state(model)
     after = dict((*model.named_parameters(), *model.named_buffers()))
     replaced = [name for name, (tensor, _) in given.items() if after.get(name) is not tensor]
     moved = [name for name, (tensor, address) in given.items() if tensor.data_ptr() != address]
@@ -281,9 +277,10 @@ def broadcast_on_rank(student, rank, world, seed):
     ),
 )
 def test_todo2_broadcast_state(student):
-    ranks = student.call(broadcast_on_rank, world=2, seed=student.seeds(2))
+    run = student.call(broadcast_on_rank, world=2, seed=student.seeds(2))
+    ranks = run.evidence
     right = ranks[0]["before"]
-    check_waited("broadcast_state", [parts(mine)[0] for mine in student.events])
+    check_waited("broadcast_state", [parts(mine)[0] for mine in run.events])
     for rank, seen in enumerate(ranks):
         for name, wanted in right.items():
             kind = "buffer" if name in ("scale",) or name.startswith("norm.running") or name.endswith("tracked") else "parameter"
@@ -295,7 +292,7 @@ def test_todo2_broadcast_state(student):
         expect(not seen["replaced"] and seen["tied"] and seen["trained"] == ranks[0]["trained"], f"broadcast_state replaces tensors of rank {rank}'s model: an optimizer "
                "that holds the old ones would train these", "the same tensors, other numbers", ", ".join(seen["replaced"]) or "other tensors", rank)
     most = sum(tensor.numel() * tensor.element_size() for tensor in right.values())
-    for rank, events in enumerate(student.events):
+    for rank, events in enumerate(run.events):
         sent = sum(event["bytes"] for event in ops(parts(events)[0]))
         expect(sent <= most, f"broadcast_state gives {sent} bytes to its calls on rank {rank}, more than the state has: is each tensor sent once, a tied one too, and as it is? Objects are pickled, which takes more",
                f"at most {most}", sent, rank)
@@ -308,16 +305,16 @@ def test_todo2_broadcast_state(student):
 USERS = ([0, 1, 2], [0, 2], [])
 
 
-def naive_on_rank(student, rank, world, seed):
-    observe.merciless_messages()
+def naive_on_rank(code, rank, world, seed):
+    merciless_messages()
     seen = []
     for number, users in enumerate(USERS):
         model = made_model()
         model(*micro_batch(seed, number, rank in users)).backward()
         before = gradients(model)
         before = {name: grad.clone() for name, grad in before.items()}
-        observe.mark()
-        student.average_gradients(model)
+        mark()
+        code.average_gradients(model)
         seen.append({"before": before, "after": gradients(model), "frozen": model.frozen.weight.grad is None})
     return seen
 
@@ -336,16 +333,17 @@ def naive_on_rank(student, rank, world, seed):
 )
 def test_todo3_naive(student):
     seeds = student.seeds(WORLD)
-    ranks = student.call(naive_on_rank, world=WORLD, seed=seeds)
+    run = student.call(naive_on_rank, world=WORLD, seed=seeds)
+    ranks = run.evidence
     sizes = gradient_bytes()
     for case, users in enumerate(USERS):
         right = student.reference(serial, passes=[[case, users]], seeds=[*seeds])
         what = "average_gradients" + ("" if case == 0 else " where rank 1 does not use a layer" if case == 1 else " where nobody uses a layer")
         differ = [name for name in right if not all(name in seen[case]["before"] and close(seen[case]["before"][name], name, right) for seen in ranks)]
         assert len(differ) == len(right)  # the wrong would differ
-        check_waited(what, [parts(mine)[case] for mine in student.events])
+        check_waited(what, [parts(mine)[case] for mine in run.events])
         for rank, seen in enumerate(ranks):
-            events = parts(student.events[rank])[case]
+            events = parts(run.events[rank])[case]
             check_gradients(what, seen[case]["after"], right, rank)
             expect(seen[case]["frozen"], f"{what}: on rank {rank}, the frozen layer has a gradient afterwards", "None", "a gradient", rank)
             check_budget(what, events, rank, len(sizes), sum(sizes), "trainable parameter, a tied one once and a frozen one never")
@@ -356,16 +354,16 @@ def test_todo3_naive(student):
 # TODO 4: as soon as a gradient is ready
 
 
-def overlapped_on_rank(student, rank, world, seed):
+def overlapped_on_rank(code, rank, world, seed):
     """Two passes, the second one on top of what the first one has left."""
-    observe.merciless_messages()
+    merciless_messages()
     model = made_model()
     watch_gradients(model)
-    finish = student.reduce_when_ready(model)
+    finish = code.reduce_when_ready(model)
     seen = []
     for number in range(2):
         loss = model(*micro_batch(seed, number))
-        observe.mark()
+        mark()
         backward(loss)
         finish()
         seen.append({name: grad.clone() for name, grad in gradients(model).items()})
@@ -394,12 +392,13 @@ ENDS = (((1.0, 2.0, 3.0), (0.5, 0.5, 0.5), 3.5), ((1.0, 2.0, 3.0), (2.0, 2.0, 2.
 def test_todo4_overlapped(student):
     check_answers(student, {("communication_ends", (ready, seconds)): end for ready, seconds, end in ENDS}, wrong="is not when the last one is over")
     seeds = student.seeds(WORLD)
-    ranks = student.call(overlapped_on_rank, world=WORLD, seed=seeds)
+    run = student.call(overlapped_on_rank, world=WORLD, seed=seeds)
+    ranks = run.evidence
     sizes = gradient_bytes()
     for case, (what, numbers_of_passes) in enumerate(PASSES):
         mean = student.reference(serial, passes=[[number, [0, 1, 2]] for number in numbers_of_passes], seeds=[*seeds])
         right = {name: grad * len(numbers_of_passes) for name, grad in mean.items()}
-        events = [parts(mine)[case] for mine in student.events]
+        events = [parts(mine)[case] for mine in run.events]
         check_waited(what, events)
         for rank, seen in enumerate(ranks):
             check_no_wait_inside(what, events[rank], rank)
@@ -430,10 +429,10 @@ def check_begun_at_once(what, events, rank):
 FILLS = (([4, 4, 4, 4], 8), ([4, 4, 4, 4, 4], 8), ([10, 20, 30, 40], 50), ([3, 100, 3, 3], 10), ([100], 10), ([5, 5, 5], 1000), ([6, 5, 6, 5], 10), ([112, 16, 16, 96, 24, 144, 24, 48, 8], 150))
 
 
-def fills_on_rank(student, rank, world):
+def fills_on_rank(code, rank, world):
     found = []
     for sizes, cap in FILLS:
-        buckets = student.assign_buckets(list(sizes), cap)
+        buckets = code.assign_buckets(list(sizes), cap)
         try:
             found.append([[int(index) for index in bucket] for bucket in buckets])
         except (TypeError, ValueError):
@@ -463,7 +462,7 @@ def fewest(sizes, cap):
     ),
 )
 def test_todo5_buckets(student):
-    (seen,) = student.call(fills_on_rank, world=1, group=False)
+    (seen,) = student.call(fills_on_rank, world=1, group=False).evidence
     for (sizes, cap), buckets in zip(FILLS, seen, strict=True):
         what = f"assign_buckets({sizes}, {cap})"
         expect(isinstance(buckets, list), f"{what} is no list of lists of indices", "lists of indices", buckets)
@@ -491,15 +490,15 @@ STEPS = (
 )
 
 
-def bucketed_on_rank(student, rank, world, seed):
-    observe.merciless_messages()
+def bucketed_on_rank(code, rank, world, seed):
+    merciless_messages()
     model = made_model()
     watch_gradients(model)
-    reducer = student.Bucketed(model, CAP)
+    reducer = code.Bucketed(model, CAP)
     seen = []
     for _, passes in STEPS:
         model.zero_grad()
-        observe.mark()
+        mark()
         for place_of_pass, (number, users) in enumerate(passes, start=1):
             reducer.sync = place_of_pass == len(passes)
             backward(model(*micro_batch(seed, number, rank in users)) / len(passes))
@@ -524,11 +523,12 @@ def bucketed_on_rank(student, rank, world, seed):
 )
 def test_todo6_bucketed(student):
     seeds = student.seeds(WORLD)
-    ranks = student.call(bucketed_on_rank, world=WORLD, seed=seeds)
+    run = student.call(bucketed_on_rank, world=WORLD, seed=seeds)
+    ranks = run.evidence
     sizes = gradient_bytes()
     for case, (what, passes) in enumerate(STEPS):
         right = student.reference(serial, passes=passes, seeds=[*seeds])
-        events = [parts(mine)[case] for mine in student.events]
+        events = [parts(mine)[case] for mine in run.events]
         check_waited(what, events)
         everybody = all(len(users) == WORLD for _, users in passes)
         for rank, seen in enumerate(ranks):
@@ -558,17 +558,17 @@ def check_begun_early(what, events, rank):
 MICRO = 3
 
 
-def accumulate_on_rank(student, rank, world, seed):
-    observe.merciless_messages()
+def accumulate_on_rank(code, rank, world, seed):
+    merciless_messages()
     model = made_model()
     watch_gradients(model)
-    reducer = student.Bucketed(model, CAP)
+    reducer = code.Bucketed(model, CAP)
     seen = []
     for step in range(2):
         model.zero_grad()
-        observe.mark()
+        mark()
         with told_passes():
-            student.accumulate(model, reducer, [micro_batch(seed, MICRO * step + number) for number in range(MICRO)])
+            code.accumulate(model, reducer, [micro_batch(seed, MICRO * step + number) for number in range(MICRO)])
         seen.append({name: grad.clone() for name, grad in gradients(model).items()})
     return seen
 
@@ -607,12 +607,13 @@ class told_passes:
 def test_todo7_accumulate(student):
     world = 2
     seeds = student.seeds(world)
-    ranks = student.call(accumulate_on_rank, world=world, seed=seeds)
+    run = student.call(accumulate_on_rank, world=world, seed=seeds)
+    ranks = run.evidence
     sizes = gradient_bytes()
     for step in range(2):
         what = f"accumulate over {MICRO} micro-batches" + (", in a second step" if step else "")
         right = student.reference(serial, passes=[[MICRO * step + number, [0, 1]] for number in range(MICRO)], seeds=[*seeds])
-        events = [parts(mine)[step] for mine in student.events]
+        events = [parts(mine)[step] for mine in run.events]
         check_waited(what, events)
         for rank, seen in enumerate(ranks):
             passes = parts(events[rank], "backward")
@@ -642,15 +643,15 @@ def check_scaled(what, seen, right, rank):
 COUNTS = (4, 0, 3)
 
 
-def weighted_on_rank(student, rank, world, seed):
-    observe.merciless_messages()
+def weighted_on_rank(code, rank, world, seed):
+    merciless_messages()
     seen = []
     for counts in (COUNTS, (2, 2, 2)):
         model = made_model().eval()  # a batch norm of the whole batch is not that of its shares
         loss = model(*micro_batch(seed, 0, samples=counts[rank])) if counts[rank] else 0 * sum(p.sum() for p in model.parameters())
-        observe.mark()
-        loss = student.weighted(loss, counts[rank])
-        observe.mark()
+        mark()
+        loss = code.weighted(loss, counts[rank])
+        mark()
         loss.backward()
         for parameter in trained(model).values():
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -680,14 +681,15 @@ def serial_shares(counts, seeds):
 )
 def test_todo8_weighted(student):
     seeds = student.seeds(WORLD)
-    ranks = student.call(weighted_on_rank, world=WORLD, seed=seeds)
+    run = student.call(weighted_on_rank, world=WORLD, seed=seeds)
+    ranks = run.evidence
     for case, counts in enumerate((COUNTS, (2, 2, 2))):
         what = f"weighted, on ranks with {', '.join(map(str, counts))} samples"
         right = student.reference(serial_shares, counts=counts, seeds=[*seeds])
-        check_waited(what, [parts(mine)[2 * case] for mine in student.events])
+        check_waited(what, [parts(mine)[2 * case] for mine in run.events])
         for rank, seen in enumerate(ranks):
             check_gradients(what, seen[case], right, rank)
-            calls = ops(parts(student.events[rank])[2 * case])
+            calls = ops(parts(run.events[rank])[2 * case])
             expect(len(calls) <= 1 and sum(event["bytes"] for event in calls) <= 8, f"{what}: rank {rank} sends more than one number", "one number", f"{len(calls)} calls of "
                    f"{sum(event['bytes'] for event in calls)} bytes", rank)
 
@@ -699,14 +701,14 @@ def test_todo8_weighted(student):
 TORCH = ([[0, [0, 1]], [1, [0, 1]], [2, [0, 1]]], [[3, [0, 1]], [4, [0]], [5, [0]]])
 
 
-def torch_on_rank(student, rank, world, seed):
+def torch_on_rank(code, rank, world, seed):
     seen = []
     for case, passes in enumerate(TORCH):
         model = made_model(rank if case == 0 else 0)  # in the first case the ranks begin apart
         watch_gradients(model)
-        observe.mark()
+        mark()
         with told_passes():
-            ddp = student.with_torch(model, [micro_batch(seed, number, rank in users) for number, users in passes], CAP)
+            ddp = code.with_torch(model, [micro_batch(seed, number, rank in users) for number, users in passes], CAP)
         seen.append({"grads": gradients(model), "kind": type(ddp).__name__, "wraps": getattr(ddp, "module", None) is model,
                      "weights": {name: p.detach().clone() for name, p in model.named_parameters()}})
     return seen
@@ -727,7 +729,8 @@ def torch_on_rank(student, rank, world, seed):
 def test_todo9_torch(student):
     world = 2
     seeds = student.seeds(world)
-    ranks = student.call(torch_on_rank, world=world, seed=seeds)
+    run = student.call(torch_on_rank, world=world, seed=seeds)
+    ranks = run.evidence
     nbytes, first = sum(gradient_bytes()), dict(made_model().named_parameters())
     for case, passes in enumerate(TORCH):
         what = f"with_torch on {MICRO} micro-batches" + (", of which rank 1 uses a layer in the first only" if case else "")
@@ -739,7 +742,7 @@ def test_todo9_torch(student):
             mine = seen[case]
             expect(mine["kind"] == "DistributedDataParallel" and mine["wraps"], f"{what}: rank {rank} does not return the given model in a DistributedDataParallel",
                    "DistributedDataParallel", mine["kind"], rank)
-            passes_seen = parts(parts(student.events[rank])[case], "backward")
+            passes_seen = parts(parts(run.events[rank])[case], "backward")
             expect(len(passes_seen) > 0, f"{what}: rank {rank} makes no backward pass", f"{MICRO} passes", 0, rank)
             for number, quiet in enumerate(passes_seen[:-1], start=1):
                 expect(not reduced(quiet), f"{what}: rank {rank} sends gradients in backward pass {number} of {len(passes_seen)}; only the last one needs to", "none",

@@ -26,11 +26,7 @@ import math
 import torch
 from torch import nn
 
-from grader.engine.checks import Wrong, expect, premise, todo
-from grader.engine.launch import Private
-from grader.engine.messages import cases, collectives
-from grader.engine.observe import mark
-from grader.predictions import check_answers
+from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, mark, premise, todo
 from utils.memory import Storages, held
 from utils.model import TransformerLM
 
@@ -160,18 +156,18 @@ def test_todo7_sent_bytes(student):
 SHAPES = ((7,), (2, 3), (1,), (3, 5), (2,), (4, 2, 2))
 
 
-def cut_on_rank(student, rank, world, worlds):
+def cut_on_rank(code, rank, world, worlds):
     """Every piece of every tensor, and what memory it has."""
     seen = []
     for shape in SHAPES:
         for n in worlds:
             tensor = 1 + torch.arange(float(math.prod(shape))).view(shape)
-            size = student.shard_size(tensor.numel(), n)
+            size = code.shard_size(tensor.numel(), n)
             expected = math.ceil(tensor.numel() / n)  # the other functions are judged by the right size
-            parts = [student.my_part(tensor, r, n) for r in range(n)]
-            shards = [student.filled(tensor.view(-1)[r * expected : (r + 1) * expected], expected) for r in range(n)]
-            short = student.filled(torch.ones(1, dtype=torch.bfloat16), 2)
-            whole = student.joined(torch.cat([*tensor.view(-1).split(expected), torch.full([expected * n - tensor.numel()], -1.0)]), tensor.shape)
+            parts = [code.my_part(tensor, r, n) for r in range(n)]
+            shards = [code.filled(tensor.view(-1)[r * expected : (r + 1) * expected], expected) for r in range(n)]
+            short = code.filled(torch.ones(1, dtype=torch.bfloat16), 2)
+            whole = code.joined(torch.cat([*tensor.view(-1).split(expected), torch.full([expected * n - tensor.numel()], -1.0)]), tensor.shape)
             found = {"size": int(size), "parts": [p.detach().clone() for p in parts], "shards": [s.detach().clone() for s in shards], "whole": whole.clone(),
                      "bytes": [s.untyped_storage().nbytes() for s in shards], "dtype": str(short.dtype)}
             for part in parts:
@@ -196,7 +192,7 @@ def cut_on_rank(student, rank, world, worlds):
 )
 def test_todo2_shards(student):
     worlds = (1, 2, 3, 4)
-    (seen,) = student.call(cut_on_rank, world=1, group=False, worlds=worlds)
+    (seen,) = student.call(cut_on_rank, world=1, group=False, worlds=worlds).evidence
     for found, (shape, n) in zip(seen, [(shape, n) for shape in SHAPES for n in worlds], strict=True):
         tensor = 1 + torch.arange(float(math.prod(shape)))
         size, what = math.ceil(len(tensor) / n), f"a tensor of shape {shape} on {n} rank{'s' if n > 1 else ''}"
@@ -217,16 +213,16 @@ def test_todo2_shards(student):
                tensor.view(shape).tolist(), found["whole"].tolist())
 
 
-def lists_on_rank(student, rank, world, mine):
+def lists_on_rank(code, rank, world, mine):
     """gather_shards of whole numbers that tell whose they are, and reduce_to_shards."""
     sizes = [math.ceil(math.prod(shape) / world) for shape in SHAPES]
     shards = [nn.Parameter(torch.arange(size) + 100.0 * number + 1000 * mine) for number, size in enumerate(sizes)]
     given = [shard.detach().clone() for shard in shards]
     mark()
-    gathered = student.gather_shards(shards, world)
+    gathered = code.gather_shards(shards, world)
     tensors = [numbers(shape, number, mine) for number, shape in enumerate(SHAPES)]
     mark()
-    reduced = student.reduce_to_shards(tensors, world)
+    reduced = code.reduce_to_shards(tensors, world)
     kept = all(torch.equal(a, b) for a, b in zip(given, shards)) and all(
         torch.equal(t, numbers(shape, number, mine)) for number, (t, shape) in enumerate(zip(tensors, SHAPES)))
     distinct = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in reduced}
@@ -254,8 +250,9 @@ def numbers(shape, number, mine):
 def test_todo3_lists(student):
     world = 3
     of_rank = student.draw("lists").sample(range(1, 100), world)
-    ranks = student.call(lists_on_rank, world=world, mine=Private(of_rank))
-    marked = [collectives(case) for case in cases(student.events)]
+    run = student.call(lists_on_rank, world=world, mine=Private(of_rank))
+    ranks = run.evidence
+    marked = [collectives(case) for case in cases(run.events)]
     sizes = [math.ceil(math.prod(shape) / world) for shape in SHAPES]
     for rank, seen in enumerate(ranks):
         for name, results in (("gather_shards", seen["gathered"]), ("reduce_to_shards", seen["reduced"])):
@@ -320,8 +317,8 @@ class Probe:
 class Stepped:
     """Stage 1's optimizer for checks of other TODOs than the fourth: of the student's it needs only what gathers."""
 
-    def __init__(self, student, groups, kind, rank, world, **options):
-        self.student, self.rank, self.world = student, rank, world
+    def __init__(self, code, groups, kind, rank, world, **options):
+        self.code, self.rank, self.world = code, rank, world
         groups = [{**group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups]
         self.parameters = [p for group in groups for p in group["params"]]
         self.optimizer = kind(self.trained(groups), **options)
@@ -344,7 +341,7 @@ class Stepped:
         mine = [torch.zeros(math.ceil(p.numel() / self.world), dtype=p.dtype) for p in self.parameters]
         for p, shard in zip(self.parameters, mine):
             shard[: len(self.part(p))] = self.part(p)
-        for p, numbers in zip(self.parameters, self.student.gather_shards(mine, self.world)):
+        for p, numbers in zip(self.parameters, self.code.gather_shards(mine, self.world)):
             p.data.copy_(numbers[: p.numel()].view(p.shape))
 
     def zero_grad(self):
@@ -356,18 +353,18 @@ class Mixed(Stepped):
     """The same with the student's masters."""
 
     def trained(self, groups):
-        return self.student.masters_in_groups(groups, self.rank, self.world)
+        return self.code.masters_in_groups(groups, self.rank, self.world)
 
     def step(self):
-        self.student.share_in_float32(self.parameters, self.parts, self.world)
+        self.code.share_in_float32(self.parameters, self.parts, self.world)
         self.optimizer.step()
         for master in self.parts:
             master.grad = None
-        self.student.write_back(self.parameters, self.parts, self.rank, self.world)
+        self.code.write_back(self.parameters, self.parts, self.rank, self.world)
         self.gather()
 
 
-def train_on_rank(student, rank, world, seed, stage, kind, odd, layers, steps, passes):
+def train_on_rank(code, rank, world, seed, stage, kind, odd, layers, steps, passes):
     """Train by the student's means; what was held, and what came out."""
     model = made_model(odd, layers)
     batches = [[batch(seed, step, number) for number in range(passes)] for step in range(steps)]
@@ -375,19 +372,19 @@ def train_on_rank(student, rank, world, seed, stage, kind, odd, layers, steps, p
     with contextlib.ExitStack() as measured:
         storages = measured.enter_context(Storages(model.parameters()))
         if stage == 3:
-            units = student.make_units(model, rank, world)
+            units = code.make_units(model, rank, world)
             for unit in units:
-                student.attach(unit)
+                code.attach(unit)
             probe.look("the time before the first step")
             shards = {p: shard for unit in units for p, shard in zip(unit.parameters, unit.shards)}
             groups = [{**group, "params": [shards[p] for p in group["params"]]} for group in in_groups([p for p in model.parameters() if p.requires_grad])]
             optimizer = inner = getattr(torch.optim, kind)(groups, **OPTIONS[kind])
         else:
             arguments = in_groups(list(model.parameters())), getattr(torch.optim, kind), rank, world
-            optimizer = student.ShardedOptimizer(*arguments, **OPTIONS[kind]) if stage == 1 else Stepped(student, *arguments, **OPTIONS[kind])
+            optimizer = code.ShardedOptimizer(*arguments, **OPTIONS[kind]) if stage == 1 else Stepped(code, *arguments, **OPTIONS[kind])
             inner = optimizer.optimizer
             if stage == 2:
-                student.reduce_when_ready(optimizer.parameters, optimizer.parts, world)
+                code.reduce_when_ready(optimizer.parameters, optimizer.parts, world)
         measured.close()  # to watch every operation takes time; what follows up to the first step is made once more
         for step in range(steps):
             mark()
@@ -508,12 +505,13 @@ def check_stage(student, stage):
         how = dict(kind=kind, odd=odd, layers=layers, steps=steps, passes=passes)
         told = f"stage {stage}, {kind} on {world} ranks" + (", head tied, some parameters frozen" if odd else "") + (", two backward passes a step" if passes > 1 else "")
         seeds = student.seeds(world)
-        ranks = student.call(train_on_rank, world=world, seed=seeds, stage=stage, **how)
+        run = student.call(train_on_rank, world=world, seed=seeds, stage=stage, **how)
+        ranks = run.evidence
         right = student.reference(serial, seeds=[*seeds], **how)
         alone = student.reference(serial, seeds=seeds[:1], **how)
         apart = [(alone["weights"][name] - weight).norm() > 0.1 * (weight - right["first"][name]).norm() for name, weight in right["weights"].items()]
         premise(any(apart), "ranks that train alone")
-        calls = collectives(cases(student.events)[0])
+        calls = collectives(cases(run.events)[0])
         for rank, mine in enumerate(ranks):
             limits, whole = limits_of(stage, odd, layers, world, rank, state=8 if kind == "AdamW" else 4)
             check_held(told, mine["held"], limits, rank, whole)
@@ -546,7 +544,7 @@ def check_stage(student, stage):
     ),
 )
 def test_todo4_stage_1(student):
-    (seen,) = student.call(parts_on_rank, world=1, group=False)
+    (seen,) = student.call(parts_on_rank, world=1, group=False).evidence
     for rank, mine in enumerate(seen):
         where = f"parts_in_groups for rank {rank} of 3"
         expect(mine["options"] == [{"lr": 0.5, "weight_decay": 0.1}, {"lr": 0.25}], f"{where}: the groups' options are not those of the groups given",
@@ -559,12 +557,12 @@ def test_todo4_stage_1(student):
     check_stage(student, 1)
 
 
-def parts_on_rank(student, rank, world):
+def parts_on_rank(code, rank, world):
     seen = []
     for r in range(3):
         parameters = [nn.Parameter(torch.ones(shape)) for shape in ((2, 7), (5,), (1,))]
         groups = [{"params": parameters[:1], "lr": 0.5, "weight_decay": 0.1}, {"params": parameters[1:], "lr": 0.25}]
-        made = student.parts_in_groups(groups, r, 3)
+        made = code.parts_in_groups(groups, r, 3)
         parts = [p for group in made for p in group["params"]]
         given = all(a is b for a, b in zip(parameters, (p for group in groups for p in group["params"]), strict=True)) and all(p.requires_grad for p in parameters)
         leaves = all(p.is_leaf and p.requires_grad for p in parts)
@@ -578,7 +576,7 @@ def parts_on_rank(student, rank, world):
     return seen
 
 
-def resumed_on_rank(student, rank, world, seed, steps):
+def resumed_on_rank(code, rank, world, seed, steps):
     """Half of the steps, saved, loaded into a new optimizer of a model with the same weights, and the other half."""
 
     def train(model, optimizer, some):
@@ -586,7 +584,7 @@ def resumed_on_rank(student, rank, world, seed, steps):
         for step in some:
             loss = model(*batch(seed, step, 0))
             loss.backward()
-            for part, shard in zip(optimizer.parts, student.reduce_to_shards([p.grad for p in optimizer.parameters], world)):
+            for part, shard in zip(optimizer.parts, code.reduce_to_shards([p.grad for p in optimizer.parameters], world)):
                 part.grad = shard[: len(part)]
             optimizer.step()
             optimizer.zero_grad()
@@ -594,14 +592,14 @@ def resumed_on_rank(student, rank, world, seed, steps):
         return losses
 
     def made(model):
-        return Stepped(student, in_groups(list(model.parameters())), torch.optim.AdamW, rank, world, **OPTIONS["AdamW"])
+        return Stepped(code, in_groups(list(model.parameters())), torch.optim.AdamW, rank, world, **OPTIONS["AdamW"])
 
     model = made_model()
     optimizer = made(model)
     losses = train(model, optimizer, range(steps // 2))
     inner = optimizer.optimizer
     before = copied(inner.state_dict())["state"]
-    saved = student.whole_state(inner.state_dict(), optimizer.parameters, world)
+    saved = code.whole_state(inner.state_dict(), optimizer.parameters, world)
     seen = {"saved": copied(saved), "kept": equal(inner.state_dict()["state"], before)}
     if len(saved["param_groups"]) != 2 or any(
             set(values) != set(before[number]) or any(torch.is_tensor(value) and value.dim() and value.shape != optimizer.parameters[number].shape for value in values.values())
@@ -612,12 +610,12 @@ def resumed_on_rank(student, rank, world, seed, steps):
     with Storages(new.parameters()) as storages:
         optimizer = made(new)
         inner = optimizer.optimizer
-        inner.load_state_dict(student.state_of_parts(saved, rank, world))
+        inner.load_state_dict(code.state_of_parts(saved, rank, world))
         storages.note(value for values in inner.state.values() for value in values.values())
         seen["held"] = held(storages, new.parameters(), inner)["optimizer"]
     seen["unchanged"] = equal(saved["state"], seen["saved"]["state"])
     seen["losses"] = losses + train(new, optimizer, range(steps // 2, steps))
-    momentumless = student.whole_state({"state": {0: {"momentum_buffer": None}}, "param_groups": []}, list(new.parameters()), world)
+    momentumless = code.whole_state({"state": {0: {"momentum_buffer": None}}, "param_groups": []}, list(new.parameters()), world)
     return seen | {"none": momentumless["state"][0]["momentum_buffer"] is None}
 
 
@@ -648,7 +646,7 @@ def test_todo5_state(student):
     world, steps = 2, 4
     seeds = student.seeds(world)
     right = student.reference(serial, seeds=[*seeds], kind="AdamW", odd=False, layers=1, steps=steps, passes=1)
-    ranks = student.call(resumed_on_rank, world=world, seed=seeds, steps=steps)
+    ranks = student.call(resumed_on_rank, world=world, seed=seeds, steps=steps).evidence
     plain, told = right["states"][0], f"after {steps // 2} steps of AdamW on {world} ranks"
     _, trained = shapes_of()
     for rank, mine in enumerate(ranks):
@@ -716,12 +714,12 @@ class Tiny(nn.Module):
         return self.down(torch.tanh(self.up(x)))
 
 
-def unit_on_rank(student, rank, world, factor):
+def unit_on_rank(code, rank, world, factor):
     module = Tiny()
     parameters = list(module.parameters())
     x = torch.arange(10.0).view(2, 5).div(10).requires_grad_()
     with Storages(parameters) as storages:
-        unit = student.Unit(module, parameters, rank, world)
+        unit = code.Unit(module, parameters, rank, world)
         seen = {"at first": storages.by_kind({"shards": unit.shards, "weights": parameters})}
         if seen["at first"]["weights"]:
             return seen  # a tensor without memory, met unawares, would end the process
@@ -729,27 +727,27 @@ def unit_on_rank(student, rank, world, factor):
             for shard in unit.shards:
                 shard.mul_(factor)  # as an optimizer would: what is gathered must be the shards, not what was there before
         mark()
-        student.unshard(unit)
+        code.unshard(unit)
         seen["lacking"] = [name for name, p in module.named_parameters() if p.untyped_storage().nbytes() < 4 * p.numel()]
         if seen["lacking"]:
             return seen
         seen["whole"] = {name: p.detach().clone() for name, p in module.named_parameters()}
         seen["same"] = all(a is b for a, b in zip(parameters, module.parameters())) and [p.requires_grad for p in parameters] == [False, True, True]
         mark()
-        student.unshard(unit)
+        code.unshard(unit)
         mark()
         before = storages.by_kind({"shards": unit.shards, "weights": parameters})["other"]
         loss = module(x).square().sum()
-        student.reshard(unit)
+        code.reshard(unit)
         seen["in between"] = storages.by_kind({"shards": unit.shards, "weights": parameters})
         seen["kept"] = seen["in between"]["other"] - before - ACTIVATIONS
         seen["shapes"] = [list(p.shape) for p in parameters]
         with torch.no_grad():
             seen["shards"] = [shard.clone() for shard in unit.shards]
-        student.unshard(unit)
+        code.unshard(unit)
         loss.backward()
         seen["gradients"] = {"x": x.grad.clone()} | {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
-        student.reshard(unit)
+        code.reshard(unit)
         seen["at last"] = {"weights": sum(p.untyped_storage().nbytes() for p in parameters)}
     return seen
 
@@ -782,7 +780,8 @@ def unit_serial(factors):
 def test_todo8_unit(student):
     world = 3
     factors = student.draw("unit").sample(range(2, 100), world)
-    ranks = student.call(unit_on_rank, world=world, factor=Private([f / 50 for f in factors]))
+    run = student.call(unit_on_rank, world=world, factor=Private([f / 50 for f in factors]))
+    ranks = run.evidence
     right = student.reference(unit_serial, factors=[f / 50 for f in factors])
     shapes = [p.shape for p in right["weights"].values()]
     psi = sum(map(math.prod, shapes))
@@ -791,7 +790,7 @@ def test_todo8_unit(student):
         expect(weights == 0, f"a unit of {4 * psi} bytes on {world} ranks: after reshard, rank {rank} still has {weights} bytes of whole weights", "0 bytes",
                f"{weights} bytes", rank)
         expect(not seen["lacking"], f"after unshard, rank {rank}'s {', '.join(seen['lacking'])} has not the memory it needs", "all of its bytes", "less", rank)
-    first, again, _ = (collectives(case) for case in cases(student.events))
+    first, again, _ = (collectives(case) for case in cases(run.events))
     for rank, seen in enumerate(ranks):
         held_by_shards = seen["at first"]["shards"]
         expect(held_by_shards == 4 * share(shapes, world), "the shards of a unit have other sizes", 4 * share(shapes, world), held_by_shards, rank)
@@ -846,12 +845,12 @@ def test_todo9_stage_3(student):
 # TODO 10: mixed precision
 
 
-def mixed_on_rank(student, rank, world, seed, steps):
+def mixed_on_rank(code, rank, world, seed, steps):
     model = made_model().to(torch.bfloat16)
     batches = [batch(seed, step, 0) for step in range(steps)]
     losses = []
     with Storages(model.parameters()) as storages:
-        optimizer = Mixed(student, in_groups(list(model.parameters())), torch.optim.AdamW, rank, world, **OPTIONS["AdamW"])
+        optimizer = Mixed(code, in_groups(list(model.parameters())), torch.optim.AdamW, rank, world, **OPTIONS["AdamW"])
         masters = optimizer.parts
         groups = [{k: group[k] for k in ("lr", "weight_decay")} for group in optimizer.optimizer.param_groups]
         dtypes, leaves = sorted({str(p.dtype) for p in masters}), all(p.is_leaf and p.requires_grad for p in masters)
@@ -913,12 +912,13 @@ def mixed_serial(seeds, steps):
 def test_todo10_mixed(student):
     world, steps = 2, 4
     seeds = student.seeds(world)
-    ranks = student.call(mixed_on_rank, world=world, seed=seeds, steps=steps)
+    run = student.call(mixed_on_rank, world=world, seed=seeds, steps=steps)
+    ranks = run.evidence
     right = student.reference(mixed_serial, seeds=[*seeds], steps=steps)
     told = f"AdamW on {world} ranks, weights in bfloat16"
     everything, _ = shapes_of()
     psi, shard = sum(map(math.prod, everything)), share(everything, world)
-    events = cases(student.events)[0]
+    events = cases(run.events)[0]
     calls = collectives(events)
     for rank, mine in enumerate(ranks):
         expect(mine["dtypes"] == ["torch.float32"], f"{told}: the masters are {', '.join(mine['dtypes'])}", "float32", mine["dtypes"], rank)

@@ -29,11 +29,7 @@ import torch
 import torch.distributed as dist
 
 from grader.engine import batch
-from grader.engine.checks import Wrong, expect, premise, todo
-from grader.engine.diagnose import Fault
-from grader.engine.launch import Private
-from grader.engine.observe import record_files
-from grader.scripts import check_checkpoint, corpus, each_once, same_run, training
+from grader.kit import Fault, Private, Wrong, check_checkpoint, corpus, each_once, expect, premise, record_files, same_run, todo, training
 from utils.data import Windows
 from utils.model import TransformerLM
 
@@ -49,14 +45,14 @@ LAYOUTS = ((1, 3), (2, 2))  # nodes, ranks: in the second, rank and local rank d
 
 
 def set_up(student, world, **how):
-    """setup() on ranks, each with a number that the others do not know. Returns what each found, and the sum over all ranks."""
+    """setup() on ranks, each with a number that the others do not know. Returns the run, and the sum over all ranks."""
     draw = student.draw("setup", world)
     numbers = [draw.randrange(1 << 40) for _ in range(world)]
     return student.call(setup_on_rank, world=world, group=False, mine=Private(numbers), **how), sum(numbers)
 
 
-def setup_on_rank(student, rank, world, mine):
-    found_rank, local_rank, world_size, device = student.setup()
+def setup_on_rank(code, rank, world, mine):
+    found_rank, local_rank, world_size, device = code.setup()
     seen = {"rank": found_rank, "local_rank": local_rank, "world_size": world_size, "device": str(device),
             "joined": dist.is_initialized(), "sum": None, "ranks": 0}
     if torch.device(device).type == "cuda" and torch.device(device).index is None:
@@ -81,29 +77,30 @@ def setup_on_rank(student, rank, world, mine):
 )
 def test_todo1_process_group(student):
     for nodes, world in LAYOUTS:
-        ranks, total = joined(student, world=world, nodes=nodes)
+        ranks, total, _ = joined(student, world=world, nodes=nodes)
         for rank, seen in enumerate(ranks):
             expect(seen["ranks"] == world, f"rank {rank}'s group has {seen['ranks']} ranks, not {world}", world, seen["ranks"], rank)
             expect(seen["sum"] in (total, None), "a sum over the group does not contain every rank once", total, seen["sum"], rank)
-    joined(student, world=2, gpus=2)
-    asked = next(e["detail"] for e in student.events[0] if e.get("op") == "init_process_group")
+    _, _, events = joined(student, world=2, gpus=2)
+    asked = next(e["detail"] for e in events[0] if e.get("op") == "init_process_group")
     expect("nccl" in asked or asked == "None", "on a machine with GPUs the group does not use NCCL", "nccl", asked, 0)
 
 
 def joined(student, world, **how):
-    """The same, where each must have joined a group. What TODOs 2 and 3 break after that is theirs."""
+    """What each rank found, the sum, and the events, where each must have joined a group. What TODOs 2 and 3 break after that is theirs."""
     total = None
     try:
-        ranks, total = set_up(student, world, **how)
+        run, total = set_up(student, world, **how)
+        ranks, events = run.evidence, run.events
     except Fault as fault:
-        events = [e for rank_events in student.events for e in rank_events]
-        group = next((e["world"] for e in events if e["e"] == "joined"), None)  # it takes all to join: one tells for all
+        events = fault.events
+        group = next((e["world"] for mine in events for e in mine if e["e"] == "joined"), None)  # it takes all to join: one tells for all
         if group is None and not (fault.cause == "crash" and "process group" in fault.message):
             raise  # it did not come so far
         ranks = [{"joined": group is not None, "ranks": group, "sum": None}] * world
     for rank, seen in enumerate(ranks):
         expect(seen["joined"], f"after setup() rank {rank} is in no process group", "a process group", "none", rank)
-    return ranks, total
+    return ranks, total, events
 
 
 @todo(
@@ -121,7 +118,7 @@ def test_todo2_identifiers(student):
     for nodes, world in LAYOUTS:
         a_node = world // nodes
         layout = f"{nodes} node{'s' if nodes > 1 else ''} × {a_node}"
-        for rank, seen in enumerate(set_up(student, world, nodes=nodes)[0]):
+        for rank, seen in enumerate(set_up(student, world, nodes=nodes)[0].evidence):
             for name, right in (("rank", rank), ("local_rank", rank % a_node), ("world_size", world)):
                 expect(not isinstance(seen[name], str), f"{name} is text; what comes from os.environ always is", right, repr(seen[name]), rank)
                 expect(seen[name] == right, f"on {layout}, {name} of rank {rank} is wrong", right, seen[name], rank)
@@ -139,10 +136,10 @@ def test_todo2_identifiers(student):
     ),
 )
 def test_todo3_device(student):
-    for rank, seen in enumerate(set_up(student, 3)[0]):
+    for rank, seen in enumerate(set_up(student, 3)[0].evidence):
         expect(seen["device"] == "cpu", "without GPUs the device is not the CPU", "cpu", seen["device"], rank)
     for nodes, a_node in ((1, 2), (2, 1)):
-        for rank, seen in enumerate(set_up(student, 2, nodes=nodes, gpus=a_node)[0]):
+        for rank, seen in enumerate(set_up(student, 2, nodes=nodes, gpus=a_node)[0].evidence):
             right = f"cuda:{rank % a_node}"
             expect(seen["device"] == right, f"on {nodes} × {a_node} (nodes × GPUs), rank {rank} takes the wrong device",
                    right, seen["device"], rank)
@@ -155,13 +152,13 @@ def test_todo3_device(student):
 SETS = (35, 17, 13)
 
 
-def made_args(student, seed):
-    return student.parse_args(["--batch-size", str(BATCH), "--seed", str(seed)])
+def made_args(code, seed):
+    return code.parse_args(["--batch-size", str(BATCH), "--seed", str(seed)])
 
 
-def samplers_on_rank(student, rank, world, seed):
+def samplers_on_rank(code, rank, world, seed):
     sets = tuple(Windows(torch.arange(n * 2) % 50, 2, 0, drop_last=True) for n in SETS)
-    samplers = student.make_samplers(sets, made_args(student, seed))
+    samplers = code.make_samplers(sets, made_args(code, seed))
     if not isinstance(samplers, (tuple, list)) or len(samplers) != 3 or any(s is None for s in samplers):
         return {"missing": repr(samplers)}
     train, validation, test = samplers
@@ -191,7 +188,7 @@ def test_todo4_samplers(student):
     n_train, n_validation, n_test = SETS
     for world in (2, 3):
         assert n_train % world and n_validation % world and n_test % world  # or padding would not show
-        ranks = student.call(samplers_on_rank, world=world, seed=seed)
+        ranks = student.call(samplers_on_rank, world=world, seed=seed).evidence
         for rank, seen in enumerate(ranks):
             expect("missing" not in seen, f"make_samplers gives no three samplers on rank {rank}", "three samplers",
                    seen.get("missing"), rank)
@@ -235,9 +232,9 @@ class Numbers(torch.utils.data.Dataset):
         return torch.tensor([self.first + i]), torch.tensor([self.first + i])
 
 
-def loaders_on_rank(student, rank, world, shares):
+def loaders_on_rank(code, rank, world, shares):
     sets = tuple(Numbers(first) for first in (0, 100, 200))
-    loaders = student.make_loaders(sets, tuple(shares[rank]), made_args(student, 0), world)
+    loaders = code.make_loaders(sets, tuple(shares[rank]), made_args(code, 0), world)
     return [[batch[0].flatten().tolist() for batch in loader] for loader in loaders]
 
 
@@ -254,7 +251,7 @@ SET = ("training", "validation", "test")
 def check_loader(student, which, name):
     world = 3
     shares = draw_shares(student, world)
-    for rank, loaders in enumerate(student.call(loaders_on_rank, world=world, shares=shares)):
+    for rank, loaders in enumerate(student.call(loaders_on_rank, world=world, shares=shares).evidence):
         other = next((SET[n // 100] for batch in loaders[which] for n in batch if n // 100 != which), None)
         expect(other is None, f"rank {rank} of {world} reads the {other} set where the {name} set belongs", f"the {name} set", f"the {other} set", rank)
         batches = [[n % 100 for n in batch] for batch in loaders[which]]
@@ -347,10 +344,10 @@ def gradients_on_one_process(seeds):
     return own
 
 
-def wrap_on_rank(student, rank, world, seeds):
+def wrap_on_rank(code, rank, world, seeds):
     """`seeds` of the weights and the batch are this rank's own: what the others have, it must be told."""
     model = tiny_model(seeds[0])  # other first weights on each rank: only what is shared can make them equal
-    wrapped = student.wrap(model, torch.device("cpu"))
+    wrapped = code.wrap(model, torch.device("cpu"))
     first = {name.removeprefix("module."): p.detach().clone() for name, p in wrapped.named_parameters()}
     for _ in range(2):  # the second pass shows whether gradients are averaged in every one
         wrapped.zero_grad()
@@ -373,7 +370,8 @@ def test_todo8_wrap(student):
     world = 3
     draw = student.draw("wrap")
     seeds = [[draw.randrange(1 << 40), draw.randrange(1 << 40)] for _ in range(world)]
-    ranks = student.call(wrap_on_rank, world=world, seeds=Private(seeds))
+    run = student.call(wrap_on_rank, world=world, seeds=Private(seeds))
+    ranks = run.evidence
     own = student.reference(gradients_on_one_process, seeds=seeds)
     mean = {name: sum(g[name] for g in own) / world for name in own[0]}
     premise(any(not torch.allclose(mean[n], own[0][n], rtol=1e-2, atol=1e-5) for n in mean), "the gradients of one rank")
@@ -399,7 +397,7 @@ def test_todo8_wrap(student):
                 raise Wrong(f"after backward on rank {rank} of {world}, the gradient of {name} is wrong: {what}",
                             f"norm {right.norm():.4g}", f"norm {grad.norm():.4g}", rank)
     held = sum(grad.numel() * grad.element_size() for grad in mean.values())
-    for rank, events in enumerate(student.events):
+    for rank, events in enumerate(run.events):
         sent = sum(e["bytes"] for e in events if e["e"] == "op")
         expect(sent >= 2 * held, f"rank {rank} gave {sent} bytes to the others in two backward passes; its gradients are "
                f"{held} bytes each time", f"at least {2 * held} bytes", f"{sent} bytes", rank)
@@ -420,9 +418,9 @@ def draw_means(student):
     return cases
 
 
-def mean_on_rank(student, rank, world, mine):
+def mean_on_rank(code, rank, world, mine):
     """`mine`: this rank's total and count of each case; the others' it must be told."""
-    return [float(student.global_mean(torch.tensor(total, dtype=torch.float64), torch.tensor(count, dtype=torch.float64))) for total, count in mine]
+    return [float(code.global_mean(torch.tensor(total, dtype=torch.float64), torch.tensor(count, dtype=torch.float64))) for total, count in mine]
 
 
 @todo(
@@ -438,7 +436,7 @@ def mean_on_rank(student, rank, world, mine):
 def test_todo10_global_mean(student):
     world = 3
     cases = draw_means(student)
-    ranks = student.call(mean_on_rank, world=world, mine=Private([[(totals[rank], counts[rank]) for totals, counts in cases] for rank in range(world)]))
+    ranks = student.call(mean_on_rank, world=world, mine=Private([[(totals[rank], counts[rank]) for totals, counts in cases] for rank in range(world)])).evidence
     for case, (totals, counts) in enumerate(cases):
         right = sum(totals) / sum(counts)
         means = [t / c if c else math.nan for t, c in zip(totals, counts, strict=True)]
@@ -537,10 +535,10 @@ def test_todo11_print(student):
 # TODO 12: save once
 
 
-def save_on_rank(student, rank, world):
+def save_on_rank(code, rank, world):
     files = record_files()
     model = torch.nn.parallel.DistributedDataParallel(tiny_model(seed=0))
-    student.save_checkpoint(model, SIZES, Path("saved") / "model.pt", 3)
+    code.save_checkpoint(model, SIZES, Path("saved") / "model.pt", 3)
     return {"files": [f for f in files if "saved" in f]}
 
 
@@ -555,15 +553,16 @@ def save_on_rank(student, rank, world):
     ),
 )
 def test_todo12_save(student):
-    ranks = student.call(save_on_rank, world=2)
+    run = student.call(save_on_rank, world=2)
+    ranks = run.evidence
     writers = [rank for rank, seen in enumerate(ranks) if seen["files"]]
     expect(len(writers) <= 1, f"ranks {writers} all write the checkpoint", "one rank writes", f"ranks {writers} write",
            writers[1] if len(writers) > 1 else None)
-    expect("saved/model.pt" in student.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
-    check_checkpoint(student.files["saved/model.pt"], tiny_model(seed=0).state_dict())
+    expect("saved/model.pt" in run.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
+    check_checkpoint(run.files["saved/model.pt"], tiny_model(seed=0).state_dict())
     if writers != [0]:  # the last rank may do it, which alone is rank 0 as well
-        student.call(save_on_rank, world=1)
-        expect("saved/model.pt" in student.files, f"rank {writers[0]} saves; a process that runs alone is rank 0, and saves nothing", "rank 0 saves",
+        run = student.call(save_on_rank, world=1)
+        expect("saved/model.pt" in run.files, f"rank {writers[0]} saves; a process that runs alone is rank 0, and saves nothing", "rank 0 saves",
                f"rank {writers[0]} saves", writers[0])
 
 

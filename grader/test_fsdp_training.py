@@ -25,10 +25,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from grader.engine.checks import Wrong, expect, premise, todo
-from grader.engine.evidence import whole
-from grader.engine.observe import Judge, held, mark, next_world, record_files, record_training
-from grader.scripts import check_checkpoint, corpus, reported, training
+from grader.kit import Judge, Wrong, check_checkpoint, corpus, elements, expect, mark, next_world, premise, record_files, record_training, reported, todo, training, whole
 from utils.data import ShardSampler, Windows
 from utils.model import TransformerLM
 
@@ -49,8 +46,8 @@ def grid(strategy, world):
     return copies, world // copies
 
 
-def made_args(student, *flags):
-    return student.parse_args(["--batch-size", "12", "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "2", *flags])
+def made_args(code, *flags):
+    return code.parse_args(["--batch-size", "12", "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "2", *flags])
 
 
 def made_mesh(strategy, world):
@@ -124,10 +121,10 @@ def calls(events, name):
 # TODO 1: the mesh
 
 
-def mesh_on_rank(student, rank, world, flags):
+def mesh_on_rank(code, rank, world, flags):
     meshes = []
     for more in flags:
-        mesh = student.make_mesh(torch.device("cpu"), world, made_args(student, *more))
+        mesh = code.make_mesh(torch.device("cpu"), world, made_args(code, *more))
         meshes.append({"names": list(mesh.mesh_dim_names or ()), "ranks": mesh.mesh.tolist()})
     return meshes
 
@@ -145,7 +142,7 @@ def mesh_on_rank(student, rank, world, flags):
 def test_todo1_mesh(student):
     world = 4
     flags = [["--sharding", strategy] for strategy in STRATEGIES] + [["--sharding", "hybrid", "--replicas", "4"]]
-    for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, flags=flags)):
+    for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, flags=flags).evidence):
         for more, mesh in zip(flags, meshes, strict=True):
             seen, told = mesh["ranks"], f"with {' '.join(more)} on {world} ranks"
             copies, shards = (4, 1) if len(more) > 2 else grid(more[1], world)
@@ -168,13 +165,13 @@ def text(windows):
     return Windows(torch.arange(windows * 8 - 3) * 7 % 50, 8, 0, drop_last=False)
 
 
-def evaluate_on_rank(student, rank, world):
+def evaluate_on_rank(code, rank, world):
     model = in_parts(made_model(seed=0), made_mesh("full", world))
     losses = []
     for length in LENGTHS:
         loader = torch.utils.data.DataLoader(text(length), batch_size=2, sampler=ShardSampler(text(length)))
         mark(name=length)
-        losses.append(float(student.evaluate(model, loader, torch.device("cpu"), made_args(student))))
+        losses.append(float(code.evaluate(model, loader, torch.device("cpu"), made_args(code))))
     return losses
 
 
@@ -201,7 +198,7 @@ def test_todo2_in_step(student):
     world = 3
     right = student.reference(serial_evaluation)
     premise(abs(right[0] - right[1]) > 1e-3, "one set in place of the other")
-    ranks = student.call(evaluate_on_rank, world=world)
+    ranks = student.call(evaluate_on_rank, world=world).evidence
     for rank, means in enumerate(ranks):
         for length, mean, wanted in zip(LENGTHS, means, right, strict=True):
             expect(math.isclose(mean, wanted, rel_tol=REL), f"evaluate() of {length} samples on {world} ranks gives rank {rank} another loss than one "
@@ -212,14 +209,14 @@ def test_todo2_in_step(student):
 # TODO 3: sharding
 
 
-def shard_on_rank(student, rank, world, seed, chosen):
+def shard_on_rank(code, rank, world, seed, chosen):
     from torch.distributed.device_mesh import init_device_mesh
 
     seen = {}
     for strategy in chosen:
         mesh = init_device_mesh("cpu", grid(strategy, world), mesh_dim_names=("replicate", "shard"))
         try:
-            model = student.shard(made_model(seed=0), mesh, made_args(student, "--sharding", strategy))
+            model = code.shard(made_model(seed=0), mesh, made_args(code, "--sharding", strategy))
         except RuntimeError as error:
             if "overlapping meshes" not in str(error):
                 raise
@@ -228,7 +225,7 @@ def shard_on_rank(student, rank, world, seed, chosen):
         mark(name=strategy)
         model(x, y).backward()
         mark(name="")
-        seen[strategy] = {"held": held(model.parameters()), "held_gradients": held(gradients(model).values()), "grads": gradients(model)}
+        seen[strategy] = {"held": elements(model.parameters()), "held_gradients": elements(gradients(model).values()), "grads": gradients(model)}
     return seen
 
 
@@ -265,7 +262,8 @@ def test_todo3_shard(student):
     psi = sum(map(math.prod, everything))
     for world, chosen in ((4, STRATEGIES), (3, ("full",))):  # of 3, no size is a multiple
         seeds = student.seeds(world)
-        ranks = student.call(shard_on_rank, world=world, seed=seeds, chosen=chosen)
+        run = student.call(shard_on_rank, world=world, seed=seeds, chosen=chosen)
+        ranks = run.evidence
         right = student.reference(serial_step, seeds=[*seeds])["grads"]
         expect("twice" not in ranks[0], "shard() cuts parameters that are cut already: a call for the whole model takes all that no earlier call took, so nothing "
                "is left for the blocks", "each block, then the model", "a parameter taken twice", 0)
@@ -284,7 +282,7 @@ def test_todo3_shard(student):
                 expect(much >= psi, f"{told}, {'rank' if shards == 1 else 'ranks'} {', '.join(map(str, members))} together hold {much:,} weights, which is "
                        "no whole copy of the model: is the mesh used?", f"{psi:,}", f"{much:,}", members[0])
             check_gradients(told, together([seen[strategy] for seen in ranks], "grads"), right, world)
-            for rank, events in enumerate(student.events):
+            for rank, events in enumerate(run.events):
                 check_traffic(told, strategy, calls(events, strategy), blocks, rest, copies, shards, rank)
 
 
@@ -329,7 +327,7 @@ def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
 # TODO 4: first weights
 
 
-def first_on_rank(student, rank, world, seed):
+def first_on_rank(code, rank, world, seed):
     """Ranks that have drawn other numbers before, as they do in dropout: only what is sent can be equal."""
     built = []  # this rank's models with weights
     init = TransformerLM.init_weights
@@ -340,13 +338,13 @@ def first_on_rank(student, rank, world, seed):
             built.append(model)
 
     TransformerLM.init_weights = count
-    args = made_args(student, "--seed", str(seed))
+    args = made_args(code, "--seed", str(seed))
     torch.manual_seed(1000 + rank)
-    model = student.build_model(SIZES["vocab_size"], args)
-    before = held(model.parameters())
+    model = code.build_model(SIZES["vocab_size"], args)
+    before = elements(model.parameters())
     model = in_parts(model, made_mesh("hybrid", world))
-    student.first_weights(model, model.head.weight.device_mesh, args)
-    return {"before": before, "built": len(built), "held": held(model.parameters()), "weights": parameters(model)}
+    code.first_weights(model, model.head.weight.device_mesh, args)
+    return {"before": before, "built": len(built), "held": elements(model.parameters()), "weights": parameters(model)}
 
 
 def serial_weights(seed):
@@ -370,7 +368,7 @@ def test_todo4_first_weights(student):
     world, seed = 4, 7
     blocks, rest = sizes()
     share = shares([shape for block in blocks for shape in block] + rest, 2)
-    ranks = student.call(first_on_rank, world=world, seed=seed)
+    ranks = student.call(first_on_rank, world=world, seed=seed).evidence
     right, seen = student.reference(serial_weights, seed=seed), together(ranks, "weights")
     for row in range(2):  # the copies
         copy = together(ranks[2 * row : 2 * row + 2], "weights")
@@ -397,7 +395,7 @@ ARGV = ["--epochs", "2", "--batch-size", "12", "--seq-len", "8", "--dim", "16", 
         "--weight-decay", "0", "--clip", "0.5", "--seed", "5", "--log-every", "2"]
 
 
-def mains_on_rank(student, rank, world, runs, data):
+def mains_on_rank(code, rank, world, runs, data):
     """main(), run after run in one process: for each (ranks, flags). Returns what each run left; None where this rank was not in it."""
     for name, text in data.items():  # a folder for each rank: none must wait for another
         path = Path(f"{rank}") / name
@@ -410,7 +408,7 @@ def mains_on_rank(student, rank, world, runs, data):
             continue
         next_world(ranks)
         record.begin()
-        student.main(["--data", f"{rank}/data", "--out", f"out-{number}", *flags])
+        code.main(["--data", f"{rank}/data", "--out", f"out-{number}", *flags])
         evidence = record.evidence()
         left.append(evidence | {"weights": {plain(name): weight for name, weight in evidence["weights"].items()}})
     return left
@@ -465,7 +463,9 @@ def test_todo5_optimizer(student):
     first = student.reference(first_of_run, vocab=len(final["head.weight"]))
     premise(all((final[name] - weight).abs().max() > 0 for name, weight in first.items()), "weights that never move")
     world, strategy = 3, "full"  # of 3, no size is a multiple; 4, 2 and 1 ranks come with TODO 12
-    ranks = [left[0] for left in student.call(mains_on_rank, world=world, group=False, runs=[[world, [*ARGV, "--sharding", strategy]]], data=corpus(student))]
+    runs = [[world, [*ARGV, "--sharding", strategy]]]
+    run = student.call(mains_on_rank, world=world, group=False, runs=runs, data=corpus(student))
+    ranks = [left[0] for left in run.evidence]
     told = f"with --sharding {strategy} on {world} ranks"
     share = shares([tuple(w.shape) for w in final.values()], grid(strategy, world)[1])
     weights = together(ranks, "weights")
@@ -479,7 +479,7 @@ def test_todo5_optimizer(student):
                "was given are no longer used", f"{share:,} elements", f"{seen['held']:,}", rank)
         expect(not seen["still_in_a_group"], f"{told}, rank {rank} ends without leaving the process group", "no group", "a group", rank)
     same_losses(f"{told},", right, ranks)
-    same_report(f"{told},", reported(serial), reported(student, "out-0"))
+    same_report(f"{told},", reported(serial), reported(run, "out-0"))
     for name, weight in final.items():
         # SGD keeps rounding small: 1.2e-7 was measured after these steps; the weights themselves moved by 2e-5 to 1e-2.
         expect(torch.allclose(weights[name], weight, rtol=0, atol=2e-6), f"{told}, the last weights are not the serial run's ({name})",
@@ -492,13 +492,13 @@ def test_todo5_optimizer(student):
 CLIPS = (0.05, 0.0)
 
 
-def clip_on_rank(student, rank, world, seed):
+def clip_on_rank(code, rank, world, seed):
     model = in_parts(made_model(seed=0), made_mesh("hybrid", world))
     seen = []
     for clip in CLIPS:
         model.zero_grad()
         model(*tiny_batch(seed)).backward()
-        norm = student.clip_gradients(model, made_args(student, "--clip", str(clip)))
+        norm = code.clip_gradients(model, made_args(code, "--clip", str(clip)))
         seen.append({"norm": norm if isinstance(norm, (int, float)) else type(norm).__name__, "own": own_norm(model), "grads": gradients(model)})
     return seen
 
@@ -525,7 +525,7 @@ def test_todo6_clip(student):
     grads = student.reference(serial_step, seeds=[*seeds])["grads"]
     right = math.sqrt(sum(grad.double().square().sum().item() for grad in grads.values()))
     premise(CLIPS[0] < right / 2, "gradients that are not clipped")
-    ranks = student.call(clip_on_rank, world=world, seed=seeds)
+    ranks = student.call(clip_on_rank, world=world, seed=seeds).evidence
     for case, clip in enumerate(CLIPS):
         factor = clip / right if clip else 1.0
         for rank, mine in enumerate(ranks):
@@ -546,10 +546,10 @@ def test_todo6_clip(student):
 # TODO 7: mixed precision
 
 
-def precision_on_rank(student, rank, world, seed):
+def precision_on_rank(code, rank, world, seed):
     seen = {}
     for dtype in ("float32", "bfloat16"):
-        model = in_parts(made_model(seed=0), made_mesh("full", world), mp_policy=student.precision(made_args(student, "--dtype", dtype)))
+        model = in_parts(made_model(seed=0), made_mesh("full", world), mp_policy=code.precision(made_args(code, "--dtype", dtype)))
         mark(name=dtype)
         loss = model(*tiny_batch(seed))
         loss.backward()
@@ -572,9 +572,10 @@ def precision_on_rank(student, rank, world, seed):
 def test_todo7_precision(student):
     world = 2
     seeds = student.seeds(world)
-    ranks = student.call(precision_on_rank, world=world, seed=seeds)
+    run = student.call(precision_on_rank, world=world, seed=seeds)
+    ranks = run.evidence
     right = student.reference(serial_step, seeds=[*seeds])["grads"]
-    for rank, events in enumerate(student.events):
+    for rank, events in enumerate(run.events):
         for dtype in ("float32", "bfloat16"):
             told = f"with --dtype {dtype} on rank {rank}"
             gathered = {e["dtype"] for e in calls(events, dtype) if e["op"] == "all_gather"}
@@ -594,8 +595,8 @@ def test_todo7_precision(student):
 # TODO 8: activation checkpointing
 
 
-def recompute_on_rank(student, rank, world):
-    return [watched_step(lambda model: None), watched_step(student.recompute)]
+def recompute_on_rank(code, rank, world):
+    return [watched_step(lambda model: None), watched_step(code.recompute)]
 
 
 def watched_step(change):
@@ -637,7 +638,7 @@ def watched_step(change):
     ),
 )
 def test_todo8_recompute(student):
-    ((before, after),) = student.call(recompute_on_rank, world=1, group=False)
+    ((before, after),) = student.call(recompute_on_rank, world=1, group=False).evidence
     layers = SIZES["n_layers"]
     expect(after["blocks"] == 2 * layers, f"in a step with --recompute the {layers} blocks run {after['blocks']} times in all: each is to run in the "
            "forward pass, and again in the backward pass", 2 * layers, after["blocks"])
@@ -655,10 +656,10 @@ def test_todo8_recompute(student):
 # TODO 9: one file
 
 
-def save_on_rank(student, rank, world):
+def save_on_rank(code, rank, world):
     files = record_files()
     model = in_parts(made_model(seed=0), made_mesh("full", world))
-    student.save_checkpoint(model, SIZES, Path("saved") / "model.pt", 3)
+    code.save_checkpoint(model, SIZES, Path("saved") / "model.pt", 3)
     return {"files": [f for f in files if f.endswith("saved/model.pt")]}
 
 
@@ -674,11 +675,12 @@ def save_on_rank(student, rank, world):
     ),
 )
 def test_todo9_save(student):
-    ranks = student.call(save_on_rank, world=3)
+    run = student.call(save_on_rank, world=3)
+    ranks = run.evidence
     writers = [rank for rank, seen in enumerate(ranks) if seen["files"]]
     expect(len(writers) <= 1, f"ranks {writers} all write the checkpoint", "one rank writes", f"ranks {writers} write", writers[-1] if writers else None)
-    expect("saved/model.pt" in student.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
-    check_checkpoint(student.files["saved/model.pt"], student.reference(serial_weights, seed=0))
+    expect("saved/model.pt" in run.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
+    check_checkpoint(run.files["saved/model.pt"], student.reference(serial_weights, seed=0))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -710,11 +712,11 @@ def state(model, optimizer):
     return {**parameters(model), **buffers, **missing, "lr": torch.tensor(optimizer.param_groups[0]["lr"])}
 
 
-def save_sharded_on_rank(student, rank, world):
+def save_sharded_on_rank(code, rank, world):
     files = record_files()
     model, optimizer = stepped(world, rank)
     mark(name="save")
-    student.save_sharded(model, optimizer, dict(PLACE), Path("saved"))
+    code.save_sharded(model, optimizer, dict(PLACE), Path("saved"))
     mark(name="")
     dist.barrier()
     mine = [Path(name) for name in set(files) if "/saved/" in name and name.endswith(".distcp") and Path(name).is_file()]
@@ -758,10 +760,11 @@ def entry(flat, name):
 )
 def test_todo10_save_sharded(student):
     world = 4
-    ranks = student.call(save_sharded_on_rank, world=world)
+    run = student.call(save_sharded_on_rank, world=world)
+    ranks = run.evidence
     flat = ranks[0]["found"]
-    expect("saved/.metadata" in student.files, "save_sharded leaves no checkpoint in the folder", "saved/.metadata and a file of each rank",
-           sorted(name for name in student.files if name.startswith("saved")) or "no file")
+    expect("saved/.metadata" in run.files, "save_sharded leaves no checkpoint in the folder", "saved/.metadata and a file of each rank",
+           sorted(name for name in run.files if name.startswith("saved")) or "no file")
     for name, value in together(ranks, "state").items():
         what = "the optimizer's state" if name.rpartition(".")[2] in OPTIMIZERS else "the model's weights"
         seen = entry(flat, name)
@@ -775,7 +778,7 @@ def test_todo10_save_sharded(student):
                f"the position is not in the checkpoint: there is no {name} of {value}", value, entry(flat, name))
     blocks, rest = sizes()
     share = 4 * shares([shape for block in blocks for shape in block] + rest, 2)
-    for rank, events in enumerate(student.events):
+    for rank, events in enumerate(run.events):
         given = sum(event["bytes"] for event in calls(events, "save") if event["dtype"] == "float32")
         expect(given < share, f"rank {rank} gives {given:,} bytes of its shards to the others before anything is written: the whole is put together, which may "
                "fit nowhere", "each rank writes its own shards", f"{given:,} bytes sent", rank)
@@ -786,10 +789,10 @@ def test_todo10_save_sharded(student):
                f"{seen['wrote']:,} bytes", rank)
 
 
-def load_sharded_on_rank(student, rank, world, onto):
+def load_sharded_on_rank(code, rank, world, onto):
     """Saved on all ranks, then loaded on fewer: other shards, other weights, an optimizer that never stepped."""
     model, optimizer = stepped(world, rank)
-    student.save_sharded(model, optimizer, dict(PLACE), Path("saved"))
+    code.save_sharded(model, optimizer, dict(PLACE), Path("saved"))
     left = {"saved": state(model, optimizer)}
     dist.barrier()
     dist.destroy_process_group()
@@ -799,7 +802,7 @@ def load_sharded_on_rank(student, rank, world, onto):
             dist.init_process_group("gloo")
             model = in_parts(made_model(seed=9), made_mesh("full", ranks))
             optimizer = momentum(model, lr=0.5)
-            position = student.load_sharded(model, optimizer, dict.fromkeys(PLACE, 0), Path("saved"))
+            position = code.load_sharded(model, optimizer, dict.fromkeys(PLACE, 0), Path("saved"))
             left[str(ranks)] = {"state": state(model, optimizer), "position": position if isinstance(position, dict) else repr(position)}
             dist.destroy_process_group()
     return left
@@ -819,7 +822,7 @@ def load_sharded_on_rank(student, rank, world, onto):
 )
 def test_todo11_load_sharded(student):
     world, onto = 4, (2, 1)
-    left = student.call(load_sharded_on_rank, world=world, onto=onto)
+    left = student.call(load_sharded_on_rank, world=world, onto=onto).evidence
     right = together(left, "saved")
     for ranks in onto:
         seen = [left[rank][str(ranks)] for rank in range(ranks)]
@@ -837,8 +840,8 @@ def test_todo11_load_sharded(student):
 EPOCH = {(0, 4): (0, 0), (1, 4): (0, 1), (4, 4): (0, 4), (5, 4): (1, 1), (7, 4): (1, 3), (8, 4): (1, 4), (3, 1): (2, 1)}
 
 
-def find_on_rank(student, rank, world):
-    return [[int(n) for n in student.find_epoch(*case)] for case in EPOCH]
+def find_on_rank(code, rank, world):
+    return [[int(n) for n in code.find_epoch(*case)] for case in EPOCH]
 
 
 # Two epochs of two steps, saved in the second one's midst.
@@ -860,13 +863,13 @@ RUNS = [[4, [*LONG, "--save-every", "3"]], [4, [*LONG, "--resume", STOPPED]],
     ),
 )
 def test_todo12_go_on(student):
-    ((*seen,),) = student.call(find_on_rank, world=1, group=False)
+    ((*seen,),) = student.call(find_on_rank, world=1, group=False).evidence
     for case, got in zip(EPOCH, seen, strict=True):
         expect(tuple(got) == EPOCH[case], f"find_epoch({case[0]}, {case[1]}), after {case[0]} steps of {case[1]} an epoch, is wrong", EPOCH[case], tuple(got))
     serial = serial_run(student, LONG)
     right = losses(serial.evidence[0])
-    left = student.call(mains_on_rank, world=4, group=False, runs=RUNS, data=corpus(student))
-    runs = [[mine[number] for mine in left if mine[number] is not None] for number in range(len(RUNS))]
+    run = student.call(mains_on_rank, world=4, group=False, runs=RUNS, data=corpus(student))
+    runs = [[mine[number] for mine in run.evidence if mine[number] is not None] for number in range(len(RUNS))]
     same_losses("on 4 ranks", right, runs[0])
     told = "stopped at step 3 on 4 ranks and gone on with on {},"
     windows = [sorted(rows) for rows, _ in training(serial.evidence[0]).values()]
@@ -878,7 +881,7 @@ def test_todo12_go_on(student):
                    f"the samples of step {4 + k}", next((f"those of step {n + 1}" for n, other in enumerate(windows) if rows == other), "others"))
         same_losses(told.format(ranks), right[3:], runs[number])
         report = [line for line in reported(serial) if line["step"] > 3]
-        same_report(told.format(ranks), report, reported(student, f"out-{number}"))
+        same_report(told.format(ranks), report, reported(run, f"out-{number}"))
     for rank, (first, again) in enumerate(zip(runs[0], runs[1], strict=True)):
         expect(losses(first)[3:] == losses(again), f"{told.format(4)} the losses of rank {rank} differ in a bit from those without a stop", losses(first)[3:], losses(again), rank)
     a, b = together(runs[0], "weights"), together(runs[1], "weights")

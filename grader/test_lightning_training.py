@@ -21,9 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from grader.engine.checks import Wrong, expect, premise, todo
-from grader.engine.observe import record_files
-from grader.scripts import REL, check_checkpoint, corpus, each_once, same_run
+from grader.kit import REL, Wrong, check_checkpoint, corpus, each_once, expect, premise, record_files, same_run, todo
 from utils.data import ShardSampler, Windows
 from utils.model import TransformerLM
 
@@ -34,8 +32,8 @@ BATCH = 12  # divides by 1, 2, 3 and 4
 LAYOUTS = ((1, 3), (2, 2))  # nodes, ranks: in the second a node has fewer than there are
 
 
-def made_args(student, *flags):
-    return student.parse_args(["--batch-size", str(BATCH), "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "1", *flags])
+def made_args(code, *flags):
+    return code.parse_args(["--batch-size", str(BATCH), "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "1", *flags])
 
 
 def tiny_model(seed):
@@ -92,8 +90,8 @@ def close(a, b):
 # TODO 1: the step
 
 
-def step_on_rank(student, rank, world):
-    module = student.LitModel(tiny_model(seed=0), made_args(student))
+def step_on_rank(code, rank, world):
+    module = code.LitModel(tiny_model(seed=0), made_args(code))
     module.train()
     before = weights(module.model)
     found = module.training_step(tiny_batch(0), 0)
@@ -124,7 +122,7 @@ def loss_of_one_step():
 )
 def test_todo1_training_step(student):
     right = student.reference(loss_of_one_step)
-    (seen,) = student.call(step_on_rank, world=1, group=False)
+    (seen,) = student.call(step_on_rank, world=1, group=False).evidence
     expect(seen["loss"] is not None, f"training_step returns no loss, but a {seen['kind']}: Lightning then makes no step, or stops", "a scalar tensor", seen["kind"])
     expect(not seen["moved"], "training_step makes the optimizer's step itself; Lightning would make a second one", "weights as they were", seen["moved"][:1])
     expect(not seen["backward"], "training_step calls backward itself; Lightning calls it once more, so that the gradient is counted twice or the graph is gone",
@@ -139,10 +137,10 @@ def test_todo1_training_step(student):
 FLAGS = (["--optimizer", "adamw", "--lr", "0.01", "--weight-decay", "0.3"], ["--optimizer", "sgd", "--lr", "0.5", "--weight-decay", "0.1"])
 
 
-def optimizer_on_rank(student, rank, world):
+def optimizer_on_rank(code, rank, world):
     left = []
     for flags in FLAGS:
-        module = student.LitModel(tiny_model(seed=0), made_args(student, *flags))
+        module = code.LitModel(tiny_model(seed=0), made_args(code, *flags))
         found = module.configure_optimizers()
         while isinstance(found, (tuple, list, dict)) and found:  # Lightning takes all of these
             found = found["optimizer"] if isinstance(found, dict) else found[0]
@@ -183,7 +181,7 @@ def right_steps():
 def test_todo2_optimizer(student):
     right = student.reference(right_steps)
     premise(any(not torch.allclose(right[0][name], right[1][name], rtol=1e-2) for name in right[0]), "one optimizer in place of the other")
-    (left,) = student.call(optimizer_on_rank, world=1, group=False)
+    (left,) = student.call(optimizer_on_rank, world=1, group=False).evidence
     for flags, seen, wanted in zip(FLAGS, left, right, strict=True):
         told = f"with {' '.join(flags)}"
         expect("kind" not in seen, f"{told}, configure_optimizers returns no optimizer", "an optimizer", seen.get("kind"))
@@ -211,8 +209,8 @@ def sharp_model():
     return model
 
 
-def validate_on_rank(student, rank, world):
-    module = student.LitModel(sharp_model(), made_args(student))
+def validate_on_rank(code, rank, world):
+    module = code.LitModel(sharp_model(), made_args(code))
     trainer = own_trainer(world)
     loader = torch.utils.data.DataLoader(text(), batch_size=2, sampler=ShardSampler(text(), rank, world))
     trainer.validate(module, dataloaders=loader, verbose=False)
@@ -248,7 +246,7 @@ def test_todo3_sums(student):
     wrong |= {f"the mean of the batches of rank {rank} alone": sum(mine) / len(mine) for rank, mine in enumerate(means)}
     for mean, value in wrong.items():
         premise(not math.isclose(value, right, rel_tol=10 * REL), mean)
-    for rank, logged in enumerate(student.call(validate_on_rank, world=world, group=False)):
+    for rank, logged in enumerate(student.call(validate_on_rank, world=world, group=False).evidence):
         expect({"total", "count"} <= set(logged), f"after a validation, rank {rank} has not both sums in its log", "total and count", sorted(logged), rank)
         expect(logged["count"] > 0, f"rank {rank} has logged a count of {logged['count']:g}", count, logged["count"], rank)
         seen = logged["total"] / logged["count"]
@@ -262,12 +260,12 @@ def test_todo3_sums(student):
 # TODO 4: devices and nodes
 
 
-def layout_on_rank(student, rank, world, alone):
+def layout_on_rank(code, rank, world, alone):
     import os
 
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE") if alone else ():
         del os.environ[name]
-    return list(student.layout())
+    return list(code.layout())
 
 
 @todo(
@@ -283,7 +281,7 @@ def layout_on_rank(student, rank, world, alone):
 def test_todo4_layout(student):
     for nodes, world, alone in (*((*layout, False) for layout in LAYOUTS), (1, 1, True)):
         told = "in a process that nobody launched" if alone else f"on {nodes} node{'s' if nodes > 1 else ''} × {world // nodes}"
-        for rank, (devices, num_nodes) in enumerate(student.call(layout_on_rank, world=world, nodes=nodes, group=False, alone=alone)):
+        for rank, (devices, num_nodes) in enumerate(student.call(layout_on_rank, world=world, nodes=nodes, group=False, alone=alone).evidence):
             for name, seen, right in (("devices", devices, world // nodes), ("nodes", num_nodes, nodes)):
                 expect(not isinstance(seen, str), f"the number of {name} is text; what comes from os.environ always is", right, repr(seen), rank)
                 expect(seen == right, f"{told}, layout() gives rank {rank} a wrong number of {name}", right, seen, rank)
@@ -293,8 +291,8 @@ def test_todo4_layout(student):
 # TODO 5: the strategy
 
 
-def fit_on_rank(student, rank, world, seed):
-    trainer = own_trainer(world, student.make_strategy(), max_steps=2)
+def fit_on_rank(code, rank, world, seed):
+    trainer = own_trainer(world, code.make_strategy(), max_steps=2)
     launcher = type(trainer.strategy.launcher).__name__
     if launcher == "_MultiProcessingLauncher":  # it would fork or spawn where it stands
         return {"starts": True}
@@ -315,8 +313,8 @@ def steps_of_one_process(seeds):
     return weights(model)
 
 
-def backend_on_rank(student, rank, world):
-    trainer = own_trainer(world, student.make_strategy(), "cuda")
+def backend_on_rank(code, rank, world):
+    trainer = own_trainer(world, code.make_strategy(), "cuda")
     trainer.strategy.accelerator.setup_device = lambda device: None  # it would ask the GPU that is not there
     trainer.strategy.setup_environment()
     return dist.is_initialized()
@@ -335,7 +333,8 @@ def backend_on_rank(student, rank, world):
 def test_todo5_strategy(student):
     world = 3
     seeds = student.seeds(world)
-    ranks = student.call(fit_on_rank, world=world, group=False, seed=seeds)
+    run = student.call(fit_on_rank, world=world, group=False, seed=seeds)
+    ranks = run.evidence
     right = student.reference(steps_of_one_process, seeds=[*seeds])
     for rank, seen in enumerate(ranks):
         expect(not seen["starts"], "this strategy starts processes of its own, beside those that torchrun has started", f"{world} processes",
@@ -348,8 +347,8 @@ def test_todo5_strategy(student):
             what = "the ranks' weights have drifted apart" if apart else "all ranks have the same, but not those of one process"
             raise Wrong(f"after two steps on {world} ranks, rank {rank} has other weights than one process on the whole batches ({wrong[0]}): {what}",
                         "equal weights", "others", rank)
-    student.call(backend_on_rank, world=2, group=False, gpus=2)
-    asked = next((e["detail"] for e in student.events[0] if e.get("op") == "init_process_group"), "none")
+    run = student.call(backend_on_rank, world=2, group=False, gpus=2)
+    asked = next((e["detail"] for e in run.events[0] if e.get("op") == "init_process_group"), "none")
     expect("nccl" in asked, "on a machine with GPUs the group does not use NCCL", "nccl", asked, 0)
 
 
@@ -364,10 +363,10 @@ def numbered(first, size):
     return Windows(torch.arange(2 * first, 2 * (first + size)) // 2, 2, 0, drop_last=True)
 
 
-def loaders_on_rank(student, rank, world, seed):
+def loaders_on_rank(code, rank, world, seed):
     firsts = (0, 100, 200)
     sets = tuple(numbered(first, size) for first, size in zip(firsts, SETS))
-    data = student.Data(sets, made_args(student, "--seed", str(seed)))
+    data = code.Data(sets, made_args(code, "--seed", str(seed)))
     data.trainer = own_trainer(world)
     train, epochs = data.train_dataloader(), []
     for epoch in range(2):
@@ -383,7 +382,7 @@ def read(loader):
 
 
 def train_batches(student, world, seed):
-    return student.call(loaders_on_rank, world=world, seed=seed)
+    return student.call(loaders_on_rank, world=world, seed=seed).evidence
 
 
 @todo(
@@ -449,8 +448,8 @@ def test_todo7_evaluation_loader(student):
 # TODO 8: samplers left alone
 
 
-def reached_on_rank(student, rank, world):
-    trainer = student.make_trainer(made_args(student), [])
+def reached_on_rank(code, rank, world):
+    trainer = code.make_trainer(made_args(code), [])
     module, samples = own_module(torch.nn.Linear(1, 1)), numbered(0, SETS[1])
     loader = torch.utils.data.DataLoader(samples, batch_size=2, sampler=ShardSampler(samples, rank, world))
     trainer.validate(module, dataloaders=loader, verbose=False)
@@ -471,7 +470,7 @@ def reached_on_rank(student, rank, world):
 def test_todo8_own_samplers(student):
     world, size = 3, SETS[1]
     assert size % world
-    shares = student.call(reached_on_rank, world=world, group=False)
+    shares = student.call(reached_on_rank, world=world, group=False).evidence
     for rank, seen in enumerate(shares):
         own = list(range(rank, size, world))
         expect(sorted(seen) == own, f"rank {rank} of {world} evaluates {len(seen)} samples of a loader whose sampler deals {len(own)}: Lightning has put a sampler of its own "
@@ -486,12 +485,12 @@ ARGV = ["--data", "data", "--out", "out", "--epochs", "2", "--batch-size", str(B
         "--layers", "1", "--optimizer", "sgd", "--lr", "0.5", "--seed", "5", "--log-every", "2"]  # fmt: skip
 
 
-def save_on_rank(student, rank, world):
+def save_on_rank(code, rank, world):
     files = record_files()
-    module, trainer = student.LitModel(tiny_model(seed=0), made_args(student)), own_trainer(world)
+    module, trainer = code.LitModel(tiny_model(seed=0), made_args(code)), own_trainer(world)
     trainer.strategy.connect(module)
     module.trainer = trainer
-    student.save_checkpoint(trainer, module, Path("saved") / "model.pt", 3)
+    code.save_checkpoint(trainer, module, Path("saved") / "model.pt", 3)
     return {"files": [f for f in files if "saved" in f]}
 
 
@@ -507,11 +506,12 @@ def save_on_rank(student, rank, world):
     ),
 )
 def test_todo9_save(student):
-    ranks = student.call(save_on_rank, world=2)
+    run = student.call(save_on_rank, world=2)
+    ranks = run.evidence
     writers = [rank for rank, seen in enumerate(ranks) if seen["files"]]
     expect(len(writers) <= 1, f"ranks {writers} all write the checkpoint", "one rank writes", f"ranks {writers} write",
            writers[1] if len(writers) > 1 else None)
-    expect("saved/model.pt" in student.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
-    check_checkpoint(student.files["saved/model.pt"], tiny_model(seed=0).state_dict())
+    expect("saved/model.pt" in run.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
+    check_checkpoint(run.files["saved/model.pt"], tiny_model(seed=0).state_dict())
     serial = student.serial(ARGV, corpus(student))
     same_run(serial, student.run(ARGV, corpus(student), world=3), 3)

@@ -15,7 +15,7 @@ from grader import test_lightning_training as lightning
 from grader.engine import lessons, regions
 from grader.engine.checks import Student
 from grader.engine.launch import Engine
-from grader.scripts import reported
+from grader.kit import reported
 
 FIFTY = [*ddp.ARGV[: ddp.ARGV.index("--epochs")], "--epochs", "25", "--max-steps", "50", "--batch-size", "12", "--seq-len", "8", "--dim", "16",
          "--heads", "2", "--layers", "2", "--optimizer", "adamw", "--lr", "2e-3", "--seed", "11"]
@@ -61,9 +61,9 @@ ADAM = [*fsdp.ARGV, "--layers", "2", "--optimizer", "adamw", "--lr", "1e-2", "--
 
 
 def mains(student, world, runs):
-    """What each run left, run by run."""
-    left = student.call(fsdp.mains_on_rank, world=world, group=False, runs=runs, data=ddp.corpus(student))
-    return [[mine[number] for mine in left if mine[number]] for number in range(len(runs))]
+    """What each run left, run by run; and the job that all of them were."""
+    job = student.call(fsdp.mains_on_rank, world=world, group=False, runs=runs, data=ddp.corpus(student))
+    return [[mine[number] for mine in job.evidence if mine[number]] for number in range(len(runs))], job
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -73,11 +73,12 @@ def test_every_strategy_is_the_serial_run(sharded, world):
     right = fsdp.losses(serial.evidence[0])
     assert right[-1] < right[0] - 0.01
     runs = [[world, [*ADAM, "--sharding", strategy]] for strategy in strategies] + [[world, [*ADAM, "--recompute"]]]
-    for number, ranks in enumerate(mains(sharded, world, runs)):
+    left, job = mains(sharded, world, runs)
+    for number, ranks in enumerate(left):
         told = f"on {world} ranks {' '.join(runs[number][1][-2:])}"
         fsdp.same_losses(told, right, ranks)
-        fsdp.same_report(told, reported(serial), reported(sharded, f"out-{number}"))
-        fsdp.check_checkpoint(sharded.files[f"out-{number}/model-final.pt"], fsdp.together(ranks, "weights"))
+        fsdp.same_report(told, reported(serial), reported(job, f"out-{number}"))
+        fsdp.check_checkpoint(job.files[f"out-{number}/model-final.pt"], fsdp.together(ranks, "weights"))
 
 
 def test_adam_goes_on_after_a_stop(sharded):
@@ -86,7 +87,7 @@ def test_adam_goes_on_after_a_stop(sharded):
     runs = [[4, [*ADAM, "--sharding", "hybrid", *stopped]], [4, [*ADAM, "--sharding", "hybrid", "--resume", "out-0/step-1"]],
             [4, [*ADAM, "--dtype", "bfloat16", *stopped]], [4, [*ADAM, "--dtype", "bfloat16", "--resume", "out-2/step-3"]],
             [2, [*ADAM, "--resume", "out-0/step-2", *stopped]], [1, [*ADAM, "--sharding", "none", "--resume", "out-4/step-3"]]]  # fmt: skip
-    left = mains(sharded, 4, runs)
+    left, job = mains(sharded, 4, runs)
     right = fsdp.losses(fsdp.serial_run(sharded, ADAM).evidence[0])
     for whole_run, resumed, at in ((0, 1, 1), (2, 3, 3)):
         for before, after in zip(left[whole_run], left[resumed], strict=True):
@@ -96,16 +97,16 @@ def test_adam_goes_on_after_a_stop(sharded):
     assert fsdp.losses(left[2][0]) != fsdp.losses(left[0][0])  # bfloat16 does something
     fsdp.same_losses("on 2 ranks", right[2:], left[4])  # its last validation is that of the epoch that had ended when it stopped
     fsdp.same_losses("on 1 rank", right[3:], left[5])
-    assert [line["kind"] for line in reported(sharded, "out-4")] == ["epoch", "step", "step", "epoch", "test"]
+    assert [line["kind"] for line in reported(job, "out-4")] == ["epoch", "step", "step", "epoch", "test"]
 
 
 def test_the_start_is_ddp(sharded):
     """Before TODO 1 the script trains with DDP, as its predecessor's solution does."""
     start = Student(sharded.engine, "fsdp_training", [u._replace(text=regions.compose(u.source)) for u in sharded.units], [])
     serial = fsdp.serial_run(start)
-    (ranks,) = mains(start, 2, [[2, fsdp.ARGV]])
+    (ranks,), job = mains(start, 2, [[2, fsdp.ARGV]])
     fsdp.same_losses("on 2 ranks", fsdp.losses(serial.evidence[0]), ranks)
-    fsdp.check_checkpoint(start.files["out-0/model-final.pt"], fsdp.together(ranks, "weights"))
+    fsdp.check_checkpoint(job.files["out-0/model-final.pt"], fsdp.together(ranks, "weights"))
 
 
 @pytest.fixture(scope="module")

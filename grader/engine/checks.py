@@ -124,16 +124,18 @@ class Student:
         """A seed for each rank, from which it draws what the other ranks can only know if it tells them."""
         return Private(self.draw("seeds").sample(range(1 << 40), world))
 
-    def call(self, function: Callable, world: int = 2, nodes: int = 1, gpus: int = 0, group: bool = True, **inputs: Any) -> list[Any]:
-        """`function(student_module, rank=…, world=…, **inputs)` on each rank; returns what each returned.
+    def call(self, function: Callable, world: int = 2, nodes: int = 1, gpus: int = 0, group: bool = True, **inputs: Any) -> Run:
+        """`function(code, rank=…, world=…, **inputs)` on each rank, where `code` is the student's module. What each
+        returned is the run's `evidence`, by rank.
 
-        Raises the `Fault` that stopped it.
+        Raises the `Fault` that stopped it; its `events` tell how far the ranks came.
         """
         run = self._once(world=world, nodes=nodes, gpus=gpus, group=group, function=named(function), inputs=inputs)
-        self.events, self.files = run.events, run.files
         if run.fault:
-            raise explain_broken_cell(run, self.units)
-        return run.evidence
+            fault = explain_broken_cell(run, self.units)
+            fault.events = run.events
+            raise fault
+        return run
 
     def run(self, argv: list[str], files: dict[str, str], world: int = 2, nodes: int = 1) -> Run:
         """The script as a whole, with `files` in its working folder. Raises the `Fault` that stopped it."""

@@ -24,6 +24,7 @@ class Fault(Exception):
         self.expected, self.seen = expected, seen
         self.also = also  # lines where the cause may be as well: those that called `where`, and where another rank was
         self.callers = callers  # the lines that called `where`, the innermost first
+        self.events: list[list[dict]] = []  # what each rank did until then
 
 
 class Unjudged(RuntimeError):

@@ -26,12 +26,13 @@ from grader.engine.launch import Engine
 
 @dataclass(frozen=True)
 class Answer:
-    """Another answer to one TODO: the body of its region (a list where it has several), or edits outside of it."""
+    """Another answer to one TODO: its body, or what is changed in the solution's."""
 
     todo: int
     name: str
-    body: str | list[str] | None = None
-    edits: tuple[tuple[str, str], ...] = ()  # (old, new) in the solved file
+    body: str | list[str | None] | None = None  # of its region; a list where it has several; None is the solution's
+    swap: tuple[str, str] | tuple[tuple[str, str], ...] = ()  # (old, new), or several, in the bodies of this TODO
+    edits: tuple[tuple[str, str], ...] = ()  # (old, new) anywhere in the solved file
     says: str = ""  # what the verdict's message must contain
     file: str = ".sbatch"  # of a TODO of the batch files: in which of them
 
@@ -44,13 +45,14 @@ class Answer:
         return all_solved | given | {path: self.text(sources(lesson)[path])}
 
     def text(self, source: str) -> str:
-        bodies = {}
-        if self.body is not None:
-            parts = [self.body] if isinstance(self.body, str) else self.body
-            bodies = {self.todo: [textwrap.dedent(part).strip("\n") for part in parts]}
-            if isinstance(self.body, str):
-                bodies = {self.todo: bodies[self.todo][0]}
-        text = regions.compose(source, regions.titles(source), bodies)
+        own = regions.solutions(source, self.todo)
+        given = self.body if isinstance(self.body, list) else [self.body] + [None] * (len(own) - 1)
+        bodies = [right if body is None else textwrap.dedent(body).strip("\n") for body, right in zip(given, own, strict=True)]
+        for old, new in [self.swap] if self.swap and isinstance(self.swap[0], str) else self.swap:
+            if sum(body.count(old) for body in bodies) != 1:
+                raise ValueError(f"“{self.name}” swaps what is not in TODO {self.todo} once: {old!r}")
+            bodies = [body.replace(old, new) for body in bodies]
+        text = regions.compose(source, regions.titles(source), {self.todo: bodies})
         for old, new in self.edits:
             if text.count(old) != 1:
                 raise ValueError(f"“{self.name}” edits a text that is there {text.count(old)} times: {old!r}")

@@ -419,7 +419,7 @@ def reduction() -> str | None:
     return None
 
 
-def held(tensors: Iterable[torch.Tensor]) -> int:
+def elements(tensors: Iterable[torch.Tensor]) -> int:
     """How many elements this rank has memory for: a DTensor's part, and what a view is a view of, each once."""
     sizes = {}
     for tensor in tensors:
@@ -512,7 +512,7 @@ class record_training:
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.steps += 1
-        self.held = held(p for group in optimizer.param_groups for p in group["params"])
+        self.held = elements(p for group in optimizer.param_groups for p in group["params"])
         self.judge.say(e="step")
 
     def evidence(self) -> dict:

@@ -148,6 +148,11 @@ def compose(
     return "\n".join(_render(source, regions, body)[0])
 
 
+def solutions(source: str, todo: int) -> list[str]:
+    """The solution of each region of a TODO, dedented."""
+    return [textwrap.dedent("\n".join(region.solution)) for region in parse(source) if region.todo == todo]
+
+
 def strip_solutions(source: str) -> str:
     """The same source without its solution bodies; ``compose`` works on it as before."""
 
