@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from utils import distributed
+from utils.after_ddp import setup
 from utils.distributed import (
     LAUNCHERS,
     check_divides,
@@ -21,7 +22,6 @@ from utils.distributed import (
     launch_environment,
     print0,
     save0,
-    setup,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -159,7 +159,8 @@ def test_check_divides(env, capsys):
 RANKS = """
 import torch, torch.distributed as dist
 from utils.data import ShardSampler
-from utils.distributed import cleanup, print0, setup
+from utils.after_ddp import setup
+from utils.distributed import cleanup, print0
 rank, local_rank, world_size, device = setup()
 shards = [None] * world_size
 dist.all_gather_object(shards, list(ShardSampler(range(5))))

@@ -36,11 +36,12 @@ from torch.utils.data.distributed import DistributedSampler
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
 from utils.arguments import training_parser
-from utils.data import IGNORE, DataError, EpochOrder, ShardSampler, Windows, load_corpus
+from utils.data import IGNORE, EpochOrder, ShardSampler, Windows
 from utils.distributed import check_divides, cleanup, fail, launch_environment, print0, save0
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.optional import lacks
+from utils.training import Sets, make_sets, perplexity
 
 if problem := lacks("lightning"):
     fail(problem)
@@ -54,7 +55,6 @@ for part in ("pytorch", "fabric"):
 for noise in (".*`srun` command is available", ".*treespec", ".*does not have many workers", ".*litlogger"):
     warnings.filterwarnings("ignore", noise)
 
-Sets = tuple[Windows, Windows, Windows]  # train, validation, test
 Batch = tuple[Tensor, Tensor]  # x and y, int64 (B, T), on this rank's device
 
 
@@ -64,23 +64,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
     return args
-
-
-def make_sets(args: argparse.Namespace) -> tuple[Sets, int]:
-    """The three sets, and how many words there are to choose from."""
-    try:
-        corpus = load_corpus(args.data)
-    except DataError as problem:
-        fail(problem)
-    train = Windows(corpus.train, args.seq_len, corpus.eos, drop_last=True)
-    validation = Windows(corpus.validation, args.seq_len, corpus.eos, drop_last=False)
-    test = Windows(corpus.test, args.seq_len, corpus.eos, drop_last=False)
-    if len(train) < args.batch_size:
-        fail(
-            f"{corpus.name} has {len(train)} sequences of --seq-len {args.seq_len} to train on, fewer than one "
-            f"--batch-size {args.batch_size}: make one of them smaller, or bring more text"
-        )
-    return (train, validation, test), len(corpus.vocab)
 
 
 class LitModel(L.LightningModule):
@@ -264,11 +247,6 @@ def global_mean(trainer: L.Trainer, total: Tensor, count: Tensor) -> float:
     """The sum of all ranks' totals over the sum of their counts; both 0-dim float64."""
     total, count = trainer.strategy.reduce(torch.stack([total, count]), reduce_op="sum")
     return (total / count).item()
-
-
-def perplexity(loss: float) -> float:
-    """How many words the model hesitates between, as it were; infinite for a run that blew up."""
-    return math.inf if loss > 700 else math.exp(loss)
 
 
 def save_checkpoint(trainer: L.Trainer, module: LitModel, path: Path, epoch: int) -> None:

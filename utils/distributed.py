@@ -74,26 +74,6 @@ def _free_port() -> int:
         return sock.getsockname()[1]
 
 
-def setup() -> tuple[int, int, int, torch.device]:
-    """Join the process group, by NCCL if there are GPUs and by gloo if not.
-
-    Returns:
-        rank, local_rank, world_size, and the device of this rank.
-
-    It seeds nothing: a seed of its own on each rank would give each its own first weights.
-    """
-    rank, local_rank, world_size = launch_environment()
-    if torch.cuda.is_available():
-        # Where the launcher shows each rank its own GPU alone, that one is number 0.
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    return rank, local_rank, world_size, device
-
-
 def cleanup() -> None:
     """Leave the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():

@@ -25,6 +25,7 @@ import traceback
 import types
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -105,12 +106,27 @@ def compile_units(job: dict) -> None:
                     continue
 
 
+class Withheld(types.ModuleType):
+    """In place of a module of the library that holds what a lesson teaches."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportError(f"{self.__name__} has what this lesson teaches: write it yourself")
+
+
+def withhold(lesson: str) -> None:
+    """The later lessons' library has what `lesson` teaches; its students' code may not import it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("utils.") and lesson == getattr(module, "TAUGHT_IN", None):
+            sys.modules[name] = Withheld(name)
+            delattr(sys.modules["utils"], name.removeprefix("utils."))
+
+
 def load(job: dict, judge: observe.Judge, name: str) -> types.ModuleType:
     """The student's units as one module. A cell that breaks spoils only itself; a script, all."""
+    withhold(job["module"].removeprefix("grader.test_"))
     module = types.ModuleType(name)
     module.__file__ = job["file"]
     sys.modules[name] = module
-    broken = {}
     for unit in job["units"]:
         lines = unit["text"].splitlines(keepends=True)
         linecache.cache[unit["name"]] = (len(unit["text"]), None, lines, unit["name"])
@@ -119,11 +135,9 @@ def load(job: dict, judge: observe.Judge, name: str) -> types.ModuleType:
             exec(code, module.__dict__)
         except (Exception, SystemExit) as error:  # a notebook's cell may end by sys.exit
             if job["notebook"]:
-                broken[unit["name"]] = error
                 judge.say(e="broken", cell=unit["name"], **describe(error))
             else:
                 raise
-    module.__broken__ = broken
     return module
 
 

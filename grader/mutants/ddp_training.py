@@ -3,6 +3,10 @@
 from grader.engine.mutants import Answer
 
 WRONG = [
+    Answer(1, "what later lessons import", edits=(
+        ("from utils.arguments import", "from utils.after_ddp import setup as join\nfrom utils.arguments import"),
+        ("    rank, local_rank, world_size, device = setup()", "    rank, local_rank, world_size, device = join()"),
+    ), says="has what this lesson teaches"),
     Answer(1, "no process group at all", "launch_environment()"),
     Answer(1, "gloo on GPUs, too", 'dist.init_process_group("gloo")', says="NCCL"),
     Answer(1, "every rank a group of its own", 'dist.init_process_group("gloo", rank=0, world_size=1)'),
@@ -387,8 +391,6 @@ RIGHT = [
     Answer(2, "everything from the environment", '''
         rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
         '''),
-    Answer(2, "the helper of utils", edits=(("check_divides, cleanup, fail, launch_environment", "check_divides, cleanup, fail, launch_environment, setup as join"),
-                                            ("    rank, local_rank, world_size, device = setup()", "    rank, local_rank, world_size, device = join()"))),
     Answer(3, "the default device, set by local rank", '''
         if torch.cuda.is_available():
             torch.cuda.set_device(local_rank)

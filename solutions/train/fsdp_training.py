@@ -12,7 +12,7 @@ With DDP every rank holds all weights, all gradients and the whole state of the 
 rank holds a part of them, and a layer's weights are put together when the layer needs them. What comes
 out is what one process would have computed: the same losses, with less memory on each device.
 
-It starts as the solution of ddp_training.py (its set-up is in utils/distributed.py now), and runs at
+It starts as the solution of ddp_training.py (what that has taught is in utils/after_ddp.py now), and runs at
 every stage. Fill the TODOs in the order of their numbers, which is not always that of the lines;
 `./workbook check fsdp_training` says how far you are.
 """
@@ -41,22 +41,21 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 # The course's folder is the nearest one above this file that holds utils/.
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
+from utils.after_ddp import global_mean, setup
 from utils.arguments import training_parser, whole
 from utils.checkpoints import check_sharded
-from utils.data import IGNORE, DataError, ShardSampler, Windows, load_corpus
-from utils.distributed import check_divides, cleanup, fail, print0, save0, setup
+from utils.data import IGNORE, ShardSampler
+from utils.distributed import check_divides, cleanup, fail, print0, save0
 from utils.metrics import Metrics
 from utils.model import TransformerLM
+from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
 
-Sets = tuple[Windows, Windows, Windows]  # train, validation, test
-Samplers = tuple[Sampler | None, Sampler | None, Sampler | None]
-Loaders = tuple[DataLoader, DataLoader, DataLoader]
 ORDER = ("batch_size", "seq_len", "seed")  # with other ones, the position in an epoch means other samples
 
 
@@ -87,23 +86,6 @@ def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -
     ### STUDENT
     # return init_device_mesh(device.type, (world_size, 1), mesh_dim_names=("replicate", "shard"))
     ### END SOLUTION
-
-
-def make_sets(args: argparse.Namespace) -> tuple[Sets, int]:
-    """The three sets, and how many words there are to choose from."""
-    try:
-        corpus = load_corpus(args.data)
-    except DataError as problem:
-        fail(problem)
-    train = Windows(corpus.train, args.seq_len, corpus.eos, drop_last=True)
-    validation = Windows(corpus.validation, args.seq_len, corpus.eos, drop_last=False)
-    test = Windows(corpus.test, args.seq_len, corpus.eos, drop_last=False)
-    if len(train) < args.batch_size:
-        fail(
-            f"{corpus.name} has {len(train)} sequences of --seq-len {args.seq_len} to train on, fewer than one "
-            f"--batch-size {args.batch_size}: make one of them smaller, or bring more text"
-        )
-    return (train, validation, test), len(corpus.vocab)
 
 
 def make_samplers(sets: Sets, args: argparse.Namespace) -> Samplers:
@@ -209,18 +191,6 @@ def first_weights(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) 
     ### END SOLUTION
 
 
-def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
-    kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[args.optimizer]
-    return kind(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
-
-
-def global_mean(total: Tensor, count: Tensor) -> float:
-    """The sum of all ranks' totals over the sum of their counts; both 0-dim float64."""
-    sums = torch.stack([total, count])
-    dist.all_reduce(sums)
-    return (sums[0] / sums[1]).item()
-
-
 def compute_loss(model: nn.Module, x: Tensor, y: Tensor, args: argparse.Namespace) -> Tensor:
     # A sharded model has its dtype from `precision`.
     autocast = args.dtype == "bfloat16" and not isinstance(model, FSDPModule)
@@ -323,11 +293,6 @@ def train_epoch(
             position["loss"] = global_mean(epoch_total + total, epoch_count + count)
             save_sharded(model, optimizer, position, Path(args.out) / f"step-{step}")
     return global_mean(epoch_total + total, epoch_count + count)
-
-
-def perplexity(loss: float) -> float:
-    """How many words the model hesitates between, as it were; infinite for a run that blew up."""
-    return math.inf if loss > 700 else math.exp(loss)
 
 
 def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:

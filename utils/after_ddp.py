@@ -1,0 +1,36 @@
+"""What `ddp_training` has taught, for the scripts that come after it."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from utils.distributed import launch_environment
+
+TAUGHT_IN = "ddp_training"  # no rank of that lesson can import this
+
+
+def setup() -> tuple[int, int, int, torch.device]:
+    """Join the process group, by NCCL if there are GPUs and by gloo if not.
+
+    Returns:
+        rank, local_rank, world_size, and the device of this rank.
+
+    It seeds nothing: a seed of its own on each rank would give each its own first weights.
+    """
+    rank, local_rank, world_size = launch_environment()
+    if torch.cuda.is_available():
+        # Where the launcher shows each rank its own GPU alone, that one is number 0.
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return rank, local_rank, world_size, device
+
+
+def global_mean(total: Tensor, count: Tensor) -> float:
+    """The sum of all ranks' totals over the sum of their counts; both 0-dim float64."""
+    sums = torch.stack([total, count])
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()

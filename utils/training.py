@@ -1,0 +1,43 @@
+"""What every training script has: the data, the optimizer, a number to report."""
+
+import argparse
+import math
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Sampler
+
+from utils.data import DataError, Windows, load_corpus
+from utils.distributed import fail
+
+Sets = tuple[Windows, Windows, Windows]  # train, validation, test
+Samplers = tuple[Sampler | None, Sampler | None, Sampler | None]
+Loaders = tuple[DataLoader, DataLoader, DataLoader]
+
+
+def make_sets(args: argparse.Namespace) -> tuple[Sets, int]:
+    """The three sets, and how many words there are to choose from. Exits with code 2 where there is too little text."""
+    try:
+        corpus = load_corpus(args.data)
+    except DataError as problem:
+        fail(problem)
+    train = Windows(corpus.train, args.seq_len, corpus.eos, drop_last=True)
+    validation = Windows(corpus.validation, args.seq_len, corpus.eos, drop_last=False)
+    test = Windows(corpus.test, args.seq_len, corpus.eos, drop_last=False)
+    if len(train) < args.batch_size:
+        fail(
+            f"{corpus.name} has {len(train)} sequences of --seq-len {args.seq_len} to train on, fewer than one "
+            f"--batch-size {args.batch_size}: make one of them smaller, or bring more text"
+        )
+    return (train, validation, test), len(corpus.vocab)
+
+
+def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
+    """What --optimizer, --lr and --weight-decay ask for, of the parameters that the model has now."""
+    kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[args.optimizer]
+    return kind(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+
+
+def perplexity(loss: float) -> float:
+    """How many words the model hesitates between, as it were; infinite for a run that blew up."""
+    return math.inf if loss > 700 else math.exp(loss)
