@@ -24,7 +24,9 @@ from utils.model import TransformerLM
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=7, help="of timed steps, after two that are not")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--cap", type=int, default=25 * 2**20, help="bytes in a bucket")
@@ -71,15 +73,28 @@ def measure(rank: int, world: int, args: argparse.Namespace) -> dict[str, list[f
 
 
 def show(args: argparse.Namespace, seconds: dict[str, list[float]], load: float) -> None:
-    table = Table("pair", "ours, ms", "torch's DDP, ms", "speed of ours to torch's", title_justify="left",
-                  title=f"{args.ranks} ranks, {args.batch * args.length} tokens a rank and step, dim {args.dim}, {args.layers} layers, {args.vocab} words; buckets of "
-                  f"{args.cap / 2**20:.3g} MiB; a thread each, torch {torch.__version__}, load before {load:.1f}")  # fmt: skip
+    table = Table(
+        "pair",
+        "ours, ms",
+        "torch's DDP, ms",
+        "speed of ours to torch's",
+        title_justify="left",
+        title=(
+            f"{args.ranks} ranks, {args.batch * args.length} tokens a rank and step, dim {args.dim}, {args.layers}"
+            f" layers, {args.vocab} words; buckets of {args.cap / 2**20:.3g} MiB; a thread each, torch"
+            f" {torch.__version__}, load before {load:.1f}"
+        ),
+    )
     ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["torch"], strict=True)]
     for pair, (ours, theirs, ratio) in enumerate(zip(seconds["ours"], seconds["torch"], ratios, strict=True), start=1):
         table.add_row(str(pair), f"{1000 * ours:.0f}", f"{1000 * theirs:.0f}", f"{ratio:.2f}")
     medians = [1000 * statistics.median(seconds[name]) for name in ("ours", "torch")]
     table.add_section()
-    table.add_row("median", *(f"{median:.0f}" for median in medians), f"{statistics.median(ratios):.2f}, {min(ratios):.2f} … {max(ratios):.2f}")
+    table.add_row(
+        "median",
+        *(f"{median:.0f}" for median in medians),
+        f"{statistics.median(ratios):.2f}, {min(ratios):.2f} … {max(ratios):.2f}",
+    )
     Console().print(table)
 
 

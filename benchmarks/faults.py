@@ -62,22 +62,45 @@ dist.all_reduce(count)
 return (total / count).item()
 """
 CASES = (
-    Case("a skipped collective", REDUCE, "return (total / count).item()", "hang",
-         r"deadlock: ranks 0 and 2 wait in all_reduce.*rank 1 never comes: it has finished"),
+    Case(
+        "a skipped collective",
+        REDUCE,
+        "return (total / count).item()",
+        "hang",
+        r"deadlock: ranks 0 and 2 wait in all_reduce.*rank 1 never comes: it has finished",
+    ),
     Case("another collective", MIXED, "pass", "mismatch", r"different operations: rank 0 all_reduce.*rank 1 reduce"),
-    Case("another shape", REDUCE, "sums = torch.stack([total, count, count])", "mismatch",
-         r"different shapes: rank 0 all_reduce.*\(2,\).*rank 1 all_reduce.*\(3,\)"),
-    Case("an exception on one rank", REDUCE, 'raise ValueError("one rank only")', "crash",
-         r"rank 1 stopped with ValueError: one rank only"),
+    Case(
+        "another shape",
+        REDUCE,
+        "sums = torch.stack([total, count, count])",
+        "mismatch",
+        r"different shapes: rank 0 all_reduce.*\(2,\).*rank 1 all_reduce.*\(3,\)",
+    ),
+    Case(
+        "an exception on one rank",
+        REDUCE,
+        'raise ValueError("one rank only")',
+        "crash",
+        r"rank 1 stopped with ValueError: one rank only",
+    ),
     Case("an endless loop", REDUCE, "while True: pass", "hang", r"rank 1 runs without end"),
     Case("os._exit(0)", REDUCE, "os._exit(0)", "crash", r"rank 1 left without reporting: .*os\._exit\(0\)"),
     # From outside, as the system does when memory is short: the rank has no last word. Known is where it was last.
-    Case("a killed rank", TWICE, 'os.system(f"kill -9 {os.getpid()}")', "crash", r"rank 1 is gone: .*SIGKILL, last seen at train/"),
-)  # fmt: skip
+    Case(
+        "a killed rank",
+        TWICE,
+        'os.system(f"kill -9 {os.getpid()}")',
+        "crash",
+        r"rank 1 is gone: .*SIGKILL, last seen at train/",
+    ),
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--limit", type=float, default=5.0, help="seconds from the fault to its diagnosis")
     parser.add_argument("--json", type=Path, help="write the results to this file, too")
     args = parser.parse_args()
@@ -109,7 +132,9 @@ def verdict_on(engine: Engine, source: str, bodies: dict[int, str]):
 def judge(engine: Engine, source: str, case: Case, stamp: Path, limit: float) -> dict:
     stamp.unlink(missing_ok=True)
     on_rank1 = textwrap.indent(
-        f"os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '600')\nPath({str(stamp)!r}).write_text(repr(time.time()))\n{case.fault}", "    "
+        "os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep',"
+        f" '600')\nPath({str(stamp)!r}).write_text(repr(time.time()))\n{case.fault}",
+        "    ",
     )
     body = case.body.replace("RANK1", f"if dist.get_rank() == {FAULTY}:\n{on_rank1}")
     verdict = verdict_on(engine, source, {TODO: body})
@@ -123,8 +148,16 @@ def judge(engine: Engine, source: str, case: Case, stamp: Path, limit: float) ->
         and seconds <= limit
         and not left
     )
-    return {"fault": case.name, "right": right, "cause": verdict.cause, "rank": verdict.rank, "where": verdict.where,
-            "seconds": round(seconds, 3), "left": left, "message": verdict.message}  # fmt: skip
+    return {
+        "fault": case.name,
+        "right": right,
+        "cause": verdict.cause,
+        "rank": verdict.rank,
+        "where": verdict.where,
+        "seconds": round(seconds, 3),
+        "left": left,
+        "message": verdict.message,
+    }
 
 
 def settled(engine: Engine) -> list[psutil.Process]:
@@ -159,7 +192,10 @@ def show(results: list[dict], left: int) -> None:
     Console().print(table)
     for r in results:
         print(f"{r['fault']}: {r['message']}")
-    print(f"{sum(r['right'] for r in results)} of {len(results)} told apart; {left} processes left after the engine closed")
+    print(
+        f"{sum(r['right'] for r in results)} of {len(results)} told apart; {left} processes left after the engine"
+        " closed"
+    )
 
 
 if __name__ == "__main__":

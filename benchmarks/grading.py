@@ -3,9 +3,10 @@
     python benchmarks/grading.py                 a class of 30, on one worker and on two
     python benchmarks/grading.py --students 8 --nbgrader 2
 
-The class: solved, as given, half done, one wrong answer in each lesson (those of grader/mutants/), and hostile (those of
-tests/hostile/). A submission's right mark is known: a wrong answer to TODO k loses k, and what needs k; all else is right. nbgrader
-grades the first few of the same notebooks, one after the other, as it does. Its time is that of all its processes' CPU, and so is
+The class: solved, as given, half done, one wrong answer in each lesson (those of grader/mutants/), and hostile
+(those of tests/hostile/). A submission's right mark is known: a wrong answer to TODO k loses k, and what needs k;
+all else is right. nbgrader grades the first few of the same notebooks, one after the other, as it does. Its time is
+that of all its processes' CPU, and so is
 ours: both are given by the kernel.
 """
 
@@ -45,7 +46,10 @@ def submissions(count: int) -> dict[str, Submission]:
         kind = ("solved", "given", "half", "wrong", "wrong", "hostile")[number % 6]
         if kind == "hostile":
             attack = ATTACKS[11 * number % len(ATTACKS)]
-            found[f"{number:02}-hostile"] = Submission(attack.make, lambda record, attack=attack: (record["state"], grade.points(record)) == (attack.state, attack.marks))
+            found[f"{number:02}-hostile"] = Submission(
+                attack.make,
+                lambda record, attack=attack: (record["state"], grade.points(record)) == (attack.state, attack.marks),
+            )
             continue
         texts, marks, none = {}, set(), set()  # the others need a wrong one first
         for stem in NOTEBOOKS:
@@ -53,20 +57,29 @@ def submissions(count: int) -> dict[str, Submission]:
             if kind == "wrong":
                 answers = importlib.import_module(f"grader.mutants.{stem}").WRONG
                 answer = answers[7 * number % len(answers)]
-                texts[stem], done, wrong = answer.text(source), set(todos) - mutants.dependents(stem, answer.todo), {answer.todo}
+                texts[stem], done, wrong = (
+                    answer.text(source),
+                    set(todos) - mutants.dependents(stem, answer.todo),
+                    {answer.todo},
+                )
             else:
                 done = {"solved": todos, "given": [], "half": todos[: len(todos) // 2]}[kind]
                 texts[stem], wrong = regions.compose(source, done), set(todos) - set(done)
             marks |= {f"{stem}/{todo}" for todo in done}
             none |= {f"{stem}/{todo}" for todo in wrong}
-        found[f"{number:02}-{kind}"] = Submission(lambda path, texts=texts: write(path, texts), lambda record, marks=marks, none=none: got(record, marks, none))
+        found[f"{number:02}-{kind}"] = Submission(
+            lambda path, texts=texts: write(path, texts),
+            lambda record, marks=marks, none=none: got(record, marks, none),
+        )
     return found
 
 
 def write(path: Path, texts: dict[str, str]) -> None:
     (path / "notebooks").mkdir(parents=True)
     for stem, text in texts.items():
-        (path / "notebooks" / f"{stem}.ipynb").write_text(notebooks.to_json(notebooks.to_notebook(text, stem, released=False)), "utf-8")
+        (path / "notebooks" / f"{stem}.ipynb").write_text(
+            notebooks.to_json(notebooks.to_notebook(text, stem, released=False)), "utf-8"
+        )
 
 
 def got(record: dict, marks: set[str], none: set[str]) -> bool:
@@ -85,7 +98,9 @@ def timed(command: list[str], **more) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--students", type=int, default=30, help="submissions in the class")
     parser.add_argument("--nbgrader", type=int, default=3, help="so many of them nbgrader grades, too")
     args = parser.parse_args()
@@ -97,37 +112,80 @@ def main() -> None:
             submission.hand_in(root / "class" / student)
         workbook = [sys.executable, "-P", "-m", "grader.engine.cli"]
         environment = {**os.environ, "PYTHONPATH": str(lessons.COURSE)}
-        print(f"{args.students} submissions of {', '.join(NOTEBOOKS)}, {sum(len(lessons.titles(s)) for s in NOTEBOOKS)} TODOs each", flush=True)
+        print(
+            f"{args.students} submissions of {', '.join(NOTEBOOKS)}, {sum(len(lessons.titles(s)) for s in NOTEBOOKS)}"
+            " TODOs each",
+            flush=True,
+        )
         ours = 0.0
         for jobs in (1, 2):
             out = root / f"out-{jobs}"
-            wall, cpu = timed([*workbook, "grade", str(root / "class"), "--out", str(out), "--lessons", ",".join(NOTEBOOKS), "--jobs", str(jobs)],
-                              cwd=lessons.COURSE, env=environment)
-            records = {student: json.loads((out / "records" / f"{grade.file_name(student)}.json").read_text()) for student in class_}
+            wall, cpu = timed(
+                [
+                    *workbook,
+                    "grade",
+                    str(root / "class"),
+                    "--out",
+                    str(out),
+                    "--lessons",
+                    ",".join(NOTEBOOKS),
+                    "--jobs",
+                    str(jobs),
+                ],
+                cwd=lessons.COURSE,
+                env=environment,
+            )
+            records = {
+                student: json.loads((out / "records" / f"{grade.file_name(student)}.json").read_text())
+                for student in class_
+            }
             good = sum(submission.right(records[student]) for student, submission in class_.items())
-            print(f"grade --jobs {jobs}: {wall:6.1f} s, {60 * args.students / wall:5.1f} submissions a minute, "
-                  f"{cpu / args.students:5.2f} s of CPU each; marks right: {good} of {args.students}", flush=True)
+            print(
+                f"grade --jobs {jobs}: {wall:6.1f} s, {60 * args.students / wall:5.1f} submissions a minute, "
+                f"{cpu / args.students:5.2f} s of CPU each; marks right: {good} of {args.students}",
+                flush=True,
+            )
             for student, submission in class_.items():
                 if not submission.right(records[student]):
                     print(f"    {student}: {records[student]['state']}, {grade.marks(records[student])}")
             ours = cpu / args.students
         if args.nbgrader:
             course = root / "course"
-            shutil.copytree(lessons.COURSE, course, ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__"))
-            subprocess.run([*workbook, "build"], cwd=course, env={**os.environ, "PYTHONPATH": str(course)}, capture_output=True, check=True)
+            shutil.copytree(
+                lessons.COURSE,
+                course,
+                ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__"),
+            )
+            subprocess.run(
+                [*workbook, "build"],
+                cwd=course,
+                env={**os.environ, "PYTHONPATH": str(course)},
+                capture_output=True,
+                check=True,
+            )
             plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
             total_wall = total_cpu = 0.0
             chosen = list(class_)[: args.nbgrader]
             for stem in NOTEBOOKS:
-                subprocess.run([sys.executable, "-m", "nbgrader", "generate_assignment", stem], cwd=course, env=plain, capture_output=True, check=True)
+                subprocess.run(
+                    [sys.executable, "-m", "nbgrader", "generate_assignment", stem],
+                    cwd=course,
+                    env=plain,
+                    capture_output=True,
+                    check=True,
+                )
                 for student in chosen:
                     target = course / ".workbook" / "nbgrader" / "submitted" / student / stem / f"{stem}.ipynb"
                     target.parent.mkdir(parents=True)
                     shutil.copy(root / "class" / student / "notebooks" / f"{stem}.ipynb", target)
-                wall, cpu = timed([sys.executable, "-m", "nbgrader", "autograde", stem, "--create"], cwd=course, env=plain)
+                wall, cpu = timed(
+                    [sys.executable, "-m", "nbgrader", "autograde", stem, "--create"], cwd=course, env=plain
+                )
                 total_wall, total_cpu = total_wall + wall, total_cpu + cpu
-            print(f"nbgrader autograde:{total_wall:6.1f} s for {len(chosen)}, {total_cpu / len(chosen):5.2f} s of CPU each: "
-                  f"{total_cpu / len(chosen) / ours:.1f} times ours")
+            print(
+                f"nbgrader autograde:{total_wall:6.1f} s for {len(chosen)}, {total_cpu / len(chosen):5.2f} s of CPU"
+                f" each: {total_cpu / len(chosen) / ours:.1f} times ours"
+            )
 
 
 if __name__ == "__main__":

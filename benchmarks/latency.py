@@ -37,7 +37,10 @@ LESSON, TODO = "ddp_training", 10
 TODOS = len(lessons.titles(LESSON))
 # Two wrong answers, so that each save changes the file. Either is found out by one run of two ranks.
 WRONG = ("return (total / count).item()", "dist.all_reduce(total)\nreturn (total / count).item()")
-WATCH = "from grader.engine.launch import Engine; from grader.engine.loop import Watch\nwith Engine() as e: Watch(e, {lesson!r}).run()"
+WATCH = (
+    "from grader.engine.launch import Engine; from grader.engine.loop import Watch\nwith Engine() as e: Watch(e,"
+    " {lesson!r}).run()"
+)
 # What the check does on ranks, and nothing more. The file is the student's.
 COLD = """
 import importlib.util, math, sys
@@ -61,7 +64,9 @@ ROWS = {  # what is measured: its title, and the seconds it may take at most
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=7, help="turns; the table shows their medians")
     parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
     args = parser.parse_args()
@@ -77,7 +82,12 @@ def main() -> None:
                 turn(watched, course, seconds)
     show(seconds, load)
     if args.json:
-        machine = {"cores": os.cpu_count(), "torch": torch.__version__, "python": sys.version.split()[0], "load_before": load}
+        machine = {
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "python": sys.version.split()[0],
+            "load_before": load,
+        }
         args.json.write_text(json.dumps({"machine": machine, "seconds": seconds}, indent=1) + "\n")
 
 
@@ -103,7 +113,11 @@ def student_file(body: str | None) -> str:
 
 def copy_course(target: Path) -> Path:
     """A copy to save into, with the batch files solved: the student's own files are left alone."""
-    shutil.copytree(COURSE, target, ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__", ".pytest_cache"))
+    shutil.copytree(
+        COURSE,
+        target,
+        ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__", ".pytest_cache"),
+    )
     for source in lessons.sources(LESSON)[1:]:
         text = source.read_text("utf-8")
         (target / "sbatch" / source.name).write_text(regions.compose(text, solved=regions.titles(text)), "utf-8")
@@ -123,8 +137,14 @@ class Watched:
 
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", WATCH.format(lesson=LESSON)], cwd=self.course, env=environment(self.course),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+            [sys.executable, "-P", "-c", WATCH.format(lesson=LESSON)],
+            cwd=self.course,
+            env=environment(self.course),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         threading.Thread(target=self.listen, daemon=True).start()
         self.wait_for(LESSON)  # the first verdicts, on the file as it is
         return self
@@ -147,7 +167,9 @@ class Watched:
         return began
 
     def wait_for(self, *words: str) -> float:
-        """When the line came that has these words and is no verdict's story: the bar of the lesson, or the note before it."""
+        """When the line came that has these words and is no verdict's story: the bar of the lesson, or the note before
+        it.
+        """
         heard = []
         while True:
             try:
@@ -158,7 +180,9 @@ class Watched:
                 raise SystemExit("watch said nothing more:\n" + "\n".join(heard))
             when, line = said
             heard.append(line)
-            if all(word in line for word in words) and ("after the save" in line or re.search(rf" \d+ of {TODOS} ", line)):
+            if all(word in line for word in words) and (
+                "after the save" in line or re.search(rf" \d+ of {TODOS} ", line)
+            ):
                 return when
 
 
@@ -172,8 +196,21 @@ def cold(course: Path) -> float:
     """Seconds of the same check by torchrun, from nothing to its answer."""
     script = course / "cold.py"
     script.write_text(COLD)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), f"train/{LESSON}.py"]
-    took, done = timed(lambda: subprocess.run(command, cwd=course, env=environment(course), capture_output=True, text=True, check=False))
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+        f"train/{LESSON}.py",
+    ]
+    took, done = timed(
+        lambda: subprocess.run(
+            command, cwd=course, env=environment(course), capture_output=True, text=True, check=False
+        )
+    )
     if "right" not in done.stdout:
         raise SystemExit(f"the cold check failed:\n{done.stdout}{done.stderr}")
     return took
@@ -182,13 +219,20 @@ def cold(course: Path) -> float:
 def pytest_check(course: Path) -> float | None:
     """Seconds of `pytest grader --target solutions` for each of its checks; None if it does not pass."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "grader", "--target", "solutions"]
-    took, done = timed(lambda: subprocess.run(command, cwd=course, env=environment(course), capture_output=True, text=True, check=False))
+    took, done = timed(
+        lambda: subprocess.run(
+            command, cwd=course, env=environment(course), capture_output=True, text=True, check=False
+        )
+    )
     passed = re.search(r"(\d+) passed", done.stdout)
     return took / int(passed.group(1)) if done.returncode == 0 and passed else None
 
 
 def show(seconds: dict[str, list[float]], load: float) -> None:
-    table = Table(title=f"Seconds, medians of {len(seconds['cold_todo'])} turns; {os.cpu_count()} cores, load before {load:.1f}", title_justify="left")
+    table = Table(
+        title=f"Seconds, medians of {len(seconds['cold_todo'])} turns; {os.cpu_count()} cores, load before {load:.1f}",
+        title_justify="left",
+    )
     for name in ("", "median", "least", "most", "aim"):
         table.add_column(name, justify="right" if name else "left")
     for name, (title, aim) in ROWS.items():
@@ -198,7 +242,13 @@ def show(seconds: dict[str, list[float]], load: float) -> None:
             continue
         median = statistics.median(values)
         colour = "" if aim is None else "[green]" if median <= aim else "[red]"
-        table.add_row(title, f"{colour}{median:.2f}", f"{min(values):.2f}", f"{max(values):.2f}", "" if aim is None else f"≤ {aim}")
+        table.add_row(
+            title,
+            f"{colour}{median:.2f}",
+            f"{min(values):.2f}",
+            f"{max(values):.2f}",
+            "" if aim is None else f"≤ {aim}",
+        )
     Console().print(table)
 
 

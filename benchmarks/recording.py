@@ -30,7 +30,9 @@ CLOSE = WARM + TIMED + PROFILED  # steps that are looked at closely
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=5, help="of blocks of steps, with and without")
     parser.add_argument("--after", type=int, default=CLOSE, help="steps of a block after the first ones")
     parser.add_argument("--threads", type=int, default=2)
@@ -59,13 +61,32 @@ def main() -> None:
                 with Recorder(Path(folder), 0) if kind == "with" else nullcontext():
                     seconds[kind].append([step() for _ in range(CLOSE + args.after)])
 
-    table = Table("steps", "without, ms", "with, ms", "ratio", "least … most", title_justify="left",
-                  title=f"medians; {args.threads} threads, torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}")  # fmt: skip
-    for name, part in ((f"{WARM + 1} to {CLOSE}, by the clock and the profiler", slice(WARM, CLOSE)), (f"from {CLOSE + 1} on, sampled", slice(CLOSE, None))):
-        pairs = [[statistics.median(block[part]) for block in blocks] for blocks in zip(seconds["without"], seconds["with"], strict=True)]
+    table = Table(
+        "steps",
+        "without, ms",
+        "with, ms",
+        "ratio",
+        "least … most",
+        title_justify="left",
+        title=f"medians; {args.threads} threads, torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}",
+    )
+    for name, part in (
+        (f"{WARM + 1} to {CLOSE}, by the clock and the profiler", slice(WARM, CLOSE)),
+        (f"from {CLOSE + 1} on, sampled", slice(CLOSE, None)),
+    ):
+        pairs = [
+            [statistics.median(block[part]) for block in blocks]
+            for blocks in zip(seconds["without"], seconds["with"], strict=True)
+        ]
         without, recorded = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
         ratios = [after / before for before, after in pairs]
-        table.add_row(name, f"{without:.1f}", f"{recorded:.1f}", f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} … {max(ratios):.2f}")
+        table.add_row(
+            name,
+            f"{without:.1f}",
+            f"{recorded:.1f}",
+            f"{statistics.median(ratios):.2f}",
+            f"{min(ratios):.2f} … {max(ratios):.2f}",
+        )
     Console().print(table)
     if args.json:
         args.json.write_text(json.dumps({"torch": torch.__version__, "seconds": seconds}, indent=1) + "\n")

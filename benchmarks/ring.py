@@ -22,7 +22,9 @@ SIZES = {"1 KB": 1000, "1 MB": 1_000_000, "64 MB": 64_000_000}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=7, help="of timed turns, after one that is not")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
@@ -57,13 +59,27 @@ def measure(rank: int, world: int, pairs: int) -> dict[str, dict[str, list[float
 
 
 def show(found: dict[int, dict[str, dict[str, list[float]]]], load: float) -> None:
-    table = Table("ranks", "size", "ring, ms", "dist.all_reduce, ms", "speed of the ring to the library's", "least … most", title_justify="left",
-                  title=f"gloo, a thread each, torch {torch.__version__}, load before {load:.1f}")  # fmt: skip
+    table = Table(
+        "ranks",
+        "size",
+        "ring, ms",
+        "dist.all_reduce, ms",
+        "speed of the ring to the library's",
+        "least … most",
+        title_justify="left",
+        title=f"gloo, a thread each, torch {torch.__version__}, load before {load:.1f}",
+    )
     for world, sizes in found.items():
         for size, seconds in sizes.items():
             ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["library"], strict=True)]
             medians = [1000 * statistics.median(seconds[name]) for name in ("ours", "library")]
-            table.add_row(str(world), size, *(f"{median:.3g}" for median in medians), f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} … {max(ratios):.2f}")
+            table.add_row(
+                str(world),
+                size,
+                *(f"{median:.3g}" for median in medians),
+                f"{statistics.median(ratios):.2f}",
+                f"{min(ratios):.2f} … {max(ratios):.2f}",
+            )
     Console().print(table)
 
 

@@ -61,11 +61,23 @@ class PlainGPT(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=7, help="of timed steps, after one that is not")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16"), default=["float32"], help="of the matrix products; with both, bfloat16 is shown beside float32, too")
-    parser.add_argument("--peak", type=float, help="TFLOP/s of the processor in the dtype, to show the share used (MFU); 989 for an H100 in bfloat16")
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        choices=("float32", "bfloat16"),
+        default=["float32"],
+        help="of the matrix products; with both, bfloat16 is shown beside float32, too",
+    )
+    parser.add_argument(
+        "--peak",
+        type=float,
+        help="TFLOP/s of the processor in the dtype, to show the share used (MFU); 989 for an H100 in bfloat16",
+    )
     parser.add_argument("--compile", action="store_true", help="torch.compile both")
     for name, default in (("dim", 128), ("heads", 4), ("layers", 2), ("vocab", 33278), ("batch", 32), ("length", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -77,7 +89,9 @@ def main() -> None:
     show(args, device, seconds)
     if args.json:
         named = {" ".join(what): each for what, each in seconds.items()}
-        args.json.write_text(json.dumps({"torch": torch.__version__, "device": str(device), "seconds": named}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"torch": torch.__version__, "device": str(device), "seconds": named}, indent=1) + "\n"
+        )
 
 
 def measure(args: argparse.Namespace, device: torch.device) -> dict[tuple[str, str], list[float]]:
@@ -87,7 +101,10 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[tuple[str, s
         for name, kind in (("ours", TransformerLM), ("plain", PlainGPT)):
             torch.manual_seed(0)
             model = kind(args.vocab, args.dim, args.heads, args.layers, args.length).to(device)
-            runs[name, dtype] = torch.compile(model) if args.compile else model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+            runs[name, dtype] = (
+                torch.compile(model) if args.compile else model,
+                torch.optim.AdamW(model.parameters(), lr=1e-3),
+            )
     x, y = torch.randint(args.vocab, (2, args.batch, args.length), device=device)
     seconds: dict[tuple[str, str], list[float]] = {what: [] for what in runs}
     for turn in track(range(args.pairs + 1), "measuring", console=Console(stderr=True), transient=True):
@@ -111,16 +128,36 @@ def show(args: argparse.Namespace, device: torch.device, seconds: dict[tuple[str
     # 6 for each weight that multiplies, 12 L h s for attention: PaLM (arxiv.org/abs/2204.02311), appendix B.
     flops = 6 * (12 * args.layers * args.dim**2 + args.vocab * args.dim) + 12 * args.layers * args.dim * args.length
     unit = "tokens/s (MFU)" if args.peak else "tokens/s"
-    table = Table("ours", unit, "plain GPT", unit, "ratio", "least … most", title_justify="left",
-                  title=f"{tokens} tokens a step, dim {args.dim}, {args.layers} layers, {args.vocab} words; {device}, {args.threads} threads, "
-                  f"torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}")  # fmt: skip
+    table = Table(
+        "ours",
+        unit,
+        "plain GPT",
+        unit,
+        "ratio",
+        "least … most",
+        title_justify="left",
+        title=(
+            f"{tokens} tokens a step, dim {args.dim}, {args.layers} layers, {args.vocab} words; {device},"
+            f" {args.threads} threads, torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}"
+        ),
+    )
     for dtype in args.dtype:
         for other in dict.fromkeys((dtype, args.dtype[0])):
             ours, plain = seconds["ours", dtype], seconds["plain", other]
             ratios = [theirs / own for own, theirs in zip(ours, plain, strict=True)]
             speeds = [tokens / statistics.median(each) for each in (ours, plain)]
-            shown = [f"{speed:,.0f}" + (f" ({speed * flops / args.peak / 1e12:.1%})" if args.peak else "") for speed in speeds]
-            table.add_row(dtype, shown[0], other, shown[1], f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} … {max(ratios):.2f}")
+            shown = [
+                f"{speed:,.0f}" + (f" ({speed * flops / args.peak / 1e12:.1%})" if args.peak else "")
+                for speed in speeds
+            ]
+            table.add_row(
+                dtype,
+                shown[0],
+                other,
+                shown[1],
+                f"{statistics.median(ratios):.2f}",
+                f"{min(ratios):.2f} … {max(ratios):.2f}",
+            )
     Console().print(table)
 
 

@@ -3,8 +3,8 @@
     python benchmarks/zero.py
 
 The functions are those of the reference solution, solutions/notebooks/03_zero.py. Both train the course's model on the
-same batches, on ranks that talk by gloo, in turns: one step of one, one step of the other, each from barrier to barrier.
-The losses must agree. The table shows medians, and the ratio of each pair with its spread.
+same batches, on ranks that talk by gloo, in turns: one step of one, one step of the other, each from barrier to
+barrier. The losses must agree. The table shows medians, and the ratio of each pair with its spread.
 """
 
 import argparse
@@ -72,30 +72,54 @@ def measure(rank: int, world: int, args: argparse.Namespace) -> dict[str, list[f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=9, help="of timed steps, after two that are not")
     parser.add_argument("--ranks", type=int, default=2)
     for name, default in (("dim", 256), ("heads", 4), ("layers", 4), ("vocab", 2000), ("batch", 8), ("length", 128)):
-        parser.add_argument(f"--{name}", type=int, default=default, help="of each rank" if name == "batch" else "of the model")
+        parser.add_argument(
+            f"--{name}", type=int, default=default, help="of each rank" if name == "batch" else "of the model"
+        )
     parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
     args = parser.parse_args()
     load = os.getloadavg()[0]
     seconds = on_ranks(measure, args.ranks, args)
     show(args, seconds, load)
     if args.json:
-        args.json.write_text(json.dumps({"torch": torch.__version__, "load": load, "seconds": seconds}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"torch": torch.__version__, "load": load, "seconds": seconds}, indent=1) + "\n"
+        )
 
 
 def show(args: argparse.Namespace, seconds: dict[str, list[float]], load: float) -> None:
-    size = sum(p.numel() for p in TransformerLM(args.vocab, args.dim, args.heads, args.layers, args.length).parameters())
-    table = Table("pair", "ours, s", "fully_shard, s", "ratio of speeds", title_justify="left",
-                  title=f"{size:,} parameters, {args.batch * args.length} tokens a rank and step; {args.ranks} ranks of a thread each, gloo, "
-                  f"torch {torch.__version__}, load before {load:.1f}")  # fmt: skip
+    size = sum(
+        p.numel() for p in TransformerLM(args.vocab, args.dim, args.heads, args.layers, args.length).parameters()
+    )
+    table = Table(
+        "pair",
+        "ours, s",
+        "fully_shard, s",
+        "ratio of speeds",
+        title_justify="left",
+        title=(
+            f"{size:,} parameters, {args.batch * args.length} tokens a rank and step; {args.ranks} ranks of a thread"
+            f" each, gloo, torch {torch.__version__}, load before {load:.1f}"
+        ),
+    )
     ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["fully_shard"], strict=True)]
-    for number, (mine, other, ratio) in enumerate(zip(seconds["ours"], seconds["fully_shard"], ratios, strict=True), start=1):
+    for number, (mine, other, ratio) in enumerate(
+        zip(seconds["ours"], seconds["fully_shard"], ratios, strict=True), start=1
+    ):
         table.add_row(str(number), f"{mine:.3f}", f"{other:.3f}", f"{ratio:.2f}")
     medians = [statistics.median(values) for values in (seconds["ours"], seconds["fully_shard"], ratios)]
-    table.add_row("median", f"{medians[0]:.3f}", f"{medians[1]:.3f}", f"{medians[2]:.2f} ({min(ratios):.2f} … {max(ratios):.2f})", style="bold")
+    table.add_row(
+        "median",
+        f"{medians[0]:.3f}",
+        f"{medians[1]:.3f}",
+        f"{medians[2]:.2f} ({min(ratios):.2f} … {max(ratios):.2f})",
+        style="bold",
+    )
     Console().print(table)
 
 

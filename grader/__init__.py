@@ -31,7 +31,9 @@ class RanksStopped(RuntimeError):
 
 
 class NotOnARank(Exception):
-    """A cell that starts ranks does so in the notebook only, not on the ranks themselves. The rest of the cell is left out there."""
+    """A cell that starts ranks does so in the notebook only, not on the ranks themselves. The rest of the cell is left
+    out there.
+    """
 
 
 class Interrupted(KeyboardInterrupt):
@@ -58,7 +60,9 @@ def check(name: str) -> None:
 
         found = verdict(name, _cells)
     except KeyboardInterrupt:
-        raise Interrupted("The check was stopped. Nothing of it is left running; run the cell again to check anew.") from None
+        raise Interrupted(
+            "The check was stopped. Nothing of it is left running; run the cell again to check anew."
+        ) from None
     if not found.passed:
         raise NotRight(story(found), page(found))
     print(heading(found))
@@ -67,16 +71,18 @@ def check(name: str) -> None:
 def run_on_ranks(name: str, inputs: list[Any], timed: bool = False) -> "RanksRun":
     """Run one of this notebook's functions on fresh ranks, one for each input, as `function(input, rank, world)`.
 
-    What the ranks print is printed. The function is the one of the cell as it was last run, and it finds a process group.
+    What the ranks print is printed. The function is the one of the cell as it was last run, and it finds a process
+    group.
 
     Args:
         name: `lesson/function`, as in "01_collectives/ring_all_reduce".
         inputs: for each rank a tensor, or anything that JSON can hold.
-        timed: the function takes times, so the judge disturbs it as little as it can; it then needs 4 s to see a deadlock.
+        timed: the function takes times, so the judge disturbs it as little as it can; it then needs 4 s to see a
+            deadlock.
 
     Returns:
-        What each rank returned (`results`), who sent how much to whom, and when (`messages`), and what each rank called for
-        all to do together (`collectives`).
+        What each rank returned (`results`), who sent how much to whom, and when (`messages`), and what each rank
+        called for all to do together (`collectives`).
 
     Raises:
         RanksStopped: a rank crashed, or none could move any more; the text says where.

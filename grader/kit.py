@@ -8,7 +8,7 @@
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `record_files`, `record_training`, `elements` |
 | what ranks did | `cases`, `collectives`, `rehearse`, `left_in_flight`, `written_in_flight`, `Run` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `REL` |
-"""
+"""  # noqa: E501
 
 from grader.engine.checks import Student, Wrong, expect, premise, todo
 from grader.engine.diagnose import Fault, place
@@ -20,7 +20,36 @@ from grader.predictions import check_answers, plain
 from grader.scripts import REL, check_checkpoint, corpus, each_once, reported, same_run, training
 
 __all__ = [
-    "REL", "Collective", "Fault", "Judge", "Private", "Run", "Student", "Wrong", "cases", "check_answers", "check_checkpoint", "collectives",
-    "corpus", "each_once", "elements", "expect", "left_in_flight", "mark", "merciless_messages", "next_world", "place", "plain", "premise",
-    "record_files", "record_training", "rehearse", "reported", "same_run", "todo", "training", "whole", "written_in_flight",
-]  # fmt: skip
+    "REL",
+    "Collective",
+    "Fault",
+    "Judge",
+    "Private",
+    "Run",
+    "Student",
+    "Wrong",
+    "cases",
+    "check_answers",
+    "check_checkpoint",
+    "collectives",
+    "corpus",
+    "each_once",
+    "elements",
+    "expect",
+    "left_in_flight",
+    "mark",
+    "merciless_messages",
+    "next_world",
+    "place",
+    "plain",
+    "premise",
+    "record_files",
+    "record_training",
+    "rehearse",
+    "reported",
+    "same_run",
+    "todo",
+    "training",
+    "whole",
+    "written_in_flight",
+]

@@ -22,13 +22,24 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, (int, float, str, type(None))) else repr(value)
 
 
-def check_answers(student: Student, right: dict[tuple[str, tuple], Any], rel: float = 1e-9, wrong: str = "is wrong") -> None:
-    """`right` maps (name, arguments) to the answer, a number or several. They are compared to `rel`: by default formulas, in float64."""
-    (seen,) = student.call(answers_on_rank, world=1, group=False, calls=[[name, list(map(listed, arguments))] for name, arguments in right]).evidence
+def check_answers(
+    student: Student, right: dict[tuple[str, tuple], Any], rel: float = 1e-9, wrong: str = "is wrong"
+) -> None:
+    """`right` maps (name, arguments) to the answer, a number or several. They are compared to `rel`: by default
+    formulas, in float64.
+    """
+    (seen,) = student.call(
+        answers_on_rank, world=1, group=False, calls=[[name, list(map(listed, arguments))] for name, arguments in right]
+    ).evidence
     for ((name, arguments), answer), guess in zip(right.items(), seen, strict=True):
         call = f"{name}({', '.join(map(spoken, arguments))})"
         if isinstance(answer, tuple):
-            expect(isinstance(guess, list) and len(guess) == len(answer), f"{call} does not return {len(answer)} numbers", spoken(answer), spoken(guess))
+            expect(
+                isinstance(guess, list) and len(guess) == len(answer),
+                f"{call} does not return {len(answer)} numbers",
+                spoken(answer),
+                spoken(guess),
+            )
         pairs = zip(answer, guess, strict=True) if isinstance(answer, tuple) else [(answer, guess)]
         close = all(isinstance(g, (int, float)) and math.isclose(g, a, rel_tol=rel) for a, g in pairs)
         expect(close, f"{call} {wrong}", spoken(answer), spoken(guess))

@@ -23,8 +23,13 @@ def corpus(student: Student) -> dict[str, str]:
     def lines(n_tokens):
         return "\n".join(" ".join(draw.choice(words) for _ in range(7)) for _ in range(n_tokens // 8)) + "\n"
 
-    # 35 windows = 2 steps of 12 and 11 left over; 13 and 11 do not divide by 2, 3 or 4, and the last window is a short one.
-    return {"data/train.txt": lines(35 * 8), "data/validation.txt": lines(12 * 8) + "w1 w2\n", "data/test.txt": lines(10 * 8) + "w3\n"}
+    # 35 windows = 2 steps of 12 and 11 left over; 13 and 11 do not divide by 2, 3 or 4, and the last window is a short
+    # one.
+    return {
+        "data/train.txt": lines(35 * 8),
+        "data/validation.txt": lines(12 * 8) + "w1 w2\n",
+        "data/test.txt": lines(10 * 8) + "w3\n",
+    }
 
 
 def training(evidence: dict) -> dict[int, tuple[list, list]]:
@@ -41,29 +46,66 @@ def training(evidence: dict) -> dict[int, tuple[list, list]]:
 def reported(run: Any, out: str = "out") -> list[dict]:
     """The losses in the metrics.jsonl that a run wrote, without what depends on the clock."""
     lines = [json.loads(line) for line in run.files[f"{out}/metrics.jsonl"].decode().splitlines()]
-    return [{k: v for k, v in line.items() if k in ("kind", "step", "epoch", "loss", "validation_loss")} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k in ("kind", "step", "epoch", "loss", "validation_loss")} for line in lines
+    ]
 
 
 def check_checkpoint(content: bytes, right: dict[str, torch.Tensor]) -> None:
     """It loads without a group, and holds the plain model's weights, which are `right`."""
     if zipfile.is_zipfile(io.BytesIO(content)):  # as torch.save writes it: nothing in it is packed, so nothing grows
-        packed = [entry for entry in zipfile.ZipFile(io.BytesIO(content)).infolist() if entry.compress_type != zipfile.ZIP_STORED]
-        expect(not packed, "the checkpoint is packed, which torch.save does not do", "plain entries", [entry.filename for entry in packed[:1]])
+        packed = [
+            entry
+            for entry in zipfile.ZipFile(io.BytesIO(content)).infolist()
+            if entry.compress_type != zipfile.ZIP_STORED
+        ]
+        expect(
+            not packed,
+            "the checkpoint is packed, which torch.save does not do",
+            "plain entries",
+            [entry.filename for entry in packed[:1]],
+        )
     try:
         saved = torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:
-        raise Wrong("the checkpoint does not load with torch.load(weights_only=True): it holds objects, not weights",
-                    "a dictionary of tensors", str(error).splitlines()[0]) from None
-    expect(isinstance(saved, dict) and isinstance(saved.get("model"), dict) and {"config", "epoch"} <= set(saved),
-           "the checkpoint has lost an entry", "model, config, epoch", sorted(saved) if isinstance(saved, dict) else type(saved).__name__)
+        raise Wrong(
+            "the checkpoint does not load with torch.load(weights_only=True): it holds objects, not weights",
+            "a dictionary of tensors",
+            str(error).splitlines()[0],
+        ) from None
+    expect(
+        isinstance(saved, dict) and isinstance(saved.get("model"), dict) and {"config", "epoch"} <= set(saved),
+        "the checkpoint has lost an entry",
+        "model, config, epoch",
+        sorted(saved) if isinstance(saved, dict) else type(saved).__name__,
+    )
     wrapped = [name for name in saved["model"] if name.startswith("module.")]
-    expect(not wrapped, f"the checkpoint holds the wrapper's names: {wrapped[:1]} instead of the plain model's", sorted(right)[:1], wrapped[:1])
-    expect(set(saved["model"]) == set(right), "the checkpoint does not hold all weights of the model", sorted(right), sorted(saved["model"]))
+    expect(
+        not wrapped,
+        f"the checkpoint holds the wrapper's names: {wrapped[:1]} instead of the plain model's",
+        sorted(right)[:1],
+        wrapped[:1],
+    )
+    expect(
+        set(saved["model"]) == set(right),
+        "the checkpoint does not hold all weights of the model",
+        sorted(right),
+        sorted(saved["model"]),
+    )
     for name, weight in right.items():
         part = saved["model"][name]
-        expect(type(part) is torch.Tensor, f"the checkpoint's {name} is a {type(part).__name__}, which only a process group can read", "a tensor",
-               type(part).__name__)
-        expect(part.shape == weight.shape, f"the checkpoint's {name} is a part of it", tuple(weight.shape), tuple(part.shape))
+        expect(
+            type(part) is torch.Tensor,
+            f"the checkpoint's {name} is a {type(part).__name__}, which only a process group can read",
+            "a tensor",
+            type(part).__name__,
+        )
+        expect(
+            part.shape == weight.shape,
+            f"the checkpoint's {name} is a part of it",
+            tuple(weight.shape),
+            tuple(part.shape),
+        )
         expect(torch.equal(part, weight), f"the checkpoint's {name} is not the model's", "equal weights", "others")
 
 
@@ -75,11 +117,19 @@ def each_once(name, shares, size):
     if twice and not lost:
         owners = [rank for rank, share in enumerate(shares) if twice[0] in share]
         how = f"on ranks {owners}" if len(owners) > 1 else f"twice on rank {owners[0]}"
-        raise Wrong(f"{name} is padded: sample {twice[0]} is read {how}, so it counts more than once in the {name} loss. "
-                    "DistributedSampler repeats samples until all ranks have equally many", f"each of {size} samples once", twice)
+        raise Wrong(
+            f"{name} is padded: sample {twice[0]} is read {how}, so it counts more than once in the {name} loss. "
+            "DistributedSampler repeats samples until all ranks have equally many",
+            f"each of {size} samples once",
+            twice,
+        )
     beyond = sorted(set(everything) - set(range(size)))
-    expect(not beyond, f"the {name} sampler deals sample {beyond[:1]}; the {name} set has {size}: it is another set's sampler", f"samples 0 to {size - 1}",
-           beyond)
+    expect(
+        not beyond,
+        f"the {name} sampler deals sample {beyond[:1]}; the {name} set has {size}: it is another set's sampler",
+        f"samples 0 to {size - 1}",
+        beyond,
+    )
     expect(not lost, f"no rank reads {name} sample {lost[:1]}", f"each of {size} samples once", f"never read: {lost}")
 
 
@@ -88,18 +138,46 @@ def same_run(serial, run, world):
     right, ranks = training(serial.evidence[0]), [training(evidence) for evidence in run.evidence]
     for step in right:
         loss, seen = right[step][1][0], sum(steps[step][1][0] for steps in ranks) / world
-        expect(math.isclose(seen, loss, rel_tol=REL), f"on {world} ranks the loss of step {step + 1} is not the serial run's", loss, seen)
+        expect(
+            math.isclose(seen, loss, rel_tol=REL),
+            f"on {world} ranks the loss of step {step + 1} is not the serial run's",
+            loss,
+            seen,
+        )
     for want, got in zip(reported(serial), reported(run), strict=True):
         for name, value in want.items():
-            expect(math.isclose(got.get(name, math.nan), value, rel_tol=REL), f"on {world} ranks metrics.jsonl says another {name} "
-                   f"({want['kind']}, step {want['step']}) than the serial run's", value, got.get(name)) if isinstance(value, float) else None
+            (
+                expect(
+                    math.isclose(got.get(name, math.nan), value, rel_tol=REL),
+                    f"on {world} ranks metrics.jsonl says another {name} "
+                    f"({want['kind']}, step {want['step']}) than the serial run's",
+                    value,
+                    got.get(name),
+                )
+                if isinstance(value, float)
+                else None
+            )
     for name, weight in serial.evidence[0]["weights"].items():
         for rank, evidence in enumerate(run.evidence):
             # SGD keeps rounding small: 1e-6 was measured after these steps; the weights themselves moved by 1e-2.
-            expect(torch.allclose(evidence["weights"][name], weight, rtol=1e-3, atol=1e-5),
-                   f"on {world} ranks the last weights of rank {rank} are not the serial run's ({name})", "equal weights", "others", rank)
+            expect(
+                torch.allclose(evidence["weights"][name], weight, rtol=1e-3, atol=1e-5),
+                f"on {world} ranks the last weights of rank {rank} are not the serial run's ({name})",
+                "equal weights",
+                "others",
+                rank,
+            )
     for name in ("out/model-best.pt", "out/model-final.pt"):
-        expect(name in run.files, f"on {world} ranks {name.removeprefix('out/')} is not written", name, sorted(run.files))
-        writers = [rank for rank, evidence in enumerate(run.evidence) if any(f.endswith(name) for f in evidence["files"])]
-        expect(len(writers) <= 1, f"on {world} ranks, ranks {writers} write {name.removeprefix('out/')}", "one writer", writers)
+        expect(
+            name in run.files, f"on {world} ranks {name.removeprefix('out/')} is not written", name, sorted(run.files)
+        )
+        writers = [
+            rank for rank, evidence in enumerate(run.evidence) if any(f.endswith(name) for f in evidence["files"])
+        ]
+        expect(
+            len(writers) <= 1,
+            f"on {world} ranks, ranks {writers} write {name.removeprefix('out/')}",
+            "one writer",
+            writers,
+        )
     check_checkpoint(run.files["out/model-final.pt"], run.evidence[0]["weights"])

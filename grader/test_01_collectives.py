@@ -14,7 +14,7 @@
 TODOs 3 to 7 run on 2, 3 and 4 ranks, on vectors whose lengths divide, do not divide, and are shorter than the ranks are
 many. Nothing is judged by the clock. Messages are judged at their worst: they arrive at the wait for them, and
 nothing stores them on the way.
-"""
+"""  # noqa: E501
 
 import math
 import os
@@ -22,13 +22,30 @@ import os
 import torch
 import torch.distributed as dist
 
-from grader.kit import Fault, Private, cases, check_answers, expect, left_in_flight, mark, merciless_messages, place, plain, premise, rehearse, todo, written_in_flight
+from grader.kit import (
+    Fault,
+    Private,
+    cases,
+    check_answers,
+    expect,
+    left_in_flight,
+    mark,
+    merciless_messages,
+    place,
+    plain,
+    premise,
+    rehearse,
+    todo,
+    written_in_flight,
+)
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 def predict_on_rank(code, rank, world, mine):
-    """The predictions for all ranks, of a student who is told all inputs by a real all-gather; and what this rank really gets."""
+    """The predictions for all ranks, of a student who is told all inputs by a real all-gather; and what this rank
+    really gets.
+    """
     mine = torch.tensor(mine)
     reduced = mine.clone()
     dist.all_reduce(reduced)
@@ -42,22 +59,37 @@ def predict_on_rank(code, rank, world, mine):
     for name in NAMES:
         held = getattr(code, name)([torch.tensor(x) for x in inputs])
         predictions[name] = held
-        places = {h.data_ptr() for h in held if isinstance(h, torch.Tensor)} if isinstance(held, (list, tuple)) else set()
+        places = (
+            {h.data_ptr() for h in held if isinstance(h, torch.Tensor)} if isinstance(held, (list, tuple)) else set()
+        )
         shared[name] = isinstance(held, (list, tuple)) and len(places) < len(held)
-    return {"real": {"all_reduce": reduced, "all_gather": torch.cat(gathered), "reduce_scatter": scattered},
-            "predicted": predictions, "shared": shared}
+    return {
+        "real": {"all_reduce": reduced, "all_gather": torch.cat(gathered), "reduce_scatter": scattered},
+        "predicted": predictions,
+        "shared": shared,
+    }
 
 
 @todo(
     1,
-    why="Every parallel scheme of this course is made of these three. Who can say what each rank holds afterwards can say what a "
-    "scheme sends, and what it keeps.",
+    why=(
+        "Every parallel scheme of this course is made of these three. Who can say what each rank holds afterwards can"
+        " say what a scheme sends, and what it keeps."
+    ),
     hints=(
-        "Take two ranks with two numbers each, and write down what each holds afterwards. The sum is over ranks, position by position.",
-        "torch.stack puts the vectors below one another, .sum(dim=0) adds them up; torch.cat joins them; .chunk cuts a vector into "
-        "equal pieces. A list comprehension makes one result for each rank, .clone() a tensor of its own.",
-        "all_reduce: a clone of the sum for each rank. all_gather: torch.cat of the inputs for each rank. reduce_scatter: the sum's "
-        "chunks, one for each rank.",
+        (
+            "Take two ranks with two numbers each, and write down what each holds afterwards. The sum is over ranks,"
+            " position by position."
+        ),
+        (
+            "torch.stack puts the vectors below one another, .sum(dim=0) adds them up; torch.cat joins them; .chunk"
+            " cuts a vector into equal pieces. A list comprehension makes one result for each rank, .clone() a tensor"
+            " of its own."
+        ),
+        (
+            "all_reduce: a clone of the sum for each rank. all_gather: torch.cat of the inputs for each rank."
+            " reduce_scatter: the sum's chunks, one for each rank."
+        ),
     ),
 )
 def test_todo1_three_collectives(student):
@@ -68,19 +100,43 @@ def test_todo1_three_collectives(student):
         sums, rows = total(inputs), [x for vector in inputs for x in vector]
         for name in NAMES:
             held = seen[0]["predicted"][name]
-            expect(isinstance(held, list) and len(held) == world, f"{name} does not return a list of what each of {world} ranks holds",
-                   f"{world} tensors", f"{len(held)} entries" if isinstance(held, list) else type(held).__name__)
+            expect(
+                isinstance(held, list) and len(held) == world,
+                f"{name} does not return a list of what each of {world} ranks holds",
+                f"{world} tensors",
+                f"{len(held)} entries" if isinstance(held, list) else type(held).__name__,
+            )
             for rank in range(world):
-                expect(isinstance(held[rank], torch.Tensor), f"{name} predicts no tensor for rank {rank} of {world}", "a tensor",
-                       type(held[rank]).__name__, rank)
+                expect(
+                    isinstance(held[rank], torch.Tensor),
+                    f"{name} predicts no tensor for rank {rank} of {world}",
+                    "a tensor",
+                    type(held[rank]).__name__,
+                    rank,
+                )
                 right = {"all_reduce": sums, "all_gather": rows, "reduce_scatter": sums[2 * rank : 2 * rank + 2]}[name]
                 got = seen[rank]["real"][name].tolist()  # told by the student's process, so no measure of anything
-                expect(got == right, f"a real {name} of {inputs} gave rank {rank} of {world} something else: was it replaced?", right, got, rank)
+                expect(
+                    got == right,
+                    f"a real {name} of {inputs} gave rank {rank} of {world} something else: was it replaced?",
+                    right,
+                    got,
+                    rank,
+                )
                 guess = held[rank].double().tolist()
-                expect(guess == right, f"after a real {name} of {inputs}, rank {rank} of {world} holds something else than predicted",
-                       right, guess, rank)
-            expect(not seen[0]["shared"][name], f"{name} gives two ranks the same memory; ranks share none, so each needs a tensor of its own",
-                   "a tensor of its own for each rank", "one tensor for several")
+                expect(
+                    guess == right,
+                    f"after a real {name} of {inputs}, rank {rank} of {world} holds something else than predicted",
+                    right,
+                    guess,
+                    rank,
+                )
+            expect(
+                not seen[0]["shared"][name],
+                f"{name} gives two ranks the same memory; ranks share none, so each needs a tensor of its own",
+                "a tensor of its own for each rank",
+                "one tensor for several",
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -92,9 +148,11 @@ def places_on_rank(code, rank, world):
     a_node = int(os.environ["LOCAL_WORLD_SIZE"])
     answers = None
     if rank == 0:
-        answers = {"place": [plain(code.node_and_local_rank(r, a_node)) for r in range(world)],
-                   "rank": [plain(code.rank_at(*divmod(r, a_node), a_node)) for r in range(world)],
-                   "links": [plain(code.links_between_nodes(nodes, each)) for nodes, each in MACHINES]}
+        answers = {
+            "place": [plain(code.node_and_local_rank(r, a_node)) for r in range(world)],
+            "rank": [plain(code.rank_at(*divmod(r, a_node), a_node)) for r in range(world)],
+            "links": [plain(code.links_between_nodes(nodes, each)) for nodes, each in MACHINES],
+        }
     return answers
 
 
@@ -103,11 +161,19 @@ MACHINES = ((1, 4), (2, 1), (2, 4), (5, 3))  # nodes, ranks a node
 
 @todo(
     2,
-    why="The rank says which share of the work is mine, the local rank which GPU is mine. And what leaves a node takes a slower way, so "
-    "schemes that talk much are laid out within nodes.",
+    why=(
+        "The rank says which share of the work is mine, the local rank which GPU is mine. And what leaves a node takes"
+        " a slower way, so schemes that talk much are laid out within nodes."
+    ),
     hints=(
-        "Write down ranks 0 to 7 in two rows of four: the row is the node, the column the local rank. For the ring, draw the arrows.",
-        "Rows and columns of a table come from // and %. The ring leaves each node once; but where there is one node only, it never does.",
+        (
+            "Write down ranks 0 to 7 in two rows of four: the row is the node, the column the local rank. For the ring,"
+            " draw the arrows."
+        ),
+        (
+            "Rows and columns of a table come from // and %. The ring leaves each node once; but where there is one"
+            " node only, it never does."
+        ),
         "divmod(rank, ranks_a_node); node * ranks_a_node + local_rank; and nodes, unless that is 1.",
     ),
 )
@@ -119,17 +185,35 @@ def test_todo2_places(student):
         answers = ranks[0]
         for rank in range(world):
             node, local = divmod(rank, a_node)
-            expect(answers["place"][rank] == [node, local], f"on {machine}, node_and_local_rank({rank}, {a_node}) is not where rank {rank} is",
-                   [node, local], answers["place"][rank])
-            expect(answers["rank"][rank] == rank, f"on {machine}, rank_at({node}, {local}, {a_node}) is another rank", rank, answers["rank"][rank])
+            expect(
+                answers["place"][rank] == [node, local],
+                f"on {machine}, node_and_local_rank({rank}, {a_node}) is not where rank {rank} is",
+                [node, local],
+                answers["place"][rank],
+            )
+            expect(
+                answers["rank"][rank] == rank,
+                f"on {machine}, rank_at({node}, {local}, {a_node}) is another rank",
+                rank,
+                answers["rank"][rank],
+            )
         for (nodes_there, each), links in zip(MACHINES, answers["links"], strict=True):
             hops = [rank // each != (rank + 1) % (nodes_there * each) // each for rank in range(nodes_there * each)]
-            expect(links == sum(hops), f"links_between_nodes({nodes_there}, {each}) is wrong: go round the ring and count", sum(hops), links)
+            expect(
+                links == sum(hops),
+                f"links_between_nodes({nodes_there}, {each}) is wrong: go round the ring and count",
+                sum(hops),
+                links,
+            )
 
 
 def check_prediction(student, name, answers):
-    """`answers` maps the arguments to what happens. Asked before anything runs, so that a prediction is judged without what it is about."""
-    check_answers(student, {(name, arguments): answer for arguments, answer in answers.items()}, wrong="is not what will happen")
+    """`answers` maps the arguments to what happens. Asked before anything runs, so that a prediction is judged without
+    what it is about.
+    """
+    check_answers(
+        student, {(name, arguments): answer for arguments, answer in answers.items()}, wrong="is not what will happen"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -139,14 +223,18 @@ WORLDS = (2, 3, 4)
 
 
 def lengths(world):
-    """One that divides, one that does not, one that leaves ranks without a piece; and one so long that the kernel's count of bytes shows it."""
+    """One that divides, one that does not, one that leaves ranks without a piece; and one so long that the kernel's
+    count of bytes shows it.
+    """
     return 2 * world, 2 * world + 1, world - 1, 2000 * world
 
 
 def vectors(student, world):
     """For each length, a vector for each rank. Whole numbers: their sums are exact in whatever order they are added."""
     draw = student.draw("vectors", world)
-    return [[[float(draw.randrange(1, 1000)) for _ in range(length)] for _ in range(world)] for length in lengths(world)]
+    return [
+        [[float(draw.randrange(1, 1000)) for _ in range(length)] for _ in range(world)] for length in lengths(world)
+    ]
 
 
 def collective_on_rank(code, rank, world, name, mine):
@@ -161,14 +249,21 @@ def collective_on_rank(code, rank, world, name, mine):
 
 
 def check_collective(student, name, right, budget, rubbish=None):
-    """Call `name` on 2, 3 and 4 ranks; compare what each rank holds with `right(vectors, rank)`, and the messages with the `budget`.
+    """Call `name` on 2, 3 and 4 ranks; compare what each rank holds with `right(vectors, rank)`, and the messages with
+    the `budget`.
 
     `rubbish` replaces what a vector holds and must not be used.
     """
     for world in WORLDS:
         inputs = vectors(student, world)
-        given = [[rubbish(vector, rank, world) for rank, vector in enumerate(case)] for case in inputs] if rubbish else inputs
-        run = student.call(collective_on_rank, world=world, name=name, mine=Private(map(list, zip(*given, strict=True))))
+        given = (
+            [[rubbish(vector, rank, world) for rank, vector in enumerate(case)] for case in inputs]
+            if rubbish
+            else inputs
+        )
+        run = student.call(
+            collective_on_rank, world=world, name=name, mine=Private(map(list, zip(*given, strict=True)))
+        )
         seen = run.evidence
         for case, (vectors_of_ranks, events) in enumerate(zip(inputs, cases(run.events), strict=True)):
             premise(len(set(map(tuple, vectors_of_ranks))) == world, "a rank that holds another rank's numbers")
@@ -177,36 +272,74 @@ def check_collective(student, name, right, budget, rubbish=None):
             for rank in range(world):
                 check_value(what, rank, right(vectors_of_ranks, rank), seen[rank][case])
                 told = seen[rank][case].tolist() != vectors_of_ranks[rank][: len(seen[rank][case])]
-                expect(not told or any(message.target == rank for message in messages), f"{what}: rank {rank} receives nothing, and so can not know the "
-                       "other ranks' numbers", "a message from another rank", "none", rank)
+                expect(
+                    not told or any(message.target == rank for message in messages),
+                    f"{what}: rank {rank} receives nothing, and so can not know the other ranks' numbers",
+                    "a message from another rank",
+                    "none",
+                    rank,
+                )
             budget(what, messages, world, math.ceil(len(vectors_of_ranks[0]) / world))
 
 
 def sound(what, events):
     """The messages of a case, if all of them were seen through and would have come through without buffers."""
     for loose in left_in_flight(events):
-        raise Fault("wrong_value", f"{what}: rank {loose.rank} returns while its {loose.call} is still in flight: nobody waits for it, "
-                    f"at {place(loose.where)}", loose.rank, loose.where,
-                    expected="a wait for each isend and irecv", seen=f"no wait for the {loose.call}")
+        raise Fault(
+            "wrong_value",
+            f"{what}: rank {loose.rank} returns while its {loose.call} is still in flight: nobody waits for it, "
+            f"at {place(loose.where)}",
+            loose.rank,
+            loose.where,
+            expected="a wait for each isend and irecv",
+            seen=f"no wait for the {loose.call}",
+        )
     for loose in written_in_flight(events):
-        raise Fault("wrong_value", f"{what}: rank {loose.rank} writes into the tensor of its {loose.call} before that message is over, "
-                    f"at {place(loose.where)}", loose.rank, loose.where,
-                    expected="the same numbers until the message is over", seen="others")
+        raise Fault(
+            "wrong_value",
+            f"{what}: rank {loose.rank} writes into the tensor of its {loose.call} before that message is over, "
+            f"at {place(loose.where)}",
+            loose.rank,
+            loose.where,
+            expected="the same numbers until the message is over",
+            seen="others",
+        )
     for rank, mine in enumerate(events):
         calls = [event["op"] for event in mine if event["e"] == "op" and "id" not in event and event["op"] != "barrier"]
-        expect(not calls, f"{what}: rank {rank} calls dist.{''.join(calls[:1])}; here the messages are yours to send", "send, recv, isend, irecv", calls, rank)
+        expect(
+            not calls,
+            f"{what}: rank {rank} calls dist.{''.join(calls[:1])}; here the messages are yours to send",
+            "send, recv, isend, irecv",
+            calls,
+            rank,
+        )
     messages, deadlock = rehearse(events)
     if deadlock:
-        raise Fault("hang", f"{what} comes through by luck, because its messages were stored on the way. Where they are not: {deadlock.message}",
-                    deadlock.rank, deadlock.where, expected="some rank receives while another one sends", seen=deadlock.seen, also=deadlock.also)
+        raise Fault(
+            "hang",
+            f"{what} comes through by luck, because its messages were stored on the way. Where they are not:"
+            f" {deadlock.message}",
+            deadlock.rank,
+            deadlock.where,
+            expected="some rank receives while another one sends",
+            seen=deadlock.seen,
+            also=deadlock.also,
+        )
     return messages
 
 
 def check_value(what, rank, right, held):
     expect(isinstance(held, torch.Tensor), f"{what}: rank {rank} returns no tensor", "a tensor", held, rank)
-    expect(list(held.shape) == [len(right)], f"{what}: rank {rank} holds a tensor of shape {tuple(held.shape)} afterwards, not ({len(right)},)", right,
-           held.flatten()[:20].tolist(), rank)
-    expect(held.tolist() == right, f"{what}: rank {rank} holds the wrong numbers afterwards", right, held.tolist(), rank)
+    expect(
+        list(held.shape) == [len(right)],
+        f"{what}: rank {rank} holds a tensor of shape {tuple(held.shape)} afterwards, not ({len(right)},)",
+        right,
+        held.flatten()[:20].tolist(),
+        rank,
+    )
+    expect(
+        held.tolist() == right, f"{what}: rank {rank} holds the wrong numbers afterwards", right, held.tolist(), rank
+    )
 
 
 def pieces(vector, world):
@@ -220,14 +353,25 @@ def total(vectors_of_ranks):
 def check_rounds(what, messages, most):
     """No more rounds than the TODO grants."""
     seen = max((message.round for message in messages), default=0)
-    expect(seen <= most, f"{what} takes {seen} rounds: messages that could go at the same time wait for one another", f"{most} rounds", f"{seen} rounds")
+    expect(
+        seen <= most,
+        f"{what} takes {seen} rounds: messages that could go at the same time wait for one another",
+        f"{most} rounds",
+        f"{seen} rounds",
+    )
 
 
 def check_sizes(what, messages, piece):
     """No message longer than the longest piece."""
     for message in messages:
-        expect(message.bytes <= 4 * piece, f"{what}: rank {message.source} sends {message.bytes // 4} numbers to rank {message.target} at once, "
-               "which is more than one piece", f"at most {piece} numbers a message", f"{message.bytes // 4} numbers", message.source)
+        expect(
+            message.bytes <= 4 * piece,
+            f"{what}: rank {message.source} sends {message.bytes // 4} numbers to rank {message.target} at once, "
+            "which is more than one piece",
+            f"at most {piece} numbers a message",
+            f"{message.bytes // 4} numbers",
+            message.source,
+        )
 
 
 def ring_budget(times):
@@ -235,12 +379,23 @@ def ring_budget(times):
 
     def check(what, messages, world, piece):
         for source, target in ((message.source, message.target) for message in messages):
-            expect((target - source) % world in (1, world - 1), f"{what}: rank {source} sends to rank {target}, who is no neighbour",
-                   f"only to rank {(source + 1) % world} or {(source - 1) % world}", f"to rank {target}", source)
+            expect(
+                (target - source) % world in (1, world - 1),
+                f"{what}: rank {source} sends to rank {target}, who is no neighbour",
+                f"only to rank {(source + 1) % world} or {(source - 1) % world}",
+                f"to rank {target}",
+                source,
+            )
         check_sizes(what, messages, piece)
         for rank in range(world):
             count = sum(message.source == rank for message in messages)
-            expect(count <= times * (world - 1), f"{what}: rank {rank} sends {count} messages", f"at most {times * (world - 1)}", count, rank)
+            expect(
+                count <= times * (world - 1),
+                f"{what}: rank {rank} sends {count} messages",
+                f"at most {times * (world - 1)}",
+                count,
+                rank,
+            )
         check_rounds(what, messages, times * (world - 1))
 
     return check
@@ -249,7 +404,13 @@ def ring_budget(times):
 def tree_budget(what, messages, world, piece):
     for rank in range(world):
         count = sum(message.target == rank for message in messages)
-        expect(count <= (rank != 0), f"{what}: rank {rank} receives {count} message{'s' if count > 1 else ''}", "one each, rank 0 none", count, rank)
+        expect(
+            count <= (rank != 0),
+            f"{what}: rank {rank} receives {count} message{'s' if count > 1 else ''}",
+            "one each, rank 0 none",
+            count,
+            rank,
+        )
     check_rounds(what, messages, (world - 1).bit_length())
 
 
@@ -263,15 +424,24 @@ def exchange_budget(what, messages, world, piece):
 
 @todo(
     3,
-    why="Training begins with it: all ranks need the same first weights. And whoever sees why a tree is fast for a small tensor "
-    "sees what the ring is for.",
+    why=(
+        "Training begins with it: all ranks need the same first weights. And whoever sees why a tree is fast for a"
+        " small tensor sees what the ring is for."
+    ),
     hints=(
-        "After one round 2 ranks have it, after two rounds 4. In a round in which ranks 0 to k-1 have it, let each send to the rank that "
-        "is k further.",
-        "Double k in a loop while k < world. Rank r receives in the round in which k <= r < 2k, from r - k; it sends in those in which "
-        "r < k, if rank r + k exists. dist.send and dist.recv will do. The number of rounds is the logarithm to base 2, rounded up.",
-        "if rank < k and rank + k < world: dist.send(tensor, rank + k); elif k <= rank < 2 * k: dist.recv(tensor, rank - k). "
-        "math.ceil(math.log2(world)).",
+        (
+            "After one round 2 ranks have it, after two rounds 4. In a round in which ranks 0 to k-1 have it, let each"
+            " send to the rank that is k further."
+        ),
+        (
+            "Double k in a loop while k < world. Rank r receives in the round in which k <= r < 2k, from r - k; it"
+            " sends in those in which r < k, if rank r + k exists. dist.send and dist.recv will do. The number of"
+            " rounds is the logarithm to base 2, rounded up."
+        ),
+        (
+            "if rank < k and rank + k < world: dist.send(tensor, rank + k); elif k <= rank < 2 * k: dist.recv(tensor,"
+            " rank - k). math.ceil(math.log2(world))."
+        ),
     ),
 )
 def test_todo3_tree_broadcast(student):
@@ -281,20 +451,31 @@ def test_todo3_tree_broadcast(student):
         return vector if rank == 0 else [math.nan] * len(vector)
 
     check_prediction(student, "tree_rounds", asked)
-    check_collective(student, "tree_broadcast", lambda vectors_of_ranks, rank: vectors_of_ranks[0], tree_budget, rubbish)
+    check_collective(
+        student, "tree_broadcast", lambda vectors_of_ranks, rank: vectors_of_ranks[0], tree_budget, rubbish
+    )
 
 
 @todo(
     4,
-    why="Data-parallel training adds up gradients by it, ZeRO and FSDP keep only what it leaves on each rank. No rank ever idles, and no "
-    "message is larger than a piece, so for a large tensor its time hardly depends on the number of ranks.",
+    why=(
+        "Data-parallel training adds up gradients by it, ZeRO and FSDP keep only what it leaves on each rank. No rank"
+        " ever idles, and no message is larger than a piece, so for a large tensor its time hardly depends on the"
+        " number of ranks."
+    ),
     hints=(
-        "Follow one piece. It ends at the rank of its own number, and it moves one to the right in each round: where is it before the last "
-        "round, and before the first?",
-        "Rank r sends piece (r - 1 - step) % world, and receives the one before that, to which it adds its own. Call isend and irecv, then "
-        "wait for both works, then add. torch.empty_like makes room for what arrives.",
-        "works = [dist.isend(pieces[...], right), dist.irecv(arriving, left)]; wait for both; then pieces[(rank - 2 - step) % world].add_(arriving). "
-        "At the end return pieces[rank].",
+        (
+            "Follow one piece. It ends at the rank of its own number, and it moves one to the right in each round:"
+            " where is it before the last round, and before the first?"
+        ),
+        (
+            "Rank r sends piece (r - 1 - step) % world, and receives the one before that, to which it adds its own."
+            " Call isend and irecv, then wait for both works, then add. torch.empty_like makes room for what arrives."
+        ),
+        (
+            "works = [dist.isend(pieces[...], right), dist.irecv(arriving, left)]; wait for both; then pieces[(rank - 2"
+            " - step) % world].add_(arriving). At the end return pieces[rank]."
+        ),
     ),
 )
 def test_todo4_ring_reduce_scatter(student):
@@ -309,24 +490,40 @@ def test_todo4_ring_reduce_scatter(student):
 
 @todo(
     5,
-    why="FSDP calls it before each layer, to have the whole weights while it computes. It is the second half of every ring all-reduce.",
+    why=(
+        "FSDP calls it before each layer, to have the whole weights while it computes. It is the second half of every"
+        " ring all-reduce."
+    ),
     hints=(
         "In the first round you have only your own piece to send. In the next one you send what has just arrived.",
-        "Rank r sends piece (r - step) % world and receives piece (r - 1 - step) % world. A piece is a view, so irecv can receive "
-        "straight into it.",
-        "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]; wait for both. "
-        "At the end return tensor.",
+        (
+            "Rank r sends piece (r - step) % world and receives piece (r - 1 - step) % world. A piece is a view, so"
+            " irecv can receive straight into it."
+        ),
+        (
+            "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world],"
+            " left)]; wait for both. At the end return tensor."
+        ),
     ),
 )
 def test_todo5_ring_all_gather(student):
     def own_piece_only(vector, rank, world):
-        return [x for number, piece in enumerate(pieces(vector, world)) for x in (piece if number == rank else [math.nan] * len(piece))]
+        return [
+            x
+            for number, piece in enumerate(pieces(vector, world))
+            for x in (piece if number == rank else [math.nan] * len(piece))
+        ]
 
     def right(vectors_of_ranks, rank):
         world = len(vectors_of_ranks)
         return [x for number, vector in enumerate(vectors_of_ranks) for x in pieces(vector, world)[number]]
 
-    asked = {(rank, step, world): (rank - 1 - step) % world for world in (2, 3, 4, 7) for rank in range(world) for step in range(world - 1)}
+    asked = {
+        (rank, step, world): (rank - 1 - step) % world
+        for world in (2, 3, 4, 7)
+        for rank in range(world)
+        for step in range(world - 1)
+    }
     check_prediction(student, "arriving_piece", asked)
     check_collective(student, "ring_all_gather", right, ring_budget(1), rubbish=own_piece_only)
 
@@ -334,38 +531,61 @@ def test_todo5_ring_all_gather(student):
 @todo(
     6,
     needs=(4, 5),
-    why="However many ranks there are, each sends less than twice its tensor. That is why data-parallel training works on thousands of GPUs.",
+    why=(
+        "However many ranks there are, each sends less than twice its tensor. That is why data-parallel training works"
+        " on thousands of GPUs."
+    ),
     hints=(
         "After the reduce-scatter each rank has a finished piece. Where must it lie for the all-gather?",
-        "The piece belongs at place `rank` of a vector as long as the tensor: tensor_split gives views, copy_ writes into one. As for the "
-        "bytes: each half has N - 1 rounds, with a message of S / N bytes in each.",
-        "total = torch.empty_like(tensor); total.tensor_split(world)[rank].copy_(ring_reduce_scatter(tensor, rank, world)); then return "
-        "ring_all_gather(total, rank, world). The bytes: 2 * (world - 1) * nbytes / world.",
+        (
+            "The piece belongs at place `rank` of a vector as long as the tensor: tensor_split gives views, copy_"
+            " writes into one. As for the bytes: each half has N - 1 rounds, with a message of S / N bytes in each."
+        ),
+        (
+            "total = torch.empty_like(tensor); total.tensor_split(world)[rank].copy_(ring_reduce_scatter(tensor, rank,"
+            " world)); then return ring_all_gather(total, rank, world). The bytes: 2 * (world - 1) * nbytes / world."
+        ),
     ),
 )
 def test_todo6_ring_all_reduce(student):
-    asked = {(nbytes, world): 2 * (world - 1) * nbytes / world for world in (1, 2, 3, 4, 1024) for nbytes in (world, 48 * world)}
+    asked = {
+        (nbytes, world): 2 * (world - 1) * nbytes / world
+        for world in (1, 2, 3, 4, 1024)
+        for nbytes in (world, 48 * world)
+    }
     check_prediction(student, "all_reduce_bytes", asked)
     check_collective(student, "ring_all_reduce", lambda vectors_of_ranks, _: total(vectors_of_ranks), ring_budget(2))
 
 
 @todo(
     7,
-    why="A mixture of experts sends each token to the rank of its expert, and back. All pairs talk at once there, and an order of calls "
-    "that works on two ranks may be a deadlock on eight.",
+    why=(
+        "A mixture of experts sends each token to the rank of its expert, and back. All pairs talk at once there, and"
+        " an order of calls that works on two ranks may be a deadlock on eight."
+    ),
     hints=(
-        "Nobody needs to wait for anybody as long as all messages may be under way at once. And not all should send to rank 0 first.",
-        "For step 1 to N - 1: isend to the rank that is step further, irecv from the one that is step back; gather the works in a list, and "
-        "wait for all of them at the end. A list of tensors made by torch.empty_like takes what arrives; torch.cat joins it.",
-        "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)] with to = (rank + step) % world and source = "
-        "(rank - step) % world; held[rank] is pieces[rank]. The bytes: (world - 1) * nbytes / world.",
+        (
+            "Nobody needs to wait for anybody as long as all messages may be under way at once. And not all should send"
+            " to rank 0 first."
+        ),
+        (
+            "For step 1 to N - 1: isend to the rank that is step further, irecv from the one that is step back; gather"
+            " the works in a list, and wait for all of them at the end. A list of tensors made by torch.empty_like"
+            " takes what arrives; torch.cat joins it."
+        ),
+        (
+            "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)] with to = (rank + step) % world"
+            " and source = (rank - step) % world; held[rank] is pieces[rank]. The bytes: (world - 1) * nbytes / world."
+        ),
     ),
 )
 def test_todo7_all_to_all(student):
     def right(vectors_of_ranks, rank):
         return [x for vector in vectors_of_ranks for x in pieces(vector, len(vectors_of_ranks))[rank]]
 
-    asked = {(nbytes, world): (world - 1) * nbytes / world for world in (1, 2, 3, 4, 1024) for nbytes in (world, 48 * world)}
+    asked = {
+        (nbytes, world): (world - 1) * nbytes / world for world in (1, 2, 3, 4, 1024) for nbytes in (world, 48 * world)
+    }
     check_prediction(student, "all_to_all_bytes", asked)
     check_collective(student, "all_to_all", right, exchange_budget)
 
@@ -376,14 +596,24 @@ def test_todo7_all_to_all(student):
 
 @todo(
     8,
-    why="Two numbers for a link, and two for an algorithm, say before a run what it will take. Libraries choose between ring and tree in this way, for each call.",
+    why=(
+        "Two numbers for a link, and two for an algorithm, say before a run what it will take. Libraries choose between"
+        " ring and tree in this way, for each call."
+    ),
     hints=(
-        "In each round of the ring a message of S / N bytes goes from each rank, all at the same time: so one of them counts. In a round of "
-        "the tree the messages have S bytes.",
-        "The ring has the rounds of TODO 6. The tree has those of TODO 3, twice: once towards rank 0, once back. Where both take equally "
-        "long, rounds·alpha + bytes·beta of the one is that of the other: solve for S.",
-        "ring: 2 * (world - 1), and that times nbytes / world. tree: 2 * ceil(log2(world)), and that times nbytes. equal_size: alpha times "
-        "(ring's rounds - tree's), divided by beta times (tree's bytes - ring's), both for S = 1.",
+        (
+            "In each round of the ring a message of S / N bytes goes from each rank, all at the same time: so one of"
+            " them counts. In a round of the tree the messages have S bytes."
+        ),
+        (
+            "The ring has the rounds of TODO 6. The tree has those of TODO 3, twice: once towards rank 0, once back."
+            " Where both take equally long, rounds·alpha + bytes·beta of the one is that of the other: solve for S."
+        ),
+        (
+            "ring: 2 * (world - 1), and that times nbytes / world. tree: 2 * ceil(log2(world)), and that times nbytes."
+            " equal_size: alpha times (ring's rounds - tree's), divided by beta times (tree's bytes - ring's), both for"
+            " S = 1."
+        ),
     ),
 )
 def test_todo8_costs(student):
@@ -396,7 +626,9 @@ def test_todo8_costs(student):
     for world in (4, 8, 64):
         logarithm = (world - 1).bit_length()
         for alpha, beta in ((3e-6, 5e-12), (2.0, 1.0)):
-            right["equal_size", (world, alpha, beta)] = alpha * (world - 1 - logarithm) / (beta * (logarithm - (world - 1) / world))
+            right["equal_size", (world, alpha, beta)] = (
+                alpha * (world - 1 - logarithm) / (beta * (logarithm - (world - 1) / world))
+            )
     check_answers(student, right)
 
 
@@ -407,14 +639,21 @@ def least_squares(sizes, seconds):
 
 @todo(
     9,
-    why="With the two numbers of a machine you can say what a run will take before you ask for a thousand GPUs, and whether what you "
-    "measure is what it should be.",
+    why=(
+        "With the two numbers of a machine you can say what a run will take before you ask for a thousand GPUs, and"
+        " whether what you measure is what it should be."
+    ),
     hints=(
         "It is a straight line through points: beta is its slope, alpha its height at size 0.",
-        "The slope is the mean of (size - mean size) times (seconds - mean seconds), divided by the mean of (size - mean size) squared; the "
-        "line goes through the mean point. Or torch.linalg.lstsq, with a column of ones and a column of sizes. dtype=torch.float64.",
-        "beta = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum(); alpha = y.mean() - beta * x.mean(). Return both as "
-        "numbers, by .item(). The time is rounds * alpha + bytes * beta.",
+        (
+            "The slope is the mean of (size - mean size) times (seconds - mean seconds), divided by the mean of (size -"
+            " mean size) squared; the line goes through the mean point. Or torch.linalg.lstsq, with a column of ones"
+            " and a column of sizes. dtype=torch.float64."
+        ),
+        (
+            "beta = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum(); alpha = y.mean() - beta *"
+            " x.mean(). Return both as numbers, by .item(). The time is rounds * alpha + bytes * beta."
+        ),
     ),
 )
 def test_todo9_fit(student):
@@ -423,8 +662,12 @@ def test_todo9_fit(student):
     for alpha, beta in ((5e-5, 2e-9), (3e-6, 5e-12)):
         exact = tuple(alpha + beta * size for size in sizes)
         right["fit", (sizes, exact)] = (alpha, beta)
-        # Beside the line, by up to a tenth of alpha: a line through two of the points, or one through 0, is another one.
-        noisy = tuple(second + alpha * noise for second, noise in zip(exact, (0.1, -0.1, 0.05, 0.1, -0.05, 0.1, -0.1), strict=True))
+        # Beside the line, by up to a tenth of alpha: a line through two of the points, or one through 0, is another
+        # one.
+        noisy = tuple(
+            second + alpha * noise
+            for second, noise in zip(exact, (0.1, -0.1, 0.05, 0.1, -0.05, 0.1, -0.1), strict=True)
+        )
         right["fit", (sizes, noisy)] = least_squares(sizes, noisy)
         right["predicted_seconds", ((6, 3000.0), alpha, beta)] = 6 * alpha + 3000 * beta
     # 1e-6: float64 gives 1e-10 here, whatever the method; float32 is wrong by 1e-5 and more.

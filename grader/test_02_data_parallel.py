@@ -18,7 +18,7 @@ whatever its tensor held in between is lost. Bytes are those that a ring would s
 
 The model has what bites: a tied weight, a frozen layer, a layer that is used only if asked, a batch norm whose buffers are
 of two dtypes, and a buffer that no state_dict has.
-"""
+"""  # noqa: E501
 
 import math
 
@@ -33,13 +33,16 @@ WORLD = 3  # where a gradient may be missing, or shares be unequal; else 2
 CAP = 150  # bytes: four buckets of the model's nine trainable parameters
 BUCKETS = 4
 
-# Sums of float32 numbers in another order: over 1500 draws at most 3e-5 of a gradient's norm was seen, where the ranks' gradients all
-# but cancel, and that is 4e-8 of the norm of all gradients; where they do not, 1e-5. A wrong one differs by 1e-2 of its norm and more.
+# Sums of float32 numbers in another order: over 1500 draws at most 3e-5 of a gradient's norm was seen, where the
+# ranks' gradients all but cancel, and that is 4e-8 of the norm of all gradients; where they do not, 1e-5. A wrong one
+# differs by 1e-2 of its norm and more.
 REL, REL_OF_ALL = 1e-4, 1e-6
 
 
 class Net(nn.Module):
-    """`model(x, y)` is the mean cross-entropy of x's words followed by y's; "extra" words from 7 on also go through a layer more."""
+    """`model(x, y)` is the mean cross-entropy of x's words followed by y's; "extra" words from 7 on also go through a
+    layer more.
+    """
 
     def __init__(self):
         super().__init__()
@@ -150,11 +153,28 @@ def ops(events):
 def check_gradients(what, seen, right, rank, world=WORLD):
     for name, wanted in right.items():
         grad = seen.get(name)
-        expect(grad is not None, f"{what}: on rank {rank}, {name} has no gradient afterwards", "a gradient", "None", rank)
-        expect(grad.shape == wanted.shape, f"{what}: on rank {rank}, the gradient of {name} has another shape", tuple(wanted.shape), tuple(grad.shape), rank)
+        expect(
+            grad is not None, f"{what}: on rank {rank}, {name} has no gradient afterwards", "a gradient", "None", rank
+        )
+        expect(
+            grad.shape == wanted.shape,
+            f"{what}: on rank {rank}, the gradient of {name} has another shape",
+            tuple(wanted.shape),
+            tuple(grad.shape),
+            rank,
+        )
         if not close(grad, name, right):
-            told = next((f"is {text}" for factor, text in ((world, "summed over the ranks, not averaged"), (1 / world, "divided once too often"))
-                         if close(grad, name, right, factor)), "is not that of one process with all samples")
+            told = next(
+                (
+                    f"is {text}"
+                    for factor, text in (
+                        (world, "summed over the ranks, not averaged"),
+                        (1 / world, "divided once too often"),
+                    )
+                    if close(grad, name, right, factor)
+                ),
+                "is not that of one process with all samples",
+            )
             raise Wrong(f"{what}: on rank {rank}, the gradient of {name} {told}", numbers(wanted), numbers(grad), rank)
 
 
@@ -173,27 +193,58 @@ def check_waited(what, events):
     for rank, mine in enumerate(events):
         for call in collectives([mine]):
             if call.written:
-                raise Fault("wrong_value", f"{what}: rank {rank} writes into the tensor of its {call.op}, begun at {place(call.where)}, before that is over",
-                            rank, call.where, expected="the same numbers until the wait is over", seen="others")
+                raise Fault(
+                    "wrong_value",
+                    f"{what}: rank {rank} writes into the tensor of its {call.op}, begun at {place(call.where)}, before"
+                    " that is over",
+                    rank,
+                    call.where,
+                    expected="the same numbers until the wait is over",
+                    seen="others",
+                )
             if call.over is None:
-                raise Fault("wrong_value", f"{what}: rank {rank} never waits for its {call.op}, at {place(call.where)}: what it left is used before it is there",
-                            rank, call.where, expected=f"a wait for each {call.op}", seen="no wait")
+                raise Fault(
+                    "wrong_value",
+                    f"{what}: rank {rank} never waits for its {call.op}, at {place(call.where)}: what it left is used"
+                    " before it is there",
+                    rank,
+                    call.where,
+                    expected=f"a wait for each {call.op}",
+                    seen="no wait",
+                )
 
 
 def check_budget(what, events, rank, most, nbytes, unit, world=WORLD):
     """No more collectives than `most`, and no more bytes sent than a ring needs for gradients of `nbytes` bytes."""
     calls = ops(events)
-    expect(len(calls) <= most, f"{what}: rank {rank} makes {len(calls)} calls; the budget is one for each {unit}", f"at most {most}", len(calls), rank)
+    expect(
+        len(calls) <= most,
+        f"{what}: rank {rank} makes {len(calls)} calls; the budget is one for each {unit}",
+        f"at most {most}",
+        len(calls),
+        rank,
+    )
     budget, sent = 2 * (world - 1) / world * nbytes, ring_bytes(events)
     padding = 2 * 4 * world  # where all gradients are cut into equal pieces
-    expect(sent <= budget + padding, f"{what}: rank {rank} sends {sent:,.0f} bytes by ring, more than the gradients that are trained need",
-           f"at most {budget:,.0f}", f"{sent:,.0f}", rank)
+    expect(
+        sent <= budget + padding,
+        f"{what}: rank {rank} sends {sent:,.0f} bytes by ring, more than the gradients that are trained need",
+        f"at most {budget:,.0f}",
+        f"{sent:,.0f}",
+        rank,
+    )
 
 
 def check_no_average(what, events, rank):
     for event in ops(events):
-        expect(event["detail"] != "AVG", f"{what}: rank {rank} reduces by ReduceOp.AVG, which some releases of torch take for a sum on gloo: add up, and divide yourself",
-               "SUM, and a division", "AVG", rank)
+        expect(
+            event["detail"] != "AVG",
+            f"{what}: rank {rank} reduces by ReduceOp.AVG, which some releases of torch take for a sum on gloo: add up,"
+            " and divide yourself",
+            "SUM, and a division",
+            "AVG",
+            rank,
+        )
 
 
 def check_no_wait_inside(what, events, rank):
@@ -203,8 +254,15 @@ def check_no_wait_inside(what, events, rank):
         inside = event["e"] == "backward" or (inside and event["e"] != "backward over")
         call = event if event["e"] == "op" else call
         if inside and event["e"] == "wait":
-            raise Fault("wrong_value", f"{what}: rank {rank} waits inside of the backward pass, at {place(call and call['where'])}: nothing is computed meanwhile",
-                        rank, call and call["where"], expected="waits after the backward pass", seen="a wait in a hook")
+            raise Fault(
+                "wrong_value",
+                f"{what}: rank {rank} waits inside of the backward pass, at {place(call and call['where'])}: nothing is"
+                " computed meanwhile",
+                rank,
+                call and call["where"],
+                expected="waits after the backward pass",
+                seen="a wait in a hook",
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -213,33 +271,56 @@ def check_no_wait_inside(what, events, rank):
 
 def predictions_on_rank(code, rank, world, shares):
     """What the student predicts: gradients of these shares."""
-    found = [code.whole_gradient([torch.tensor(gradient) for gradient in gradients_of_ranks], samples) for gradients_of_ranks, samples in shares]
+    found = [
+        code.whole_gradient([torch.tensor(gradient) for gradient in gradients_of_ranks], samples)
+        for gradients_of_ranks, samples in shares
+    ]
     return [g if isinstance(g, torch.Tensor) else f"a {type(g).__name__}" for g in found]
 
 
 @todo(
     1,
-    why="An average over ranks that have unequal shares is not that of the samples, and nobody notices: the loss falls all the same. And a "
-    "ring's bytes hardly depend on the number of ranks, which is why data-parallel training grows as far as it does.",
+    why=(
+        "An average over ranks that have unequal shares is not that of the samples, and nobody notices: the loss falls"
+        " all the same. And a ring's bytes hardly depend on the number of ranks, which is why data-parallel training"
+        " grows as far as it does."
+    ),
     hints=(
-        "What turns a mean back into a sum? Sums of shares can be added. For the bytes, look up lesson 01: of which two steps is a ring "
-        "all-reduce made, and what does a rank send in each?",
-        "zip(gradients, samples) gives pairs; multiply each, add up, and divide once by sum(samples). In a ring a rank sends (N - 1)/N of "
-        "the tensor twice; a float32 number has 4 bytes.",
+        (
+            "What turns a mean back into a sum? Sums of shares can be added. For the bytes, look up lesson 01: of which"
+            " two steps is a ring all-reduce made, and what does a rank send in each?"
+        ),
+        (
+            "zip(gradients, samples) gives pairs; multiply each, add up, and divide once by sum(samples). In a ring a"
+            " rank sends (N - 1)/N of the tensor twice; a float32 number has 4 bytes."
+        ),
         "sum(g * n for g, n in zip(gradients, samples)) / sum(samples); and 2 * (world - 1) / world * 4 * parameters.",
     ),
 )
 def test_todo1_predictions(student):
     # Gradients of shares of a mean: exact in float32.
-    shares = [[[[1.0, 2.0], [3.0, 8.0]], [5, 5]], [[[1.0, 2.0], [3.0, 8.0]], [3, 1]], [[[4.0], [8.0], [0.0]], [2, 2, 0]], [[[1.0, 2.0]], [7]]]
+    shares = [
+        [[[1.0, 2.0], [3.0, 8.0]], [5, 5]],
+        [[[1.0, 2.0], [3.0, 8.0]], [3, 1]],
+        [[[4.0], [8.0], [0.0]], [2, 2, 0]],
+        [[[1.0, 2.0]], [7]],
+    ]
     right = [[2.0, 5.0], [1.5, 3.5], [6.0], [1.0, 2.0]]
     steps = ((1000, 1), (1000, 2), (1000, 4), (124_000_000, 1024))
     (seen,) = student.call(predictions_on_rank, world=1, group=False, shares=shares).evidence
     for (gradients_of_ranks, samples), wanted, guess in zip(shares, right, seen, strict=True):
         expect(isinstance(guess, torch.Tensor), "whole_gradient returns no tensor", wanted, guess)
-        expect(guess.shape == torch.Size([len(wanted)]) and torch.allclose(guess.float(), torch.tensor(wanted)),
-               f"whole_gradient({gradients_of_ranks}, {samples}) is not the gradient of all samples' mean", wanted, guess.tolist())
-    check_answers(student, {("step_bytes", step): 8 * (step[1] - 1) / step[1] * step[0] for step in steps}, wrong="is not what a ring sends")
+        expect(
+            guess.shape == torch.Size([len(wanted)]) and torch.allclose(guess.float(), torch.tensor(wanted)),
+            f"whole_gradient({gradients_of_ranks}, {samples}) is not the gradient of all samples' mean",
+            wanted,
+            guess.tolist(),
+        )
+    check_answers(
+        student,
+        {("step_bytes", step): 8 * (step[1] - 1) / step[1] * step[0] for step in steps},
+        wrong="is not what a ring sends",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -261,18 +342,27 @@ def broadcast_on_rank(code, rank, world, seed):
     after = dict((*model.named_parameters(), *model.named_buffers()))
     replaced = [name for name, (tensor, _) in given.items() if after.get(name) is not tensor]
     moved = [name for name, (tensor, address) in given.items() if tensor.data_ptr() != address]
-    return {"before": before, "after": state(model), "replaced": replaced + moved, "tied": model.head.weight is model.embedding.weight,
-            "trained": [name for name, p in model.named_parameters() if p.requires_grad]}
+    return {
+        "before": before,
+        "after": state(model),
+        "replaced": replaced + moved,
+        "tied": model.head.weight is model.embedding.weight,
+        "trained": [name for name, p in model.named_parameters() if p.requires_grad],
+    }
 
 
 @todo(
     2,
-    why="Equal gradients added to unequal weights give unequal weights, for ever: as many models as ranks, none of which is the one that is "
-    "saved. A forgotten buffer shows only in evaluation, where a batch norm uses it.",
+    why=(
+        "Equal gradients added to unequal weights give unequal weights, for ever: as many models as ranks, none of"
+        " which is the one that is saved. A forgotten buffer shows only in evaluation, where a batch norm uses it."
+    ),
     hints=(
         "What does a module hold besides its parameters, and where can all of it be listed, each tensor once?",
-        "model.parameters() and model.buffers() name each tensor once, tied or not, frozen or not, in a state_dict or not. dist.broadcast "
-        "works in place.",
+        (
+            "model.parameters() and model.buffers() name each tensor once, tied or not, frozen or not, in a state_dict"
+            " or not. dist.broadcast works in place."
+        ),
         "In a loop over the parameters, then over the buffers: dist.broadcast(...) of the tensor.detach(), with src=0.",
     ),
 )
@@ -283,19 +373,42 @@ def test_todo2_broadcast_state(student):
     check_waited("broadcast_state", [parts(mine)[0] for mine in run.events])
     for rank, seen in enumerate(ranks):
         for name, wanted in right.items():
-            kind = "buffer" if name in ("scale",) or name.startswith("norm.running") or name.endswith("tracked") else "parameter"
-            assert rank == 0 or not torch.equal(seen["before"][name], wanted) or name in ("norm.weight", "norm.bias")  # the wrong would differ
+            kind = (
+                "buffer"
+                if name in ("scale",) or name.startswith("norm.running") or name.endswith("tracked")
+                else "parameter"
+            )
+            assert (
+                rank == 0 or not torch.equal(seen["before"][name], wanted) or name in ("norm.weight", "norm.bias")
+            )  # the wrong would differ
             held = seen["after"].get(name)
-            expect(held is not None and torch.equal(held, wanted), f"after broadcast_state, rank {rank} has another {name} than rank 0 had: a {kind}"
-                   f"{', which no state_dict has' if name == 'scale' else ''}{', which is frozen' if name.startswith('frozen') else ''}",
-                   numbers(wanted.double()), "none" if held is None else numbers(held.double()), rank)
-        expect(not seen["replaced"] and seen["tied"] and seen["trained"] == ranks[0]["trained"], f"broadcast_state replaces tensors of rank {rank}'s model: an optimizer "
-               "that holds the old ones would train these", "the same tensors, other numbers", ", ".join(seen["replaced"]) or "other tensors", rank)
+            expect(
+                held is not None and torch.equal(held, wanted),
+                f"after broadcast_state, rank {rank} has another {name} than rank 0 had: a {kind}"
+                f"{', which no state_dict has' if name == 'scale' else ''}{', which is frozen' if name.startswith('frozen') else ''}",
+                numbers(wanted.double()),
+                "none" if held is None else numbers(held.double()),
+                rank,
+            )
+        expect(
+            not seen["replaced"] and seen["tied"] and seen["trained"] == ranks[0]["trained"],
+            f"broadcast_state replaces tensors of rank {rank}'s model: an optimizer "
+            "that holds the old ones would train these",
+            "the same tensors, other numbers",
+            ", ".join(seen["replaced"]) or "other tensors",
+            rank,
+        )
     most = sum(tensor.numel() * tensor.element_size() for tensor in right.values())
     for rank, events in enumerate(run.events):
         sent = sum(event["bytes"] for event in ops(parts(events)[0]))
-        expect(sent <= most, f"broadcast_state gives {sent} bytes to its calls on rank {rank}, more than the state has: is each tensor sent once, a tied one too, and as it is? Objects are pickled, which takes more",
-               f"at most {most}", sent, rank)
+        expect(
+            sent <= most,
+            f"broadcast_state gives {sent} bytes to its calls on rank {rank}, more than the state has: is each tensor"
+            " sent once, a tied one too, and as it is? Objects are pickled, which takes more",
+            f"at most {most}",
+            sent,
+            rank,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -321,14 +434,24 @@ def naive_on_rank(code, rank, world, seed):
 
 @todo(
     3,
-    why="This is all of data parallelism: whoever averages the right gradients, all of them and each once, trains the serial run's model. What "
-    "follows only makes it faster.",
+    why=(
+        "This is all of data parallelism: whoever averages the right gradients, all of them and each once, trains the"
+        " serial run's model. What follows only makes it faster."
+    ),
     hints=(
-        "Go by the parameters, which are the same on all ranks, and not by the gradients, which may be missing on some.",
-        "model.parameters() names a tied parameter once; requires_grad tells the frozen ones. A missing gradient counts as zeros: "
-        "torch.zeros_like. dist.all_reduce adds up in place; then divide by dist.get_world_size().",
-        "if parameter.requires_grad: if parameter.grad is None: parameter.grad = torch.zeros_like(parameter); "
-        "dist.all_reduce(parameter.grad); parameter.grad /= dist.get_world_size()",
+        (
+            "Go by the parameters, which are the same on all ranks, and not by the gradients, which may be missing on"
+            " some."
+        ),
+        (
+            "model.parameters() names a tied parameter once; requires_grad tells the frozen ones. A missing gradient"
+            " counts as zeros: torch.zeros_like. dist.all_reduce adds up in place; then divide by"
+            " dist.get_world_size()."
+        ),
+        (
+            "if parameter.requires_grad: if parameter.grad is None: parameter.grad = torch.zeros_like(parameter); "
+            "dist.all_reduce(parameter.grad); parameter.grad /= dist.get_world_size()"
+        ),
     ),
 )
 def test_todo3_naive(student):
@@ -338,15 +461,36 @@ def test_todo3_naive(student):
     sizes = gradient_bytes()
     for case, users in enumerate(USERS):
         right = student.reference(serial, passes=[[case, users]], seeds=[*seeds])
-        what = "average_gradients" + ("" if case == 0 else " where rank 1 does not use a layer" if case == 1 else " where nobody uses a layer")
-        differ = [name for name in right if not all(name in seen[case]["before"] and close(seen[case]["before"][name], name, right) for seen in ranks)]
+        what = "average_gradients" + (
+            "" if case == 0 else " where rank 1 does not use a layer" if case == 1 else " where nobody uses a layer"
+        )
+        differ = [
+            name
+            for name in right
+            if not all(
+                name in seen[case]["before"] and close(seen[case]["before"][name], name, right) for seen in ranks
+            )
+        ]
         assert len(differ) == len(right)  # the wrong would differ
         check_waited(what, [parts(mine)[case] for mine in run.events])
         for rank, seen in enumerate(ranks):
             events = parts(run.events[rank])[case]
             check_gradients(what, seen[case]["after"], right, rank)
-            expect(seen[case]["frozen"], f"{what}: on rank {rank}, the frozen layer has a gradient afterwards", "None", "a gradient", rank)
-            check_budget(what, events, rank, len(sizes), sum(sizes), "trainable parameter, a tied one once and a frozen one never")
+            expect(
+                seen[case]["frozen"],
+                f"{what}: on rank {rank}, the frozen layer has a gradient afterwards",
+                "None",
+                "a gradient",
+                rank,
+            )
+            check_budget(
+                what,
+                events,
+                rank,
+                len(sizes),
+                sum(sizes),
+                "trainable parameter, a tied one once and a frozen one never",
+            )
             check_no_average(what, events, rank)
 
 
@@ -370,27 +514,48 @@ def overlapped_on_rank(code, rank, world, seed):
     return seen
 
 
-PASSES = (("reduce_when_ready", [0]), ("reduce_when_ready, in a second pass on top of the first one's gradients", [0, 1]))
+PASSES = (
+    ("reduce_when_ready", [0]),
+    ("reduce_when_ready, in a second pass on top of the first one's gradients", [0, 1]),
+)
 # When gradients are ready, how long their all-reduces take, and when the last one is over.
-ENDS = (((1.0, 2.0, 3.0), (0.5, 0.5, 0.5), 3.5), ((1.0, 2.0, 3.0), (2.0, 2.0, 2.0), 7.0), ((1.0, 2.0, 8.0), (2.0, 2.0, 1.0), 9.0),
-        ((4.0, 4.0, 4.0), (1.0, 2.0, 3.0), 10.0), ((2.0,), (3.0,), 5.0))  # fmt: skip
+ENDS = (
+    ((1.0, 2.0, 3.0), (0.5, 0.5, 0.5), 3.5),
+    ((1.0, 2.0, 3.0), (2.0, 2.0, 2.0), 7.0),
+    ((1.0, 2.0, 8.0), (2.0, 2.0, 1.0), 9.0),
+    ((4.0, 4.0, 4.0), (1.0, 2.0, 3.0), 10.0),
+    ((2.0,), (3.0,), 5.0),
+)
 
 
 @todo(
     4,
-    why="On many nodes the all-reduces of a step take about as long as its backward pass. Whoever does both at once pays for the longer one "
-    "only, where the naive way pays for their sum.",
+    why=(
+        "On many nodes the all-reduces of a step take about as long as its backward pass. Whoever does both at once"
+        " pays for the longer one only, where the naive way pays for their sum."
+    ),
     hints=(
-        "Follow the network from one all-reduce to the next: for which two things does it wait? For the hooks: one list of what is "
-        "under way, to which hooks add, and which the function at the end works off and empties.",
-        "max(ready, end) + seconds, from one to the next. register_post_accumulate_grad_hook comes after p.grad is complete; a tensor hook "
-        "sees this pass's share only. dist.all_reduce(..., async_op=True) returns the work to wait for. Frozen parameters take no hook.",
-        "def start(p): started.append((dist.all_reduce(p.grad, async_op=True), p)). def finish(): for work, p in started: work.wait(); "
-        "p.grad /= dist.get_world_size(); then started.clear().",
+        (
+            "Follow the network from one all-reduce to the next: for which two things does it wait? For the hooks: one"
+            " list of what is under way, to which hooks add, and which the function at the end works off and empties."
+        ),
+        (
+            "max(ready, end) + seconds, from one to the next. register_post_accumulate_grad_hook comes after p.grad is"
+            " complete; a tensor hook sees this pass's share only. dist.all_reduce(..., async_op=True) returns the work"
+            " to wait for. Frozen parameters take no hook."
+        ),
+        (
+            "def start(p): started.append((dist.all_reduce(p.grad, async_op=True), p)). def finish(): for work, p in"
+            " started: work.wait(); p.grad /= dist.get_world_size(); then started.clear()."
+        ),
     ),
 )
 def test_todo4_overlapped(student):
-    check_answers(student, {("communication_ends", (ready, seconds)): end for ready, seconds, end in ENDS}, wrong="is not when the last one is over")
+    check_answers(
+        student,
+        {("communication_ends", (ready, seconds)): end for ready, seconds, end in ENDS},
+        wrong="is not when the last one is over",
+    )
     seeds = student.seeds(WORLD)
     run = student.call(overlapped_on_rank, world=WORLD, seed=seeds)
     ranks = run.evidence
@@ -414,9 +579,14 @@ def check_begun_at_once(what, events, rank):
     last = ""
     for event in events:
         if event["e"] in ("ready", "backward over"):
-            expect(begun >= ready, f"{what}: on rank {rank}, the gradient of {last} is ready, but its all-reduce does not begin before "
-                   + (f"that of {event['name']} is ready, too" if event["e"] == "ready" else "the backward pass is over"),
-                   f"{ready} all-reduces begun", begun, rank)
+            expect(
+                begun >= ready,
+                f"{what}: on rank {rank}, the gradient of {last} is ready, but its all-reduce does not begin before "
+                + (f"that of {event['name']} is ready, too" if event["e"] == "ready" else "the backward pass is over"),
+                f"{ready} all-reduces begun",
+                begun,
+                rank,
+            )
             if event["e"] == "backward over":
                 return
             ready, last = ready + 1, event["name"]
@@ -426,7 +596,16 @@ def check_begun_at_once(what, events, rank):
 # ---------------------------------------------------------------------------------------------------
 # TODO 5: buckets
 
-FILLS = (([4, 4, 4, 4], 8), ([4, 4, 4, 4, 4], 8), ([10, 20, 30, 40], 50), ([3, 100, 3, 3], 10), ([100], 10), ([5, 5, 5], 1000), ([6, 5, 6, 5], 10), ([112, 16, 16, 96, 24, 144, 24, 48, 8], 150))
+FILLS = (
+    ([4, 4, 4, 4], 8),
+    ([4, 4, 4, 4, 4], 8),
+    ([10, 20, 30, 40], 50),
+    ([3, 100, 3, 3], 10),
+    ([100], 10),
+    ([5, 5, 5], 1000),
+    ([6, 5, 6, 5], 10),
+    ([112, 16, 16, 96, 24, 144, 24, 48, 8], 150),
+)
 
 
 def fills_on_rank(code, rank, world):
@@ -452,13 +631,23 @@ def fewest(sizes, cap):
 
 @todo(
     5,
-    why="torch's cap is 25 MiB by default, and both much smaller and much larger ones make training slower. In the wrong order, the first bucket is "
-    "full when the backward pass ends, and buckets win nothing.",
+    why=(
+        "torch's cap is 25 MiB by default, and both much smaller and much larger ones make training slower. In the"
+        " wrong order, the first bucket is full when the backward pass ends, and buckets win nothing."
+    ),
     hints=(
-        "Go through the parameters from the last to the first, with one open bucket. When does a parameter not go into it?",
-        "reversed(range(len(sizes))) counts down. Keep how many bytes are left in the open bucket; if the next parameter is larger than "
-        "that, open a new one.",
-        "if not buckets or sizes[index] > room: buckets.append([]); room = cap. Then buckets[-1].append(index); room -= sizes[index].",
+        (
+            "Go through the parameters from the last to the first, with one open bucket. When does a parameter not go"
+            " into it?"
+        ),
+        (
+            "reversed(range(len(sizes))) counts down. Keep how many bytes are left in the open bucket; if the next"
+            " parameter is larger than that, open a new one."
+        ),
+        (
+            "if not buckets or sizes[index] > room: buckets.append([]); room = cap. Then buckets[-1].append(index);"
+            " room -= sizes[index]."
+        ),
     ),
 )
 def test_todo5_buckets(student):
@@ -467,14 +656,34 @@ def test_todo5_buckets(student):
         what = f"assign_buckets({sizes}, {cap})"
         expect(isinstance(buckets, list), f"{what} is no list of lists of indices", "lists of indices", buckets)
         flat = [index for bucket in buckets for index in bucket]
-        expect(sorted(flat) == list(range(len(sizes))), f"{what} does not have each parameter in one bucket", "each index once", buckets)
-        expect(flat == sorted(flat, reverse=True), f"{what} does not go from the last parameter to the first", sorted(flat, reverse=True), flat)
+        expect(
+            sorted(flat) == list(range(len(sizes))),
+            f"{what} does not have each parameter in one bucket",
+            "each index once",
+            buckets,
+        )
+        expect(
+            flat == sorted(flat, reverse=True),
+            f"{what} does not go from the last parameter to the first",
+            sorted(flat, reverse=True),
+            flat,
+        )
         for bucket in buckets:
             held = sum(sizes[index] for index in bucket)
             expect(bucket, f"{what} has an empty bucket", "no empty bucket", buckets)
-            expect(held <= cap or len(bucket) == 1, f"{what} puts {held} bytes into a bucket for {cap}", f"at most {cap}, unless it is a single parameter", buckets)
+            expect(
+                held <= cap or len(bucket) == 1,
+                f"{what} puts {held} bytes into a bucket for {cap}",
+                f"at most {cap}, unless it is a single parameter",
+                buckets,
+            )
         least = fewest(sizes, cap)
-        expect(len(buckets) <= least, f"{what} takes {len(buckets)} buckets; {least} would do", f"{least} bucket{'s' * (least > 1)}", buckets)
+        expect(
+            len(buckets) <= least,
+            f"{what} takes {len(buckets)} buckets; {least} would do",
+            f"{least} bucket{'s' * (least > 1)}",
+            buckets,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -485,7 +694,10 @@ STEPS = (
     ("Bucketed", [[0, [0, 1, 2]]]),
     ("Bucketed where rank 1 does not use a layer", [[1, [0, 2]]]),
     ("Bucketed with a pass without sync, after a step in which a layer went unused", [[2, [0, 1, 2]], [3, [0, 1, 2]]]),
-    ("Bucketed where the last pass of rank 1 does not use a layer that an earlier one did", [[4, [0, 1, 2]], [5, [0, 2]]]),
+    (
+        "Bucketed where the last pass of rank 1 does not use a layer that an earlier one did",
+        [[4, [0, 1, 2]], [5, [0, 2]]],
+    ),
     ("Bucketed where nobody uses a layer", [[6, []]]),
 )
 
@@ -510,15 +722,25 @@ def bucketed_on_rank(code, rank, world, seed):
 @todo(
     6,
     needs=(5,),
-    why="This is how torch's DDP works: few messages, and all but the last one hidden behind the backward pass. And it is where a "
-    "training run hangs if ranks do not start the same buckets in the same order.",
+    why=(
+        "This is how torch's DDP works: few messages, and all but the last one hidden behind the backward pass. And it"
+        " is where a training run hangs if ranks do not start the same buckets in the same order."
+    ),
     hints=(
-        "For each bucket, keep how many of its gradients are still missing; and one number for all: which bucket is to be started next. "
-        "A hook counts down, then starts as many as it can.",
-        "A vector for each bucket: new_zeros, .split(lengths) gives a view for each parameter, .view_as(parameter) its shape; copy_ in "
-        "both directions. In finish, parameters whose hook was not called are treated as if they were ready now.",
-        "while len(works) < len(buckets) and missing[len(works)] == 0: works.append(dist.all_reduce(vectors[len(works)], async_op=True)). "
-        "In finish: fill what is not filled, wait for each work, divide its vector, copy back (a new grad where it is None), reset the counts.",
+        (
+            "For each bucket, keep how many of its gradients are still missing; and one number for all: which bucket is"
+            " to be started next. A hook counts down, then starts as many as it can."
+        ),
+        (
+            "A vector for each bucket: new_zeros, .split(lengths) gives a view for each parameter, .view_as(parameter)"
+            " its shape; copy_ in both directions. In finish, parameters whose hook was not called are treated as if"
+            " they were ready now."
+        ),
+        (
+            "while len(works) < len(buckets) and missing[len(works)] == 0:"
+            " works.append(dist.all_reduce(vectors[len(works)], async_op=True)). In finish: fill what is not filled,"
+            " wait for each work, divide its vector, copy back (a new grad where it is None), reset the counts."
+        ),
     ),
 )
 def test_todo6_bucketed(student):
@@ -535,7 +757,13 @@ def test_todo6_bucketed(student):
             check_no_wait_inside(what, events[rank], rank)
             *silent, last = parts(events[rank], "backward")
             for quiet in silent:
-                expect(not ops(quiet), f"{what}: rank {rank} communicates in a backward pass although sync is False", "no call", f"{len(ops(quiet))} calls", rank)
+                expect(
+                    not ops(quiet),
+                    f"{what}: rank {rank} communicates in a backward pass although sync is False",
+                    "no call",
+                    f"{len(ops(quiet))} calls",
+                    rank,
+                )
             check_gradients(what, seen[case], right, rank)
             check_budget(what, last, rank, BUCKETS, sum(sizes), "bucket")
             check_no_average(what, last, rank)
@@ -547,12 +775,24 @@ def check_begun_early(what, events, rank):
     """When the last gradient becomes ready, all buckets but its own are under way."""
     last = max((place for place, event in enumerate(events) if event["e"] == "ready"), default=0)
     begun = len(ops(events[:last]))
-    expect(begun >= BUCKETS - 1, f"{what}: on rank {rank}, {begun} of {BUCKETS} buckets are under way when the last gradient becomes ready; all but its own have been full before",
-           f"{BUCKETS - 1} under way", begun, rank)
+    expect(
+        begun >= BUCKETS - 1,
+        f"{what}: on rank {rank}, {begun} of {BUCKETS} buckets are under way when the last gradient becomes ready; all"
+        " but its own have been full before",
+        f"{BUCKETS - 1} under way",
+        begun,
+        rank,
+    )
     over = next(place for place, event in enumerate(events) if event["e"] == "backward over")
     begun = len(ops(events[:over]))
-    expect(begun >= BUCKETS, f"{what}: on rank {rank}, {begun} of {BUCKETS} buckets are under way when the backward pass ends, though all are full", f"{BUCKETS} under way",
-           begun, rank)
+    expect(
+        begun >= BUCKETS,
+        f"{what}: on rank {rank}, {begun} of {BUCKETS} buckets are under way when the backward pass ends, though all"
+        " are full",
+        f"{BUCKETS} under way",
+        begun,
+        rank,
+    )
 
 
 MICRO = 3
@@ -595,13 +835,21 @@ class told_passes:
 @todo(
     7,
     needs=(5, 6),
-    why="Communication is the same for a micro-batch and for a large batch. Whoever synchronises each of k micro-batches pays k times "
-    "for what is thrown together anyway; and whoever forgets the division trains with k times the learning rate.",
+    why=(
+        "Communication is the same for a micro-batch and for a large batch. Whoever synchronises each of k"
+        " micro-batches pays k times for what is thrown together anyway; and whoever forgets the division trains with k"
+        " times the learning rate."
+    ),
     hints=(
         "Which of the backward passes is the one that must communicate, and how does the reducer learn of it?",
-        "enumerate tells which micro-batch it is; reducer.sync goes before its backward pass. Divide each loss by len(micro_batches).",
-        "for number, (x, y) in enumerate(micro_batches, start=1): reducer.sync = number == len(micro_batches); "
-        "(model(x, y) / len(micro_batches)).backward(). After the loop reducer.finish().",
+        (
+            "enumerate tells which micro-batch it is; reducer.sync goes before its backward pass. Divide each loss by"
+            " len(micro_batches)."
+        ),
+        (
+            "for number, (x, y) in enumerate(micro_batches, start=1): reducer.sync = number == len(micro_batches); "
+            "(model(x, y) / len(micro_batches)).backward(). After the loop reducer.finish()."
+        ),
     ),
 )
 def test_todo7_accumulate(student):
@@ -612,18 +860,33 @@ def test_todo7_accumulate(student):
     sizes = gradient_bytes()
     for step in range(2):
         what = f"accumulate over {MICRO} micro-batches" + (", in a second step" if step else "")
-        right = student.reference(serial, passes=[[MICRO * step + number, [0, 1]] for number in range(MICRO)], seeds=[*seeds])
+        right = student.reference(
+            serial, passes=[[MICRO * step + number, [0, 1]] for number in range(MICRO)], seeds=[*seeds]
+        )
         events = [parts(mine)[step] for mine in run.events]
         check_waited(what, events)
         for rank, seen in enumerate(ranks):
             passes = parts(events[rank], "backward")
             expect(len(passes) > 0, f"{what}: rank {rank} makes no backward pass", f"{MICRO} passes", 0, rank)
             for number, quiet in enumerate(passes[:-1], start=1):
-                expect(not ops(quiet), f"{what}: rank {rank} communicates in or after backward pass {number} of {len(passes)}; only the last one needs to", "no call", f"{len(ops(quiet))} calls", rank)
+                expect(
+                    not ops(quiet),
+                    f"{what}: rank {rank} communicates in or after backward pass {number} of {len(passes)}; only the"
+                    " last one needs to",
+                    "no call",
+                    f"{len(ops(quiet))} calls",
+                    rank,
+                )
             check_scaled(what, seen[step], right, rank)
             check_gradients(what, seen[step], right, rank, world)
             check_budget(what, events[rank], rank, BUCKETS, sum(sizes), "bucket", world)
-            expect(len(passes) == 1 or ops(upto(passes[-1], "backward over")), f"{what}: rank {rank} begins to communicate after the last backward pass, not in it", "calls in the last pass", "none", rank)
+            expect(
+                len(passes) == 1 or ops(upto(passes[-1], "backward over")),
+                f"{what}: rank {rank} begins to communicate after the last backward pass, not in it",
+                "calls in the last pass",
+                "none",
+                rank,
+            )
 
 
 def upto(events, what):
@@ -633,8 +896,13 @@ def upto(events, what):
 def check_scaled(what, seen, right, rank):
     """The one error that has a name: sums of micro-batches."""
     if all(name in seen and close(seen[name], name, right, MICRO) for name in right):
-        raise Wrong(f"{what}: on rank {rank}, the gradients are {MICRO} times those of the mean over all micro-batches: they add up", "the gradient of a mean",
-                    f"{MICRO} times it", rank)
+        raise Wrong(
+            f"{what}: on rank {rank}, the gradients are {MICRO} times those of the mean over all micro-batches: they"
+            " add up",
+            "the gradient of a mean",
+            f"{MICRO} times it",
+            rank,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -648,7 +916,11 @@ def weighted_on_rank(code, rank, world, seed):
     seen = []
     for counts in (COUNTS, (2, 2, 2)):
         model = made_model().eval()  # a batch norm of the whole batch is not that of its shares
-        loss = model(*micro_batch(seed, 0, samples=counts[rank])) if counts[rank] else 0 * sum(p.sum() for p in model.parameters())
+        loss = (
+            model(*micro_batch(seed, 0, samples=counts[rank]))
+            if counts[rank]
+            else 0 * sum(p.sum() for p in model.parameters())
+        )
         mark()
         loss = code.weighted(loss, counts[rank])
         mark()
@@ -663,20 +935,36 @@ def weighted_on_rank(code, rank, world, seed):
 
 def serial_shares(counts, seeds):
     model = made_model().eval()
-    x, y = (torch.cat(shares) for shares in zip(*(micro_batch(seed, 0, samples=count) for seed, count in zip(seeds, counts, strict=True) if count)))
+    x, y = (
+        torch.cat(shares)
+        for shares in zip(
+            *(micro_batch(seed, 0, samples=count) for seed, count in zip(seeds, counts, strict=True) if count)
+        )
+    )
     model(x, y).backward()
     return gradients(model)
 
 
 @todo(
     8,
-    why="A mean of the ranks' means gives a sample of a small share more weight than one of a large share. With sequences of unequal length this is the "
-    "rule, not the exception, and it is wrong by a few per cent in every step: enough to train another model, too little to be seen.",
+    why=(
+        "A mean of the ranks' means gives a sample of a small share more weight than one of a large share. With"
+        " sequences of unequal length this is the rule, not the exception, and it is wrong by a few per cent in every"
+        " step: enough to train another model, too little to be seen."
+    ),
     hints=(
-        "The reducer divides by N; you want each rank's mean times its own count, divided by the count of all. What is left to "
-        "multiply by?",
-        "dist.all_reduce of a tensor with the count gives all ranks' count. The count needs no gradient; the loss keeps its own.",
-        "total = torch.tensor(float(count)); dist.all_reduce(total); return loss * (count * dist.get_world_size() / total).",
+        (
+            "The reducer divides by N; you want each rank's mean times its own count, divided by the count of all. What"
+            " is left to multiply by?"
+        ),
+        (
+            "dist.all_reduce of a tensor with the count gives all ranks' count. The count needs no gradient; the loss"
+            " keeps its own."
+        ),
+        (
+            "total = torch.tensor(float(count)); dist.all_reduce(total); return loss * (count * dist.get_world_size() /"
+            " total)."
+        ),
     ),
 )
 def test_todo8_weighted(student):
@@ -690,8 +978,13 @@ def test_todo8_weighted(student):
         for rank, seen in enumerate(ranks):
             check_gradients(what, seen[case], right, rank)
             calls = ops(parts(run.events[rank])[2 * case])
-            expect(len(calls) <= 1 and sum(event["bytes"] for event in calls) <= 8, f"{what}: rank {rank} sends more than one number", "one number", f"{len(calls)} calls of "
-                   f"{sum(event['bytes'] for event in calls)} bytes", rank)
+            expect(
+                len(calls) <= 1 and sum(event["bytes"] for event in calls) <= 8,
+                f"{what}: rank {rank} sends more than one number",
+                "one number",
+                f"{len(calls)} calls of {sum(event['bytes'] for event in calls)} bytes",
+                rank,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -709,21 +1002,34 @@ def torch_on_rank(code, rank, world, seed):
         mark()
         with told_passes():
             ddp = code.with_torch(model, [micro_batch(seed, number, rank in users) for number, users in passes], CAP)
-        seen.append({"grads": gradients(model), "kind": type(ddp).__name__, "wraps": getattr(ddp, "module", None) is model,
-                     "weights": {name: p.detach().clone() for name, p in model.named_parameters()}})
+        seen.append(
+            {
+                "grads": gradients(model),
+                "kind": type(ddp).__name__,
+                "wraps": getattr(ddp, "module", None) is model,
+                "weights": {name: p.detach().clone() for name, p in model.named_parameters()},
+            }
+        )
     return seen
 
 
 @todo(
     9,
-    why="In a script you call it, and do not write it. Whoever knows what it does knows why it hangs, why it complains of unused parameters, and "
-    "why a forgotten no_sync makes accumulation as slow as no accumulation.",
+    why=(
+        "In a script you call it, and do not write it. Whoever knows what it does knows why it hangs, why it complains"
+        " of unused parameters, and why a forgotten no_sync makes accumulation as slow as no accumulation."
+    ),
     hints=(
         "The constructor takes the model and a few options; the table above says which of them stands for what.",
-        "DistributedDataParallel(model, bucket_cap_mb=..., find_unused_parameters=...), with cap / 2**20. Forward and backward of all "
-        "but the last micro-batch belong into `with ddp.no_sync():`, and it is ddp that is called, not model.",
-        "with ddp.no_sync(): for x, y in micro_batches[:-1]: (ddp(x, y) / len(micro_batches)).backward(). Then the same for the last one, outside; "
-        "and return ddp.",
+        (
+            "DistributedDataParallel(model, bucket_cap_mb=..., find_unused_parameters=...), with cap / 2**20. Forward"
+            " and backward of all but the last micro-batch belong into `with ddp.no_sync():`, and it is ddp that is"
+            " called, not model."
+        ),
+        (
+            "with ddp.no_sync(): for x, y in micro_batches[:-1]: (ddp(x, y) / len(micro_batches)).backward(). Then the"
+            " same for the last one, outside; and return ddp."
+        ),
     ),
 )
 def test_todo9_torch(student):
@@ -733,28 +1039,54 @@ def test_todo9_torch(student):
     ranks = run.evidence
     nbytes, first = sum(gradient_bytes()), dict(made_model().named_parameters())
     for case, passes in enumerate(TORCH):
-        what = f"with_torch on {MICRO} micro-batches" + (", of which rank 1 uses a layer in the first only" if case else "")
+        what = f"with_torch on {MICRO} micro-batches" + (
+            ", of which rank 1 uses a layer in the first only" if case else ""
+        )
         right = student.reference(serial, passes=passes, seeds=[*seeds])
         for rank, seen in enumerate(ranks):
             equal = all(torch.equal(seen[case]["weights"][name], weight) for name, weight in first.items())
             expect(equal, f"{what}: rank {rank} has other weights than rank 0 had", "rank 0's weights", "others", rank)
         for rank, seen in enumerate(ranks):
             mine = seen[case]
-            expect(mine["kind"] == "DistributedDataParallel" and mine["wraps"], f"{what}: rank {rank} does not return the given model in a DistributedDataParallel",
-                   "DistributedDataParallel", mine["kind"], rank)
+            expect(
+                mine["kind"] == "DistributedDataParallel" and mine["wraps"],
+                f"{what}: rank {rank} does not return the given model in a DistributedDataParallel",
+                "DistributedDataParallel",
+                mine["kind"],
+                rank,
+            )
             passes_seen = parts(parts(run.events[rank])[case], "backward")
             expect(len(passes_seen) > 0, f"{what}: rank {rank} makes no backward pass", f"{MICRO} passes", 0, rank)
             for number, quiet in enumerate(passes_seen[:-1], start=1):
-                expect(not reduced(quiet), f"{what}: rank {rank} sends gradients in backward pass {number} of {len(passes_seen)}; only the last one needs to", "none",
-                       f"{sum(reduced(quiet))} bytes", rank)
+                expect(
+                    not reduced(quiet),
+                    f"{what}: rank {rank} sends gradients in backward pass {number} of {len(passes_seen)}; only the"
+                    " last one needs to",
+                    "none",
+                    f"{sum(reduced(quiet))} bytes",
+                    rank,
+                )
             check_scaled(what, mine["grads"], right, rank)
             check_gradients(what, mine["grads"], right, rank, world)
             sent = reduced(passes_seen[-1])
-            expect(sum(sent) <= nbytes, f"{what}: rank {rank} gives {sum(sent)} bytes of gradients to its all-reduces", f"{nbytes} bytes, each gradient once", sum(sent), rank)
-            expect(len(sent) > 1 and max(sent) < 2 * CAP, f"{what}: rank {rank} sends buckets of {', '.join(map(str, sent))} bytes where the cap is {CAP}", f"buckets of about {CAP} bytes",
-                   f"{len(sent)} buckets", rank)
+            expect(
+                sum(sent) <= nbytes,
+                f"{what}: rank {rank} gives {sum(sent)} bytes of gradients to its all-reduces",
+                f"{nbytes} bytes, each gradient once",
+                sum(sent),
+                rank,
+            )
+            expect(
+                len(sent) > 1 and max(sent) < 2 * CAP,
+                f"{what}: rank {rank} sends buckets of {', '.join(map(str, sent))} bytes where the cap is {CAP}",
+                f"buckets of about {CAP} bytes",
+                f"{len(sent)} buckets",
+                rank,
+            )
 
 
 def reduced(events):
     """Bytes of each all-reduce of floating-point numbers: a bitmap of used parameters is none."""
-    return [event["bytes"] for event in ops(events) if event["op"] == "all_reduce" and event["dtype"].startswith("float")]
+    return [
+        event["bytes"] for event in ops(events) if event["op"] == "all_reduce" and event["dtype"].startswith("float")
+    ]

@@ -18,7 +18,7 @@ some ranks have nothing. With `odd`, its head is tied and some of its parameters
 
 Bytes are those of live storages just before the second step. A rank's share of a tensor is of n / N numbers, rounded up; what the
 last ranks have less than that may be there, filled up, or not.
-"""
+"""  # noqa: E501
 
 import contextlib
 import math
@@ -30,8 +30,9 @@ from grader.kit import Private, Wrong, cases, check_answers, collectives, expect
 from utils.memory import Storages, held
 from utils.model import TransformerLM
 
-# Losses differ from those of one process by the order in which float32 numbers are added: over 60 draws by 2.8e-7 at most in ten steps,
-# and weights under SGD by 7e-7 of their change, where that is more than MOVED. A rank that trains alone ends elsewhere, which is asserted below.
+# Losses differ from those of one process by the order in which float32 numbers are added: over 60 draws by 2.8e-7 at
+# most in ten steps, and weights under SGD by 7e-7 of their change, where that is more than MOVED. A rank that trains
+# alone ends elsewhere, which is asserted below.
 REL, MOVED = 1e-4, 1e-2
 
 
@@ -58,8 +59,10 @@ def made_model(odd=False, layers=1):
 
 def in_groups(parameters):
     """Two groups that differ in two options, so that a step with another group's is another step."""
-    return [{"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.3},
-            {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0, "lr": 0.02}]
+    return [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.3},
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0, "lr": 0.02},
+    ]
 
 
 OPTIONS = {"AdamW": {"lr": 0.01}, "SGD": {"lr": 0.3, "momentum": 0.5}}
@@ -72,9 +75,13 @@ def batch(seed, step, number):
 
 
 def serial(seeds, kind, odd, layers, steps, passes):
-    """One process that has all ranks' batches: losses, weights, and the optimizer's state dictionary in the middle and at the end."""
+    """One process that has all ranks' batches: losses, weights, and the optimizer's state dictionary in the middle and
+    at the end.
+    """
     model, losses, states = made_model(odd, layers), [], []
-    optimizer = getattr(torch.optim, kind)(in_groups([p for p in model.parameters() if p.requires_grad]), **OPTIONS[kind])
+    optimizer = getattr(torch.optim, kind)(
+        in_groups([p for p in model.parameters() if p.requires_grad]), **OPTIONS[kind]
+    )
     for step in range(steps):
         optimizer.zero_grad()
         for number in range(passes):
@@ -84,10 +91,18 @@ def serial(seeds, kind, odd, layers, steps, passes):
             losses.append(loss.item())
         optimizer.step()
         if step == steps // 2 - 1:
-            middle = {number: {name: value.clone() for name, value in values.items()} for number, values in optimizer.state_dict()["state"].items()}
+            middle = {
+                number: {name: value.clone() for name, value in values.items()}
+                for number, values in optimizer.state_dict()["state"].items()
+            }
             states.append({"state": middle, "param_groups": optimizer.state_dict()["param_groups"]})
-    return {"losses": losses, "weights": model.state_dict(), "first": made_model(odd, layers).state_dict(), "states": states,
-            "evaluated": model(*batch(0, 0, 0)).item()}
+    return {
+        "losses": losses,
+        "weights": model.state_dict(),
+        "first": made_model(odd, layers).state_dict(),
+        "states": states,
+        "evaluated": model(*batch(0, 0, 0)).item(),
+    }
 
 
 def share(shapes, world):
@@ -113,14 +128,24 @@ def shapes_of(odd=False, layers=1):
 
 @todo(
     1,
-    why="Whoever knows what a model will take can say, before anything runs, on how many GPUs it fits, and in which stage. The memory of most "
-    "failed runs could have been computed on the back of an envelope.",
+    why=(
+        "Whoever knows what a model will take can say, before anything runs, on how many GPUs it fits, and in which"
+        " stage. The memory of most failed runs could have been computed on the back of an envelope."
+    ),
     hints=(
-        "Three numbers a parameter, whatever the stage; then for each of the three ask whether the stage shares it out.",
-        "In float32 a number takes 4 bytes, and AdamW keeps two of them. Mixed: 2 bytes in bfloat16, and the state has one number more, "
-        "also of 4 bytes. From stage 1 on the state is divided by the ranks, from 2 on the gradients, in 3 the weights.",
-        "(4, 4, 8) or (2, 2, 12). Then each of them times parameters / world if its stage (weights 3, gradients 2, state 1) is reached, else "
-        "times parameters.",
+        (
+            "Three numbers a parameter, whatever the stage; then for each of the three ask whether the stage shares it"
+            " out."
+        ),
+        (
+            "In float32 a number takes 4 bytes, and AdamW keeps two of them. Mixed: 2 bytes in bfloat16, and the state"
+            " has one number more, also of 4 bytes. From stage 1 on the state is divided by the ranks, from 2 on the"
+            " gradients, in 3 the weights."
+        ),
+        (
+            "(4, 4, 8) or (2, 2, 12). Then each of them times parameters / world if its stage (weights 3, gradients 2,"
+            " state 1) is reached, else times parameters."
+        ),
     ),
 )
 def test_todo1_bytes(student):
@@ -132,22 +157,38 @@ def test_todo1_bytes(student):
             for stage in range(4):
                 shared = [n for n, first in zip(each, (3, 2, 1)) if stage >= first]
                 whole = [n for n, first in zip(each, (3, 2, 1)) if stage < first]
-                right["predicted_bytes", (parameters, world, stage, precision)] = (*(n * parameters for n in whole), *(n * parameters / world for n in shared))
+                right["predicted_bytes", (parameters, world, stage, precision)] = (
+                    *(n * parameters for n in whole),
+                    *(n * parameters / world for n in shared),
+                )
     check_answers(student, right, wrong="is not what will happen")
 
 
 @todo(
     7,
-    why="The stages trade bytes on the wire for bytes in memory, and the exchange rate is surprisingly good: that is why ZeRO won.",
+    why=(
+        "The stages trade bytes on the wire for bytes in memory, and the exchange rate is surprisingly good: that is"
+        " why ZeRO won."
+    ),
     hints=(
         "An all-gather or a reduce-scatter is one way round the ring, an all-reduce is two. Count the ways.",
-        "One way round the ring costs a rank (N - 1) / N of all bytes. Stage 3 gathers the weights twice and reduces the gradients once.",
+        (
+            "One way round the ring costs a rank (N - 1) / N of all bytes. Stage 3 gathers the weights twice and"
+            " reduces the gradients once."
+        ),
         "(world - 1) / world * nbytes, times 2 in stages 0, 1 and 2, and times 3 in stage 3.",
     ),
 )
 def test_todo7_sent_bytes(student):
-    check_answers(student, {("sent_bytes", (nbytes, world, stage)): (2 + (stage == 3)) * (world - 1) / world * nbytes
-                            for nbytes, world in ((28_000_000_000, 64), (4, 1), (360, 2), (360, 3)) for stage in range(4)}, wrong="is not what will happen")
+    check_answers(
+        student,
+        {
+            ("sent_bytes", (nbytes, world, stage)): (2 + (stage == 3)) * (world - 1) / world * nbytes
+            for nbytes, world in ((28_000_000_000, 64), (4, 1), (360, 2), (360, 3))
+            for stage in range(4)
+        },
+        wrong="is not what will happen",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -167,9 +208,18 @@ def cut_on_rank(code, rank, world, worlds):
             parts = [code.my_part(tensor, r, n) for r in range(n)]
             shards = [code.filled(tensor.view(-1)[r * expected : (r + 1) * expected], expected) for r in range(n)]
             short = code.filled(torch.ones(1, dtype=torch.bfloat16), 2)
-            whole = code.joined(torch.cat([*tensor.view(-1).split(expected), torch.full([expected * n - tensor.numel()], -1.0)]), tensor.shape)
-            found = {"size": int(size), "parts": [p.detach().clone() for p in parts], "shards": [s.detach().clone() for s in shards], "whole": whole.clone(),
-                     "bytes": [s.untyped_storage().nbytes() for s in shards], "dtype": str(short.dtype)}
+            whole = code.joined(
+                torch.cat([*tensor.view(-1).split(expected), torch.full([expected * n - tensor.numel()], -1.0)]),
+                tensor.shape,
+            )
+            found = {
+                "size": int(size),
+                "parts": [p.detach().clone() for p in parts],
+                "shards": [s.detach().clone() for s in shards],
+                "whole": whole.clone(),
+                "bytes": [s.untyped_storage().nbytes() for s in shards],
+                "dtype": str(short.dtype),
+            }
             for part in parts:
                 part += 100
             found["written"] = tensor.clone()
@@ -180,14 +230,24 @@ def cut_on_rank(code, rank, world, worlds):
 
 @todo(
     2,
-    why="It is the ground on which everything stands: if two ranks disagree about who has number 1000, nothing fails, but the model is another one. "
-    "And most memory that was to be freed and is not is held by a view.",
+    why=(
+        "It is the ground on which everything stands: if two ranks disagree about who has number 1000, nothing fails,"
+        " but the model is another one. And most memory that was to be freed and is not is held by a view."
+    ),
     hints=(
-        "First the size, rounded up; then rank r's part begins at r times that size. A slice that goes past the end is no error.",
-        "-(-a // b) rounds up. tensor.view(-1) is the vector, a slice of it a view. new_zeros makes zeros of the same dtype, into whose beginning "
-        "a part can be written. joined: cut off what is too much, then view(shape).",
-        "size = shard_size(...); tensor.view(-1)[rank * size : ...]. part.new_zeros(size), and [: len(part)] = part. shards[: shape.numel()], "
-        "and its view.",
+        (
+            "First the size, rounded up; then rank r's part begins at r times that size. A slice that goes past the end"
+            " is no error."
+        ),
+        (
+            "-(-a // b) rounds up. tensor.view(-1) is the vector, a slice of it a view. new_zeros makes zeros of the"
+            " same dtype, into whose beginning a part can be written. joined: cut off what is too much, then"
+            " view(shape)."
+        ),
+        (
+            "size = shard_size(...); tensor.view(-1)[rank * size : ...]. part.new_zeros(size), and [: len(part)] ="
+            " part. shards[: shape.numel()], and its view."
+        ),
     ),
 )
 def test_todo2_shards(student):
@@ -196,21 +256,62 @@ def test_todo2_shards(student):
     for found, (shape, n) in zip(seen, [(shape, n) for shape in SHAPES for n in worlds], strict=True):
         tensor = 1 + torch.arange(float(math.prod(shape)))
         size, what = math.ceil(len(tensor) / n), f"a tensor of shape {shape} on {n} rank{'s' if n > 1 else ''}"
-        expect(found["size"] == size, f"shard_size({len(tensor)}, {n}) is wrong: a shard too short loses numbers, one too long wastes memory", size, found["size"])
+        expect(
+            found["size"] == size,
+            f"shard_size({len(tensor)}, {n}) is wrong: a shard too short loses numbers, one too long wastes memory",
+            size,
+            found["size"],
+        )
         for r in range(n):
             part, shard = tensor[r * size : (r + 1) * size], found["shards"][r]
-            expect(found["parts"][r].tolist() == part.tolist(), f"{what}: my_part gives rank {r} other numbers", part.tolist(), found["parts"][r].tolist(), r)
+            expect(
+                found["parts"][r].tolist() == part.tolist(),
+                f"{what}: my_part gives rank {r} other numbers",
+                part.tolist(),
+                found["parts"][r].tolist(),
+                r,
+            )
             right = part.tolist() + [0.0] * (size - len(part))
-            expect(shard.tolist() == right, f"{what}: the shard of rank {r} is filled up otherwise", right, shard.tolist(), r)
-            expect(found["bytes"][r] == 4 * size, f"{what}: the shard of rank {r} keeps {found['bytes'][r]} bytes alive, its {size} numbers need {4 * size}: "
-                   "it is a view of something larger", f"{4 * size} bytes", f"{found['bytes'][r]} bytes", r)
-            expect(found["shards afterwards"][r].tolist() == right, f"{what}: a shard changes when the tensor is written to: it has no memory of its own",
-                   right, found["shards afterwards"][r].tolist(), r)
-        expect(found["dtype"] == "torch.bfloat16", "a part in bfloat16 is filled up to a shard of another dtype", "bfloat16", found["dtype"])
-        expect(found["written"].view(-1).tolist() == (tensor + 100).tolist(), f"{what}: who writes into my_part does not write into the tensor: it is a copy",
-               (tensor + 100).tolist(), found["written"].view(-1).tolist())
-        expect(list(found["whole"].shape) == list(shape) and found["whole"].view(-1).tolist() == tensor.tolist(), f"{what}: joined puts together something else",
-               tensor.view(shape).tolist(), found["whole"].tolist())
+            expect(
+                shard.tolist() == right,
+                f"{what}: the shard of rank {r} is filled up otherwise",
+                right,
+                shard.tolist(),
+                r,
+            )
+            expect(
+                found["bytes"][r] == 4 * size,
+                f"{what}: the shard of rank {r} keeps {found['bytes'][r]} bytes alive, its {size} numbers need"
+                f" {4 * size}: it is a view of something larger",
+                f"{4 * size} bytes",
+                f"{found['bytes'][r]} bytes",
+                r,
+            )
+            expect(
+                found["shards afterwards"][r].tolist() == right,
+                f"{what}: a shard changes when the tensor is written to: it has no memory of its own",
+                right,
+                found["shards afterwards"][r].tolist(),
+                r,
+            )
+        expect(
+            found["dtype"] == "torch.bfloat16",
+            "a part in bfloat16 is filled up to a shard of another dtype",
+            "bfloat16",
+            found["dtype"],
+        )
+        expect(
+            found["written"].view(-1).tolist() == (tensor + 100).tolist(),
+            f"{what}: who writes into my_part does not write into the tensor: it is a copy",
+            (tensor + 100).tolist(),
+            found["written"].view(-1).tolist(),
+        )
+        expect(
+            list(found["whole"].shape) == list(shape) and found["whole"].view(-1).tolist() == tensor.tolist(),
+            f"{what}: joined puts together something else",
+            tensor.view(shape).tolist(),
+            found["whole"].tolist(),
+        )
 
 
 def lists_on_rank(code, rank, world, mine):
@@ -224,27 +325,40 @@ def lists_on_rank(code, rank, world, mine):
     mark()
     reduced = code.reduce_to_shards(tensors, world)
     kept = all(torch.equal(a, b) for a, b in zip(given, shards)) and all(
-        torch.equal(t, numbers(shape, number, mine)) for number, (t, shape) in enumerate(zip(tensors, SHAPES)))
+        torch.equal(t, numbers(shape, number, mine)) for number, (t, shape) in enumerate(zip(tensors, SHAPES))
+    )
     distinct = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in reduced}
     return {"gathered": gathered, "reduced": reduced, "kept": kept, "bytes": sum(distinct.values())}
 
 
 def numbers(shape, number, mine):
-    """Whole numbers whose mean over 2 or 3 ranks is a whole number, too. `mine` is the rank's own and at most 100, so that float32 holds them all."""
+    """Whole numbers whose mean over 2 or 3 ranks is a whole number, too. `mine` is the rank's own and at most 100, so
+    that float32 holds them all.
+    """
     return 6.0 * (torch.arange(float(math.prod(shape))).view(shape) + 10 * number + 100 * mine * (number + 1))
 
 
 @todo(
     3,
     needs=(2,),
-    why="A transformer has hundreds of parameters. With a collective for each, latency is all that one measures; FSDP2 copies a block's shards "
-    "together for this reason, and FSDP1 made one flat parameter of them.",
+    why=(
+        "A transformer has hundreds of parameters. With a collective for each, latency is all that one measures; FSDP2"
+        " copies a block's shards together for this reason, and FSDP1 made one flat parameter of them."
+    ),
     hints=(
-        "Write down, for two ranks and two tensors, what leaves rank 0 and what arrives. Then draw the table, and see where the second tensor is in it.",
-        "torch.cat joins the shards; new_empty(world, length) is the table; after the all-gather table.split(lengths, dim=1) cuts it into columns, and "
-        "reshape(-1) of columns is one tensor's shards by rank. To reduce: one row for each rank, torch.cat of that rank's shards of all tensors.",
-        "dist.all_gather(list(table), mine); then [columns.reshape(-1) for columns in table.split(...)]. dist.reduce_scatter(mine, rows), divided by "
-        "world, and mine.split(sizes) as a list.",
+        (
+            "Write down, for two ranks and two tensors, what leaves rank 0 and what arrives. Then draw the table, and"
+            " see where the second tensor is in it."
+        ),
+        (
+            "torch.cat joins the shards; new_empty(world, length) is the table; after the all-gather"
+            " table.split(lengths, dim=1) cuts it into columns, and reshape(-1) of columns is one tensor's shards by"
+            " rank. To reduce: one row for each rank, torch.cat of that rank's shards of all tensors."
+        ),
+        (
+            "dist.all_gather(list(table), mine); then [columns.reshape(-1) for columns in table.split(...)]."
+            " dist.reduce_scatter(mine, rows), divided by world, and mine.split(sizes) as a list."
+        ),
     ),
 )
 def test_todo3_lists(student):
@@ -256,30 +370,74 @@ def test_todo3_lists(student):
     sizes = [math.ceil(math.prod(shape) / world) for shape in SHAPES]
     for rank, seen in enumerate(ranks):
         for name, results in (("gather_shards", seen["gathered"]), ("reduce_to_shards", seen["reduced"])):
-            expect(isinstance(results, list) and len(results) == len(SHAPES), f"{name} of {len(SHAPES)} tensors on {world} ranks does not return a list with "
-                   "a tensor for each", f"{len(SHAPES)} tensors", f"{len(results)} entries" if isinstance(results, list) else type(results).__name__, rank)
+            expect(
+                isinstance(results, list) and len(results) == len(SHAPES),
+                f"{name} of {len(SHAPES)} tensors on {world} ranks does not return a list with a tensor for each",
+                f"{len(SHAPES)} tensors",
+                f"{len(results)} entries" if isinstance(results, list) else type(results).__name__,
+                rank,
+            )
         for number, shape in enumerate(SHAPES):
             right = torch.cat([torch.arange(sizes[number]) + 100.0 * number + 1000 * mine for mine in of_rank]).tolist()
             got = seen["gathered"][number].tolist()
-            expect(got == right, f"gather_shards on {world} ranks: rank {rank} gets for tensor {number} other numbers than the ranks' shards of it, by rank",
-                   right, got, rank)
+            expect(
+                got == right,
+                f"gather_shards on {world} ranks: rank {rank} gets for tensor {number} other numbers than the ranks'"
+                " shards of it, by rank",
+                right,
+                got,
+                rank,
+            )
             mean = torch.stack([numbers(shape, number, mine) for mine in of_rank]).mean(dim=0).view(-1).tolist()
             right = mean[rank * sizes[number] : (rank + 1) * sizes[number]]
             right += [0.0] * (sizes[number] - len(right))
             got = seen["reduced"][number].tolist()
             summed = got == [world * x for x in right] and any(right)
-            expect(got == right, f"reduce_to_shards on {world} ranks: rank {rank} gets {'the sum, not the mean,' if summed else 'other numbers'} for tensor "
-                   f"{number} of shape {shape}", right, got, rank)
-        expect(seen["kept"], f"rank {rank}: what gather_shards and reduce_to_shards are given is changed by them", "the same numbers", "others", rank)
-        expect(seen["bytes"] == 4 * sum(sizes), f"rank {rank}: what reduce_to_shards returns keeps {seen['bytes']} bytes alive; its shards need "
-               f"{4 * sum(sizes)}: they are views of something larger", f"{4 * sum(sizes)} bytes", f"{seen['bytes']} bytes", rank)
-    for name, calls, op in (("gather_shards", marked[0], "all_gather"), ("reduce_to_shards", marked[1], "reduce_scatter")):
+            expect(
+                got == right,
+                f"reduce_to_shards on {world} ranks: rank {rank} gets"
+                f" {'the sum, not the mean,' if summed else 'other numbers'} for tensor {number} of shape {shape}",
+                right,
+                got,
+                rank,
+            )
+        expect(
+            seen["kept"],
+            f"rank {rank}: what gather_shards and reduce_to_shards are given is changed by them",
+            "the same numbers",
+            "others",
+            rank,
+        )
+        expect(
+            seen["bytes"] == 4 * sum(sizes),
+            f"rank {rank}: what reduce_to_shards returns keeps {seen['bytes']} bytes alive; its shards need "
+            f"{4 * sum(sizes)}: they are views of something larger",
+            f"{4 * sum(sizes)} bytes",
+            f"{seen['bytes']} bytes",
+            rank,
+        )
+    for name, calls, op in (
+        ("gather_shards", marked[0], "all_gather"),
+        ("reduce_to_shards", marked[1], "reduce_scatter"),
+    ):
         for rank in range(world):
             mine = [call for call in calls if call.rank == rank]
             most = 4 * sum(sizes) * (world - 1)
-            expect(len(mine) == 1, f"{name} of {len(SHAPES)} tensors takes {len(mine)} collectives on rank {rank}", "one", len(mine), rank)
-            expect(mine[0].sent <= most, f"{name}: rank {rank} sends {mine[0].sent:.0f} bytes, in {mine[0].op}; more than its shards to the others",
-                   f"at most {most} bytes: {op}", f"{mine[0].sent:.0f} bytes", rank)
+            expect(
+                len(mine) == 1,
+                f"{name} of {len(SHAPES)} tensors takes {len(mine)} collectives on rank {rank}",
+                "one",
+                len(mine),
+                rank,
+            )
+            expect(
+                mine[0].sent <= most,
+                f"{name}: rank {rank} sends {mine[0].sent:.0f} bytes, in {mine[0].op}; more than its shards to the"
+                " others",
+                f"at most {most} bytes: {op}",
+                f"{mine[0].sent:.0f} bytes",
+                rank,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -309,7 +467,9 @@ class Probe:
             output.register_hook(lambda _: self.look(f"the backward pass of block {number}"))
 
     def look(self, moment):
-        """Bytes of weights that are whole: of the parameters, and of what they were before, as far as somebody keeps it alive."""
+        """Bytes of weights that are whole: of the parameters, and of what they were before, as far as somebody keeps
+        it alive.
+        """
         self.seen.note(self.model.parameters())
         self.weights[moment] = max(self.weights.get(moment, 0), sum(self.seen.live().values()))
 
@@ -377,11 +537,18 @@ def train_on_rank(code, rank, world, seed, stage, kind, odd, layers, steps, pass
                 code.attach(unit)
             probe.look("the time before the first step")
             shards = {p: shard for unit in units for p, shard in zip(unit.parameters, unit.shards)}
-            groups = [{**group, "params": [shards[p] for p in group["params"]]} for group in in_groups([p for p in model.parameters() if p.requires_grad])]
+            groups = [
+                {**group, "params": [shards[p] for p in group["params"]]}
+                for group in in_groups([p for p in model.parameters() if p.requires_grad])
+            ]
             optimizer = inner = getattr(torch.optim, kind)(groups, **OPTIONS[kind])
         else:
             arguments = in_groups(list(model.parameters())), getattr(torch.optim, kind), rank, world
-            optimizer = code.ShardedOptimizer(*arguments, **OPTIONS[kind]) if stage == 1 else Stepped(code, *arguments, **OPTIONS[kind])
+            optimizer = (
+                code.ShardedOptimizer(*arguments, **OPTIONS[kind])
+                if stage == 1
+                else Stepped(code, *arguments, **OPTIONS[kind])
+            )
             inner = optimizer.optimizer
             if stage == 2:
                 code.reduce_when_ready(optimizer.parameters, optimizer.parts, world)
@@ -411,7 +578,14 @@ def train_on_rank(code, rank, world, seed, stage, kind, odd, layers, steps, pass
             evaluated = model(*batch(0, 0, 0)).item()
         probe.look("the time after an evaluation")
     named = {name: shards[p] if stage == 3 else p for name, p in model.named_parameters(remove_duplicate=False)}
-    return {"losses": losses, "held": bytes_held, "weights": named, "evaluated": evaluated, "whole": probe.weights, "gradients": probe.gradients}
+    return {
+        "losses": losses,
+        "held": bytes_held,
+        "weights": named,
+        "evaluated": evaluated,
+        "whole": probe.weights,
+        "gradients": probe.gradients,
+    }
 
 
 def check_held(told, seen, limits, rank, whole):
@@ -419,13 +593,30 @@ def check_held(told, seen, limits, rank, whole):
     for kind in ("optimizer", "gradients", "weights"):
         least, most = limits[kind]
         what = "optimizer state" if kind == "optimizer" else kind
-        more = f"{seen[kind]:,} bytes of {what}, all that one who trains alone has, or more: nothing is sharded, or what was is not freed" if seen[kind] >= whole[kind] > most else (
-            f"{seen[kind]:,} bytes of {what}; its share is {most:,}")
-        expect(seen[kind] <= most, f"{told}, rank {rank} holds {more}", f"{most:,} bytes", f"{seen[kind]:,} bytes", rank)
-        expect(least <= seen[kind], f"{told}, rank {rank} holds {seen[kind]:,} bytes of {what}, less than its share: was it ever made here?", f"{least:,} bytes",
-               f"{seen[kind]:,} bytes", rank)
-    expect(seen["other"] == 0, f"{told}, rank {rank} holds {seen['other']:,} bytes beside weights, gradients and optimizer state: what was needed on the way is "
-           "still there", "0 bytes", f"{seen['other']:,} bytes", rank)
+        more = (
+            f"{seen[kind]:,} bytes of {what}, all that one who trains alone has, or more: nothing is sharded, or what"
+            " was is not freed"
+            if seen[kind] >= whole[kind] > most
+            else (f"{seen[kind]:,} bytes of {what}; its share is {most:,}")
+        )
+        expect(
+            seen[kind] <= most, f"{told}, rank {rank} holds {more}", f"{most:,} bytes", f"{seen[kind]:,} bytes", rank
+        )
+        expect(
+            least <= seen[kind],
+            f"{told}, rank {rank} holds {seen[kind]:,} bytes of {what}, less than its share: was it ever made here?",
+            f"{least:,} bytes",
+            f"{seen[kind]:,} bytes",
+            rank,
+        )
+    expect(
+        seen["other"] == 0,
+        f"{told}, rank {rank} holds {seen['other']:,} bytes beside weights, gradients and optimizer state: what was"
+        " needed on the way is still there",
+        "0 bytes",
+        f"{seen['other']:,} bytes",
+        rank,
+    )
 
 
 def limits_of(stage, odd, layers, world, rank, state):
@@ -435,7 +626,9 @@ def limits_of(stage, odd, layers, world, rank, state):
     part, shard = own(trained, world, rank), share(trained, world)
     whole = {"weights": 4 * psi, "gradients": 4 * learned, "optimizer": state * learned}
     return {
-        "weights": (4 * own(everything, world, rank), 4 * share(everything, world)) if stage == 3 else (4 * psi, 4 * psi),
+        "weights": (
+            (4 * own(everything, world, rank), 4 * share(everything, world)) if stage == 3 else (4 * psi, 4 * psi)
+        ),
         "gradients": (4 * part, 4 * shard) if stage >= 2 else (4 * learned, 4 * learned),
         "optimizer": (state * part, state * shard),
     }, whole
@@ -445,7 +638,10 @@ def check_traffic(told, calls, stage, odd, layers, world, passes):
     """Bytes that each rank sends in one step, by what they are for."""
     everything, trained = shapes_of(odd, layers)
     padded = {"gathered": share(everything if stage == 3 else trained, world), "reduced": share(trained, world)}
-    least = {"gathered": sum(map(math.prod, everything if stage == 3 else trained)) / world, "reduced": sum(map(math.prod, trained)) / world}
+    least = {
+        "gathered": sum(map(math.prod, everything if stage == 3 else trained)) / world,
+        "reduced": sum(map(math.prod, trained)) / world,
+    }
     gathers = 2 * passes if stage == 3 else 1
     reduces = passes if stage >= 2 else 1
     units = layers + 1
@@ -454,16 +650,42 @@ def check_traffic(told, calls, stage, odd, layers, world, passes):
         mine = [call for call in calls if call.rank == rank]
         sums = [call for call in mine if call.op not in ("all_gather", "broadcast")]
         rest = [call for call in mine if call.op in ("all_gather", "broadcast")]
-        expect(len(mine) > 0, f"{told}, rank {rank} sends nothing at all in a step: each rank trains for itself", "gradients, and weights", "no collective", rank)
-        for what, found, times, key, number in (("gradients", sums, reduces, "reduced", most[1]), ("weights", rest, gathers, "gathered", most[0])):
+        expect(
+            len(mine) > 0,
+            f"{told}, rank {rank} sends nothing at all in a step: each rank trains for itself",
+            "gradients, and weights",
+            "no collective",
+            rank,
+        )
+        for what, found, times, key, number in (
+            ("gradients", sums, reduces, "reduced", most[1]),
+            ("weights", rest, gathers, "gathered", most[0]),
+        ):
             nbytes = sum(call.sent for call in found)
             upper = 4 * (world - 1) * padded[key] * times
             lower = 4 * (world - 1) * least[key] * (1 if stage == 3 and key == "gathered" else times)
             by = ", ".join(sorted({call.op for call in found})) or "nothing"
-            expect(nbytes <= upper, f"{told}, rank {rank} sends {nbytes:,.0f} bytes of {what} in a step, by {by}", f"at most {upper:,} bytes", f"{nbytes:,.0f} bytes", rank)
-            expect(nbytes >= lower, f"{told}, rank {rank} sends only {nbytes:,.0f} bytes of {what} in a step, by {by}", f"{lower:,.0f} bytes or more",
-                   f"{nbytes:,.0f} bytes", rank)
-            expect(len(found) <= number, f"{told}, rank {rank} makes {len(found)} collectives for {what} in a step", f"at most {number}", len(found), rank)
+            expect(
+                nbytes <= upper,
+                f"{told}, rank {rank} sends {nbytes:,.0f} bytes of {what} in a step, by {by}",
+                f"at most {upper:,} bytes",
+                f"{nbytes:,.0f} bytes",
+                rank,
+            )
+            expect(
+                nbytes >= lower,
+                f"{told}, rank {rank} sends only {nbytes:,.0f} bytes of {what} in a step, by {by}",
+                f"{lower:,.0f} bytes or more",
+                f"{nbytes:,.0f} bytes",
+                rank,
+            )
+            expect(
+                len(found) <= number,
+                f"{told}, rank {rank} makes {len(found)} collectives for {what} in a step",
+                f"at most {number}",
+                len(found),
+                rank,
+            )
 
 
 def check_losses(told, ranks, right):
@@ -471,7 +693,12 @@ def check_losses(told, ranks, right):
     premise(max(right) - min(right) > 10 * REL * right[0], "weights that never move")
     for number, loss in enumerate(right):
         seen = sum(mine["losses"][number] for mine in ranks) / len(ranks)
-        expect(math.isclose(seen, loss, rel_tol=REL), f"{told}, loss {number + 1} of {len(right)} is not that of one process", f"{loss:.6f}", f"{seen:.6f}")
+        expect(
+            math.isclose(seen, loss, rel_tol=REL),
+            f"{told}, loss {number + 1} of {len(right)} is not that of one process",
+            f"{loss:.6f}",
+            f"{seen:.6f}",
+        )
 
 
 def put_together(shards, shape):
@@ -487,12 +714,17 @@ def check_weights(told, ranks, right, sharded):
         for rank, copy in enumerate(copies):
             whose = "" if sharded else f" on rank {rank}"
             still = ": it has not changed" if moved and torch.equal(copy, first) else ""
-            expect(bool((copy - weight).norm() <= REL * max(moved, MOVED)), f"{told}, {name}{whose} is not what one process has after the last step{still}",
-                   f"moved by {moved:.5g}", f"moved by {(copy - first).norm():.5g}, and {(copy - weight).norm():.2g} away")
+            expect(
+                bool((copy - weight).norm() <= REL * max(moved, MOVED)),
+                f"{told}, {name}{whose} is not what one process has after the last step{still}",
+                f"moved by {moved:.5g}",
+                f"moved by {(copy - first).norm():.5g}, and {(copy - weight).norm():.2g} away",
+            )
 
 
-# (optimizer, ranks, tied and frozen, layers, steps, backward passes a step). The step of stage 2 is that of stage 1, so there it is the
-# gradients that count. Stage 3 has two blocks in one trial, since with one alone a unit is all there is.
+# (optimizer, ranks, tied and frozen, layers, steps, backward passes a step). The step of stage 2 is that of stage 1,
+# so there it is the gradients that count. Stage 3 has two blocks in one trial, since with one alone a unit is all
+# there is.
 TRIALS = {
     1: (("AdamW", 2, False, 1, 10, 1), ("SGD", 3, True, 1, 2, 1)),
     2: (("SGD", 3, True, 1, 3, 2),),
@@ -503,29 +735,47 @@ TRIALS = {
 def check_stage(student, stage):
     for kind, world, odd, layers, steps, passes in TRIALS[stage]:
         how = dict(kind=kind, odd=odd, layers=layers, steps=steps, passes=passes)
-        told = f"stage {stage}, {kind} on {world} ranks" + (", head tied, some parameters frozen" if odd else "") + (", two backward passes a step" if passes > 1 else "")
+        told = (
+            f"stage {stage}, {kind} on {world} ranks"
+            + (", head tied, some parameters frozen" if odd else "")
+            + (", two backward passes a step" if passes > 1 else "")
+        )
         seeds = student.seeds(world)
         run = student.call(train_on_rank, world=world, seed=seeds, stage=stage, **how)
         ranks = run.evidence
         right = student.reference(serial, seeds=[*seeds], **how)
         alone = student.reference(serial, seeds=seeds[:1], **how)
-        apart = [(alone["weights"][name] - weight).norm() > 0.1 * (weight - right["first"][name]).norm() for name, weight in right["weights"].items()]
+        apart = [
+            (alone["weights"][name] - weight).norm() > 0.1 * (weight - right["first"][name]).norm()
+            for name, weight in right["weights"].items()
+        ]
         premise(any(apart), "ranks that train alone")
         calls = collectives(cases(run.events)[0])
         for rank, mine in enumerate(ranks):
             limits, whole = limits_of(stage, odd, layers, world, rank, state=8 if kind == "AdamW" else 4)
             check_held(told, mine["held"], limits, rank, whole)
             if stage == 2:
-                expect(mine["gradients"] <= 1, f"{told}, rank {rank} holds {mine['gradients']} whole gradients at once in the backward pass", "one at a time",
-                       mine["gradients"], rank)
+                expect(
+                    mine["gradients"] <= 1,
+                    f"{told}, rank {rank} holds {mine['gradients']} whole gradients at once in the backward pass",
+                    "one at a time",
+                    mine["gradients"],
+                    rank,
+                )
             if stage == 3:
                 check_whole(told, mine["whole"], made_model(odd, layers), rank)
         check_traffic(told, calls, stage, odd, layers, world, passes)
         check_losses(told, ranks, right["losses"])
         if stage == 3:
             for rank, mine in enumerate(ranks):
-                expect(math.isclose(mine["evaluated"], right["evaluated"], rel_tol=REL), f"{told}, an evaluation after the last step gives rank {rank} another loss than one "
-                       "process: are the weights gathered anew?", f"{right['evaluated']:.6f}", f"{mine['evaluated']:.6f}", rank)
+                expect(
+                    math.isclose(mine["evaluated"], right["evaluated"], rel_tol=REL),
+                    f"{told}, an evaluation after the last step gives rank {rank} another loss than one "
+                    "process: are the weights gathered anew?",
+                    f"{right['evaluated']:.6f}",
+                    f"{mine['evaluated']:.6f}",
+                    rank,
+                )
         if kind == "SGD":  # with AdamW, rounding errors grow where a gradient is small
             check_weights(told, ranks, right, sharded=stage == 3)
 
@@ -533,27 +783,56 @@ def check_stage(student, stage):
 @todo(
     4,
     needs=(2, 3),
-    why="With AdamW the state is half of all memory in float32, and three quarters with mixed precision. To share it out costs no byte more on the wire: an "
-    "all-reduce is a reduce-scatter and an all-gather anyway, and the step goes in between.",
+    why=(
+        "With AdamW the state is half of all memory in float32, and three quarters with mixed precision. To share it"
+        " out costs no byte more on the wire: an all-reduce is a reduce-scatter and an all-gather anyway, and the step"
+        " goes in between."
+    ),
     hints=(
-        "Nothing is new but the order: reduce to shards, step parts, gather shards. You have the first and the last in TODO 3.",
-        "A part of p.detach() is a view that autograd knows nothing of, so it is a leaf; requires_grad_() makes an optimizer take it. {**group, \"params\": ...} "
-        "is a copy of a group with other parameters. part.grad must be as long as the part: cut the shard. p.copy_(...) writes a weight.",
-        "parts: my_part(p.detach(), rank, world).requires_grad_(). share_gradients: reduce_to_shards of all p.grad, then part.grad = shard[: len(part)]. "
-        "gather_weights: filled(my_part(...), shard_size(...)) for each p, gather_shards of them, p.copy_ of joined(...).",
+        (
+            "Nothing is new but the order: reduce to shards, step parts, gather shards. You have the first and the last"
+            " in TODO 3."
+        ),
+        (
+            "A part of p.detach() is a view that autograd knows nothing of, so it is a leaf; requires_grad_() makes an"
+            ' optimizer take it. {**group, "params": ...} is a copy of a group with other parameters. part.grad must be'
+            " as long as the part: cut the shard. p.copy_(...) writes a weight."
+        ),
+        (
+            "parts: my_part(p.detach(), rank, world).requires_grad_(). share_gradients: reduce_to_shards of all p.grad,"
+            " then part.grad = shard[: len(part)]. gather_weights: filled(my_part(...), shard_size(...)) for each p,"
+            " gather_shards of them, p.copy_ of joined(...)."
+        ),
     ),
 )
 def test_todo4_stage_1(student):
     (seen,) = student.call(parts_on_rank, world=1, group=False).evidence
     for rank, mine in enumerate(seen):
         where = f"parts_in_groups for rank {rank} of 3"
-        expect(mine["options"] == [{"lr": 0.5, "weight_decay": 0.1}, {"lr": 0.25}], f"{where}: the groups' options are not those of the groups given",
-               [{"lr": 0.5, "weight_decay": 0.1}, {"lr": 0.25}], mine["options"], rank)
+        expect(
+            mine["options"] == [{"lr": 0.5, "weight_decay": 0.1}, {"lr": 0.25}],
+            f"{where}: the groups' options are not those of the groups given",
+            [{"lr": 0.5, "weight_decay": 0.1}, {"lr": 0.25}],
+            mine["options"],
+            rank,
+        )
         right = [[(5, 5, 4)[rank]], [(2, 2, 1)[rank], (1, 0, 0)[rank]]]
         expect(mine["lengths"] == right, f"{where}: the parts have other lengths", right, mine["lengths"], rank)
         expect(mine["given"], f"{where}: the groups that it was given have changed", "as they were", "changed", rank)
-        expect(mine["leaves"], f"{where}: an optimizer takes leaf tensors that require a gradient, and these are none", "leaves that require a gradient", "others", rank)
-        expect(mine["views"], f"{where}: who writes into a part does not write into the parameter", "views of the parameters", "copies", rank)
+        expect(
+            mine["leaves"],
+            f"{where}: an optimizer takes leaf tensors that require a gradient, and these are none",
+            "leaves that require a gradient",
+            "others",
+            rank,
+        )
+        expect(
+            mine["views"],
+            f"{where}: who writes into a part does not write into the parameter",
+            "views of the parameters",
+            "copies",
+            rank,
+        )
     check_stage(student, 1)
 
 
@@ -564,15 +843,24 @@ def parts_on_rank(code, rank, world):
         groups = [{"params": parameters[:1], "lr": 0.5, "weight_decay": 0.1}, {"params": parameters[1:], "lr": 0.25}]
         made = code.parts_in_groups(groups, r, 3)
         parts = [p for group in made for p in group["params"]]
-        given = all(a is b for a, b in zip(parameters, (p for group in groups for p in group["params"]), strict=True)) and all(p.requires_grad for p in parameters)
+        given = all(
+            a is b for a, b in zip(parameters, (p for group in groups for p in group["params"]), strict=True)
+        ) and all(p.requires_grad for p in parameters)
         leaves = all(p.is_leaf and p.requires_grad for p in parts)
         with torch.no_grad():
             for part in parts:
                 part += 100
         changed = [int((p.detach().view(-1) > 50).sum()) for p in parameters]
         views = changed == [len(part) for part in parts]
-        seen.append({"options": [{k: v for k, v in group.items() if k != "params"} for group in made], "lengths": [[len(p) for p in group["params"]] for group in made],
-                     "given": given, "leaves": leaves, "views": views})
+        seen.append(
+            {
+                "options": [{k: v for k, v in group.items() if k != "params"} for group in made],
+                "lengths": [[len(p) for p in group["params"]] for group in made],
+                "given": given,
+                "leaves": leaves,
+                "views": views,
+            }
+        )
     return seen
 
 
@@ -584,7 +872,9 @@ def resumed_on_rank(code, rank, world, seed, steps):
         for step in some:
             loss = model(*batch(seed, step, 0))
             loss.backward()
-            for part, shard in zip(optimizer.parts, code.reduce_to_shards([p.grad for p in optimizer.parameters], world)):
+            for part, shard in zip(
+                optimizer.parts, code.reduce_to_shards([p.grad for p in optimizer.parameters], world)
+            ):
                 part.grad = shard[: len(part)]
             optimizer.step()
             optimizer.zero_grad()
@@ -602,8 +892,13 @@ def resumed_on_rank(code, rank, world, seed, steps):
     saved = code.whole_state(inner.state_dict(), optimizer.parameters, world)
     seen = {"saved": copied(saved), "kept": equal(inner.state_dict()["state"], before)}
     if len(saved["param_groups"]) != 2 or any(
-            set(values) != set(before[number]) or any(torch.is_tensor(value) and value.dim() and value.shape != optimizer.parameters[number].shape for value in values.values())
-            for number, values in saved["state"].items()):
+        set(values) != set(before[number])
+        or any(
+            torch.is_tensor(value) and value.dim() and value.shape != optimizer.parameters[number].shape
+            for value in values.values()
+        )
+        for number, values in saved["state"].items()
+    ):
         return seen  # it could not be loaded
     new = made_model()
     new.load_state_dict(model.state_dict())
@@ -615,31 +910,47 @@ def resumed_on_rank(code, rank, world, seed, steps):
         seen["held"] = held(storages, new.parameters(), inner)["optimizer"]
     seen["unchanged"] = equal(saved["state"], seen["saved"]["state"])
     seen["losses"] = losses + train(new, optimizer, range(steps // 2, steps))
-    momentumless = code.whole_state({"state": {0: {"momentum_buffer": None}}, "param_groups": []}, list(new.parameters()), world)
+    momentumless = code.whole_state(
+        {"state": {0: {"momentum_buffer": None}}, "param_groups": []}, list(new.parameters()), world
+    )
     return seen | {"none": momentumless["state"][0]["momentum_buffer"] is None}
 
 
 def copied(state_dict):
-    state = {number: {name: torch.as_tensor(value).clone() for name, value in values.items()} for number, values in state_dict["state"].items()}
+    state = {
+        number: {name: torch.as_tensor(value).clone() for name, value in values.items()}
+        for number, values in state_dict["state"].items()
+    }
     return {"param_groups": state_dict["param_groups"], "state": state}
 
 
 def equal(state, other):
     """Whether it is what it was when it was copied."""
-    return all(name in state[number] and torch.equal(state[number][name], value) for number, values in other.items() for name, value in values.items())
+    return all(
+        name in state[number] and torch.equal(state[number][name], value)
+        for number, values in other.items()
+        for name, value in values.items()
+    )
 
 
 @todo(
     5,
     needs=(2, 3),
-    why="Jobs end, and the next one may get another number of GPUs. A checkpoint of parts that only the same ranks can read is lost with them; and a run that "
-    "goes on without its averages makes a step of another size, which shows as a jump in the loss.",
+    why=(
+        "Jobs end, and the next one may get another number of GPUs. A checkpoint of parts that only the same ranks can"
+        " read is lost with them; and a run that goes on without its averages makes a step of another size, which shows"
+        " as a jump in the loss."
+    ),
     hints=(
         "Build new dictionaries; the values that are long are gathered or cut, the others passed on.",
-        "A part may be shorter than the shard: fill it up before it is gathered; joined cuts it to the parameter's shape. On the way back my_part is a view, which "
-        "keeps the whole tensor alive, so clone it.",
-        "joined(gather_shards([filled(value, size)], world)[0], parameters[number].shape) for a value that is_long; my_part(value, rank, world).clone(). "
-        "{**state_dict, \"state\": ...} for the rest.",
+        (
+            "A part may be shorter than the shard: fill it up before it is gathered; joined cuts it to the parameter's"
+            " shape. On the way back my_part is a view, which keeps the whole tensor alive, so clone it."
+        ),
+        (
+            "joined(gather_shards([filled(value, size)], world)[0], parameters[number].shape) for a value that is_long;"
+            ' my_part(value, rank, world).clone(). {**state_dict, "state": ...} for the rest.'
+        ),
     ),
 )
 def test_todo5_state(student):
@@ -651,37 +962,88 @@ def test_todo5_state(student):
     _, trained = shapes_of()
     for rank, mine in enumerate(ranks):
         saved = mine["saved"]
-        expect(len(saved["param_groups"]) == 2 and [group["params"] for group in saved["param_groups"]] == [group["params"] for group in plain["param_groups"]],
-               f"{told}, the saved groups are not those of a plain optimizer", [group["params"] for group in plain["param_groups"]],
-               [group.get("params") for group in saved["param_groups"]], rank)
-        expect(set(saved["state"]) == set(plain["state"]), f"{told}, the saved state is that of other parameters", sorted(plain["state"]), sorted(saved["state"]), rank)
+        expect(
+            len(saved["param_groups"]) == 2
+            and [group["params"] for group in saved["param_groups"]]
+            == [group["params"] for group in plain["param_groups"]],
+            f"{told}, the saved groups are not those of a plain optimizer",
+            [group["params"] for group in plain["param_groups"]],
+            [group.get("params") for group in saved["param_groups"]],
+            rank,
+        )
+        expect(
+            set(saved["state"]) == set(plain["state"]),
+            f"{told}, the saved state is that of other parameters",
+            sorted(plain["state"]),
+            sorted(saved["state"]),
+            rank,
+        )
         for number, values in plain["state"].items():
             for name, value in values.items():
                 got = saved["state"][number].get(name)
-                expect(got is not None and got.shape == value.shape, f"{told}, the saved {name} of parameter {number} is not as large as that of a plain optimizer",
-                       tuple(value.shape), None if got is None else tuple(got.shape), rank)
+                expect(
+                    got is not None and got.shape == value.shape,
+                    f"{told}, the saved {name} of parameter {number} is not as large as that of a plain optimizer",
+                    tuple(value.shape),
+                    None if got is None else tuple(got.shape),
+                    rank,
+                )
                 # Where the gradient is all but zero, so are the averages: compared with the largest of their kind.
-                expect(bool((got - value).abs().max() <= REL * max(value.abs().max(), 1e-4)), f"{told}, the saved {name} of parameter {number} is not that of a plain optimizer",
-                       f"norm {value.norm():.5g}", f"norm {got.norm():.5g}", rank)
-        expect(mine["kept"], f"{told}, the optimizer's own state is another one after it was saved", "as it was", "changed", rank)
-        expect(mine["none"], "a state that is None (SGD's momentum_buffer without momentum) does not stay None", "None", "something else", rank)
+                expect(
+                    bool((got - value).abs().max() <= REL * max(value.abs().max(), 1e-4)),
+                    f"{told}, the saved {name} of parameter {number} is not that of a plain optimizer",
+                    f"norm {value.norm():.5g}",
+                    f"norm {got.norm():.5g}",
+                    rank,
+                )
+        expect(
+            mine["kept"],
+            f"{told}, the optimizer's own state is another one after it was saved",
+            "as it was",
+            "changed",
+            rank,
+        )
+        expect(
+            mine["none"],
+            "a state that is None (SGD's momentum_buffer without momentum) does not stay None",
+            "None",
+            "something else",
+            rank,
+        )
         expect(mine["unchanged"], f"{told}, what was saved is changed when it is loaded", "as it was", "changed", rank)
         most = 8 * share(trained, world)
-        expect(mine["held"] <= most, f"{told}, rank {rank} keeps {mine['held']:,} bytes alive for its state after it was loaded; its share is {most:,}", f"{most:,} bytes",
-               f"{mine['held']:,} bytes", rank)
+        expect(
+            mine["held"] <= most,
+            f"{told}, rank {rank} keeps {mine['held']:,} bytes alive for its state after it was loaded; its share is"
+            f" {most:,}",
+            f"{most:,} bytes",
+            f"{mine['held']:,} bytes",
+            rank,
+        )
     check_losses("gone on with after loading", ranks, right["losses"])
 
 
 @todo(
     6,
     needs=(2, 3),
-    why="Whole gradients are as large as the weights. Reduced one by one while the backward pass goes on, they are never all there, and their messages "
-    "travel while the next gradient is computed.",
+    why=(
+        "Whole gradients are as large as the weights. Reduced one by one while the backward pass goes on, they are"
+        " never all there, and their messages travel while the next gradient is computed."
+    ),
     hints=(
-        "One hook for each parameter. What it has to do is what share_gradients does for one of them; and then the whole gradient goes.",
-        "parameter.register_post_accumulate_grad_hook(function) calls function(parameter). A function made in a loop sees the loop's last value; a default "
-        "argument, or functools.partial, keeps each one's own. After a first pass part.grad is there already: add.",
-        "In the hook: (shard,) = reduce_to_shards([parameter.grad], world); part.grad is shard[: len(part)], or the sum of both; then parameter.grad = None.",
+        (
+            "One hook for each parameter. What it has to do is what share_gradients does for one of them; and then the"
+            " whole gradient goes."
+        ),
+        (
+            "parameter.register_post_accumulate_grad_hook(function) calls function(parameter). A function made in a"
+            " loop sees the loop's last value; a default argument, or functools.partial, keeps each one's own. After a"
+            " first pass part.grad is there already: add."
+        ),
+        (
+            "In the hook: (shard,) = reduce_to_shards([parameter.grad], world); part.grad is shard[: len(part)], or the"
+            " sum of both; then parameter.grad = None."
+        ),
     ),
 )
 def test_todo6_stage_2(student):
@@ -699,8 +1061,17 @@ def check_whole(told, seen, model, rank):
     rest = 4 * sum(p.numel() for p in model.parameters() if p not in inside)
     for moment, nbytes in seen.items():
         most = rest + in_block if "block" in moment else rest if "between" in moment else 0
-        expect(nbytes <= most, f"{told}, rank {rank} has {nbytes:,} bytes of whole weights at {moment}" if "time" in moment else
-               f"{told}, rank {rank} has {nbytes:,} bytes of whole weights in {moment}", f"at most {most:,} bytes", f"{nbytes:,} bytes", rank)
+        expect(
+            nbytes <= most,
+            (
+                f"{told}, rank {rank} has {nbytes:,} bytes of whole weights at {moment}"
+                if "time" in moment
+                else f"{told}, rank {rank} has {nbytes:,} bytes of whole weights in {moment}"
+            ),
+            f"at most {most:,} bytes",
+            f"{nbytes:,} bytes",
+            rank,
+        )
 
 
 class Tiny(nn.Module):
@@ -725,14 +1096,20 @@ def unit_on_rank(code, rank, world, factor):
             return seen  # a tensor without memory, met unawares, would end the process
         with torch.no_grad():
             for shard in unit.shards:
-                shard.mul_(factor)  # as an optimizer would: what is gathered must be the shards, not what was there before
+                shard.mul_(
+                    factor
+                )  # as an optimizer would: what is gathered must be the shards, not what was there before
         mark()
         code.unshard(unit)
-        seen["lacking"] = [name for name, p in module.named_parameters() if p.untyped_storage().nbytes() < 4 * p.numel()]
+        seen["lacking"] = [
+            name for name, p in module.named_parameters() if p.untyped_storage().nbytes() < 4 * p.numel()
+        ]
         if seen["lacking"]:
             return seen
         seen["whole"] = {name: p.detach().clone() for name, p in module.named_parameters()}
-        seen["same"] = all(a is b for a, b in zip(parameters, module.parameters())) and [p.requires_grad for p in parameters] == [False, True, True]
+        seen["same"] = all(a is b for a, b in zip(parameters, module.parameters())) and [
+            p.requires_grad for p in parameters
+        ] == [False, True, True]
         mark()
         code.unshard(unit)
         mark()
@@ -746,7 +1123,9 @@ def unit_on_rank(code, rank, world, factor):
             seen["shards"] = [shard.clone() for shard in unit.shards]
         code.unshard(unit)
         loss.backward()
-        seen["gradients"] = {"x": x.grad.clone()} | {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+        seen["gradients"] = {"x": x.grad.clone()} | {
+            name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None
+        }
         code.reshard(unit)
         seen["at last"] = {"weights": sum(p.untyped_storage().nbytes() for p in parameters)}
     return seen
@@ -761,20 +1140,31 @@ def unit_serial(factors):
                 part.mul_(factor)
     x = torch.arange(10.0).view(2, 5).div(10).requires_grad_()
     module(x).square().sum().backward()
-    return {"weights": module.state_dict(), "gradients": {"x": x.grad} | {name: p.grad for name, p in module.named_parameters() if p.grad is not None}}
+    return {
+        "weights": module.state_dict(),
+        "gradients": {"x": x.grad} | {name: p.grad for name, p in module.named_parameters() if p.grad is not None},
+    }
 
 
 @todo(
     8,
     needs=(2, 3),
-    why="In stage 3 a weight exists for as long as its layer computes, and no longer. If it is freed in name only, because a view or autograd keeps it, the memory is that of stage 2, "
-    "and the extra messages were for nothing.",
+    why=(
+        "In stage 3 a weight exists for as long as its layer computes, and no longer. If it is freed in name only,"
+        " because a view or autograd keeps it, the memory is that of stage 2, and the extra messages were for nothing."
+    ),
     hints=(
         "Freeing is one line for each parameter. Making whole has three parts: gather, take memory, fill it.",
-        "gather_shards(unit.shards, unit.world) gives the vectors. The storage needs parameter.numel() * parameter.element_size() bytes. joined gives the tensor; "
-        "parameter.data.copy_ writes it so that autograd does not count it. A unit is whole if a storage of its parameters has bytes.",
-        "for parameter, shards in zip(unit.parameters, gather_shards(...)): parameter.untyped_storage().resize_(...), then parameter.data.copy_(joined(shards, "
-        "parameter.shape)). And resize_(0) for each.",
+        (
+            "gather_shards(unit.shards, unit.world) gives the vectors. The storage needs parameter.numel() *"
+            " parameter.element_size() bytes. joined gives the tensor; parameter.data.copy_ writes it so that autograd"
+            " does not count it. A unit is whole if a storage of its parameters has bytes."
+        ),
+        (
+            "for parameter, shards in zip(unit.parameters, gather_shards(...)):"
+            " parameter.untyped_storage().resize_(...), then parameter.data.copy_(joined(shards, parameter.shape)). And"
+            " resize_(0) for each."
+        ),
     ),
 )
 def test_todo8_unit(student):
@@ -787,38 +1177,107 @@ def test_todo8_unit(student):
     psi = sum(map(math.prod, shapes))
     for rank, seen in enumerate(ranks):
         weights = max(seen.get(moment, {"weights": 0})["weights"] for moment in ("at first", "in between"))
-        expect(weights == 0, f"a unit of {4 * psi} bytes on {world} ranks: after reshard, rank {rank} still has {weights} bytes of whole weights", "0 bytes",
-               f"{weights} bytes", rank)
-        expect(not seen["lacking"], f"after unshard, rank {rank}'s {', '.join(seen['lacking'])} has not the memory it needs", "all of its bytes", "less", rank)
+        expect(
+            weights == 0,
+            f"a unit of {4 * psi} bytes on {world} ranks: after reshard, rank {rank} still has {weights} bytes of whole"
+            " weights",
+            "0 bytes",
+            f"{weights} bytes",
+            rank,
+        )
+        expect(
+            not seen["lacking"],
+            f"after unshard, rank {rank}'s {', '.join(seen['lacking'])} has not the memory it needs",
+            "all of its bytes",
+            "less",
+            rank,
+        )
     first, again, _ = (collectives(case) for case in cases(run.events))
     for rank, seen in enumerate(ranks):
         held_by_shards = seen["at first"]["shards"]
-        expect(held_by_shards == 4 * share(shapes, world), "the shards of a unit have other sizes", 4 * share(shapes, world), held_by_shards, rank)
+        expect(
+            held_by_shards == 4 * share(shapes, world),
+            "the shards of a unit have other sizes",
+            4 * share(shapes, world),
+            held_by_shards,
+            rank,
+        )
         mine = [call for call in first if call.rank == rank]
         for name, weight in right["weights"].items():
             got = seen["whole"][name]
-            expect(got.shape == weight.shape and torch.equal(got, weight), f"after unshard, {name} is not on rank {rank} what the ranks' shards say", weight.tolist(),
-                   got.tolist(), rank)
-        expect(seen["same"], f"after unshard, rank {rank}'s module has other parameters than before: layers, hooks and the optimizer's list refer to the old ones",
-               "the same parameters", "others", rank)
+            expect(
+                got.shape == weight.shape and torch.equal(got, weight),
+                f"after unshard, {name} is not on rank {rank} what the ranks' shards say",
+                weight.tolist(),
+                got.tolist(),
+                rank,
+            )
+        expect(
+            seen["same"],
+            f"after unshard, rank {rank}'s module has other parameters than before: layers, hooks and the optimizer's"
+            " list refer to the old ones",
+            "the same parameters",
+            "others",
+            rank,
+        )
         most = 4 * share(shapes, world) * (world - 1)
-        expect(len(mine) == 1 and mine[0].sent <= most, f"unshard takes {len(mine)} collectives on rank {rank}, in which it sends {sum(call.sent for call in mine):.0f} bytes",
-               f"one of at most {most} bytes", [call.op for call in mine], rank)
+        expect(
+            len(mine) == 1 and mine[0].sent <= most,
+            f"unshard takes {len(mine)} collectives on rank {rank}, in which it sends"
+            f" {sum(call.sent for call in mine):.0f} bytes",
+            f"one of at most {most} bytes",
+            [call.op for call in mine],
+            rank,
+        )
         more = [call for call in again if call.rank == rank]
-        expect(not more, f"unshard of a unit that is whole sends once more, on rank {rank}", "nothing", [call.op for call in more], rank)
-        expect(seen["shapes"] == [list(shape) for shape in shapes], f"after reshard, rank {rank}'s parameters have other shapes", [list(shape) for shape in shapes],
-               seen["shapes"], rank)
+        expect(
+            not more,
+            f"unshard of a unit that is whole sends once more, on rank {rank}",
+            "nothing",
+            [call.op for call in more],
+            rank,
+        )
+        expect(
+            seen["shapes"] == [list(shape) for shape in shapes],
+            f"after reshard, rank {rank}'s parameters have other shapes",
+            [list(shape) for shape in shapes],
+            seen["shapes"],
+            rank,
+        )
         for shape, name, shard in zip(shapes, right["weights"], seen["shards"], strict=True):
             size = math.ceil(math.prod(shape) / world)
             part = right["weights"][name].view(-1)[rank * size : (rank + 1) * size]
-            expect(torch.equal(shard[: len(part)], part), f"after reshard, rank {rank}'s shard of {name} has changed", part.tolist(), shard.tolist(), rank)
-        expect(seen["kept"] <= 0, f"a unit that computes, and then is freed: rank {rank} still has {seen['kept']} bytes more than the activations, since autograd keeps "
-               "the weights alive", "0 bytes", f"{seen['kept']} bytes", rank)
+            expect(
+                torch.equal(shard[: len(part)], part),
+                f"after reshard, rank {rank}'s shard of {name} has changed",
+                part.tolist(),
+                shard.tolist(),
+                rank,
+            )
+        expect(
+            seen["kept"] <= 0,
+            f"a unit that computes, and then is freed: rank {rank} still has {seen['kept']} bytes more than the"
+            " activations, since autograd keeps the weights alive",
+            "0 bytes",
+            f"{seen['kept']} bytes",
+            rank,
+        )
         for name, gradient in right["gradients"].items():
             got = seen["gradients"].get(name)
-            expect(got is not None and bool((got - gradient).norm() <= REL * gradient.norm()), f"forward pass, reshard, unshard, backward pass: the gradient of {name} is "
-                   f"wrong on rank {rank}", gradient.tolist(), None if got is None else got.tolist(), rank)
-        expect(seen["at last"]["weights"] == 0, f"after the last reshard, rank {rank} still has whole weights", "0 bytes", f"{seen['at last']['weights']} bytes", rank)
+            expect(
+                got is not None and bool((got - gradient).norm() <= REL * gradient.norm()),
+                f"forward pass, reshard, unshard, backward pass: the gradient of {name} is wrong on rank {rank}",
+                gradient.tolist(),
+                None if got is None else got.tolist(),
+                rank,
+            )
+        expect(
+            seen["at last"]["weights"] == 0,
+            f"after the last reshard, rank {rank} still has whole weights",
+            "0 bytes",
+            f"{seen['at last']['weights']} bytes",
+            rank,
+        )
 
 
 ACTIVATIONS = 4 * (2 * 7 + 2 * 1)  # of Tiny, for its backward pass: after tanh, and what is squared
@@ -827,14 +1286,26 @@ ACTIVATIONS = 4 * (2 * 7 + 2 * 1)  # of Tiny, for its backward pass: after tanh,
 @todo(
     9,
     needs=(2, 3, 8),
-    why="This is FSDP. What a rank holds shrinks with every rank that joins, so that a model of any size fits on enough of them; and the code of the model has not changed by a line.",
+    why=(
+        "This is FSDP. What a rank holds shrinks with every rank that joins, so that a model of any size fits on enough"
+        " of them; and the code of the model has not changed by a line."
+    ),
     hints=(
-        "Follow one block through the drawing: gathered, freed, gathered, and at last reduced and freed. Which of the four calls belongs to each?",
-        "Two hooks on unit.module: before the forward pass unshard; after it reshard, and a hook on the output that calls unshard. And one on each trained parameter, which "
-        "counts: when all trained parameters of the unit have their gradient, call finish, and begin to count anew. In finish: reduce_to_shards of p.grad for p that "
-        "are trained, add to shard.grad, p.grad = None, reshard.",
-        "register_forward_pre_hook and register_forward_hook; in the latter, if output.requires_grad: output.register_hook(lambda gradient: unshard(unit)). A set of "
-        "what is still missing, from which register_post_accumulate_grad_hook's function takes its parameter.",
+        (
+            "Follow one block through the drawing: gathered, freed, gathered, and at last reduced and freed. Which of"
+            " the four calls belongs to each?"
+        ),
+        (
+            "Two hooks on unit.module: before the forward pass unshard; after it reshard, and a hook on the output that"
+            " calls unshard. And one on each trained parameter, which counts: when all trained parameters of the unit"
+            " have their gradient, call finish, and begin to count anew. In finish: reduce_to_shards of p.grad for p"
+            " that are trained, add to shard.grad, p.grad = None, reshard."
+        ),
+        (
+            "register_forward_pre_hook and register_forward_hook; in the latter, if output.requires_grad:"
+            " output.register_hook(lambda gradient: unshard(unit)). A set of what is still missing, from which"
+            " register_post_accumulate_grad_hook's function takes its parameter."
+        ),
     ),
 )
 def test_todo9_stage_3(student):
@@ -872,15 +1343,26 @@ def mixed_on_rank(code, rank, world, seed, steps):
         if number + 1 < steps:
             step(number + 1)
     names = {p: name for name, p in model.named_parameters()}
-    return {"losses": losses, "held": bytes_held, "groups": groups, "dtypes": dtypes, "leaves": leaves, "dtype of weights": sorted({str(p.dtype) for p in model.parameters()}),
-            "weights": dict(model.named_parameters()), "masters": {names[p]: master for p, master in zip(optimizer.parameters, masters)}}
+    return {
+        "losses": losses,
+        "held": bytes_held,
+        "groups": groups,
+        "dtypes": dtypes,
+        "leaves": leaves,
+        "dtype of weights": sorted({str(p.dtype) for p in model.parameters()}),
+        "weights": dict(model.named_parameters()),
+        "masters": {names[p]: master for p, master in zip(optimizer.parameters, masters)},
+    }
 
 
 def mixed_serial(seeds, steps):
     """One process: gradients of each rank's batch in bfloat16, their mean and the step in float32."""
     model = made_model().to(torch.bfloat16)
     masters = {p: nn.Parameter(p.detach().float()) for p in model.parameters()}
-    optimizer = torch.optim.AdamW([{**group, "params": [masters[p] for p in group["params"]]} for group in in_groups(list(masters))], **OPTIONS["AdamW"])
+    optimizer = torch.optim.AdamW(
+        [{**group, "params": [masters[p] for p in group["params"]]} for group in in_groups(list(masters))],
+        **OPTIONS["AdamW"],
+    )
     first = {name: masters[p].detach().clone() for name, p in model.named_parameters()}
     for step in range(steps):
         gradients = []
@@ -900,13 +1382,21 @@ def mixed_serial(seeds, steps):
 @todo(
     10,
     needs=(2, 3),
-    why="Half of the bytes for weights, gradients and messages, and on most GPUs a multiple of the speed; but only masters in float32 keep what small steps and long sums would lose. "
-    "And of the 16 bytes it is the masters and the state, 12 of them, that stage 1 shares out.",
+    why=(
+        "Half of the bytes for weights, gradients and messages, and on most GPUs a multiple of the speed; but only"
+        " masters in float32 keep what small steps and long sums would lose. And of the 16 bytes it is the masters and"
+        " the state, 12 of them, that stage 1 shares out."
+    ),
     hints=(
         "The same three places as in TODO 4, and in each of them a change of dtype. Which way?",
-        "tensor.float() makes a float32 copy. copy_ between tensors of different dtypes rounds. What reduce_to_shards is given decides in which dtype it adds.",
-        "my_part(p.detach(), rank, world).float().requires_grad_(); reduce_to_shards([p.grad.float() for p in parameters], world), cut to len(master); "
-        "my_part(parameter, rank, world).copy_(master).",
+        (
+            "tensor.float() makes a float32 copy. copy_ between tensors of different dtypes rounds. What"
+            " reduce_to_shards is given decides in which dtype it adds."
+        ),
+        (
+            "my_part(p.detach(), rank, world).float().requires_grad_(); reduce_to_shards([p.grad.float() for p in"
+            " parameters], world), cut to len(master); my_part(parameter, rank, world).copy_(master)."
+        ),
     ),
 )
 def test_todo10_mixed(student):
@@ -921,25 +1411,81 @@ def test_todo10_mixed(student):
     events = cases(run.events)[0]
     calls = collectives(events)
     for rank, mine in enumerate(ranks):
-        expect(mine["dtypes"] == ["torch.float32"], f"{told}: the masters are {', '.join(mine['dtypes'])}", "float32", mine["dtypes"], rank)
-        expect(mine["leaves"], f"{told}: an optimizer takes leaf tensors that require a gradient, and the masters are none", "leaves", "others", rank)
-        expect(mine["groups"] == [{"lr": 0.01, "weight_decay": 0.3}, {"lr": 0.02, "weight_decay": 0.0}], f"{told}: the groups' options are not those of the groups given",
-               "lr and weight_decay as given", mine["groups"], rank)
-        expect(mine["dtype of weights"] == ["torch.bfloat16"], f"{told}: after a step the weights are {', '.join(mine['dtype of weights'])}", "bfloat16", mine["dtype of weights"], rank)
+        expect(
+            mine["dtypes"] == ["torch.float32"],
+            f"{told}: the masters are {', '.join(mine['dtypes'])}",
+            "float32",
+            mine["dtypes"],
+            rank,
+        )
+        expect(
+            mine["leaves"],
+            f"{told}: an optimizer takes leaf tensors that require a gradient, and the masters are none",
+            "leaves",
+            "others",
+            rank,
+        )
+        expect(
+            mine["groups"] == [{"lr": 0.01, "weight_decay": 0.3}, {"lr": 0.02, "weight_decay": 0.0}],
+            f"{told}: the groups' options are not those of the groups given",
+            "lr and weight_decay as given",
+            mine["groups"],
+            rank,
+        )
+        expect(
+            mine["dtype of weights"] == ["torch.bfloat16"],
+            f"{told}: after a step the weights are {', '.join(mine['dtype of weights'])}",
+            "bfloat16",
+            mine["dtype of weights"],
+            rank,
+        )
         part = own(everything, world, rank)
         limits = {"weights": (2 * psi, 2 * psi), "gradients": (2 * psi, 2 * psi), "optimizer": (12 * part, 12 * shard)}
         check_held(told, mine["held"], limits, rank, {"weights": 4 * psi, "gradients": 4 * psi, "optimizer": 12 * psi})
         for what, dtype, much, found in (
-            ("gradients are added up", "float32", 4, [event for event in events[rank] if event["e"] == "op" and event["op"] not in ("all_gather", "broadcast")]),
-            ("weights are gathered", "bfloat16", 2, [event for event in events[rank] if event["e"] == "op" and event["op"] in ("all_gather", "broadcast")]),
+            (
+                "gradients are added up",
+                "float32",
+                4,
+                [
+                    event
+                    for event in events[rank]
+                    if event["e"] == "op" and event["op"] not in ("all_gather", "broadcast")
+                ],
+            ),
+            (
+                "weights are gathered",
+                "bfloat16",
+                2,
+                [event for event in events[rank] if event["e"] == "op" and event["op"] in ("all_gather", "broadcast")],
+            ),
         ):
             dtypes = sorted({event["dtype"] for event in found})
-            expect(dtypes == [dtype], f"{told}: {what} in {' and '.join(dtypes) or 'no collective'} on rank {rank}", f"in {dtype}", dtypes, rank)
+            expect(
+                dtypes == [dtype],
+                f"{told}: {what} in {' and '.join(dtypes) or 'no collective'} on rank {rank}",
+                f"in {dtype}",
+                dtypes,
+                rank,
+            )
             ops = {event["op"] for event in found}
-            sent, most = sum(call.sent for call in calls if call.rank == rank and call.op in ops), much * shard * (world - 1)
-            expect(sent <= most, f"{told}, rank {rank} sends {sent:,.0f} bytes by {', '.join(ops)} in a step", f"at most {most:,}", f"{sent:,.0f}", rank)
+            sent, most = (
+                sum(call.sent for call in calls if call.rank == rank and call.op in ops),
+                much * shard * (world - 1),
+            )
+            expect(
+                sent <= most,
+                f"{told}, rank {rank} sends {sent:,.0f} bytes by {', '.join(ops)} in a step",
+                f"at most {most:,}",
+                f"{sent:,.0f}",
+                rank,
+            )
     rounded = {name: master.bfloat16().float() for name, master in right["masters"].items()}
-    apart = [(master - rounded[name]).norm() > 3e-4 * master.norm() for name, master in right["masters"].items() if name != "gain"]
+    apart = [
+        (master - rounded[name]).norm() > 3e-4 * master.norm()
+        for name, master in right["masters"].items()
+        if name != "gain"
+    ]
     premise(all(apart), "masters in bfloat16")
     for name, master in right["masters"].items():
         moved = (master - right["first"][name]).norm()
@@ -947,8 +1493,17 @@ def test_todo10_mixed(student):
         seen = put_together([mine["masters"][name] for mine in ranks], master.shape)
         # Two numbers have one sum in whatever order, so that what differs is the rounding within a step.
         if not bool((seen - master).norm() <= 1e-3 * moved):
-            raise Wrong(f"{told}: after {steps} steps the masters of {name} are not those of one process", f"moved by {moved:.5g}",
-                        f"moved by {(seen - right['first'][name]).norm():.5g}, and {(seen - master).norm():.2g} away")
+            raise Wrong(
+                f"{told}: after {steps} steps the masters of {name} are not those of one process",
+                f"moved by {moved:.5g}",
+                f"moved by {(seen - right['first'][name]).norm():.5g}, and {(seen - master).norm():.2g} away",
+            )
         for rank, mine in enumerate(ranks):
             rounded = put_together([other["masters"][name] for other in ranks], master.shape).bfloat16()
-            expect(torch.equal(mine["weights"][name], rounded), f"{told}: after the last step, {name} on rank {rank} is not its masters, rounded", "the masters in bfloat16", "others", rank)
+            expect(
+                torch.equal(mine["weights"][name], rounded),
+                f"{told}: after the last step, {name} on rank {rank} is not its masters, rounded",
+                "the masters in bfloat16",
+                "others",
+                rank,
+            )

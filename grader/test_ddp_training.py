@@ -20,7 +20,7 @@
 | 18   | two nodes                          | the batch file's header                                    |                |
 
 TODOs 14 – 18 are in ddp_training.sbatch and in ddp_training.pbs; one of the two is enough.
-"""
+"""  # noqa: E501
 
 import math
 from pathlib import Path
@@ -29,7 +29,20 @@ import torch
 import torch.distributed as dist
 
 from grader.engine import batch
-from grader.kit import Fault, Private, Wrong, check_checkpoint, corpus, each_once, expect, premise, record_files, same_run, todo, training
+from grader.kit import (
+    Fault,
+    Private,
+    Wrong,
+    check_checkpoint,
+    corpus,
+    each_once,
+    expect,
+    premise,
+    record_files,
+    same_run,
+    todo,
+    training,
+)
 from utils.data import Windows
 from utils.model import TransformerLM
 
@@ -53,8 +66,15 @@ def set_up(student, world, **how):
 
 def setup_on_rank(code, rank, world, mine):
     found_rank, local_rank, world_size, device = code.setup()
-    seen = {"rank": found_rank, "local_rank": local_rank, "world_size": world_size, "device": str(device),
-            "joined": dist.is_initialized(), "sum": None, "ranks": 0}
+    seen = {
+        "rank": found_rank,
+        "local_rank": local_rank,
+        "world_size": world_size,
+        "device": str(device),
+        "joined": dist.is_initialized(),
+        "sum": None,
+        "ranks": 0,
+    }
     if torch.device(device).type == "cuda" and torch.device(device).index is None:
         seen["device"] = f"cuda:{torch.cuda.current_device()}"
     if dist.is_initialized():
@@ -66,35 +86,55 @@ def setup_on_rank(code, rank, world, mine):
 
 @todo(
     1,
-    why="Without a group there is no communication: each process would train a model of its own, and the GPUs "
-    "beside it would do the same work again.",
+    why=(
+        "Without a group there is no communication: each process would train a model of its own, and the GPUs "
+        "beside it would do the same work again."
+    ),
     hints=(
         "One call makes all processes meet. It is in torch.distributed, which is imported as dist.",
-        "dist.init_process_group takes the backend's name; torchrun has put everything else into the environment. "
-        "torch.cuda.is_available() tells whether NCCL can be used.",
-        "dist.init_process_group(...), with \"nccl\" in place of the dots if torch.cuda.is_available(), else \"gloo\".",
+        (
+            "dist.init_process_group takes the backend's name; torchrun has put everything else into the environment. "
+            "torch.cuda.is_available() tells whether NCCL can be used."
+        ),
+        'dist.init_process_group(...), with "nccl" in place of the dots if torch.cuda.is_available(), else "gloo".',
     ),
 )
 def test_todo1_process_group(student):
     for nodes, world in LAYOUTS:
         ranks, total, _ = joined(student, world=world, nodes=nodes)
         for rank, seen in enumerate(ranks):
-            expect(seen["ranks"] == world, f"rank {rank}'s group has {seen['ranks']} ranks, not {world}", world, seen["ranks"], rank)
-            expect(seen["sum"] in (total, None), "a sum over the group does not contain every rank once", total, seen["sum"], rank)
+            expect(
+                seen["ranks"] == world,
+                f"rank {rank}'s group has {seen['ranks']} ranks, not {world}",
+                world,
+                seen["ranks"],
+                rank,
+            )
+            expect(
+                seen["sum"] in (total, None),
+                "a sum over the group does not contain every rank once",
+                total,
+                seen["sum"],
+                rank,
+            )
     _, _, events = joined(student, world=2, gpus=2)
     asked = next(e["detail"] for e in events[0] if e.get("op") == "init_process_group")
     expect("nccl" in asked or asked == "None", "on a machine with GPUs the group does not use NCCL", "nccl", asked, 0)
 
 
 def joined(student, world, **how):
-    """What each rank found, the sum, and the events, where each must have joined a group. What TODOs 2 and 3 break after that is theirs."""
+    """What each rank found, the sum, and the events, where each must have joined a group. What TODOs 2 and 3 break
+    after that is theirs.
+    """
     total = None
     try:
         run, total = set_up(student, world, **how)
         ranks, events = run.evidence, run.events
     except Fault as fault:
         events = fault.events
-        group = next((e["world"] for mine in events for e in mine if e["e"] == "joined"), None)  # it takes all to join: one tells for all
+        group = next(
+            (e["world"] for mine in events for e in mine if e["e"] == "joined"), None
+        )  # it takes all to join: one tells for all
         if group is None and not (fault.cause == "crash" and "process group" in fault.message):
             raise  # it did not come so far
         ranks = [{"joined": group is not None, "ranks": group, "sum": None}] * world
@@ -106,8 +146,10 @@ def joined(student, world, **how):
 @todo(
     2,
     needs=(1,),
-    why="Everything that is done by shares needs to know whose share it is; and on a second node the first process "
-    "has rank 4, say, but local rank 0.",
+    why=(
+        "Everything that is done by shares needs to know whose share it is; and on a second node the first process "
+        "has rank 4, say, but local rank 0."
+    ),
     hints=(
         "Two of the three are known to the group that was just joined; the third only to the launcher.",
         "dist.get_rank() and dist.get_world_size(); torchrun leaves LOCAL_RANK in os.environ, as text.",
@@ -120,19 +162,27 @@ def test_todo2_identifiers(student):
         layout = f"{nodes} node{'s' if nodes > 1 else ''} × {a_node}"
         for rank, seen in enumerate(set_up(student, world, nodes=nodes)[0].evidence):
             for name, right in (("rank", rank), ("local_rank", rank % a_node), ("world_size", world)):
-                expect(not isinstance(seen[name], str), f"{name} is text; what comes from os.environ always is", right, repr(seen[name]), rank)
+                expect(
+                    not isinstance(seen[name], str),
+                    f"{name} is text; what comes from os.environ always is",
+                    right,
+                    repr(seen[name]),
+                    rank,
+                )
                 expect(seen[name] == right, f"on {layout}, {name} of rank {rank} is wrong", right, seen[name], rank)
 
 
 @todo(
     3,
     needs=(1, 2),
-    why="If two processes of a node take the same GPU, the others idle, and NCCL refuses to work. The rank will not do: "
-    "on the second node it is larger than the number of GPUs there.",
+    why=(
+        "If two processes of a node take the same GPU, the others idle, and NCCL refuses to work. The rank will not do:"
+        " on the second node it is larger than the number of GPUs there."
+    ),
     hints=(
         "Which of the identifiers counts from 0 on every node?",
-        "torch.device(\"cuda\", index); torch.cuda.set_device makes it the default of this process.",
-        "If there are GPUs: device = torch.device(\"cuda\", ...) with the number of this process on its node.",
+        'torch.device("cuda", index); torch.cuda.set_device makes it the default of this process.',
+        'If there are GPUs: device = torch.device("cuda", ...) with the number of this process on its node.',
     ),
 )
 def test_todo3_device(student):
@@ -141,8 +191,13 @@ def test_todo3_device(student):
     for nodes, a_node in ((1, 2), (2, 1)):
         for rank, seen in enumerate(set_up(student, 2, nodes=nodes, gpus=a_node)[0].evidence):
             right = f"cuda:{rank % a_node}"
-            expect(seen["device"] == right, f"on {nodes} × {a_node} (nodes × GPUs), rank {rank} takes the wrong device",
-                   right, seen["device"], rank)
+            expect(
+                seen["device"] == right,
+                f"on {nodes} × {a_node} (nodes × GPUs), rank {rank} takes the wrong device",
+                right,
+                seen["device"],
+                rank,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -172,15 +227,23 @@ def samplers_on_rank(code, rank, world, seed):
 
 @todo(
     4,
-    why="Two ranks that read the same sample do the same work twice; a sample that is padded in twice counts twice "
-    "in the loss that is reported; and a rank with one step more than its neighbours waits for them for ever.",
+    why=(
+        "Two ranks that read the same sample do the same work twice; a sample that is padded in twice counts twice "
+        "in the loss that is reported; and a rank with one step more than its neighbours waits for them for ever."
+    ),
     hints=(
-        "A sampler decides which indices a loader reads. Two kinds are imported already: which of them pads, so that all ranks "
-        "read equally many samples?",
-        "Training: DistributedSampler, which takes shuffle, seed and drop_last. Validation and test: ShardSampler. Both find rank "
-        "and world size in the process group.",
-        "Return three: DistributedSampler(train, shuffle=True, seed=..., drop_last=...), and a ShardSampler for each of "
-        "the other two. With drop_last=False it would pad the training set.",
+        (
+            "A sampler decides which indices a loader reads. Two kinds are imported already: which of them pads, so"
+            " that all ranks read equally many samples?"
+        ),
+        (
+            "Training: DistributedSampler, which takes shuffle, seed and drop_last. Validation and test: ShardSampler."
+            " Both find rank and world size in the process group."
+        ),
+        (
+            "Return three: DistributedSampler(train, shuffle=True, seed=..., drop_last=...), and a ShardSampler for"
+            " each of the other two. With drop_last=False it would pad the training set."
+        ),
     ),
 )
 def test_todo4_samplers(student):
@@ -190,8 +253,13 @@ def test_todo4_samplers(student):
         assert n_train % world and n_validation % world and n_test % world  # or padding would not show
         ranks = student.call(samplers_on_rank, world=world, seed=seed).evidence
         for rank, seen in enumerate(ranks):
-            expect("missing" not in seen, f"make_samplers gives no three samplers on rank {rank}", "three samplers",
-                   seen.get("missing"), rank)
+            expect(
+                "missing" not in seen,
+                f"make_samplers gives no three samplers on rank {rank}",
+                "three samplers",
+                seen.get("missing"),
+                rank,
+            )
         for name, size in (("validation", n_validation), ("test", n_test)):
             each_once(name, [seen[name] for seen in ranks], size)
         steps = n_train // BATCH
@@ -200,19 +268,33 @@ def test_todo4_samplers(student):
             order = torch.randperm(n_train, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
             dealt = [seen["epochs"][epoch] for seen in ranks]
             for rank, mine in enumerate(dealt):
-                expect(len(mine) // share == steps,
-                       f"in training rank {rank} of {world} has samples for {len(mine) // share} steps, one process for "
-                       f"{steps}: the shares are not cut evenly, or padded", f"{steps} steps of {share}",
-                       f"{len(mine)} samples", rank)
+                expect(
+                    len(mine) // share == steps,
+                    f"in training rank {rank} of {world} has samples for {len(mine) // share} steps, one process for "
+                    f"{steps}: the shares are not cut evenly, or padded",
+                    f"{steps} steps of {share}",
+                    f"{len(mine)} samples",
+                    rank,
+                )
                 for other in range(rank):
                     twice = sorted(set(mine) & set(dealt[other]))
-                    expect(not twice, f"ranks {other} and {rank} of {world} both train on sample {twice[:1]}", "no sample twice",
-                           twice, rank)
+                    expect(
+                        not twice,
+                        f"ranks {other} and {rank} of {world} both train on sample {twice[:1]}",
+                        "no sample twice",
+                        twice,
+                        rank,
+                    )
             for step in range(steps):
                 right = sorted(order[step * BATCH : (step + 1) * BATCH])
                 seen = sorted(i for mine in dealt for i in mine[step * share : (step + 1) * share])
-                expect(seen == right, f"in epoch {epoch + 1}, step {step + 1}, {world} ranks together do not read the samples that one "
-                       "process reads: is the order shuffled by args.seed and the epoch?", right, seen)
+                expect(
+                    seen == right,
+                    f"in epoch {epoch + 1}, step {step + 1}, {world} ranks together do not read the samples that one "
+                    "process reads: is the order shuffled by args.seed and the epoch?",
+                    right,
+                    seen,
+                )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -239,10 +321,14 @@ def loaders_on_rank(code, rank, world, shares):
 
 
 def draw_shares(student, world):
-    """Other indices for each rank, in an order of their own; no length divides by a batch. The first holds a whole global batch."""
+    """Other indices for each rank, in an order of their own; no length divides by a batch. The first holds a whole
+    global batch.
+    """
     draw = student.draw("shares", world)
-    return [[draw.sample(range(100), BATCH + 1), draw.sample(range(100), 7 + rank), draw.sample(range(100), 5 + rank)]
-            for rank in range(world)]
+    return [
+        [draw.sample(range(100), BATCH + 1), draw.sample(range(100), 7 + rank), draw.sample(range(100), 5 + rank)]
+        for rank in range(world)
+    ]
 
 
 SET = ("training", "validation", "test")
@@ -253,39 +339,82 @@ def check_loader(student, which, name):
     shares = draw_shares(student, world)
     for rank, loaders in enumerate(student.call(loaders_on_rank, world=world, shares=shares).evidence):
         other = next((SET[n // 100] for batch in loaders[which] for n in batch if n // 100 != which), None)
-        expect(other is None, f"rank {rank} of {world} reads the {other} set where the {name} set belongs", f"the {name} set", f"the {other} set", rank)
+        expect(
+            other is None,
+            f"rank {rank} of {world} reads the {other} set where the {name} set belongs",
+            f"the {name} set",
+            f"the {other} set",
+            rank,
+        )
         batches = [[n % 100 for n in batch] for batch in loaders[which]]
         seen = [n for batch in batches for n in batch]
         share = shares[rank][which]
         taken = next((SET[k] for k in range(3) if k != which and sorted(seen) == sorted(shares[rank][k])), None)
-        expect(taken is None, f"rank {rank} of {world} reads the {name} samples that the {taken} set's sampler deals", share, seen, rank)
+        expect(
+            taken is None,
+            f"rank {rank} of {world} reads the {name} samples that the {taken} set's sampler deals",
+            share,
+            seen,
+            rank,
+        )
         if which == 0:
             local = BATCH // world
             right = [share[k : k + local] for k in range(0, BATCH, local)]
             if batches and seen[:local] == share[:local]:
-                expect(len(batches[0]) == local,
-                       f"rank {rank} of {world} trains on batches of {len(batches[0])}: --batch-size {BATCH} is the global "
-                       f"batch, and a rank's part of it is {local}", f"batches of {local}", [len(b) for b in batches], rank)
-                expect(batches[len(right) :] != [share[BATCH:]], f"rank {rank} of {world} trains on a last batch of {len(batches[-1])}: in training a "
-                       "short batch is left out, on all ranks alike", [len(b) for b in right], [len(b) for b in batches], rank)
-            expect(batches == right, f"rank {rank} of {world} does not train on the samples that its sampler deals", right[0], batches[:1], rank)
+                expect(
+                    len(batches[0]) == local,
+                    f"rank {rank} of {world} trains on batches of {len(batches[0])}: --batch-size {BATCH} is the global"
+                    f" batch, and a rank's part of it is {local}",
+                    f"batches of {local}",
+                    [len(b) for b in batches],
+                    rank,
+                )
+                expect(
+                    batches[len(right) :] != [share[BATCH:]],
+                    f"rank {rank} of {world} trains on a last batch of {len(batches[-1])}: in training a "
+                    "short batch is left out, on all ranks alike",
+                    [len(b) for b in right],
+                    [len(b) for b in batches],
+                    rank,
+                )
+            expect(
+                batches == right,
+                f"rank {rank} of {world} does not train on the samples that its sampler deals",
+                right[0],
+                batches[:1],
+                rank,
+            )
         else:
-            expect(sorted(seen) != list(range(100)), f"rank {rank} of {world} reads the whole {name} set: its sampler is not used",
-                   share, f"all {len(seen)} samples", rank)
+            expect(
+                sorted(seen) != list(range(100)),
+                f"rank {rank} of {world} reads the whole {name} set: its sampler is not used",
+                share,
+                f"all {len(seen)} samples",
+                rank,
+            )
             lost = [i for i in share if i not in seen]
             expect(not lost, f"rank {rank} of {world} drops {name} samples {lost}; every one counts", share, seen, rank)
-            expect(sorted(seen) == sorted(share), f"rank {rank} of {world} does not read the {name} samples that its sampler deals",
-                   share, seen, rank)
+            expect(
+                sorted(seen) == sorted(share),
+                f"rank {rank} of {world} does not read the {name} samples that its sampler deals",
+                share,
+                seen,
+                rank,
+            )
 
 
 @todo(
     5,
-    why="Each rank works on its part of the global batch. If each took the whole batch size, N ranks would make steps N times "
-    "as large: another training run than the one of a single process, with other losses.",
+    why=(
+        "Each rank works on its part of the global batch. If each took the whole batch size, N ranks would make steps N"
+        " times as large: another training run than the one of a single process, with other losses."
+    ),
     hints=(
         "Two arguments of the loader change: whose indices, and how many at a time.",
-        "DataLoader takes sampler=; the batch size of a rank is the global one divided by the number of ranks. The short last "
-        "batch stays left out.",
+        (
+            "DataLoader takes sampler=; the batch size of a rank is the global one divided by the number of ranks. The"
+            " short last batch stays left out."
+        ),
         "As before, but with batch_size=args.batch_size // ... and sampler=train_sampler.",
     ),
 )
@@ -295,8 +424,10 @@ def test_todo5_train_loader(student):
 
 @todo(
     6,
-    why="Together the ranks read the validation set once. A rank that reads all of it wins no time; one that drops its last "
-    "batch changes the loss that decides which checkpoint is the best.",
+    why=(
+        "Together the ranks read the validation set once. A rank that reads all of it wins no time; one that drops its"
+        " last batch changes the loss that decides which checkpoint is the best."
+    ),
     hints=(
         "It is TODO 5 once more, but nothing may be dropped.",
         "DataLoader takes sampler=; it drops nothing unless drop_last is set.",
@@ -358,8 +489,10 @@ def wrap_on_rank(code, rank, world, seeds):
 
 @todo(
     8,
-    why="Ranks that do not share gradients train models that drift apart: N trainings on a part of the data each, and the one "
-    "that is saved has seen a part of it.",
+    why=(
+        "Ranks that do not share gradients train models that drift apart: N trainings on a part of the data each, and"
+        " the one that is saved has seen a part of it."
+    ),
     hints=(
         "torch has a wrapper that does both: equal first weights, and gradients averaged during the backward pass.",
         "DistributedDataParallel, imported above. Its device_ids is for GPUs; on the CPU it is None.",
@@ -374,14 +507,26 @@ def test_todo8_wrap(student):
     ranks = run.evidence
     own = student.reference(gradients_on_one_process, seeds=seeds)
     mean = {name: sum(g[name] for g in own) / world for name in own[0]}
-    premise(any(not torch.allclose(mean[n], own[0][n], rtol=1e-2, atol=1e-5) for n in mean), "the gradients of one rank")
+    premise(
+        any(not torch.allclose(mean[n], own[0][n], rtol=1e-2, atol=1e-5) for n in mean), "the gradients of one rank"
+    )
 
     for rank, seen in enumerate(ranks):
         for name in mean:
-            expect(name in seen["weights"], f"the wrapped model has no parameter {name} on rank {rank}", name,
-                   sorted(seen["weights"])[:3], rank)
-            expect(torch.equal(seen["weights"][name], ranks[0]["weights"][name]),
-                   f"rank {rank} of {world} starts from other weights than rank 0 ({name})", "equal first weights", "different ones", rank)
+            expect(
+                name in seen["weights"],
+                f"the wrapped model has no parameter {name} on rank {rank}",
+                name,
+                sorted(seen["weights"])[:3],
+                rank,
+            )
+            expect(
+                torch.equal(seen["weights"][name], ranks[0]["weights"][name]),
+                f"rank {rank} of {world} starts from other weights than rank 0 ({name})",
+                "equal first weights",
+                "different ones",
+                rank,
+            )
     for rank, seen in enumerate(ranks):
         for name, right in mean.items():
             grad = seen["grads"][name]
@@ -394,13 +539,23 @@ def test_todo8_wrap(student):
                     what = f"the gradients are summed over the {world} ranks, not averaged"
                 else:
                     what = "it is not the gradient of one process on the whole batch"
-                raise Wrong(f"after backward on rank {rank} of {world}, the gradient of {name} is wrong: {what}",
-                            f"norm {right.norm():.4g}", f"norm {grad.norm():.4g}", rank)
+                raise Wrong(
+                    f"after backward on rank {rank} of {world}, the gradient of {name} is wrong: {what}",
+                    f"norm {right.norm():.4g}",
+                    f"norm {grad.norm():.4g}",
+                    rank,
+                )
     held = sum(grad.numel() * grad.element_size() for grad in mean.values())
     for rank, events in enumerate(run.events):
         sent = sum(e["bytes"] for e in events if e["e"] == "op")
-        expect(sent >= 2 * held, f"rank {rank} gave {sent} bytes to the others in two backward passes; its gradients are "
-               f"{held} bytes each time", f"at least {2 * held} bytes", f"{sent} bytes", rank)
+        expect(
+            sent >= 2 * held,
+            f"rank {rank} gave {sent} bytes to the others in two backward passes; its gradients are "
+            f"{held} bytes each time",
+            f"at least {2 * held} bytes",
+            f"{sent} bytes",
+            rank,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -420,13 +575,18 @@ def draw_means(student):
 
 def mean_on_rank(code, rank, world, mine):
     """`mine`: this rank's total and count of each case; the others' it must be told."""
-    return [float(code.global_mean(torch.tensor(total, dtype=torch.float64), torch.tensor(count, dtype=torch.float64))) for total, count in mine]
+    return [
+        float(code.global_mean(torch.tensor(total, dtype=torch.float64), torch.tensor(count, dtype=torch.float64)))
+        for total, count in mine
+    ]
 
 
 @todo(
     10,
-    why="The last rank often has fewer tokens. A mean of means gives its tokens more weight than the others', so the loss "
-    "changes with the number of ranks; and a rank with no tokens at all has no mean.",
+    why=(
+        "The last rank often has fewer tokens. A mean of means gives its tokens more weight than the others', so the"
+        " loss changes with the number of ranks; and a rank with no tokens at all has no mean."
+    ),
     hints=(
         "Which two numbers, known for all ranks together, give the mean?",
         "dist.all_reduce adds a tensor up over all ranks, in place. It must be called for both, on every rank.",
@@ -436,7 +596,11 @@ def mean_on_rank(code, rank, world, mine):
 def test_todo10_global_mean(student):
     world = 3
     cases = draw_means(student)
-    ranks = student.call(mean_on_rank, world=world, mine=Private([[(totals[rank], counts[rank]) for totals, counts in cases] for rank in range(world)])).evidence
+    ranks = student.call(
+        mean_on_rank,
+        world=world,
+        mine=Private([[(totals[rank], counts[rank]) for totals, counts in cases] for rank in range(world)]),
+    ).evidence
     for case, (totals, counts) in enumerate(cases):
         right = sum(totals) / sum(counts)
         means = [t / c if c else math.nan for t, c in zip(totals, counts, strict=True)]
@@ -447,13 +611,21 @@ def test_todo10_global_mean(student):
             if math.isclose(value, means[rank], rel_tol=1e-6):
                 what = f"it is rank {rank}'s own mean: nothing is reduced over the ranks"
             elif math.isclose(value, sum(means) / world, rel_tol=1e-6) or math.isnan(value):
-                what = (f"it is the mean of the ranks' means, which weighs a rank of {counts[0]:g} tokens like one of {counts[1]:g}. Reduce the sum "
-                        "and the count, then divide once")
+                what = (
+                    f"it is the mean of the ranks' means, which weighs a rank of {counts[0]:g} tokens like one of"
+                    f" {counts[1]:g}. Reduce the sum and the count, then divide once"
+                )
             elif math.isclose(value, right * world, rel_tol=1e-6) or math.isclose(value, sum(means), rel_tol=1e-6):
                 what = "it is a sum over the ranks that is not divided as it should be"
             else:
                 what = "it is not the sum of the totals over the sum of the counts"
-            raise Wrong(f"global_mean of totals {[round(t, 3) for t in totals]} and counts {counts} is wrong on rank {rank}: {what}", right, value, rank)
+            raise Wrong(
+                f"global_mean of totals {[round(t, 3) for t in totals]} and counts {counts} is wrong on rank {rank}:"
+                f" {what}",
+                right,
+                value,
+                rank,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -461,8 +633,32 @@ def test_todo10_global_mean(student):
 
 
 # SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
-ARGV = ["--data", "data", "--out", "out", "--epochs", "2", "--batch-size", str(BATCH), "--seq-len", "8", "--dim", "16", "--heads", "2",
-        "--layers", "1", "--optimizer", "sgd", "--lr", "0.5", "--seed", "5", "--log-every", "2"]
+ARGV = [
+    "--data",
+    "data",
+    "--out",
+    "out",
+    "--epochs",
+    "2",
+    "--batch-size",
+    str(BATCH),
+    "--seq-len",
+    "8",
+    "--dim",
+    "16",
+    "--heads",
+    "2",
+    "--layers",
+    "1",
+    "--optimizer",
+    "sgd",
+    "--lr",
+    "0.5",
+    "--seed",
+    "5",
+    "--log-every",
+    "2",
+]
 
 
 def whole_run(student, world, nodes=1):
@@ -476,8 +672,10 @@ def serial_run(student):
 @todo(
     9,
     needs=(1, 2, 4, 5, 8),
-    why="The sampler's order depends on the seed and the epoch. If it is never told the epoch, every epoch has the same batches in "
-    "the same order, silently, and the model learns less from them.",
+    why=(
+        "The sampler's order depends on the seed and the epoch. If it is never told the epoch, every epoch has the same"
+        " batches in the same order, silently, and the model learns less from them."
+    ),
     hints=(
         "The sampler of the training set has a method for it.",
         "set_epoch, called before the loader is read in each epoch.",
@@ -487,26 +685,45 @@ def serial_run(student):
 def test_todo9_epoch(student):
     serial = training(serial_run(student).evidence[0])
     an_epoch = len(serial) // 2
-    premise(all(sorted(serial[k][0]) != sorted(serial[k + an_epoch][0]) for k in range(an_epoch)), "one order in every epoch")
+    premise(
+        all(sorted(serial[k][0]) != sorted(serial[k + an_epoch][0]) for k in range(an_epoch)),
+        "one order in every epoch",
+    )
     for nodes, world in LAYOUTS:
         ranks = [training(evidence) for evidence in whole_run(student, world, nodes).evidence]
         for rank, steps in enumerate(ranks):
-            expect(len(steps) == len(serial), f"rank {rank} of {world} makes {len(steps)} training steps, one process makes {len(serial)}",
-                   len(serial), len(steps), rank)
+            expect(
+                len(steps) == len(serial),
+                f"rank {rank} of {world} makes {len(steps)} training steps, one process makes {len(serial)}",
+                len(serial),
+                len(steps),
+                rank,
+            )
         for k in range(len(serial)):
             seen = sorted(row for steps in ranks for row in steps[k][0])
             if seen != sorted(serial[k][0]):
                 again = k >= an_epoch and seen == sorted(row for steps in ranks for row in steps[k - an_epoch][0])
-                raise Wrong(f"epoch {k // an_epoch + 1} trains on the batches of epoch {k // an_epoch}, in the same order" if again else
-                            f"in step {k + 1} the {world} ranks do not train on the samples that one process trains on (there, the first epoch is number 0)",
-                            "the samples of the serial run", f"others, first in step {k + 1}")
+                raise Wrong(
+                    (
+                        f"epoch {k // an_epoch + 1} trains on the batches of epoch {k // an_epoch}, in the same order"
+                        if again
+                        else (
+                            f"in step {k + 1} the {world} ranks do not train on the samples that one process trains on"
+                            " (there, the first epoch is number 0)"
+                        )
+                    ),
+                    "the samples of the serial run",
+                    f"others, first in step {k + 1}",
+                )
 
 
 @todo(
     11,
     needs=(1, 2),
-    why="A thousand ranks that each print a line make an output that nobody can read; and one line is enough, since all ranks "
-    "have the same numbers.",
+    why=(
+        "A thousand ranks that each print a line make an output that nobody can read; and one line is enough, since all"
+        " ranks have the same numbers."
+    ),
     hints=(
         "One rank prints, the others stay silent. There is a helper for it among the imports.",
         "print0 of utils.distributed prints on rank 0 only; `if rank == 0:` does the same.",
@@ -523,12 +740,22 @@ def test_todo11_print(student):
         printed = [lines(text) for text in run.stdout]
         speakers = [rank for rank, said in enumerate(printed) if said]
         total = sum(len(said) for said in printed)
-        expect(total >= right, f"{world} ranks on {nodes} node{'s' if nodes > 1 else ''} together print {total} lines, one process prints {right}: something is no longer said",
-               right, total)
+        expect(
+            total >= right,
+            f"{world} ranks on {nodes} node{'s' if nodes > 1 else ''} together print {total} lines, one process prints"
+            f" {right}: something is no longer said",
+            right,
+            total,
+        )
         if total > right or len(speakers) > 1:
             second = speakers[1] if len(speakers) > 1 else speakers[0]
-            raise Wrong(f"{world} ranks on {nodes} node{'s' if nodes > 1 else ''} print {total} lines where one process prints {right}; rank {second} prints "
-                        f"“{printed[second][0][:60]}”", f"{right} lines, by one rank", f"{total} lines, by ranks {speakers}", second)
+            raise Wrong(
+                f"{world} ranks on {nodes} node{'s' if nodes > 1 else ''} print {total} lines where one process prints"
+                f" {right}; rank {second} prints “{printed[second][0][:60]}”",
+                f"{right} lines, by one rank",
+                f"{total} lines, by ranks {speakers}",
+                second,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -544,26 +771,41 @@ def save_on_rank(code, rank, world):
 
 @todo(
     12,
-    why="Ranks that write one file at the same time can leave it broken. And a pickled wrapper, or weights whose names begin with "
-    "“module.”, can only be loaded by a program that wraps its model the same way.",
+    why=(
+        "Ranks that write one file at the same time can leave it broken. And a pickled wrapper, or weights whose names"
+        " begin with “module.”, can only be loaded by a program that wraps its model the same way."
+    ),
     hints=(
         "Two things: who saves, and what. The wrapper keeps the model that it was given in an attribute.",
         "save0 of utils.distributed saves on rank 0 only; a DistributedDataParallel has the plain model as .module.",
-        "Take model.module if model is a DistributedDataParallel, and give save0 the same dictionary with its state_dict().",
+        (
+            "Take model.module if model is a DistributedDataParallel, and give save0 the same dictionary with its"
+            " state_dict()."
+        ),
     ),
 )
 def test_todo12_save(student):
     run = student.call(save_on_rank, world=2)
     ranks = run.evidence
     writers = [rank for rank, seen in enumerate(ranks) if seen["files"]]
-    expect(len(writers) <= 1, f"ranks {writers} all write the checkpoint", "one rank writes", f"ranks {writers} write",
-           writers[1] if len(writers) > 1 else None)
+    expect(
+        len(writers) <= 1,
+        f"ranks {writers} all write the checkpoint",
+        "one rank writes",
+        f"ranks {writers} write",
+        writers[1] if len(writers) > 1 else None,
+    )
     expect("saved/model.pt" in run.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
     check_checkpoint(run.files["saved/model.pt"], tiny_model(seed=0).state_dict())
     if writers != [0]:  # the last rank may do it, which alone is rank 0 as well
         run = student.call(save_on_rank, world=1)
-        expect("saved/model.pt" in run.files, f"rank {writers[0]} saves; a process that runs alone is rank 0, and saves nothing", "rank 0 saves",
-               f"rank {writers[0]} saves", writers[0])
+        expect(
+            "saved/model.pt" in run.files,
+            f"rank {writers[0]} saves; a process that runs alone is rank 0, and saves nothing",
+            "rank 0 saves",
+            f"rank {writers[0]} saves",
+            writers[0],
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -573,8 +815,10 @@ def test_todo12_save(student):
 @todo(
     13,
     needs=tuple(range(1, 13)),
-    why="A process that ends while NCCL still works can hang or take its neighbours down with it. And this is the place to look back: "
-    "the parallel run must be the serial run, on any number of ranks.",
+    why=(
+        "A process that ends while NCCL still works can hang or take its neighbours down with it. And this is the place"
+        " to look back: the parallel run must be the serial run, on any number of ranks."
+    ),
     hints=(
         "It is the counterpart of TODO 1, when all work is done.",
         "dist.destroy_process_group, or the helper of utils.distributed that may be called in any case.",
@@ -586,7 +830,13 @@ def test_todo13_clean_up(student):
     for nodes, world in (*LAYOUTS, (2, 4), (1, 1)):
         run = whole_run(student, world, nodes)
         for rank, evidence in enumerate(run.evidence):
-            expect(not evidence["still_in_a_group"], f"rank {rank} of {world} ends without leaving the process group", "no group", "a group", rank)
+            expect(
+                not evidence["still_in_a_group"],
+                f"rank {rank} of {world} ends without leaving the process group",
+                "no group",
+                "a group",
+                rank,
+            )
         same_run(serial, run, world)
 
 
@@ -596,9 +846,15 @@ def test_todo13_clean_up(student):
 
 @todo(
     14,
-    why="The scheduler gives what is asked for, and no process can use more. But GPUs that were asked for and do nothing cost the same.",
+    why=(
+        "The scheduler gives what is asked for, and no process can use more. But GPUs that were asked for and do"
+        " nothing cost the same."
+    ),
     hints=(
-        "For Slurm it is one of the #SBATCH lines; Polaris always gives whole nodes, so there it is a variable of the file.",
+        (
+            "For Slurm it is one of the #SBATCH lines; Polaris always gives whole nodes, so there it is a variable of"
+            " the file."
+        ),
         "#SBATCH --gres=gpu:... asks for GPUs on each node; for PBS the number is in GPUS, exported.",
         "Change the 1 into the number of GPUs of a node.",
     ),
@@ -610,8 +866,18 @@ def test_todo14_gpus(student):
         else:
             student.submit(unit, 1)
             seen = batch.number(student.told("GPUS"))
-            expect(student.told("GPUS"), f"{unit.name} does not tell its processes GPUS: is it exported?", batch.GPUS, "no GPUS in the environment")
-        expect(seen == batch.GPUS, f"{unit.name} asks for {seen} GPU{'s' if seen != 1 else ''} a node{slip(unit)}", f"{batch.GPUS} GPUs", f"{seen}")
+            expect(
+                student.told("GPUS"),
+                f"{unit.name} does not tell its processes GPUS: is it exported?",
+                batch.GPUS,
+                "no GPUS in the environment",
+            )
+        expect(
+            seen == batch.GPUS,
+            f"{unit.name} asks for {seen} GPU{'s' if seen != 1 else ''} a node{slip(unit)}",
+            f"{batch.GPUS} GPUs",
+            f"{seen}",
+        )
 
 
 def slip(unit):
@@ -623,8 +889,11 @@ def slip(unit):
 @todo(
     15,
     needs=(14,),
-    why="CUDA_VISIBLE_DEVICES hides what it does not name. With one GPU visible, four processes would share it, or torchrun would start "
-    "just one, and three granted GPUs stay idle for hours: it is the first thing to look at in a job's report.",
+    why=(
+        "CUDA_VISIBLE_DEVICES hides what it does not name. With one GPU visible, four processes would share it, or"
+        " torchrun would start just one, and three granted GPUs stay idle for hours: it is the first thing to look at"
+        " in a job's report."
+    ),
     hints=(
         "The line that is there names one GPU. They are numbered from 0.",
         "A list with commas. Slurm says in SLURM_GPUS_ON_NODE how many there are; `seq -s , 0 3` counts.",
@@ -635,18 +904,27 @@ def test_todo15_visible(student):
     right = [str(n) for n in range(batch.GPUS)]
     for unit in student.batch_files(15):
         for ranks in student.submit(unit, 1):
-            expect(sorted(set(ranks.visible)) == right, f"by {unit.name} the processes see GPU {', '.join(ranks.visible) or 'none'}; the job has "
-                   f"{batch.GPUS}", f"GPUs {', '.join(right)}", ", ".join(ranks.visible))
+            expect(
+                sorted(set(ranks.visible)) == right,
+                f"by {unit.name} the processes see GPU {', '.join(ranks.visible) or 'none'}; the job has {batch.GPUS}",
+                f"GPUs {', '.join(right)}",
+                ", ".join(ranks.visible),
+            )
 
 
 @todo(
     16,
-    why="Processes on different nodes know nothing of each other until they meet at one address. Two jobs that choose the same port on one "
-    "node disturb each other: one of them fails, or, worse, they join.",
+    why=(
+        "Processes on different nodes know nothing of each other until they meet at one address. Two jobs that choose"
+        " the same port on one node disturb each other: one of them fails, or, worse, they join."
+    ),
     hints=(
         "The scheduler knows the job's nodes; the first one will do. And it gives each job a number of its own.",
-        "Slurm: scontrol show hostnames \"$SLURM_JOB_NODELIST\" lists the nodes, and SLURM_JOB_ID is the number. PBS: the lines of the file "
-        "$PBS_NODEFILE, and PBS_JOBID, whose number ends at the first dot. Arithmetic is $(( ... )).",
+        (
+            'Slurm: scontrol show hostnames "$SLURM_JOB_NODELIST" lists the nodes, and SLURM_JOB_ID is the number. PBS:'
+            " the lines of the file $PBS_NODEFILE, and PBS_JOBID, whose number ends at the first dot. Arithmetic is $(("
+            " ... ))."
+        ),
         "export MASTER_ADDR=$(... | head -n 1)$NODE_SUFFIX and MASTER_PORT=$((20000 + the job's number % 20000)).",
     ),
 )
@@ -658,15 +936,32 @@ def test_todo16_meeting_place(student):
                 place, _, port = (ranks.told if ranks.told.strip(":") else ranks.place).rpartition(":")
                 said = f"; it says: {student.said.strip().splitlines()[-1]}" if student.said.strip() else ""
                 for name, value in (("MASTER_ADDR", place), ("MASTER_PORT", port)):
-                    expect(value, f"by {unit.name} the processes are told no {name}{said}", f"{name} in their environment", "none")
-                expect(is_first_node(place) or (nodes == 1 and place in LOCAL),
-                       f"by {unit.name} the processes on node {ranks.node} of {nodes} look for the others at {place}" + (
-                           ", which is each node itself" if place in LOCAL else f", which is not the first node{said}"),
-                       f"{batch.NODES[0]}$NODE_SUFFIX", place)
-                expect(port.isdecimal() and 1024 <= int(port) < 65536, f"by {unit.name} the processes meet at port “{port}”", "1024 … 65535", port)
+                    expect(
+                        value,
+                        f"by {unit.name} the processes are told no {name}{said}",
+                        f"{name} in their environment",
+                        "none",
+                    )
+                expect(
+                    is_first_node(place) or (nodes == 1 and place in LOCAL),
+                    f"by {unit.name} the processes on node {ranks.node} of {nodes} look for the others at {place}"
+                    + (", which is each node itself" if place in LOCAL else f", which is not the first node{said}"),
+                    f"{batch.NODES[0]}$NODE_SUFFIX",
+                    place,
+                )
+                expect(
+                    port.isdecimal() and 1024 <= int(port) < 65536,
+                    f"by {unit.name} the processes meet at port “{port}”",
+                    "1024 … 65535",
+                    port,
+                )
                 ports.append(port)
-        expect(len(set(ports)) > 1, f"{unit.name} meets at port {ports[0]} in every job: two jobs with a node in common would collide",
-               "another port for another job", ports[0])
+        expect(
+            len(set(ports)) > 1,
+            f"{unit.name} meets at port {ports[0]} in every job: two jobs with a node in common would collide",
+            "another port for another job",
+            ports[0],
+        )
 
 
 LOCAL = ("localhost", "127.0.0.1")
@@ -681,14 +976,27 @@ def is_first_node(place):
 @todo(
     17,
     needs=(15, 16),
-    why="Each GPU needs a process of its own, and each process a rank that no other has. If a variable is expanded too early, on the first "
-    "node, all nodes believe that they are that node, and the job waits until its time is over.",
+    why=(
+        "Each GPU needs a process of its own, and each process a rank that no other has. If a variable is expanded too"
+        " early, on the first node, all nodes believe that they are that node, and the job waits until its time is"
+        " over."
+    ),
     hints=(
-        "srun and mpiexec run one command on each node; that command is torchrun, and torchrun starts the processes of its node.",
-        "torchrun takes --nnodes, --node-rank, --nproc-per-node, --master-addr and --master-port. A node's own number is SLURM_NODEID or "
-        "PMI_RANK there: put the command into bash -c '...', in single quotes, so that only the node's shell reads it.",
-        "srun --cpu-bind=none bash -c 'torchrun --nnodes=\"$SLURM_NNODES\" --node-rank=\"$SLURM_NODEID\" ... train/ddp_training.py \"$@\"' bash \"$@\"; "
-        "the word bash at the end is what the inner shell takes for its own name, the arguments follow it; --cpu-bind=none lets the processes have all cores. On Polaris mpiexec -n \"$NODES\" --ppn 1 --hostfile \"$PBS_NODEFILE\" in place of srun.",
+        (
+            "srun and mpiexec run one command on each node; that command is torchrun, and torchrun starts the processes"
+            " of its node."
+        ),
+        (
+            "torchrun takes --nnodes, --node-rank, --nproc-per-node, --master-addr and --master-port. A node's own"
+            " number is SLURM_NODEID or PMI_RANK there: put the command into bash -c '...', in single quotes, so that"
+            " only the node's shell reads it."
+        ),
+        (
+            'srun --cpu-bind=none bash -c \'torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" ...'
+            ' train/ddp_training.py "$@"\' bash "$@"; the word bash at the end is what the inner shell takes for its'
+            " own name, the arguments follow it; --cpu-bind=none lets the processes have all cores. On Polaris mpiexec"
+            ' -n "$NODES" --ppn 1 --hostfile "$PBS_NODEFILE" in place of srun.'
+        ),
     ),
 )
 def test_todo17_launch(student):
@@ -701,69 +1009,118 @@ def check_launch(name, starts, nodes):
     """Every GPU of every node has one process, and all processes are ranks of one world."""
     job = f"{name}, on {nodes} node{'s' if nodes > 1 else ''}"
     scripts = {ranks.script for ranks in starts}
-    expect(scripts == {"train/ddp_training.py"}, f"{job}: what is started is not train/ddp_training.py in the course's folder",
-           "train/ddp_training.py", ", ".join(sorted(scripts)))
+    expect(
+        scripts == {"train/ddp_training.py"},
+        f"{job}: what is started is not train/ddp_training.py in the course's folder",
+        "train/ddp_training.py",
+        ", ".join(sorted(scripts)),
+    )
     for ranks in starts:
-        expect(ranks.args[-len(batch.ARGS) :] == batch.ARGS and "--out" in ranks.args, f"{job}: the script on node {ranks.node} is not given the "
-               "batch file's arguments. In bash -c '…' they are those after the first, which is the shell's name", '"$@": --out … ' + " ".join(batch.ARGS),
-               " ".join(ranks.args) or "no arguments")
+        expect(
+            ranks.args[-len(batch.ARGS) :] == batch.ARGS and "--out" in ranks.args,
+            f"{job}: the script on node {ranks.node} is not given the "
+            "batch file's arguments. In bash -c '…' they are those after the first, which is the shell's name",
+            '"$@": --out … ' + " ".join(batch.ARGS),
+            " ".join(ranks.args) or "no arguments",
+        )
     for node in range(nodes):
         here = [ranks for ranks in starts if ranks.node == node]
-        expect(here, f"{job}: node {node} starts nothing, its {batch.GPUS} GPUs are idle. What should run on each node goes through srun or mpiexec",
-               "a torchrun on each node", f"started on nodes {sorted({ranks.node for ranks in starts})} only")
+        expect(
+            here,
+            f"{job}: node {node} starts nothing, its {batch.GPUS} GPUs are idle. What should run on each node goes"
+            " through srun or mpiexec",
+            "a torchrun on each node",
+            f"started on nodes {sorted({ranks.node for ranks in starts})} only",
+        )
         count = sum(ranks.processes for ranks in here)
         how = f"{len(here)} × {here[0].how}"
-        expect(count == batch.GPUS, f"{job}: node {node} starts {count} process{'es' if count != 1 else ''} ({how}) for {batch.GPUS} GPUs",
-               f"{batch.GPUS} processes on each node", f"{count} by {how}")
+        expect(
+            count == batch.GPUS,
+            f"{job}: node {node} starts {count} process{'es' if count != 1 else ''} ({how}) for {batch.GPUS} GPUs",
+            f"{batch.GPUS} processes on each node",
+            f"{count} by {how}",
+        )
     world = nodes * batch.GPUS
     for ranks in starts:
-        expect(ranks.world == world, f"{job}: node {ranks.node} believes in a world of {ranks.world} ranks, {world} are started: is it told how "
-               "many nodes there are?", f"{world} ranks", f"{ranks.world}")
+        expect(
+            ranks.world == world,
+            f"{job}: node {ranks.node} believes in a world of {ranks.world} ranks, {world} are started: is it told how "
+            "many nodes there are?",
+            f"{world} ranks",
+            f"{ranks.world}",
+        )
     if all(ranks.ranks is not None for ranks in starts):
         for k, ranks in enumerate(starts):
             for other in starts[k + 1 :]:
                 twice = sorted(set(ranks.ranks) & set(other.ranks))
                 if twice:
-                    raise Wrong(f"{job}: nodes {ranks.node} and {other.node} both start rank {twice[0]}. A node's number is known on that node only; "
-                                "outside of single quotes the first node expands it, for all", "each rank once", f"rank {twice[0]} twice")
+                    raise Wrong(
+                        f"{job}: nodes {ranks.node} and {other.node} both start rank {twice[0]}. A node's number is"
+                        " known on that node only; outside of single quotes the first node expands it, for all",
+                        "each rank once",
+                        f"rank {twice[0]} twice",
+                    )
         missing = sorted(set(range(world)) - {rank for ranks in starts for rank in ranks.ranks})
         expect(not missing, f"{job}: nobody is rank {missing[:1]}", f"ranks 0 to {world - 1}", f"missing: {missing}")
     else:
         check_rendezvous(job, starts)
     if nodes > 1:
         places = {ranks.place for ranks in starts}
-        expect(len(places) == 1 and all(places), f"{job}: the nodes do not meet in one place", "one address and port", ", ".join(sorted(places)))
+        expect(
+            len(places) == 1 and all(places),
+            f"{job}: the nodes do not meet in one place",
+            "one address and port",
+            ", ".join(sorted(places)),
+        )
         place = places.pop().rpartition(":")[0]
-        expect(is_first_node(place), f"{job}: the nodes look for each other at {place}, which is not the first node", batch.NODES[0], place)
+        expect(
+            is_first_node(place),
+            f"{job}: the nodes look for each other at {place}, which is not the first node",
+            batch.NODES[0],
+            place,
+        )
 
 
 def check_rendezvous(job, starts):
     """torchrun's own way of dealing out ranks (--rdzv-backend=c10d)."""
     identities = {ranks.identity for ranks in starts}
-    expect(len(identities) == 1, f"{job}: each node has a rendezvous id of its own, so none ever meets another", "one --rdzv-id for all",
-           ", ".join(sorted(identities)))
+    expect(
+        len(identities) == 1,
+        f"{job}: each node has a rendezvous id of its own, so none ever meets another",
+        "one --rdzv-id for all",
+        ", ".join(sorted(identities)),
+    )
     told = {ranks.node: ranks.hosts for ranks in starts}
     if any(hosts is not None for hosts in told.values()):
         hosts = sorted(node for node, is_host in told.items() if is_host)
-        expect(hosts == [0], f"{job}: the host of the rendezvous is node {', '.join(map(str, hosts)) or 'none'}; it must be the first node and no "
-               "other. In double quotes the first node answers the question, for all", "node 0", hosts)
+        expect(
+            hosts == [0],
+            f"{job}: the host of the rendezvous is node {', '.join(map(str, hosts)) or 'none'}; it must be the first"
+            " node and no other. In double quotes the first node answers the question, for all",
+            "node 0",
+            hosts,
+        )
 
 
 @todo(
     18,
-    why="This is the point of it all: more nodes by one number. What ran on one node runs on two, with the same losses, if every process "
-    "learns from the scheduler where it is and not from a number in the file.",
-    hints=(
-        "It is one number in the header.",
-        "#SBATCH --nodes=..., or select=... of #PBS -l.",
-        "Change the 1 into 2.",
+    why=(
+        "This is the point of it all: more nodes by one number. What ran on one node runs on two, with the same losses,"
+        " if every process learns from the scheduler where it is and not from a number in the file."
     ),
+    hints=("It is one number in the header.", "#SBATCH --nodes=..., or select=... of #PBS -l.", "Change the 1 into 2."),
 )
 def test_todo18_nodes(student):
     for unit in student.batch_files(18):
         seen = batch.nodes_asked(unit.text)
-        expect(seen == 2, f"{unit.name} asks for {seen} node{'s' if seen != 1 else ''}{slip(unit)}", "2 nodes", f"{seen}")
+        expect(
+            seen == 2, f"{unit.name} asks for {seen} node{'s' if seen != 1 else ''}{slip(unit)}", "2 nodes", f"{seen}"
+        )
         if "gpus" in batch.header(unit.text):
             a_node = batch.gpus_asked(unit.text)
-            expect(a_node == batch.GPUS, f"{unit.name} asks for {a_node} GPUs a node: --gpus counts those of the whole job", f"{batch.GPUS} on each",
-                   f"{a_node} on each")
+            expect(
+                a_node == batch.GPUS,
+                f"{unit.name} asks for {a_node} GPUs a node: --gpus counts those of the whole job",
+                f"{batch.GPUS} on each",
+                f"{a_node} on each",
+            )

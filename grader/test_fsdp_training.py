@@ -17,7 +17,7 @@
 
 Models here are sharded by the check itself, unless sharding is what is checked: so a TODO can be judged before or
 without the others. Elements and bytes are those of padded shards: of n rows, S ranks hold ceil(n / S) each.
-"""
+"""  # noqa: E501
 
 import math
 from pathlib import Path
@@ -25,7 +25,23 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from grader.kit import Judge, Wrong, check_checkpoint, corpus, elements, expect, mark, next_world, premise, record_files, record_training, reported, todo, training, whole
+from grader.kit import (
+    Judge,
+    Wrong,
+    check_checkpoint,
+    corpus,
+    elements,
+    expect,
+    mark,
+    next_world,
+    premise,
+    record_files,
+    record_training,
+    reported,
+    todo,
+    training,
+    whole,
+)
 from utils.data import ShardSampler, Windows
 from utils.model import TransformerLM
 
@@ -47,7 +63,9 @@ def grid(strategy, world):
 
 
 def made_args(code, *flags):
-    return code.parse_args(["--batch-size", "12", "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "2", *flags])
+    return code.parse_args(
+        ["--batch-size", "12", "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "2", *flags]
+    )
 
 
 def made_mesh(strategy, world):
@@ -131,12 +149,17 @@ def mesh_on_rank(code, rank, world, flags):
 
 @todo(
     1,
-    why="The grid decides how much each rank holds and who talks to whom. Sharing among all ranks saves the most memory; but across "
-    "nodes, where links are slow, it costs the most time. Copies are the way between.",
+    why=(
+        "The grid decides how much each rank holds and who talks to whom. Sharing among all ranks saves the most"
+        " memory; but across nodes, where links are slow, it costs the most time. Copies are the way between."
+    ),
     hints=(
         "Only the number of rows changes from one strategy to the next: how many copies of the model are there?",
         "init_device_mesh(device.type, (rows, columns), ...) fills the grid row by row, so neighbours are in one row.",
-        "replicas is world_size, 1, 1 or args.replicas, by args.sharding; the shape is (replicas, world_size // replicas).",
+        (
+            "replicas is world_size, 1, 1 or args.replicas, by args.sharding; the shape is (replicas, world_size //"
+            " replicas)."
+        ),
     ),
 )
 def test_todo1_mesh(student):
@@ -147,12 +170,30 @@ def test_todo1_mesh(student):
             seen, told = mesh["ranks"], f"with {' '.join(more)} on {world} ranks"
             copies, shards = (4, 1) if len(more) > 2 else grid(more[1], world)
             right = [list(range(row * shards, (row + 1) * shards)) for row in range(copies)]
-            expect(all(isinstance(row, list) for row in seen), f"{told} there is no grid of ranks, with rows and columns", right, seen, rank)
+            expect(
+                all(isinstance(row, list) for row in seen),
+                f"{told} there is no grid of ranks, with rows and columns",
+                right,
+                seen,
+                rank,
+            )
             size = (len(seen), len(seen[0]))
-            expect(size == (copies, shards), f"{told} the grid is {size[0]} × {size[1]}: {size[0]} cop{'y' if size[0] == 1 else 'ies'} of the model, "
-                   f"held by {size[1]} rank{'s' if size[1] > 1 else ''} each", f"{copies} × {shards}", f"{size[0]} × {size[1]}", rank)
+            expect(
+                size == (copies, shards),
+                f"{told} the grid is {size[0]} × {size[1]}: {size[0]} cop{'y' if size[0] == 1 else 'ies'} of the model,"
+                f" held by {size[1]} rank{'s' if size[1] > 1 else ''} each",
+                f"{copies} × {shards}",
+                f"{size[0]} × {size[1]}",
+                rank,
+            )
             expect(seen == right, f"{told} neighbours do not share a copy", right, seen, rank)
-            expect(mesh["names"] == ["replicate", "shard"], f"{told} the axes have other names, by which they are looked up", ["replicate", "shard"], mesh["names"], rank)
+            expect(
+                mesh["names"] == ["replicate", "shard"],
+                f"{told} the axes have other names, by which they are looked up",
+                ["replicate", "shard"],
+                mesh["names"],
+                rank,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -185,13 +226,21 @@ def serial_evaluation():
 
 @todo(
     2,
-    why="DDP lets each rank evaluate by itself. A sharded model is never at one place: a rank that has run out of samples and leaves "
-    "takes its part of the weights away, and the others wait for it for ever. On most numbers of ranks the shares are not equal.",
+    why=(
+        "DDP lets each rank evaluate by itself. A sharded model is never at one place: a rank that has run out of"
+        " samples and leaves takes its part of the weights away, and the others wait for it for ever. On most numbers"
+        " of ranks the shares are not equal."
+    ),
     hints=(
         "Which rank has the most batches? All must learn that number, and then make as many forward passes.",
-        "dist.all_reduce with dist.ReduceOp.MAX, of a tensor on the device. IGNORE is imported: a target that no loss counts.",
-        "After the loader's own, yield (most - len(loader)) times a pair of int64 tensors: x of zeros of shape (1, args.seq_len), "
-        "and y like it, full of IGNORE. The loader may be empty.",
+        (
+            "dist.all_reduce with dist.ReduceOp.MAX, of a tensor on the device. IGNORE is imported: a target that no"
+            " loss counts."
+        ),
+        (
+            "After the loader's own, yield (most - len(loader)) times a pair of int64 tensors: x of zeros of shape (1,"
+            " args.seq_len), and y like it, full of IGNORE. The loader may be empty."
+        ),
     ),
 )
 def test_todo2_in_step(student):
@@ -201,8 +250,14 @@ def test_todo2_in_step(student):
     ranks = student.call(evaluate_on_rank, world=world).evidence
     for rank, means in enumerate(ranks):
         for length, mean, wanted in zip(LENGTHS, means, right, strict=True):
-            expect(math.isclose(mean, wanted, rel_tol=REL), f"evaluate() of {length} samples on {world} ranks gives rank {rank} another loss than one "
-                   "process finds: is each sample counted once, and nothing else?", wanted, mean, rank)
+            expect(
+                math.isclose(mean, wanted, rel_tol=REL),
+                f"evaluate() of {length} samples on {world} ranks gives rank {rank} another loss than one "
+                "process finds: is each sample counted once, and nothing else?",
+                wanted,
+                mean,
+                rank,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -225,7 +280,11 @@ def shard_on_rank(code, rank, world, seed, chosen):
         mark(name=strategy)
         model(x, y).backward()
         mark(name="")
-        seen[strategy] = {"held": elements(model.parameters()), "held_gradients": elements(gradients(model).values()), "grads": gradients(model)}
+        seen[strategy] = {
+            "held": elements(model.parameters()),
+            "held_gradients": elements(gradients(model).values()),
+            "grads": gradients(model),
+        }
     return seen
 
 
@@ -246,14 +305,22 @@ def shares(shapes, shards):
 
 @todo(
     3,
-    why="This is where the memory is saved. A wrapper that shards nothing trains just as well, and nobody notices until the model grows: so it is "
-    "checked in numbers. If the whole model is one unit, every rank holds all of it during the step, and nothing is won but a name.",
+    why=(
+        "This is where the memory is saved. A wrapper that shards nothing trains just as well, and nobody notices until"
+        " the model grows: so it is checked in numbers. If the whole model is one unit, every rank holds all of it"
+        " during the step, and nothing is won but a name."
+    ),
     hints=(
         "It is one call, imported above, for each block, and one more for the model. It works in place.",
-        "fully_shard(module, mesh=..., mp_policy=..., reshard_after_forward=...): the first two are in options. A call takes the parameters that no "
-        "earlier call took, so the blocks come first. The blocks are model.blocks.",
-        "In a loop: fully_shard(block, **options, reshard_after_forward=...), True for full and hybrid, else False; below it the same for the "
-        "model with False, whose backward pass begins at once; and return the model.",
+        (
+            "fully_shard(module, mesh=..., mp_policy=..., reshard_after_forward=...): the first two are in options. A"
+            " call takes the parameters that no earlier call took, so the blocks come first. The blocks are"
+            " model.blocks."
+        ),
+        (
+            "In a loop: fully_shard(block, **options, reshard_after_forward=...), True for full and hybrid, else False;"
+            " below it the same for the model with False, whose backward pass begins at once; and return the model."
+        ),
     ),
 )
 def test_todo3_shard(student):
@@ -265,22 +332,42 @@ def test_todo3_shard(student):
         run = student.call(shard_on_rank, world=world, seed=seeds, chosen=chosen)
         ranks = run.evidence
         right = student.reference(serial_step, seeds=[*seeds])["grads"]
-        expect("twice" not in ranks[0], "shard() cuts parameters that are cut already: a call for the whole model takes all that no earlier call took, so nothing "
-               "is left for the blocks", "each block, then the model", "a parameter taken twice", 0)
-        for strategy in sorted(chosen, key=("full", "grad", "hybrid", "none").index):  # what is not sharded is told first
+        expect(
+            "twice" not in ranks[0],
+            "shard() cuts parameters that are cut already: a call for the whole model takes all that no earlier call"
+            " took, so nothing is left for the blocks",
+            "each block, then the model",
+            "a parameter taken twice",
+            0,
+        )
+        for strategy in sorted(
+            chosen, key=("full", "grad", "hybrid", "none").index
+        ):  # what is not sharded is told first
             copies, shards = grid(strategy, world)
             told = f"with --sharding {strategy} on {world} ranks"
             share = shares(everything, shards)
             for rank, seen in enumerate(ranks):
                 mine = seen[strategy]
                 for what, much in (("weights", mine["held"]), ("gradients", mine["held_gradients"])):
-                    more = f"all {psi:,} {what}: nothing is sharded" if much >= psi else f"{much:,} {what}, more than its share"
-                    expect(much <= share, f"{told}, rank {rank} holds {more}", f"{share:,} of {psi:,}", f"{much:,}", rank)
+                    more = (
+                        f"all {psi:,} {what}: nothing is sharded"
+                        if much >= psi
+                        else f"{much:,} {what}, more than its share"
+                    )
+                    expect(
+                        much <= share, f"{told}, rank {rank} holds {more}", f"{share:,} of {psi:,}", f"{much:,}", rank
+                    )
             for row in range(copies):
                 members = range(row * shards, (row + 1) * shards)
                 much = sum(ranks[rank][strategy]["held"] for rank in members)
-                expect(much >= psi, f"{told}, {'rank' if shards == 1 else 'ranks'} {', '.join(map(str, members))} together hold {much:,} weights, which is "
-                       "no whole copy of the model: is the mesh used?", f"{psi:,}", f"{much:,}", members[0])
+                expect(
+                    much >= psi,
+                    f"{told}, {'rank' if shards == 1 else 'ranks'} {', '.join(map(str, members))} together hold"
+                    f" {much:,} weights, which is no whole copy of the model: is the mesh used?",
+                    f"{psi:,}",
+                    f"{much:,}",
+                    members[0],
+                )
             check_gradients(told, together([seen[strategy] for seen in ranks], "grads"), right, world)
             for rank, events in enumerate(run.events):
                 check_traffic(told, strategy, calls(events, strategy), blocks, rest, copies, shards, rank)
@@ -292,8 +379,11 @@ def check_gradients(told, seen, right, world):
         expect(name in seen, f"{told}, {name} has no gradient", "a gradient", "none")
         if not close(seen[name], grad):
             what = f"summed over the ranks, not averaged: {world} times" if close(seen[name], grad * world) else "not"
-            raise Wrong(f"{told}, the gradient of {name} is {what} that of one process on the whole batch", f"norm {grad.norm():.4g}",
-                        f"norm {seen[name].norm():.4g}")
+            raise Wrong(
+                f"{told}, the gradient of {name} is {what} that of one process on the whole batch",
+                f"norm {grad.norm():.4g}",
+                f"norm {seen[name].norm():.4g}",
+            )
 
 
 def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
@@ -304,23 +394,50 @@ def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
 
     inside = 4 * sum(shares(block, shards) for block in blocks)
     outside = 4 * shares(rest, shards)
-    least = 4 * sum(math.prod(shape) for block in blocks for shape in block) / shards, 4 * sum(map(math.prod, rest)) / shards  # without padding
+    least = (
+        4 * sum(math.prod(shape) for block in blocks for shape in block) / shards,
+        4 * sum(map(math.prod, rest)) / shards,
+    )  # without padding
     if shards > 1:
         gathered, scattered = given("all_gather"), sum(given("reduce_scatter"))
         times = {"grad": "once: they stay from the forward to the backward pass", "full": "twice, once for each pass"}
         times["hybrid"] = times["full"]
-        lower, upper = (sum(least), inside + outside) if strategy == "grad" else (2 * least[0] + least[1], 2 * (inside + outside))
+        lower, upper = (
+            (sum(least), inside + outside) if strategy == "grad" else (2 * least[0] + least[1], 2 * (inside + outside))
+        )
         unit = 4 * max(shares(rest, shards), *(shares(block, shards) for block in blocks))
-        expect(max(gathered, default=0) <= unit, f"{told}, {max(gathered, default=0) * shards:,} bytes of weights are gathered at once: more than the largest unit, so that the "
-               "blocks are not units of their own", f"at most {unit * shards:,} bytes", f"{max(gathered, default=0) * shards:,} bytes", rank)
-        expect(lower <= sum(gathered) <= upper, f"{told}, rank {rank} gives {sum(gathered):,} bytes to gather weights in a step; a block's weights are to be "
-               f"gathered {times[strategy]}", f"{lower:,.0f} to {upper:,} bytes", f"{sum(gathered):,} bytes", rank)
-        expect(sum(least) <= scattered <= inside + outside, f"{told}, rank {rank} gets {scattered:,} bytes of gradients by reduce-scatter in a step",
-               f"its share, {sum(least):,.0f} bytes", f"{scattered:,} bytes", rank)
+        expect(
+            max(gathered, default=0) <= unit,
+            f"{told}, {max(gathered, default=0) * shards:,} bytes of weights are gathered at once: more than the"
+            " largest unit, so that the blocks are not units of their own",
+            f"at most {unit * shards:,} bytes",
+            f"{max(gathered, default=0) * shards:,} bytes",
+            rank,
+        )
+        expect(
+            lower <= sum(gathered) <= upper,
+            f"{told}, rank {rank} gives {sum(gathered):,} bytes to gather weights in a step; a block's weights are to"
+            f" be gathered {times[strategy]}",
+            f"{lower:,.0f} to {upper:,} bytes",
+            f"{sum(gathered):,} bytes",
+            rank,
+        )
+        expect(
+            sum(least) <= scattered <= inside + outside,
+            f"{told}, rank {rank} gets {scattered:,} bytes of gradients by reduce-scatter in a step",
+            f"its share, {sum(least):,.0f} bytes",
+            f"{scattered:,} bytes",
+            rank,
+        )
     if copies > 1:
         reduced = sum(given("all_reduce"))
-        expect(sum(least) <= reduced <= 1.05 * (inside + outside), f"{told}, rank {rank} gives {reduced:,} bytes of gradients to add up over the {copies} "
-               "copies in a step", f"{sum(least):,.0f} bytes, each gradient that it holds once", f"{reduced:,} bytes", rank)
+        expect(
+            sum(least) <= reduced <= 1.05 * (inside + outside),
+            f"{told}, rank {rank} gives {reduced:,} bytes of gradients to add up over the {copies} copies in a step",
+            f"{sum(least):,.0f} bytes, each gradient that it holds once",
+            f"{reduced:,} bytes",
+            rank,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -353,15 +470,26 @@ def serial_weights(seed):
 
 @todo(
     4,
-    why="fully_shard does not send rank 0's weights to the others, as DDP does. If each rank drew its own, the model would be stitched together "
-    "of several inits; if each drew its part from the same seed, parts would repeat. And a model that is built whole on every rank "
-    "must fit on every rank, which sharding was to spare it.",
+    why=(
+        "fully_shard does not send rank 0's weights to the others, as DDP does. If each rank drew its own, the model"
+        " would be stitched together of several inits; if each drew its part from the same seed, parts would repeat."
+        " And a model that is built whole on every rank must fit on every rank, which sharding was to spare it."
+    ),
     hints=(
-        "The device “meta” for the model; then memory for the shards alone; then rank 0 builds the model as a single process would, once, and deals it out.",
-        "with torch.device(\"meta\"): ... around the constructor. module.to_empty(device=...) takes memory. set_model_state_dict, imported above, "
-        "takes the whole state dict on rank 0 and an empty one elsewhere, with StateDictOptions(full_state_dict=True, broadcast_from_rank0=True).",
-        "In first_weights: model.to_empty(device=mesh.device_type); torch.manual_seed(args.seed); on rank 0 full = TransformerLM(**model.config)"
-        ".state_dict(), elsewhere {}; and set_model_state_dict(model, full, options=...).",
+        (
+            "The device “meta” for the model; then memory for the shards alone; then rank 0 builds the model as a"
+            " single process would, once, and deals it out."
+        ),
+        (
+            'with torch.device("meta"): ... around the constructor. module.to_empty(device=...) takes memory.'
+            " set_model_state_dict, imported above, takes the whole state dict on rank 0 and an empty one elsewhere,"
+            " with StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)."
+        ),
+        (
+            "In first_weights: model.to_empty(device=mesh.device_type); torch.manual_seed(args.seed); on rank 0 full ="
+            " TransformerLM(**model.config).state_dict(), elsewhere {}; and set_model_state_dict(model, full,"
+            " options=...)."
+        ),
     ),
 )
 def test_todo4_first_weights(student):
@@ -376,27 +504,76 @@ def test_todo4_first_weights(student):
             if torch.equal(copy[name], weight):
                 continue
             parts = copy[name].chunk(2)
-            what = "has no content yet" if copy[name].isnan().any() or not copy[name].any() else "repeats: the ranks' parts are equal, as if each had drawn its own from the same seed" if len(parts) > 1 and torch.equal(
-                *parts) else "is not the serial run's"
-            raise Wrong(f"the first {name} {what} (ranks {2 * row} and {2 * row + 1} of {world})", "the weights that a single process draws by --seed", "others", 2 * row)
+            what = (
+                "has no content yet"
+                if copy[name].isnan().any() or not copy[name].any()
+                else (
+                    "repeats: the ranks' parts are equal, as if each had drawn its own from the same seed"
+                    if len(parts) > 1 and torch.equal(*parts)
+                    else "is not the serial run's"
+                )
+            )
+            raise Wrong(
+                f"the first {name} {what} (ranks {2 * row} and {2 * row + 1} of {world})",
+                "the weights that a single process draws by --seed",
+                "others",
+                2 * row,
+            )
     assert set(seen) == set(right)
     owners = [rank for rank, mine in enumerate(ranks) if mine["before"] or mine["built"]]
-    expect(len(owners) <= 1, f"ranks {', '.join(map(str, owners))} have each had the whole model in memory", "one rank at most", f"ranks {owners}",
-           owners[-1] if owners else None)
+    expect(
+        len(owners) <= 1,
+        f"ranks {', '.join(map(str, owners))} have each had the whole model in memory",
+        "one rank at most",
+        f"ranks {owners}",
+        owners[-1] if owners else None,
+    )
     for rank, mine in enumerate(ranks):
-        expect(mine["held"] <= share, f"rank {rank} holds {mine['held']:,} weights after first_weights, its shards are {share:,}", share, mine["held"], rank)
+        expect(
+            mine["held"] <= share,
+            f"rank {rank} holds {mine['held']:,} weights after first_weights, its shards are {share:,}",
+            share,
+            mine["held"],
+            rank,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 5: the optimizer; the law of the course
 
 # SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
-ARGV = ["--epochs", "2", "--batch-size", "12", "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "1", "--optimizer", "sgd", "--lr", "0.5",
-        "--weight-decay", "0", "--clip", "0.5", "--seed", "5", "--log-every", "2"]
+ARGV = [
+    "--epochs",
+    "2",
+    "--batch-size",
+    "12",
+    "--seq-len",
+    "8",
+    "--dim",
+    "16",
+    "--heads",
+    "2",
+    "--layers",
+    "1",
+    "--optimizer",
+    "sgd",
+    "--lr",
+    "0.5",
+    "--weight-decay",
+    "0",
+    "--clip",
+    "0.5",
+    "--seed",
+    "5",
+    "--log-every",
+    "2",
+]
 
 
 def mains_on_rank(code, rank, world, runs, data):
-    """main(), run after run in one process: for each (ranks, flags). Returns what each run left; None where this rank was not in it."""
+    """main(), run after run in one process: for each (ranks, flags). Returns what each run left; None where this rank
+    was not in it.
+    """
     for name, text in data.items():  # a folder for each rank: none must wait for another
         path = Path(f"{rank}") / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -432,23 +609,40 @@ def same_losses(told, serial, ranks):
     """Step by step; a step's loss is the mean of its ranks' losses."""
     means = [sum(step) / len(ranks) for step in zip(*map(losses, ranks), strict=True)]
     for step, (seen, right) in enumerate(zip(means, serial, strict=True), start=1):
-        expect(math.isclose(seen, right, rel_tol=REL), f"{told} the loss of step {step} is not the serial run's", right, seen)
+        expect(
+            math.isclose(seen, right, rel_tol=REL),
+            f"{told} the loss of step {step} is not the serial run's",
+            right,
+            seen,
+        )
 
 
 def same_report(told, right, seen):
-    expect(len(right) == len(seen), f"{told} metrics.jsonl has {len(seen)} lines", f"{len(right)} lines", f"{len(seen)} lines")
+    expect(
+        len(right) == len(seen),
+        f"{told} metrics.jsonl has {len(seen)} lines",
+        f"{len(right)} lines",
+        f"{len(seen)} lines",
+    )
     for want, got in zip(right, seen, strict=True):
         for name in want:
             if isinstance(want[name], float):
-                expect(math.isclose(got.get(name, math.nan), want[name], rel_tol=REL), f"{told} metrics.jsonl says another {name} ({want['kind']}, step "
-                       f"{want['step']}) than the serial run's", want[name], got.get(name))
+                expect(
+                    math.isclose(got.get(name, math.nan), want[name], rel_tol=REL),
+                    f"{told} metrics.jsonl says another {name} ({want['kind']}, step "
+                    f"{want['step']}) than the serial run's",
+                    want[name],
+                    got.get(name),
+                )
 
 
 @todo(
     5,
     needs=(1, 2, 3, 4),
-    why="An optimizer holds on to the parameters that it is given. If they are replaced afterwards, it steps weights that nobody uses, without an error: "
-    "the loss does not fall, and its state has the size of the whole model.",
+    why=(
+        "An optimizer holds on to the parameters that it is given. If they are replaced afterwards, it steps weights"
+        " that nobody uses, without an error: the loss does not fall, and its state has the size of the whole model."
+    ),
     hints=(
         "The three lines are right, their order is not.",
         "make_optimizer reads model.parameters() when it is called.",
@@ -470,20 +664,47 @@ def test_todo5_optimizer(student):
     share = shares([tuple(w.shape) for w in final.values()], grid(strategy, world)[1])
     weights = together(ranks, "weights")
     moved = max((weights[name] - weight).abs().max().item() for name, weight in first.items())
-    expect(moved > 0, f"{told}, the weights are after the training what they were before: the optimizer steps others, that nobody uses",
-           "weights that move", "the first weights")
+    expect(
+        moved > 0,
+        f"{told}, the weights are after the training what they were before: the optimizer steps others, that nobody"
+        " uses",
+        "weights that move",
+        "the first weights",
+    )
     for rank, seen in enumerate(ranks):
-        expect(seen["held"] <= share, f"{told}, the optimizer of rank {rank} has parameters of {seen['held']:,} elements; its shards are {share:,}",
-               f"{share:,}", f"{seen['held']:,}", rank)
-        expect(seen["held"] > 0 and seen["held"] >= share / 2, f"{told}, the optimizer of rank {rank} does not have the model's parameters: those that it "
-               "was given are no longer used", f"{share:,} elements", f"{seen['held']:,}", rank)
-        expect(not seen["still_in_a_group"], f"{told}, rank {rank} ends without leaving the process group", "no group", "a group", rank)
+        expect(
+            seen["held"] <= share,
+            f"{told}, the optimizer of rank {rank} has parameters of {seen['held']:,} elements; its shards are"
+            f" {share:,}",
+            f"{share:,}",
+            f"{seen['held']:,}",
+            rank,
+        )
+        expect(
+            seen["held"] > 0 and seen["held"] >= share / 2,
+            f"{told}, the optimizer of rank {rank} does not have the model's parameters: those that it "
+            "was given are no longer used",
+            f"{share:,} elements",
+            f"{seen['held']:,}",
+            rank,
+        )
+        expect(
+            not seen["still_in_a_group"],
+            f"{told}, rank {rank} ends without leaving the process group",
+            "no group",
+            "a group",
+            rank,
+        )
     same_losses(f"{told},", right, ranks)
     same_report(f"{told},", reported(serial), reported(run, "out-0"))
     for name, weight in final.items():
         # SGD keeps rounding small: 1.2e-7 was measured after these steps; the weights themselves moved by 2e-5 to 1e-2.
-        expect(torch.allclose(weights[name], weight, rtol=0, atol=2e-6), f"{told}, the last weights are not the serial run's ({name})",
-               "equal weights", "others")
+        expect(
+            torch.allclose(weights[name], weight, rtol=0, atol=2e-6),
+            f"{told}, the last weights are not the serial run's ({name})",
+            "equal weights",
+            "others",
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -499,7 +720,13 @@ def clip_on_rank(code, rank, world, seed):
         model.zero_grad()
         model(*tiny_batch(seed)).backward()
         norm = code.clip_gradients(model, made_args(code, "--clip", str(clip)))
-        seen.append({"norm": norm if isinstance(norm, (int, float)) else type(norm).__name__, "own": own_norm(model), "grads": gradients(model)})
+        seen.append(
+            {
+                "norm": norm if isinstance(norm, (int, float)) else type(norm).__name__,
+                "own": own_norm(model),
+                "grads": gradients(model),
+            }
+        )
     return seen
 
 
@@ -510,13 +737,21 @@ def own_norm(model):
 
 @todo(
     6,
-    why="The norm of a part is smaller than that of the whole, so a gradient that should be clipped is not; and parts that are scaled by numbers of "
-    "their own no longer make one gradient. The model then depends on the number of ranks. And the norm is the first thing to look at when a loss jumps.",
+    why=(
+        "The norm of a part is smaller than that of the whole, so a gradient that should be clipped is not; and parts"
+        " that are scaled by numbers of their own no longer make one gradient. The model then depends on the number of"
+        " ranks. And the norm is the first thing to look at when a loss jumps."
+    ),
     hints=(
         "The call that is there can do it: it knows DTensors. What does it return, and how does that become a number?",
-        "clip_grad_norm_ returns the norm from before it clipped; of DTensor parameters it is a DTensor, which full_tensor() or item() turn "
-        "into what all ranks agree on. Without a limit, the largest norm is math.inf.",
-        "norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf); then return norm.full_tensor().item(), or norm.item() of a plain tensor.",
+        (
+            "clip_grad_norm_ returns the norm from before it clipped; of DTensor parameters it is a DTensor, which"
+            " full_tensor() or item() turn into what all ranks agree on. Without a limit, the largest norm is math.inf."
+        ),
+        (
+            "norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf); then return"
+            " norm.full_tensor().item(), or norm.item() of a plain tensor."
+        ),
     ),
 )
 def test_todo6_clip(student):
@@ -533,13 +768,28 @@ def test_todo6_clip(student):
             told = f"with --clip {clip:g} on 2 × 2 ranks, clip_gradients"
             expect(isinstance(norm, (int, float)), f"{told} returns no number on rank {rank}", "a float", norm, rank)
             if not math.isclose(norm, right, rel_tol=REL):
-                what = "it is that of two copies of the gradient" if math.isclose(norm, right * math.sqrt(2), rel_tol=1e-3) else (
-                    "it is smaller than the whole gradient's: is it that of this rank's part?" if 0 < norm < right else "it is not the whole gradient's")
+                what = (
+                    "it is that of two copies of the gradient"
+                    if math.isclose(norm, right * math.sqrt(2), rel_tol=1e-3)
+                    else (
+                        "it is smaller than the whole gradient's: is it that of this rank's part?"
+                        if 0 < norm < right
+                        else "it is not the whole gradient's"
+                    )
+                )
                 raise Wrong(f"{told} returns the wrong norm on rank {rank}: {what}", right, norm, rank)
         for name, grad in together([mine[case] for mine in ranks], "grads").items():
             if not close(grad, grads[name] * factor):
-                what = "is not clipped" if close(grad, grads[name]) else "is not the whole gradient's, scaled by one number"
-                raise Wrong(f"with --clip {clip:g} the gradient of {name} {what}", f"norm {grads[name].norm() * factor:.4g}", f"norm {grad.norm():.4g}")
+                what = (
+                    "is not clipped"
+                    if close(grad, grads[name])
+                    else "is not the whole gradient's, scaled by one number"
+                )
+                raise Wrong(
+                    f"with --clip {clip:g} the gradient of {name} {what}",
+                    f"norm {grads[name].norm() * factor:.4g}",
+                    f"norm {grad.norm():.4g}",
+                )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -549,7 +799,9 @@ def test_todo6_clip(student):
 def precision_on_rank(code, rank, world, seed):
     seen = {}
     for dtype in ("float32", "bfloat16"):
-        model = in_parts(made_model(seed=0), made_mesh("full", world), mp_policy=code.precision(made_args(code, "--dtype", dtype)))
+        model = in_parts(
+            made_model(seed=0), made_mesh("full", world), mp_policy=code.precision(made_args(code, "--dtype", dtype))
+        )
         mark(name=dtype)
         loss = model(*tiny_batch(seed))
         loss.backward()
@@ -561,12 +813,21 @@ def precision_on_rank(code, rank, world, seed):
 
 @todo(
     7,
-    why="Half the bytes are gathered in half the time, and matrix products in bfloat16 are several times as fast. But bfloat16 has three digits: a small "
-    "gradient that is added to a large sum is lost in it, and so is a small step that is added to a weight. Those two stay float32.",
+    why=(
+        "Half the bytes are gathered in half the time, and matrix products in bfloat16 are several times as fast. But"
+        " bfloat16 has three digits: a small gradient that is added to a large sum is lost in it, and so is a small"
+        " step that is added to a weight. Those two stay float32."
+    ),
     hints=(
         "What is returned is a policy, and its empty form changes nothing. Which two of its fields matter here?",
-        "MixedPrecisionPolicy takes param_dtype, in which weights are gathered and used, and reduce_dtype, in which gradients are added up.",
-        "If args.dtype is \"bfloat16\": MixedPrecisionPolicy(param_dtype=torch...., reduce_dtype=torch....), the first half as wide as the second.",
+        (
+            "MixedPrecisionPolicy takes param_dtype, in which weights are gathered and used, and reduce_dtype, in which"
+            " gradients are added up."
+        ),
+        (
+            'If args.dtype is "bfloat16": MixedPrecisionPolicy(param_dtype=torch...., reduce_dtype=torch....), the'
+            " first half as wide as the second."
+        ),
     ),
 )
 def test_todo7_precision(student):
@@ -580,15 +841,42 @@ def test_todo7_precision(student):
             told = f"with --dtype {dtype} on rank {rank}"
             gathered = {e["dtype"] for e in calls(events, dtype) if e["op"] == "all_gather"}
             scattered = {e["dtype"] for e in calls(events, dtype) if e["op"] == "reduce_scatter"}
-            expect(gathered == {dtype}, f"{told} weights are gathered in {', '.join(sorted(gathered))}", dtype, sorted(gathered), rank)
-            expect(scattered == {"float32"}, f"{told} gradients are added up in {', '.join(sorted(scattered))}", "float32", sorted(scattered), rank)
-            expect(ranks[rank][dtype]["shards"] == ["float32"], f"{told} the shards are {ranks[rank][dtype]['shards']}", "float32", ranks[rank][dtype]["shards"], rank)
+            expect(
+                gathered == {dtype},
+                f"{told} weights are gathered in {', '.join(sorted(gathered))}",
+                dtype,
+                sorted(gathered),
+                rank,
+            )
+            expect(
+                scattered == {"float32"},
+                f"{told} gradients are added up in {', '.join(sorted(scattered))}",
+                "float32",
+                sorted(scattered),
+                rank,
+            )
+            expect(
+                ranks[rank][dtype]["shards"] == ["float32"],
+                f"{told} the shards are {ranks[rank][dtype]['shards']}",
+                "float32",
+                ranks[rank][dtype]["shards"],
+                rank,
+            )
     exact, rough = (together([seen[dtype] for seen in ranks], "grads") for dtype in ("float32", "bfloat16"))
     for name, grad in right.items():
-        expect(close(exact[name], grad), f"with --dtype float32 the gradient of {name} is not that of one process", f"norm {grad.norm():.4g}", f"norm {exact[name].norm():.4g}")
+        expect(
+            close(exact[name], grad),
+            f"with --dtype float32 the gradient of {name} is not that of one process",
+            f"norm {grad.norm():.4g}",
+            f"norm {exact[name].norm():.4g}",
+        )
         # bfloat16 has 8 bits: some percent after a few layers; 1.8 % was measured.
-        expect((rough[name] - grad).norm() < 0.1 * grad.norm(), f"with --dtype bfloat16 the gradient of {name} is far from that of one process",
-               f"norm {grad.norm():.4g}", f"norm {rough[name].norm():.4g}")
+        expect(
+            (rough[name] - grad).norm() < 0.1 * grad.norm(),
+            f"with --dtype bfloat16 the gradient of {name} is far from that of one process",
+            f"norm {grad.norm():.4g}",
+            f"norm {rough[name].norm():.4g}",
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -622,34 +910,69 @@ def watched_step(change):
     kept.clear()
     loss.backward()
     whole_runs = sum(part is whole_model for part in ran)
-    return {"blocks": len(ran) - whole_runs, "whole": whole_runs, "kept": bytes_kept, "loss": loss.item(), "grads": gradients(model),
-            "names": sorted(model.state_dict()) == names}
+    return {
+        "blocks": len(ran) - whole_runs,
+        "whole": whole_runs,
+        "kept": bytes_kept,
+        "loss": loss.item(),
+        "grads": gradients(model),
+        "names": sorted(model.state_dict()) == names,
+    }
 
 
 @todo(
     8,
-    why="Sharding makes weights small; then what the forward pass keeps for the backward pass is what fills the memory, and it grows with the batch and "
-    "the length of the text. Recomputed block by block, only a block's input is kept of each block.",
+    why=(
+        "Sharding makes weights small; then what the forward pass keeps for the backward pass is what fills the memory,"
+        " and it grows with the batch and the length of the text. Recomputed block by block, only a block's input is"
+        " kept of each block."
+    ),
     hints=(
         "The wrapper is imported above. What it returns has to take the block's place.",
-        "checkpoint_wrapper(module) returns a module that does the same, and runs twice. model.blocks is a ModuleList: model.blocks[i] = ... puts another "
-        "module in its place.",
+        (
+            "checkpoint_wrapper(module) returns a module that does the same, and runs twice. model.blocks is a"
+            " ModuleList: model.blocks[i] = ... puts another module in its place."
+        ),
         "for i, block in enumerate(model.blocks): put checkpoint_wrapper(block) into model.blocks[i].",
     ),
 )
 def test_todo8_recompute(student):
     ((before, after),) = student.call(recompute_on_rank, world=1, group=False).evidence
     layers = SIZES["n_layers"]
-    expect(after["blocks"] == 2 * layers, f"in a step with --recompute the {layers} blocks run {after['blocks']} times in all: each is to run in the "
-           "forward pass, and again in the backward pass", 2 * layers, after["blocks"])
-    expect(after["whole"] == 1, "the whole model runs again in the backward pass, not each block for itself: then all is kept at once, after all",
-           "each block by itself", "the whole model")
+    expect(
+        after["blocks"] == 2 * layers,
+        f"in a step with --recompute the {layers} blocks run {after['blocks']} times in all: each is to run in the "
+        "forward pass, and again in the backward pass",
+        2 * layers,
+        after["blocks"],
+    )
+    expect(
+        after["whole"] == 1,
+        "the whole model runs again in the backward pass, not each block for itself: then all is kept at once,"
+        " after all",
+        "each block by itself",
+        "the whole model",
+    )
     # Of each block its input is left, and what the head keeps; a fifth was measured.
-    expect(after["kept"] < before["kept"] / 2, "with --recompute the forward pass keeps about as much as without", f"less than half of {before['kept']:,} bytes",
-           f"{after['kept']:,} bytes")
-    expect(after["loss"] == before["loss"] and all(torch.equal(after["grads"].get(name, torch.empty(0)), grad) for name, grad in before["grads"].items()),
-           "with --recompute the loss or a gradient is another one: what runs again must be what ran before", "equal to the last bit", "others")
-    expect(after["names"], "with --recompute the names in the state dict change, so that no checkpoint fits", "the same names", "other names")
+    expect(
+        after["kept"] < before["kept"] / 2,
+        "with --recompute the forward pass keeps about as much as without",
+        f"less than half of {before['kept']:,} bytes",
+        f"{after['kept']:,} bytes",
+    )
+    expect(
+        after["loss"] == before["loss"]
+        and all(torch.equal(after["grads"].get(name, torch.empty(0)), grad) for name, grad in before["grads"].items()),
+        "with --recompute the loss or a gradient is another one: what runs again must be what ran before",
+        "equal to the last bit",
+        "others",
+    )
+    expect(
+        after["names"],
+        "with --recompute the names in the state dict change, so that no checkpoint fits",
+        "the same names",
+        "other names",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -665,20 +988,34 @@ def save_on_rank(code, rank, world):
 
 @todo(
     9,
-    why="To use a model one wants a file that loads anywhere: on one device, by a program that knows nothing of shards. A file of DTensors needs a process "
-    "group to be read, and rank 0's state dict holds rank 0's shards and nothing else.",
+    why=(
+        "To use a model one wants a file that loads anywhere: on one device, by a program that knows nothing of shards."
+        " A file of DTensors needs a process group to be read, and rank 0's state dict holds rank 0's shards and"
+        " nothing else."
+    ),
     hints=(
         "There are functions for it among the imports; all ranks must call them, since all have parts to give.",
-        "get_model_state_dict(model, options=...) with StateDictOptions: full_state_dict puts shards together, and cpu_offload keeps them on rank 0's CPU only. "
-        "save0 writes on rank 0.",
-        "options = StateDictOptions(full_state_dict=..., cpu_offload=...), both True; then save0 the same dictionary with what get_model_state_dict returns.",
+        (
+            "get_model_state_dict(model, options=...) with StateDictOptions: full_state_dict puts shards together, and"
+            " cpu_offload keeps them on rank 0's CPU only. save0 writes on rank 0."
+        ),
+        (
+            "options = StateDictOptions(full_state_dict=..., cpu_offload=...), both True; then save0 the same"
+            " dictionary with what get_model_state_dict returns."
+        ),
     ),
 )
 def test_todo9_save(student):
     run = student.call(save_on_rank, world=3)
     ranks = run.evidence
     writers = [rank for rank, seen in enumerate(ranks) if seen["files"]]
-    expect(len(writers) <= 1, f"ranks {writers} all write the checkpoint", "one rank writes", f"ranks {writers} write", writers[-1] if writers else None)
+    expect(
+        len(writers) <= 1,
+        f"ranks {writers} all write the checkpoint",
+        "one rank writes",
+        f"ranks {writers} write",
+        writers[-1] if writers else None,
+    )
     expect("saved/model.pt" in run.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
     check_checkpoint(run.files["saved/model.pt"], student.reference(serial_weights, seed=0))
 
@@ -707,7 +1044,9 @@ def stepped(world, rank):
 
 def state(model, optimizer):
     """Everything that must come back, by name."""
-    buffers = {f"{name}.momentum_buffer": optimizer.state[p].get("momentum_buffer") for name, p in parameters(model).items()}
+    buffers = {
+        f"{name}.momentum_buffer": optimizer.state[p].get("momentum_buffer") for name, p in parameters(model).items()
+    }
     missing = {name: torch.zeros(0) for name, buffer in buffers.items() if buffer is None}
     return {**parameters(model), **buffers, **missing, "lr": torch.tensor(optimizer.param_groups[0]["lr"])}
 
@@ -719,8 +1058,14 @@ def save_sharded_on_rank(code, rank, world):
     code.save_sharded(model, optimizer, dict(PLACE), Path("saved"))
     mark(name="")
     dist.barrier()
-    mine = [Path(name) for name in set(files) if "/saved/" in name and name.endswith(".distcp") and Path(name).is_file()]
-    return {"wrote": sum(path.stat().st_size for path in mine), "state": state(model, optimizer), "found": found(Path("saved")) if rank == 0 else {}}
+    mine = [
+        Path(name) for name in set(files) if "/saved/" in name and name.endswith(".distcp") and Path(name).is_file()
+    ]
+    return {
+        "wrote": sum(path.stat().st_size for path in mine),
+        "state": state(model, optimizer),
+        "found": found(Path("saved")) if rank == 0 else {},
+    }
 
 
 def found(folder):
@@ -750,12 +1095,24 @@ def entry(flat, name):
 
 @todo(
     10,
-    why="A job ends when its time is over, and the training does not. To put the whole model and the optimizer's state, together three times as large as the weights, on "
-    "one rank takes memory that is not there and time that all others wait; written in parts it takes 1/N of the time.",
+    why=(
+        "A job ends when its time is over, and the training does not. To put the whole model and the optimizer's state,"
+        " together three times as large as the weights, on one rank takes memory that is not there and time that all"
+        " others wait; written in parts it takes 1/N of the time."
+    ),
     hints=(
-        "First get the two state dicts, of sharded tensors; then one call writes them. The position goes in beside them.",
-        "get_state_dict(model, optimizer) returns both. dcp.save(dictionary, checkpoint_id=folder) writes it, each rank its shards.",
-        "weights, state = get_state_dict(...); dcp.save({\"model\": ..., \"optimizer\": ..., \"position\": ...}, checkpoint_id=folder).",
+        (
+            "First get the two state dicts, of sharded tensors; then one call writes them. The position goes in beside"
+            " them."
+        ),
+        (
+            "get_state_dict(model, optimizer) returns both. dcp.save(dictionary, checkpoint_id=folder) writes it, each"
+            " rank its shards."
+        ),
+        (
+            'weights, state = get_state_dict(...); dcp.save({"model": ..., "optimizer": ..., "position": ...},'
+            " checkpoint_id=folder)."
+        ),
     ),
 )
 def test_todo10_save_sharded(student):
@@ -763,30 +1120,62 @@ def test_todo10_save_sharded(student):
     run = student.call(save_sharded_on_rank, world=world)
     ranks = run.evidence
     flat = ranks[0]["found"]
-    expect("saved/.metadata" in run.files, "save_sharded leaves no checkpoint in the folder", "saved/.metadata and a file of each rank",
-           sorted(name for name in run.files if name.startswith("saved")) or "no file")
+    expect(
+        "saved/.metadata" in run.files,
+        "save_sharded leaves no checkpoint in the folder",
+        "saved/.metadata and a file of each rank",
+        sorted(name for name in run.files if name.startswith("saved")) or "no file",
+    )
     for name, value in together(ranks, "state").items():
         what = "the optimizer's state" if name.rpartition(".")[2] in OPTIMIZERS else "the model's weights"
         seen = entry(flat, name)
-        expect(seen is not None, f"{what} are not all in the checkpoint: there is no {name}" if what.endswith("s") else f"{what} is not in the checkpoint: there is no {name}",
-               name, f"{len(flat)} entries")
+        expect(
+            seen is not None,
+            (
+                f"{what} are not all in the checkpoint: there is no {name}"
+                if what.endswith("s")
+                else f"{what} is not in the checkpoint: there is no {name}"
+            ),
+            name,
+            f"{len(flat)} entries",
+        )
         seen = torch.tensor(seen) if isinstance(seen, float) else seen
-        expect(isinstance(seen, torch.Tensor) and seen.shape == value.shape and torch.equal(seen, value), f"{name} in the checkpoint is not what the ranks held",
-               tuple(value.shape), tuple(getattr(seen, "shape", ())))
+        expect(
+            isinstance(seen, torch.Tensor) and seen.shape == value.shape and torch.equal(seen, value),
+            f"{name} in the checkpoint is not what the ranks held",
+            tuple(value.shape),
+            tuple(getattr(seen, "shape", ())),
+        )
     for name, value in PLACE.items():
-        expect(entry(flat, name) == value or any(path.endswith(f".{name}") and other == value for path, other in flat.items()),
-               f"the position is not in the checkpoint: there is no {name} of {value}", value, entry(flat, name))
+        expect(
+            entry(flat, name) == value
+            or any(path.endswith(f".{name}") and other == value for path, other in flat.items()),
+            f"the position is not in the checkpoint: there is no {name} of {value}",
+            value,
+            entry(flat, name),
+        )
     blocks, rest = sizes()
     share = 4 * shares([shape for block in blocks for shape in block] + rest, 2)
     for rank, events in enumerate(run.events):
         given = sum(event["bytes"] for event in calls(events, "save") if event["dtype"] == "float32")
-        expect(given < share, f"rank {rank} gives {given:,} bytes of its shards to the others before anything is written: the whole is put together, which may "
-               "fit nowhere", "each rank writes its own shards", f"{given:,} bytes sent", rank)
+        expect(
+            given < share,
+            f"rank {rank} gives {given:,} bytes of its shards to the others before anything is written: the whole is"
+            " put together, which may fit nowhere",
+            "each rank writes its own shards",
+            f"{given:,} bytes sent",
+            rank,
+        )
     total = sum(seen["wrote"] for seen in ranks)
     for rank, seen in enumerate(ranks):
         # An even share is a quarter; the rest is for shards that can not be dealt evenly, and for headers.
-        expect(seen["wrote"] < 0.5 * total, f"rank {rank} writes {seen['wrote']:,} of {total:,} bytes: the ranks do not share the work", f"about {total // world:,} bytes",
-               f"{seen['wrote']:,} bytes", rank)
+        expect(
+            seen["wrote"] < 0.5 * total,
+            f"rank {rank} writes {seen['wrote']:,} of {total:,} bytes: the ranks do not share the work",
+            f"about {total // world:,} bytes",
+            f"{seen['wrote']:,} bytes",
+            rank,
+        )
 
 
 def load_sharded_on_rank(code, rank, world, onto):
@@ -803,7 +1192,10 @@ def load_sharded_on_rank(code, rank, world, onto):
             model = in_parts(made_model(seed=9), made_mesh("full", ranks))
             optimizer = momentum(model, lr=0.5)
             position = code.load_sharded(model, optimizer, dict.fromkeys(PLACE, 0), Path("saved"))
-            left[str(ranks)] = {"state": state(model, optimizer), "position": position if isinstance(position, dict) else repr(position)}
+            left[str(ranks)] = {
+                "state": state(model, optimizer),
+                "position": position if isinstance(position, dict) else repr(position),
+            }
             dist.destroy_process_group()
     return left
 
@@ -811,13 +1203,21 @@ def load_sharded_on_rank(code, rank, world, onto):
 @todo(
     11,
     needs=(10,),
-    why="The next job may get another number of GPUs. Shards that were written by 4 ranks have to be cut anew for 2, and the optimizer must go on with its "
-    "moments: without them Adam's first steps are far too long, and the loss jumps.",
+    why=(
+        "The next job may get another number of GPUs. Shards that were written by 4 ranks have to be cut anew for 2,"
+        " and the optimizer must go on with its moments: without them Adam's first steps are far too long, and the loss"
+        " jumps."
+    ),
     hints=(
         "It is TODO 10 read backwards: build the same dictionary, let it be filled, and give its parts back.",
-        "dcp.load(dictionary, checkpoint_id=folder) fills in place the tensors of get_state_dict. set_state_dict(model, optimizer, model_state_dict=..., "
-        "optim_state_dict=...) gives them back.",
-        "weights, state = get_state_dict(...); saved = {the keys of TODO 10}; dcp.load(saved, ...); set_state_dict(...); return saved[\"position\"].",
+        (
+            "dcp.load(dictionary, checkpoint_id=folder) fills in place the tensors of get_state_dict."
+            " set_state_dict(model, optimizer, model_state_dict=..., optim_state_dict=...) gives them back."
+        ),
+        (
+            "weights, state = get_state_dict(...); saved = {the keys of TODO 10}; dcp.load(saved, ...);"
+            ' set_state_dict(...); return saved["position"].'
+        ),
     ),
 )
 def test_todo11_load_sharded(student):
@@ -829,9 +1229,20 @@ def test_todo11_load_sharded(student):
         told = f"saved on {world} ranks and loaded on {ranks},"
         for name, value in together(seen, "state").items():
             what = "the optimizer's" if name.rpartition(".")[2] in OPTIMIZERS else "the model's"
-            expect(value.shape == right[name].shape and torch.equal(value, right[name]), f"{told} {what} {name} is not what was saved", "what was saved", "others")
+            expect(
+                value.shape == right[name].shape and torch.equal(value, right[name]),
+                f"{told} {what} {name} is not what was saved",
+                "what was saved",
+                "others",
+            )
         for rank, mine in enumerate(seen):
-            expect(mine["position"] == PLACE, f"{told} the position that rank {rank} gets is not what was saved", PLACE, mine["position"], rank)
+            expect(
+                mine["position"] == PLACE,
+                f"{told} the position that rank {rank} gets is not what was saved",
+                PLACE,
+                mine["position"],
+                rank,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -847,17 +1258,26 @@ def find_on_rank(code, rank, world):
 # Two epochs of two steps, saved in the second one's midst.
 LONG = [*ARGV, "--log-every", "1"]
 STOPPED = "out-0/step-3"
-RUNS = [[4, [*LONG, "--save-every", "3"]], [4, [*LONG, "--resume", STOPPED]],
-        [2, [*LONG, "--sharding", "grad", "--resume", STOPPED, "--recompute"]], [1, [*LONG, "--resume", STOPPED]]]
+RUNS = [
+    [4, [*LONG, "--save-every", "3"]],
+    [4, [*LONG, "--resume", STOPPED]],
+    [2, [*LONG, "--sharding", "grad", "--resume", STOPPED, "--recompute"]],
+    [1, [*LONG, "--resume", STOPPED]],
+]
 
 
 @todo(
     12,
     needs=(1, 2, 3, 4, 5, 10, 11),
-    why="A run that begins its epoch anew trains twice on some samples and never reaches others. Step k has the same samples on any number of ranks, so the "
-    "number of steps is all that one has to know.",
+    why=(
+        "A run that begins its epoch anew trains twice on some samples and never reaches others. Step k has the same"
+        " samples on any number of ranks, so the number of steps is all that one has to know."
+    ),
     hints=(
-        "Divide the steps by the steps of an epoch: the quotient is the epoch, the rest is what is done of it. Then look at the last step of an epoch.",
+        (
+            "Divide the steps by the steps of an epoch: the quotient is the epoch, the rest is what is done of it. Then"
+            " look at the last step of an epoch."
+        ),
         "With // and %, or divmod, of step - 1 for a step that is not the first. Nothing done yet is (0, 0).",
         "epoch = max(step - 1, 0) // ..., and what is done is step less the steps of the epochs before.",
     ),
@@ -865,7 +1285,12 @@ RUNS = [[4, [*LONG, "--save-every", "3"]], [4, [*LONG, "--resume", STOPPED]],
 def test_todo12_go_on(student):
     ((*seen,),) = student.call(find_on_rank, world=1, group=False).evidence
     for case, got in zip(EPOCH, seen, strict=True):
-        expect(tuple(got) == EPOCH[case], f"find_epoch({case[0]}, {case[1]}), after {case[0]} steps of {case[1]} an epoch, is wrong", EPOCH[case], tuple(got))
+        expect(
+            tuple(got) == EPOCH[case],
+            f"find_epoch({case[0]}, {case[1]}), after {case[0]} steps of {case[1]} an epoch, is wrong",
+            EPOCH[case],
+            tuple(got),
+        )
     serial = serial_run(student, LONG)
     right = losses(serial.evidence[0])
     run = student.call(mains_on_rank, world=4, group=False, runs=RUNS, data=corpus(student))
@@ -874,16 +1299,40 @@ def test_todo12_go_on(student):
     told = "stopped at step 3 on 4 ranks and gone on with on {},"
     windows = [sorted(rows) for rows, _ in training(serial.evidence[0]).values()]
     for number, (ranks, _) in enumerate(RUNS[1:], start=1):
-        steps = [sorted(row for mine in runs[number] for row in list(training(mine).values())[k][0]) for k in range(min(map(len, map(training, runs[number]))))]
-        expect(len(steps) == 1, f"{told.format(ranks)} it makes {len(steps)} steps; without a stop there was one more", 1, len(steps))
+        steps = [
+            sorted(row for mine in runs[number] for row in list(training(mine).values())[k][0])
+            for k in range(min(map(len, map(training, runs[number]))))
+        ]
+        expect(
+            len(steps) == 1,
+            f"{told.format(ranks)} it makes {len(steps)} steps; without a stop there was one more",
+            1,
+            len(steps),
+        )
         for k, rows in enumerate(steps):
-            expect(rows == windows[3 + k], f"{told.format(ranks)} step {4 + k} does not train on the samples that it would have trained on without a stop",
-                   f"the samples of step {4 + k}", next((f"those of step {n + 1}" for n, other in enumerate(windows) if rows == other), "others"))
+            expect(
+                rows == windows[3 + k],
+                f"{told.format(ranks)} step {4 + k} does not train on the samples that it would have trained on without"
+                " a stop",
+                f"the samples of step {4 + k}",
+                next((f"those of step {n + 1}" for n, other in enumerate(windows) if rows == other), "others"),
+            )
         same_losses(told.format(ranks), right[3:], runs[number])
         report = [line for line in reported(serial) if line["step"] > 3]
         same_report(told.format(ranks), report, reported(run, f"out-{number}"))
     for rank, (first, again) in enumerate(zip(runs[0], runs[1], strict=True)):
-        expect(losses(first)[3:] == losses(again), f"{told.format(4)} the losses of rank {rank} differ in a bit from those without a stop", losses(first)[3:], losses(again), rank)
+        expect(
+            losses(first)[3:] == losses(again),
+            f"{told.format(4)} the losses of rank {rank} differ in a bit from those without a stop",
+            losses(first)[3:],
+            losses(again),
+            rank,
+        )
     a, b = together(runs[0], "weights"), together(runs[1], "weights")
     for name in a:
-        expect(torch.equal(a[name], b[name]), f"{told.format(4)} the last {name} differs in a bit from that without a stop", "equal weights", "others")
+        expect(
+            torch.equal(a[name], b[name]),
+            f"{told.format(4)} the last {name} differs in a bit from that without a stop",
+            "equal weights",
+            "others",
+        )

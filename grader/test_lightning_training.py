@@ -13,7 +13,7 @@
 | 9    | saved once, as a plain model; the run is the serial run | who wrote; what the file holds; a whole run on 3 ranks | 1 – 8 |
 
 Here, a rank's imports of lightning stand in functions: on the ranks it is loaded already, and the judge needs none of it.
-"""
+"""  # noqa: E501
 
 import math
 from pathlib import Path
@@ -33,7 +33,9 @@ LAYOUTS = ((1, 3), (2, 2))  # nodes, ranks: in the second a node has fewer than 
 
 
 def made_args(code, *flags):
-    return code.parse_args(["--batch-size", str(BATCH), "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "1", *flags])
+    return code.parse_args(
+        ["--batch-size", str(BATCH), "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "1", *flags]
+    )
 
 
 def tiny_model(seed):
@@ -55,9 +57,20 @@ def own_trainer(world, strategy="ddp", accelerator="cpu", **more):
     import lightning as L
     from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
-    return L.Trainer(accelerator=accelerator, devices=world, num_nodes=1, strategy=strategy, plugins=[TorchElasticEnvironment()],
-                     use_distributed_sampler=False, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                     enable_model_summary=False, num_sanity_val_steps=0, **more)  # fmt: skip
+    return L.Trainer(
+        accelerator=accelerator,
+        devices=world,
+        num_nodes=1,
+        strategy=strategy,
+        plugins=[TorchElasticEnvironment()],
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **more,
+    )
 
 
 def own_module(model):
@@ -113,7 +126,10 @@ def loss_of_one_step():
 
 @todo(
     1,
-    why="It is the one thing that Lightning can not know. Whatever a training loop does besides is the same in all of them, and that is what it is for.",
+    why=(
+        "It is the one thing that Lightning can not know. Whatever a training loop does besides is the same in all of"
+        " them, and that is what it is for."
+    ),
     hints=(
         "What does the model return if it is given the targets as well as the words?",
         "self.model is the TransformerLM, and model(x, y) its mean loss. Lightning needs the tensor, with its graph.",
@@ -123,18 +139,46 @@ def loss_of_one_step():
 def test_todo1_training_step(student):
     right = student.reference(loss_of_one_step)
     (seen,) = student.call(step_on_rank, world=1, group=False).evidence
-    expect(seen["loss"] is not None, f"training_step returns no loss, but a {seen['kind']}: Lightning then makes no step, or stops", "a scalar tensor", seen["kind"])
-    expect(not seen["moved"], "training_step makes the optimizer's step itself; Lightning would make a second one", "weights as they were", seen["moved"][:1])
-    expect(not seen["backward"], "training_step calls backward itself; Lightning calls it once more, so that the gradient is counted twice or the graph is gone",
-           "no gradient yet", f"gradients of {len(seen['backward'])} parameters")
-    expect(seen["graph"], "the loss that training_step returns has no graph: from it no gradient can be found", "a tensor that requires grad", "a number only")
-    expect(math.isclose(seen["loss"], right, rel_tol=REL), "training_step does not return the mean loss of its batch", right, seen["loss"])
+    expect(
+        seen["loss"] is not None,
+        f"training_step returns no loss, but a {seen['kind']}: Lightning then makes no step, or stops",
+        "a scalar tensor",
+        seen["kind"],
+    )
+    expect(
+        not seen["moved"],
+        "training_step makes the optimizer's step itself; Lightning would make a second one",
+        "weights as they were",
+        seen["moved"][:1],
+    )
+    expect(
+        not seen["backward"],
+        "training_step calls backward itself; Lightning calls it once more, so that the gradient is counted twice or"
+        " the graph is gone",
+        "no gradient yet",
+        f"gradients of {len(seen['backward'])} parameters",
+    )
+    expect(
+        seen["graph"],
+        "the loss that training_step returns has no graph: from it no gradient can be found",
+        "a tensor that requires grad",
+        "a number only",
+    )
+    expect(
+        math.isclose(seen["loss"], right, rel_tol=REL),
+        "training_step does not return the mean loss of its batch",
+        right,
+        seen["loss"],
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 2: the optimizer
 
-FLAGS = (["--optimizer", "adamw", "--lr", "0.01", "--weight-decay", "0.3"], ["--optimizer", "sgd", "--lr", "0.5", "--weight-decay", "0.1"])
+FLAGS = (
+    ["--optimizer", "adamw", "--lr", "0.01", "--weight-decay", "0.3"],
+    ["--optimizer", "sgd", "--lr", "0.5", "--weight-decay", "0.1"],
+)
 
 
 def optimizer_on_rank(code, rank, world):
@@ -148,7 +192,9 @@ def optimizer_on_rank(code, rank, world):
             left.append({"kind": type(found).__name__})
             continue
         two_steps(module.model, found)
-        left.append({"weights": weights(module.model), "moved": sum(len(group["params"]) for group in found.param_groups)})
+        left.append(
+            {"weights": weights(module.model), "moved": sum(len(group["params"]) for group in found.param_groups)}
+        )
     return left
 
 
@@ -170,25 +216,50 @@ def right_steps():
 
 @todo(
     2,
-    why="Lightning has no optimizer of its own: without one it makes no step at all, and says so in a line that is easily missed. A flag that is "
-    "accepted and does nothing is worse than none.",
+    why=(
+        "Lightning has no optimizer of its own: without one it makes no step at all, and says so in a line that is"
+        " easily missed. A flag that is accepted and does nothing is worse than none."
+    ),
     hints=(
-        "make_optimizer of ddp_training.py does the same for a model; here the module has the parameters, and the flags.",
-        "self.args has optimizer, lr and weight_decay; torch.optim has AdamW and SGD. self.parameters() are all of them.",
-        "Choose torch.optim.AdamW or torch.optim.SGD by self.args.optimizer, and return it for self.parameters(), with lr= and weight_decay=.",
+        (
+            "make_optimizer of ddp_training.py does the same for a model; here the module has the parameters, and the"
+            " flags."
+        ),
+        (
+            "self.args has optimizer, lr and weight_decay; torch.optim has AdamW and SGD. self.parameters() are all of"
+            " them."
+        ),
+        (
+            "Choose torch.optim.AdamW or torch.optim.SGD by self.args.optimizer, and return it for self.parameters(),"
+            " with lr= and weight_decay=."
+        ),
     ),
 )
 def test_todo2_optimizer(student):
     right = student.reference(right_steps)
-    premise(any(not torch.allclose(right[0][name], right[1][name], rtol=1e-2) for name in right[0]), "one optimizer in place of the other")
+    premise(
+        any(not torch.allclose(right[0][name], right[1][name], rtol=1e-2) for name in right[0]),
+        "one optimizer in place of the other",
+    )
     (left,) = student.call(optimizer_on_rank, world=1, group=False).evidence
     for flags, seen, wanted in zip(FLAGS, left, right, strict=True):
         told = f"with {' '.join(flags)}"
-        expect("kind" not in seen, f"{told}, configure_optimizers returns no optimizer", "an optimizer", seen.get("kind"))
-        expect(seen["moved"] == len(wanted), f"{told}, the optimizer has {seen['moved']} of the {len(wanted)} parameters", len(wanted), seen["moved"])
+        expect(
+            "kind" not in seen, f"{told}, configure_optimizers returns no optimizer", "an optimizer", seen.get("kind")
+        )
+        expect(
+            seen["moved"] == len(wanted),
+            f"{told}, the optimizer has {seen['moved']} of the {len(wanted)} parameters",
+            len(wanted),
+            seen["moved"],
+        )
         wrong = [name for name in wanted if not close(seen["weights"][name], wanted[name])]
-        expect(not wrong, f"{told}, two steps of the optimizer lead to other weights: is it the right kind, and has it both numbers?", "equal weights",
-               f"others, as {wrong[:1]}")
+        expect(
+            not wrong,
+            f"{told}, two steps of the optimizer lead to other weights: is it the right kind, and has it both numbers?",
+            "equal weights",
+            f"others, as {wrong[:1]}",
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -229,13 +300,20 @@ def right_sums(world):
 
 @todo(
     3,
-    why="What Lightning takes for the mean is that of the batches, of one rank. A short last batch then counts like a full one, and each number of ranks has "
-    "another validation loss, by which another checkpoint is the best.",
+    why=(
+        "What Lightning takes for the mean is that of the batches, of one rank. A short last batch then counts like a"
+        " full one, and each number of ranks has another validation loss, by which another checkpoint is the best."
+    ),
     hints=(
         "A mean of means is the mean of nothing. Which two sums, over all tokens, give it?",
-        "self.log_dict and self.log take reduce_fx=, \"mean\" unless another is given, and sync_dist=, False unless it is set. The model's loss is a mean over its "
-        "batch's tokens: times their number it is a sum.",
-        "count = how many of y are not IGNORE; log \"total\", self.model(x, y) * count, and \"count\", with reduce_fx=\"sum\" and sync_dist=True.",
+        (
+            'self.log_dict and self.log take reduce_fx=, "mean" unless another is given, and sync_dist=, False unless'
+            " it is set. The model's loss is a mean over its batch's tokens: times their number it is a sum."
+        ),
+        (
+            'count = how many of y are not IGNORE; log "total", self.model(x, y) * count, and "count", with'
+            ' reduce_fx="sum" and sync_dist=True.'
+        ),
     ),
 )
 def test_todo3_sums(student):
@@ -247,13 +325,31 @@ def test_todo3_sums(student):
     for mean, value in wrong.items():
         premise(not math.isclose(value, right, rel_tol=10 * REL), mean)
     for rank, logged in enumerate(student.call(validate_on_rank, world=world, group=False).evidence):
-        expect({"total", "count"} <= set(logged), f"after a validation, rank {rank} has not both sums in its log", "total and count", sorted(logged), rank)
-        expect(logged["count"] > 0, f"rank {rank} has logged a count of {logged['count']:g}", count, logged["count"], rank)
+        expect(
+            {"total", "count"} <= set(logged),
+            f"after a validation, rank {rank} has not both sums in its log",
+            "total and count",
+            sorted(logged),
+            rank,
+        )
+        expect(
+            logged["count"] > 0, f"rank {rank} has logged a count of {logged['count']:g}", count, logged["count"], rank
+        )
         seen = logged["total"] / logged["count"]
         if not math.isclose(seen, right, rel_tol=REL):
-            what = next((f": it is {words}" for words, value in wrong.items() if math.isclose(seen, value, rel_tol=REL)), "")
-            what = what or f": it counts {logged['count']:g} tokens, there are {count}" * (not math.isclose(logged["count"], count, rel_tol=1e-6))
-            raise Wrong(f"on {world} ranks of unequal shares, total / count on rank {rank} is not the mean over all tokens{what}", right, seen, rank)
+            what = next(
+                (f": it is {words}" for words, value in wrong.items() if math.isclose(seen, value, rel_tol=REL)), ""
+            )
+            what = what or f": it counts {logged['count']:g} tokens, there are {count}" * (
+                not math.isclose(logged["count"], count, rel_tol=1e-6)
+            )
+            raise Wrong(
+                f"on {world} ranks of unequal shares, total / count on rank {rank} is not the mean over all"
+                f" tokens{what}",
+                right,
+                seen,
+                rank,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -263,27 +359,46 @@ def test_todo3_sums(student):
 def layout_on_rank(code, rank, world, alone):
     import os
 
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE") if alone else ():
+    for name in (
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE") if alone else ()
+    ):
         del os.environ[name]
     return list(code.layout())
 
 
 @todo(
     4,
-    why="Lightning starts no process here: torchrun has. So what it is told must be what is there, on a laptop as on two nodes of a cluster, without a change "
-    "to the script.",
+    why=(
+        "Lightning starts no process here: torchrun has. So what it is told must be what is there, on a laptop as on"
+        " two nodes of a cluster, without a change to the script."
+    ),
     hints=(
         "Both are known to whoever started the processes, and that was not Lightning.",
-        "torchrun leaves LOCAL_WORLD_SIZE, the processes of this node, and WORLD_SIZE, those of all nodes, in os.environ, as text.",
-        "devices = int(os.environ[\"LOCAL_WORLD_SIZE\"]), and there are WORLD_SIZE // devices nodes.",
+        (
+            "torchrun leaves LOCAL_WORLD_SIZE, the processes of this node, and WORLD_SIZE, those of all nodes, in"
+            " os.environ, as text."
+        ),
+        'devices = int(os.environ["LOCAL_WORLD_SIZE"]), and there are WORLD_SIZE // devices nodes.',
     ),
 )
 def test_todo4_layout(student):
     for nodes, world, alone in (*((*layout, False) for layout in LAYOUTS), (1, 1, True)):
-        told = "in a process that nobody launched" if alone else f"on {nodes} node{'s' if nodes > 1 else ''} × {world // nodes}"
-        for rank, (devices, num_nodes) in enumerate(student.call(layout_on_rank, world=world, nodes=nodes, group=False, alone=alone).evidence):
+        told = (
+            "in a process that nobody launched"
+            if alone
+            else f"on {nodes} node{'s' if nodes > 1 else ''} × {world // nodes}"
+        )
+        for rank, (devices, num_nodes) in enumerate(
+            student.call(layout_on_rank, world=world, nodes=nodes, group=False, alone=alone).evidence
+        ):
             for name, seen, right in (("devices", devices, world // nodes), ("nodes", num_nodes, nodes)):
-                expect(not isinstance(seen, str), f"the number of {name} is text; what comes from os.environ always is", right, repr(seen), rank)
+                expect(
+                    not isinstance(seen, str),
+                    f"the number of {name} is text; what comes from os.environ always is",
+                    right,
+                    repr(seen),
+                    rank,
+                )
                 expect(seen == right, f"{told}, layout() gives rank {rank} a wrong number of {name}", right, seen, rank)
 
 
@@ -322,11 +437,19 @@ def backend_on_rank(code, rank, world):
 
 @todo(
     5,
-    why="Ranks that do not share gradients train models that drift apart, each on a part of the data. Lightning does not mind: every one of them gets a good "
-    "loss on what it reads.",
+    why=(
+        "Ranks that do not share gradients train models that drift apart, each on a part of the data. Lightning does"
+        " not mind: every one of them gets a good loss on what it reads."
+    ),
     hints=(
-        "It is what wrap does in ddp_training.py, and setup; of Lightning's strategies one has the same name, and is imported.",
-        "DDPStrategy() finds the backend by the device. Those whose names end in spawn, fork or notebook start processes themselves, and torchrun has done that.",
+        (
+            "It is what wrap does in ddp_training.py, and setup; of Lightning's strategies one has the same name, and"
+            " is imported."
+        ),
+        (
+            "DDPStrategy() finds the backend by the device. Those whose names end in spawn, fork or notebook start"
+            " processes themselves, and torchrun has done that."
+        ),
         "DDPStrategy(), in place of the other one.",
     ),
 )
@@ -337,16 +460,38 @@ def test_todo5_strategy(student):
     ranks = run.evidence
     right = student.reference(steps_of_one_process, seeds=[*seeds])
     for rank, seen in enumerate(ranks):
-        expect(not seen["starts"], "this strategy starts processes of its own, beside those that torchrun has started", f"{world} processes",
-               f"{world} × {world} processes", rank)
-        expect(seen["ranks"] == world, f"rank {rank} is in no process group of {world} ranks: nothing can be shared", world, seen["ranks"], rank)
+        expect(
+            not seen["starts"],
+            "this strategy starts processes of its own, beside those that torchrun has started",
+            f"{world} processes",
+            f"{world} × {world} processes",
+            rank,
+        )
+        expect(
+            seen["ranks"] == world,
+            f"rank {rank} is in no process group of {world} ranks: nothing can be shared",
+            world,
+            seen["ranks"],
+            rank,
+        )
     for rank, seen in enumerate(ranks):
         wrong = [name for name in right if not close(seen["weights"][name], right[name])]
         if wrong:
-            apart = any(not torch.equal(other["weights"][name], ranks[0]["weights"][name]) for other in ranks for name in right)
-            what = "the ranks' weights have drifted apart" if apart else "all ranks have the same, but not those of one process"
-            raise Wrong(f"after two steps on {world} ranks, rank {rank} has other weights than one process on the whole batches ({wrong[0]}): {what}",
-                        "equal weights", "others", rank)
+            apart = any(
+                not torch.equal(other["weights"][name], ranks[0]["weights"][name]) for other in ranks for name in right
+            )
+            what = (
+                "the ranks' weights have drifted apart"
+                if apart
+                else "all ranks have the same, but not those of one process"
+            )
+            raise Wrong(
+                f"after two steps on {world} ranks, rank {rank} has other weights than one process on the whole batches"
+                f" ({wrong[0]}): {what}",
+                "equal weights",
+                "others",
+                rank,
+            )
     run = student.call(backend_on_rank, world=2, group=False, gpus=2)
     asked = next((e["detail"] for e in run.events[0] if e.get("op") == "init_process_group"), "none")
     expect("nccl" in asked, "on a machine with GPUs the group does not use NCCL", "nccl", asked, 0)
@@ -355,7 +500,11 @@ def test_todo5_strategy(student):
 # ---------------------------------------------------------------------------------------------------
 # TODOs 6 and 7: loaders
 
-SETS = (35, 17, 13)  # 35 = 2 · 12 + 11: on 2 and on 3 ranks, a padded share holds a third step that one process does not make
+SETS = (
+    35,
+    17,
+    13,
+)  # 35 = 2 · 12 + 11: on 2 and on 3 ranks, a padded share holds a third step that one process does not make
 
 
 def numbered(first, size):
@@ -387,13 +536,22 @@ def train_batches(student, world, seed):
 
 @todo(
     6,
-    why="The ranks share a global batch, as one process would read it. If each takes a whole one, the steps are N times as large; if each shuffles for itself, some "
-    "samples are read twice and others never: other trainings, with other losses.",
+    why=(
+        "The ranks share a global batch, as one process would read it. If each takes a whole one, the steps are N times"
+        " as large; if each shuffles for itself, some samples are read twice and others never: other trainings, with"
+        " other losses."
+    ),
     hints=(
         "What Data needs to know besides its sets and the flags, its trainer knows.",
-        "DistributedSampler takes num_replicas, rank, shuffle, seed and drop_last; self.trainer has world_size and global_rank. DataLoader takes sampler=.",
-        "sampler = DistributedSampler(self.train, num_replicas=..., rank=..., shuffle=True, seed=..., drop_last=True), and batch_size=self.args.batch_size // "
-        "self.trainer.world_size, with drop_last=True here, too.",
+        (
+            "DistributedSampler takes num_replicas, rank, shuffle, seed and drop_last; self.trainer has world_size and"
+            " global_rank. DataLoader takes sampler=."
+        ),
+        (
+            "sampler = DistributedSampler(self.train, num_replicas=..., rank=..., shuffle=True, seed=...,"
+            " drop_last=True), and batch_size=self.args.batch_size // self.trainer.world_size, with drop_last=True"
+            " here, too."
+        ),
     ),
 )
 def test_todo6_train_loader(student):
@@ -408,24 +566,54 @@ def test_todo6_train_loader(student):
             for rank, seen in enumerate(ranks):
                 mine = seen["epochs"][epoch]
                 strange = [i for batch in mine for i in batch if i >= n_train]
-                expect(not strange, f"rank {rank} of {world} trains on samples of another set", "the training set", strange[:1], rank)
-                expect(mine and len(mine[0]) == share, f"rank {rank} of {world} trains on batches of {len(mine[0]) if mine else 0}: --batch-size {BATCH} is the global "
-                       f"batch, and a rank's part of it is {share}", f"batches of {share}", [len(batch) for batch in mine], rank)
-                expect([len(batch) for batch in mine] == [share] * steps, f"rank {rank} of {world} makes steps of {[len(batch) for batch in mine]} samples in an epoch, "
-                       f"one process makes {steps} of {BATCH}: is the share padded, or a short batch kept?", [share] * steps, [len(batch) for batch in mine], rank)
+                expect(
+                    not strange,
+                    f"rank {rank} of {world} trains on samples of another set",
+                    "the training set",
+                    strange[:1],
+                    rank,
+                )
+                expect(
+                    mine and len(mine[0]) == share,
+                    f"rank {rank} of {world} trains on batches of {len(mine[0]) if mine else 0}: --batch-size {BATCH}"
+                    f" is the global batch, and a rank's part of it is {share}",
+                    f"batches of {share}",
+                    [len(batch) for batch in mine],
+                    rank,
+                )
+                expect(
+                    [len(batch) for batch in mine] == [share] * steps,
+                    f"rank {rank} of {world} makes steps of {[len(batch) for batch in mine]} samples in an epoch, "
+                    f"one process makes {steps} of {BATCH}: is the share padded, or a short batch kept?",
+                    [share] * steps,
+                    [len(batch) for batch in mine],
+                    rank,
+                )
             for step in range(steps):
                 right = sorted(order[step * BATCH : (step + 1) * BATCH])
                 seen = sorted(i for rank in ranks for i in rank["epochs"][epoch][step])
                 twice = sorted({i for i in seen if seen.count(i) > 1})
-                expect(not twice, f"in epoch {epoch + 1}, step {step + 1}, sample {twice[:1]} is on several of {world} ranks", "no sample twice", twice)
-                expect(seen == right, f"in epoch {epoch + 1}, step {step + 1}, {world} ranks together do not read the samples that one process reads: is the "
-                       "order shuffled by args.seed and the epoch?", right, seen)
+                expect(
+                    not twice,
+                    f"in epoch {epoch + 1}, step {step + 1}, sample {twice[:1]} is on several of {world} ranks",
+                    "no sample twice",
+                    twice,
+                )
+                expect(
+                    seen == right,
+                    f"in epoch {epoch + 1}, step {step + 1}, {world} ranks together do not read the samples that one"
+                    " process reads: is the order shuffled by args.seed and the epoch?",
+                    right,
+                    seen,
+                )
 
 
 @todo(
     7,
-    why="Together the ranks read each set once. A sample that is padded in counts twice, and one that is dropped not at all, in the loss that decides which "
-    "checkpoint is the best.",
+    why=(
+        "Together the ranks read each set once. A sample that is padded in counts twice, and one that is dropped not at"
+        " all, in the loss that decides which checkpoint is the best."
+    ),
     hints=(
         "It is TODO 6 with another sampler, and nothing may be dropped or repeated. It is among the imports.",
         "ShardSampler takes the set, the rank and the number of ranks.",
@@ -438,9 +626,19 @@ def test_todo7_evaluation_loader(student):
         for name, first, size in (("validation", 100, SETS[1]), ("test", 200, SETS[2])):
             assert size % world  # or padding would not show
             other = [i for seen in ranks for i in seen[name] if not first <= i < first + size]
-            expect(not other, f"the {name} loader reads another set", f"the {name} set", f"sample {other[0] % 100 if other else ''} of another")
+            expect(
+                not other,
+                f"the {name} loader reads another set",
+                f"the {name} set",
+                f"sample {other[0] % 100 if other else ''} of another",
+            )
             whole = [rank for rank, seen in enumerate(ranks) if len(set(seen[name])) == size]
-            expect(not whole, f"rank {whole[:1]} of {world} reads the whole {name} set: so does one process, in the same time", "a share", f"all {size} samples")
+            expect(
+                not whole,
+                f"rank {whole[:1]} of {world} reads the whole {name} set: so does one process, in the same time",
+                "a share",
+                f"all {size} samples",
+            )
             each_once(name, [[i - first for i in seen[name]] for seen in ranks], size)
 
 
@@ -459,12 +657,15 @@ def reached_on_rank(code, rank, world):
 @todo(
     8,
     needs=(4, 5),
-    why="Lightning means well: with a loader that knows nothing of ranks, all that it does wrong is padding. But a share that is shared out once more is a third of a third, "
-    "and its loss looks like any other: only counting what reached the model shows it.",
+    why=(
+        "Lightning means well: with a loader that knows nothing of ranks, all that it does wrong is padding. But a"
+        " share that is shared out once more is a third of a third, and its loss looks like any other: only counting"
+        " what reached the model shows it."
+    ),
     hints=(
         "It is an argument of Trainer, about samplers, and true unless you say otherwise.",
         "use_distributed_sampler; the dictionary's entries become arguments of L.Trainer.",
-        "own_samplers = {\"use_distributed_sampler\": ...}, with False in place of the dots.",
+        'own_samplers = {"use_distributed_sampler": ...}, with False in place of the dots.',
     ),
 )
 def test_todo8_own_samplers(student):
@@ -473,16 +674,46 @@ def test_todo8_own_samplers(student):
     shares = student.call(reached_on_rank, world=world, group=False).evidence
     for rank, seen in enumerate(shares):
         own = list(range(rank, size, world))
-        expect(sorted(seen) == own, f"rank {rank} of {world} evaluates {len(seen)} samples of a loader whose sampler deals {len(own)}: Lightning has put a sampler of its own "
-               "around it", own, sorted(seen), rank)
+        expect(
+            sorted(seen) == own,
+            f"rank {rank} of {world} evaluates {len(seen)} samples of a loader whose sampler deals {len(own)}:"
+            " Lightning has put a sampler of its own around it",
+            own,
+            sorted(seen),
+            rank,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 9: the checkpoint; and the law of the course
 
 # SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
-ARGV = ["--data", "data", "--out", "out", "--epochs", "2", "--batch-size", str(BATCH), "--seq-len", "8", "--dim", "16", "--heads", "2",
-        "--layers", "1", "--optimizer", "sgd", "--lr", "0.5", "--seed", "5", "--log-every", "2"]  # fmt: skip
+ARGV = [
+    "--data",
+    "data",
+    "--out",
+    "out",
+    "--epochs",
+    "2",
+    "--batch-size",
+    str(BATCH),
+    "--seq-len",
+    "8",
+    "--dim",
+    "16",
+    "--heads",
+    "2",
+    "--layers",
+    "1",
+    "--optimizer",
+    "sgd",
+    "--lr",
+    "0.5",
+    "--seed",
+    "5",
+    "--log-every",
+    "2",
+]
 
 
 def save_on_rank(code, rank, world):
@@ -497,20 +728,34 @@ def save_on_rank(code, rank, world):
 @todo(
     9,
     needs=tuple(range(1, 9)),
-    why="Weights outlive the framework that they were trained with: what only Lightning can load is lost with it. And this is the place to look back: with all that Lightning "
-    "does by itself, the parallel run must be the serial run.",
+    why=(
+        "Weights outlive the framework that they were trained with: what only Lightning can load is lost with it. And"
+        " this is the place to look back: with all that Lightning does by itself, the parallel run must be the serial"
+        " run."
+    ),
     hints=(
-        "Two things: who saves, and what. It is TODO 12 of ddp_training, but here no wrapper has to be taken off: the module has the model.",
-        "save0 of utils.distributed saves on rank 0 only; module.model is the plain TransformerLM, whose sizes are its config.",
-        "Give save0 a dictionary of \"model\": the state_dict() of module.model, \"config\": its config, and \"epoch\".",
+        (
+            "Two things: who saves, and what. It is TODO 12 of ddp_training, but here no wrapper has to be taken off:"
+            " the module has the model."
+        ),
+        (
+            "save0 of utils.distributed saves on rank 0 only; module.model is the plain TransformerLM, whose sizes are"
+            " its config."
+        ),
+        'Give save0 a dictionary of "model": the state_dict() of module.model, "config": its config, and "epoch".',
     ),
 )
 def test_todo9_save(student):
     run = student.call(save_on_rank, world=2)
     ranks = run.evidence
     writers = [rank for rank, seen in enumerate(ranks) if seen["files"]]
-    expect(len(writers) <= 1, f"ranks {writers} all write the checkpoint", "one rank writes", f"ranks {writers} write",
-           writers[1] if len(writers) > 1 else None)
+    expect(
+        len(writers) <= 1,
+        f"ranks {writers} all write the checkpoint",
+        "one rank writes",
+        f"ranks {writers} write",
+        writers[1] if len(writers) > 1 else None,
+    )
     expect("saved/model.pt" in run.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
     check_checkpoint(run.files["saved/model.pt"], tiny_model(seed=0).state_dict())
     serial = student.serial(ARGV, corpus(student))

@@ -57,7 +57,14 @@ def ranks() -> Figure:
             arrow(axes, (x + 2.6, 5.6), (places[rank + 1], 5.6), RED if between else INK)
     axes.plot([places[7] + 1.3] * 2 + [places[0] + 1.3], [4.1, 1.6, 1.6], color=RED, linewidth=1.5)
     arrow(axes, (places[0] + 1.3, 1.6), (places[0] + 1.3, 4.1), RED)
-    write(axes, 16.5, 0.8, "the ring: each rank sends to the next one, the last to rank 0; red links lead from node to node", 10, color=GREY)
+    write(
+        axes,
+        16.5,
+        0.8,
+        "the ring: each rank sends to the next one, the last to rank 0; red links lead from node to node",
+        10,
+        color=GREY,
+    )
     return figure
 
 
@@ -77,8 +84,8 @@ def tree() -> Figure:
 
 
 def ring_rounds(reduce: bool, gather: bool) -> list[tuple[str, list[list[set[int]]], list[int]]]:
-    """For each moment of a ring of three ranks its name, whose numbers are in piece p of rank r ([r][p], empty where it is
-    of no use), and which piece each rank sends next."""
+    """For each moment of a ring of three ranks its name, whose numbers are in piece p of rank r ([r][p], empty where
+    it is of no use), and which piece each rank sends next."""
     world = range(3)
     held = [[{r} if reduce else set(world) if p == r else set() for p in world] for r in world]
     moments = []
@@ -116,7 +123,13 @@ def ring(reduce: bool, gather: bool) -> Figure:
                 cell(axes, x + 1.1 * piece, y, 1.1, 1.2, [colours[n] for n in numbers] or [PALE], text, 9.5)
             if column + 1 < len(moments):
                 start, below, down = x + 1.1 * leaving[rank] + 0.55, 6.2 - 2.4 * ((rank + 1) % 3), rank < 2
-                arrow(axes, (start, y if down else y + 1.2), (start + gap, below + 1.2 if down else below), INK, zorder=0.5)
+                arrow(
+                    axes,
+                    (start, y if down else y + 1.2),
+                    (start + gap, below + 1.2 if down else below),
+                    INK,
+                    zorder=0.5,
+                )
     return figure
 
 
@@ -136,7 +149,9 @@ def all_to_all() -> Figure:
 
 
 def cost() -> Figure:
-    """An all-reduce on four ranks, as rounds of alpha and of bytes: many short ones by a ring, few long ones by a tree."""
+    """An all-reduce on four ranks, as rounds of alpha and of bytes: many short ones by a ring, few long ones by a
+    tree.
+    """
     figure, axes = canvas(11, 3.7, 33, 11.1)
     unit = 1.25  # of alpha, on paper
     for y, size, name in ((8.2, 0.4, "a small tensor"), (3.2, 4.0, "a large tensor")):

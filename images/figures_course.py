@@ -19,7 +19,15 @@ def course() -> Figure:
     everything = range(4)
     figure, axes = canvas(12, 7.6, 36, 22.8)
 
-    def device(x: float, y: float, width: float, held: Callable[[int, int], float], samples: Sequence[int], first: bool, label: str) -> None:
+    def device(
+        x: float,
+        y: float,
+        width: float,
+        held: Callable[[int, int], float],
+        samples: Sequence[int],
+        first: bool,
+        label: str,
+    ) -> None:
         """A device that holds quarter j of layer i as strongly as `held(i, j)`, and these quarters of the batch."""
         box(axes, x, y, width, 6.1, "#fbfbfb", "#b5b5b5")
         inner, left = width - 0.4, x + 0.2
@@ -32,9 +40,20 @@ def course() -> Figure:
         for quarter in everything:
             place = (left + quarter * inner / 4 + 0.03, y + 0.45)
             has = quarter in samples
-            axes.add_patch(Rectangle(place, inner / 4 - 0.06, 0.75, facecolor=(DARK if first else MIDDLE) if has else PALE, linewidth=0))
+            axes.add_patch(
+                Rectangle(
+                    place, inner / 4 - 0.06, 0.75, facecolor=(DARK if first else MIDDLE) if has else PALE, linewidth=0
+                )
+            )
             if has and width > 1.5:
-                write(axes, place[0] + inner / 8 - 0.03, place[1] + 0.36, str(quarter + 1), 7, color="white" if first else INK)
+                write(
+                    axes,
+                    place[0] + inner / 8 - 0.03,
+                    place[1] + 0.36,
+                    str(quarter + 1),
+                    7,
+                    color="white" if first else INK,
+                )
         write(axes, x + width / 2, y - 0.45, label, 8, color=GREY)
 
     def panel(column: int, row: int, title: str, script: str, lines: str) -> tuple[float, float]:
@@ -44,32 +63,86 @@ def course() -> Figure:
         write(axes, x, y + 7.25, lines, 9, ha="left", linespacing=1.35)
         return x, y
 
-    def fours(x: float, y: float, held: Callable[[int, int, int], float], samples: Callable[[int], Sequence[int]], passed_on: bool = False) -> None:
+    def fours(
+        x: float,
+        y: float,
+        held: Callable[[int, int, int], float],
+        samples: Callable[[int], Sequence[int]],
+        passed_on: bool = False,
+    ) -> None:
         for number in range(4):
             first = number == 0 or not passed_on
-            device(x + 2.65 * number, y, 2.4, lambda i, j, n=number: held(n, i, j), samples(number), first, f"device {number}")
+            device(
+                x + 2.65 * number,
+                y,
+                2.4,
+                lambda i, j, n=number: held(n, i, j),
+                samples(number),
+                first,
+                f"device {number}",
+            )
 
     x, y = panel(0, 0, "One device", "single_gpu_training", "whole model, whole batch;\nthe other three devices idle")
     fours(x, y, lambda n, i, j: n == 0, lambda n: everything if n == 0 else ())
-    x, y = panel(1, 0, "Data parallel (DDP)", "ddp_training", "whole model on each device, batch split;\ngradients averaged")
+    x, y = panel(
+        1, 0, "Data parallel (DDP)", "ddp_training", "whole model on each device, batch split;\ngradients averaged"
+    )
     fours(x, y, lambda n, i, j: 1, lambda n: [n])
-    x, y = panel(2, 0, "Sharded (FSDP)", "fsdp_training", "a quarter of each layer on each device, batch\nsplit; a layer gathered only while it computes")
+    x, y = panel(
+        2,
+        0,
+        "Sharded (FSDP)",
+        "fsdp_training",
+        "a quarter of each layer on each device, batch\nsplit; a layer gathered only while it computes",
+    )
     fours(x, y, lambda n, i, j: 1 if j == n else 0.28, lambda n: [n])
-    x, y = panel(0, 1, "Tensor parallel (TP)", "tp_training", "each layer computed in quarters, the same batch\non all; partial results summed in each layer")
+    x, y = panel(
+        0,
+        1,
+        "Tensor parallel (TP)",
+        "tp_training",
+        "each layer computed in quarters, the same batch\non all; partial results summed in each layer",
+    )
     fours(x, y, lambda n, i, j: j == n, lambda n: everything)
-    x, y = panel(1, 1, "Pipeline (PP)", "pipeline_training", "each device has its layers; the batch passes\nthrough them all, cut into micro-batches")
+    x, y = panel(
+        1,
+        1,
+        "Pipeline (PP)",
+        "pipeline_training",
+        "each device has its layers; the batch passes\nthrough them all, cut into micro-batches",
+    )
     fours(x, y, lambda n, i, j: i == n, lambda n: everything, passed_on=True)
     for number in range(3):
-        arrow(axes, (x + 2.65 * number + 2.1, y + 2.2 + 1.05 * number), (x + 2.65 * number + 2.95, y + 3.1 + 1.05 * number), INK)
-    x, y = panel(2, 1, "Combined (3-D)", "hybrid_training", "8 devices: 2 data-parallel × 2 pipeline stages\n× 2 tensor halves")
+        arrow(
+            axes,
+            (x + 2.65 * number + 2.1, y + 2.2 + 1.05 * number),
+            (x + 2.65 * number + 2.95, y + 3.1 + 1.05 * number),
+            INK,
+        )
+    x, y = panel(
+        2, 1, "Combined (3-D)", "hybrid_training", "8 devices: 2 data-parallel × 2 pipeline stages\n× 2 tensor halves"
+    )
     for number in range(8):
         data, stage, half = number // 4, number // 2 % 2, number % 2
         place = x + 1.29 * number + (0.2 if data else 0)
-        device(place, y, 1.19, lambda i, j, s=stage, h=half: i // 2 == s and j // 2 == h, (0, 1) if data == 0 else (2, 3), stage == 0, str(number))
+        device(
+            place,
+            y,
+            1.19,
+            lambda i, j, s=stage, h=half: i // 2 == s and j // 2 == h,
+            (0, 1) if data == 0 else (2, 3),
+            stage == 0,
+            str(number),
+        )
 
     y = 0.55
-    key = ((BLUE, 1, "held (a colour is a layer)"), (BLUE, 0.28, "gathered when needed"), (PALE, 1, "held elsewhere"),
-           (DARK, 1, "quarter of the batch"), (MIDDLE, 1, "its activations"))  # fmt: skip
+    key = (
+        (BLUE, 1, "held (a colour is a layer)"),
+        (BLUE, 0.28, "gathered when needed"),
+        (PALE, 1, "held elsewhere"),
+        (DARK, 1, "quarter of the batch"),
+        (MIDDLE, 1, "its activations"),
+    )
     for place, (colour, alpha, meaning) in zip((0.7, 9.2, 16.4, 22.0, 29.0), key, strict=True):
         axes.add_patch(Rectangle((place, y - 0.35), 0.8, 0.7, facecolor=PALE, linewidth=0))
         axes.add_patch(Rectangle((place, y - 0.35), 0.8, 0.7, facecolor=colour, alpha=alpha, linewidth=0))
@@ -98,7 +171,9 @@ def verdict() -> Figure:
     box(axes, 20.2, 8.0, 5.4, 6.1, "#f4f4f4", INK, linewidth=1.5)
     write(axes, 22.9, 13.2, "the judge", 12, weight="bold")
     write(axes, 22.9, 12.1, "runs none of your code", 9)
-    write(axes, 22.9, 10.2, "Do the calls of\nall ranks match?\nIs the result that\nof one process?", 9, linespacing=1.4)
+    write(
+        axes, 22.9, 10.2, "Do the calls of\nall ranks match?\nIs the result that\nof one process?", 9, linespacing=1.4
+    )
     arrow(axes, (25.6, 12.3), (27.8, 12.3))
     arrow(axes, (25.6, 9.6), (27.8, 9.6))
     box(axes, 27.8, 11.4, 4.6, 1.8, "#ffffff", "#00815e", linewidth=1.5)
@@ -119,7 +194,10 @@ def verdict() -> Figure:
     write(axes, 9.4, 3.1, "waits in all_reduce …", 9)
     write(axes, 8.0, 1.4, "has finished", 9, ha="left")
     arrow(axes, (13.2, 2.3), (14.8, 2.3))
-    said = "deadlock: rank 0 waits in all_reduce at\ntrain/ddp_training.py:156 (TODO 10);\nrank 1 never comes: it has finished"
+    said = (
+        "deadlock: rank 0 waits in all_reduce at\ntrain/ddp_training.py:156 (TODO 10);\nrank 1 never comes: it has"
+        " finished"
+    )
     box(axes, 15.2, 0.7, 17.2, 3.2, "#fff4ec", RED, linewidth=1.5)
     write(axes, 15.8, 2.3, said, 10.5, ha="left", linespacing=1.5, **MONO)
     return figure
@@ -132,11 +210,27 @@ def wikitext2() -> Figure:
     test = next(line for line in lines if line["kind"] == "test")
     figure = Figure(figsize=(8, 3.6), facecolor="white", layout="constrained")
     axes = figure.subplots()
-    axes.plot([line["step"] for line in steps], [math.exp(line["loss"]) for line in steps], color=BLUE, linewidth=1, label="training")
-    axes.plot([line["step"] for line in epochs], [math.exp(line["validation_loss"]) for line in epochs], "o", color=RED, label="validation")
-    axes.axhline(math.exp(test["loss"]), color=DARK, linewidth=1, linestyle="--", label=f"test: {math.exp(test['loss']):.0f}")
+    axes.plot(
+        [line["step"] for line in steps],
+        [math.exp(line["loss"]) for line in steps],
+        color=BLUE,
+        linewidth=1,
+        label="training",
+    )
+    axes.plot(
+        [line["step"] for line in epochs],
+        [math.exp(line["validation_loss"]) for line in epochs],
+        "o",
+        color=RED,
+        label="validation",
+    )
+    axes.axhline(
+        math.exp(test["loss"]), color=DARK, linewidth=1, linestyle="--", label=f"test: {math.exp(test['loss']):.0f}"
+    )
     axes.set(yscale="log", xlabel="step", ylabel="perplexity")
-    axes.set_yticks([100, 200, 500, 1000, 2000, 5000, 10000], ["100", "200", "500", "1,000", "2,000", "5,000", "10,000"])
+    axes.set_yticks(
+        [100, 200, 500, 1000, 2000, 5000, 10000], ["100", "200", "500", "1,000", "2,000", "5,000", "10,000"]
+    )
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -144,8 +238,4 @@ def wikitext2() -> Figure:
     return figure
 
 
-FIGURES = {
-    "course.png": course,
-    "verdict.png": verdict,
-    "wikitext2.png": wikitext2,
-}
+FIGURES = {"course.png": course, "verdict.png": verdict, "wikitext2.png": wikitext2}

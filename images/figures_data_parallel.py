@@ -32,12 +32,17 @@ def data_parallel() -> Figure:
 
 
 def overlap() -> Figure:
-    """The same step in three ways: four layers' gradients become ready from the last to the first, and go out late, at once, or in pairs."""
+    """The same step in three ways: four layers' gradients become ready from the last to the first, and go out late, at
+    once, or in pairs.
+    """
     figure, axes = canvas(11, 5.0, 33, 15.0)
     colours, latency, size = (PINK, GREEN, ORANGE, BLUE), 2.2, 0.9
     ready = [6.0 + 2.6 * (i + 1) for i in range(4)]
-    ways = (("naive", [(ready[3], [i]) for i in range(4)]), ("overlapped", [(ready[i], [i]) for i in range(4)]),
-            ("two buckets", [(ready[1], [0, 1]), (ready[3], [2, 3])]))  # fmt: skip
+    ways = (
+        ("naive", [(ready[3], [i]) for i in range(4)]),
+        ("overlapped", [(ready[i], [i]) for i in range(4)]),
+        ("two buckets", [(ready[1], [0, 1]), (ready[3], [2, 3])]),
+    )
     for row, (name, messages) in enumerate(ways):
         y = 11.2 - 4.5 * row
         write(axes, 5.4, y + 2.0, name, 12, ha="right", weight="bold")
@@ -56,7 +61,10 @@ def overlap() -> Figure:
         axes.plot([end, end], [y - 0.4, y + 3.1], color=RED, linewidth=1.8)
         write(axes, end + 0.3, y + 2.3, "over", 9.5, ha="left", color="#a84a00")
         write(axes, 5.4, y + 0.5, "network", 9, ha="right", color=GREY)
-    for x, colour, text in ((6.0, PINK, "above: backward pass of a layer; below: its gradient goes round"), (25.4, DARK, "latency")):
+    for x, colour, text in (
+        (6.0, PINK, "above: backward pass of a layer; below: its gradient goes round"),
+        (25.4, DARK, "latency"),
+    ):
         axes.add_patch(Rectangle((x, 0.5), 0.8, 0.7, facecolor=colour, linewidth=0))
         write(axes, x + 1.1, 0.85, text, 9.5, ha="left")
     write(axes, 32.4, 0.85, "time →", 9.5, ha="right", color=GREY)
@@ -64,7 +72,9 @@ def overlap() -> Figure:
 
 
 def buckets() -> Figure:
-    """Parameters of a small model, from the first to the last, and the buckets that they fill from the last to the first."""
+    """Parameters of a small model, from the first to the last, and the buckets that they fill from the last to the
+    first.
+    """
     figure, axes = canvas(11, 4.4, 33, 13.2)
     sizes, names = (6, 1, 1, 4, 2, 5, 2), ("embedding", "", "", "weight", "bias", "weight", "bias")
     cap, scale = 7, 1.25
@@ -94,15 +104,23 @@ def buckets() -> Figure:
             cell(axes, place, y, sizes[index] * scale, 1.4, [colours[number]], names[index], 9)
             arrow(axes, (centres[index], 10.2), (place + sizes[index] * scale / 2, y + 1.5), MIDDLE, zorder=0.5)
             place += sizes[index] * scale
-    said = ("full: its all-reduce is under way", "full next: starts after bucket 0", "full last: nothing is left to hide it behind")
+    said = (
+        "full: its all-reduce is under way",
+        "full next: starts after bucket 0",
+        "full last: nothing is left to hide it behind",
+    )
     for number, text in enumerate(said):
         write(axes, 22.6 - 9.7 * number + cap * scale / 2, 3.0, text, 9.5, color=GREY)
-    write(axes, 0.4, 1.0, "A bucket's outline is the cap: what does not fit opens the next one.", 9.5, ha="left", color=GREY)
+    write(
+        axes,
+        0.4,
+        1.0,
+        "A bucket's outline is the cap: what does not fit opens the next one.",
+        9.5,
+        ha="left",
+        color=GREY,
+    )
     return figure
 
 
-FIGURES = {
-    "buckets.png": buckets,
-    "data_parallel.png": data_parallel,
-    "overlap.png": overlap,
-}
+FIGURES = {"buckets.png": buckets, "data_parallel.png": data_parallel, "overlap.png": overlap}

@@ -7,10 +7,16 @@ from ink import BLUE, GREEN, GREY, MIDDLE, ORANGE, PALE, canvas, cell, write
 
 
 def zero_stages() -> Figure:
-    """What each of three ranks holds of weights, gradients and optimizer state, stage by stage; heights are bytes in float32."""
+    """What each of three ranks holds of weights, gradients and optimizer state, stage by stage; heights are bytes in
+    float32.
+    """
     kinds = (("weights", 1.6, BLUE), ("gradients", 1.6, ORANGE), ("optimizer state", 3.2, GREEN))
-    stages = (("stage 0", "plain data parallel", ()), ("stage 1", "optimizer state shared out", (2,)),
-              ("stage 2", "and gradients", (1, 2)), ("stage 3", "and weights", (0, 1, 2)))  # fmt: skip
+    stages = (
+        ("stage 0", "plain data parallel", ()),
+        ("stage 1", "optimizer state shared out", (2,)),
+        ("stage 2", "and gradients", (1, 2)),
+        ("stage 3", "and weights", (0, 1, 2)),
+    )
     figure, axes = canvas(11, 4.2, 33, 12.6)
     for column, (name, meaning, shared) in enumerate(stages):
         left = 1.0 + 8.0 * column
@@ -56,13 +62,37 @@ def zero_shards() -> Figure:
 
 
 def zero_step() -> Figure:
-    """Stage 3 over time: units gathered, computed and freed, forward and backward; below, the memory that weights take."""
+    """Stage 3 over time: units gathered, computed and freed, forward and backward; below, the memory that weights
+    take.
+    """
     figure, axes = canvas(12, 4.6, 36, 13.8)
-    calls = (("rest", "gather"), ("rest", "forward"), ("block 0", "gather"), ("block 0", "forward"), ("block 1", "gather"), ("block 1", "forward"), ("rest", "forward"),
-             ("rest", "gather"), ("rest", "backward"), ("block 1", "gather"), ("block 1", "backward"), ("block 1", "reduce"),
-             ("block 0", "gather"), ("block 0", "backward"), ("block 0", "reduce"), ("rest", "backward"), ("rest", "reduce"))  # fmt: skip
+    calls = (
+        ("rest", "gather"),
+        ("rest", "forward"),
+        ("block 0", "gather"),
+        ("block 0", "forward"),
+        ("block 1", "gather"),
+        ("block 1", "forward"),
+        ("rest", "forward"),
+        ("rest", "gather"),
+        ("rest", "backward"),
+        ("block 1", "gather"),
+        ("block 1", "backward"),
+        ("block 1", "reduce"),
+        ("block 0", "gather"),
+        ("block 0", "backward"),
+        ("block 0", "reduce"),
+        ("rest", "backward"),
+        ("rest", "reduce"),
+    )
     colours = {"gather": BLUE, "forward": MIDDLE, "backward": MIDDLE, "reduce": ORANGE}
-    rows, left, width, forward, gap = {"block 1": 11.3, "block 0": 9.4, "rest": 7.5}, 3.9, 1.77, 7, 1.2  # calls of the forward pass; nothing is whole after it
+    rows, left, width, forward, gap = (
+        {"block 1": 11.3, "block 0": 9.4, "rest": 7.5},
+        3.9,
+        1.77,
+        7,
+        1.2,
+    )  # calls of the forward pass; nothing is whole after it
 
     def at(moment: int) -> float:
         return left + moment * width + gap * (moment >= forward)
@@ -72,7 +102,9 @@ def zero_step() -> Figure:
     for name, y in rows.items():
         write(axes, left - 0.4, y + 0.55, name if name != "rest" else "the rest", 10.5, ha="right")
         for first, last in whole[name]:
-            axes.add_patch(Rectangle((at(first), y - 0.15), at(last) + width - at(first), 1.4, facecolor=PALE, linewidth=0))
+            axes.add_patch(
+                Rectangle((at(first), y - 0.15), at(last) + width - at(first), 1.4, facecolor=PALE, linewidth=0)
+            )
     for moment, (name, call) in enumerate(calls):
         text = {"forward": "compute", "backward": "compute"}.get(call, call)
         cell(axes, at(moment), rows[name], width, 1.1, [colours[call]], text, 8)
@@ -85,19 +117,22 @@ def zero_step() -> Figure:
     write(axes, left - 0.4, base + 1.5, "weights\nheld", 10, ha="right")
     for moment in range(len(calls)):
         x, below = at(moment), base + shards
-        axes.add_patch(Rectangle((x, base), width + gap * (moment == forward - 1), shards, facecolor=GREEN, linewidth=0))
+        axes.add_patch(
+            Rectangle((x, base), width + gap * (moment == forward - 1), shards, facecolor=GREEN, linewidth=0)
+        )
         for name in ("rest", "block 0", "block 1"):
             if any(first <= moment <= last for first, last in whole[name]):
                 axes.add_patch(Rectangle((x, below), width, size[name], facecolor=BLUE, linewidth=0))
                 below += size[name]
-    for x, colour, text in ((left, GREEN, "this rank's shards, of all units"), (14.6, BLUE, "whole units"), (20.0, ORANGE, "gradients reduced to shards"), (29.0, PALE, "the unit is whole")):
+    for x, colour, text in (
+        (left, GREEN, "this rank's shards, of all units"),
+        (14.6, BLUE, "whole units"),
+        (20.0, ORANGE, "gradients reduced to shards"),
+        (29.0, PALE, "the unit is whole"),
+    ):
         axes.add_patch(Rectangle((x, 0.2), 0.8, 0.7, facecolor=colour, linewidth=0))
         write(axes, x + 1.1, 0.55, text, 9.5, ha="left")
     return figure
 
 
-FIGURES = {
-    "zero_shards.png": zero_shards,
-    "zero_stages.png": zero_stages,
-    "zero_step.png": zero_step,
-}
+FIGURES = {"zero_shards.png": zero_shards, "zero_stages.png": zero_stages, "zero_step.png": zero_step}

@@ -28,7 +28,9 @@ def write(axes: Axes, x: float, y: float, text: str, size: float = 10, **how: ob
     axes.text(x, y, text, **({"fontsize": size, "color": INK, "ha": "center", "va": "center"} | how))
 
 
-def cell(axes: Axes, x: float, y: float, width: float, height: float, colours: Sequence[str], text: str = "", size: float = 9) -> None:
+def cell(
+    axes: Axes, x: float, y: float, width: float, height: float, colours: Sequence[str], text: str = "", size: float = 9
+) -> None:
     """A box with a stripe for each colour."""
     stripe = width / len(colours)
     for i, colour in enumerate(colours):
@@ -37,13 +39,21 @@ def cell(axes: Axes, x: float, y: float, width: float, height: float, colours: S
     write(axes, x + width / 2, y + height / 2, text, size)
 
 
-def box(axes: Axes, x: float, y: float, width: float, height: float, colour: str = "white", edge: str = GREY, **how: object) -> None:
-    shape = FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.12", facecolor=colour, edgecolor=edge, **how)
+def box(
+    axes: Axes, x: float, y: float, width: float, height: float, colour: str = "white", edge: str = GREY, **how: object
+) -> None:
+    shape = FancyBboxPatch(
+        (x, y), width, height, boxstyle="round,pad=0,rounding_size=0.12", facecolor=colour, edgecolor=edge, **how
+    )
     axes.add_patch(shape)
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = GREY, **how: object) -> None:
-    axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=13, color=colour, shrinkA=0, shrinkB=0, linewidth=1.5, **how))
+    axes.add_patch(
+        FancyArrowPatch(
+            start, end, arrowstyle="-|>", mutation_scale=13, color=colour, shrinkA=0, shrinkB=0, linewidth=1.5, **how
+        )
+    )
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -41,5 +41,12 @@ class Course:
         return {**os.environ, "PYTHONPATH": str(self.folder), "COLUMNS": "100", "TERM": "dumb", **more}
 
     def run(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
-        return subprocess.run(self.command(*args), cwd=cwd or self.folder, env=self.environment(), text=True,
-                              capture_output=True, stdin=subprocess.DEVNULL, timeout=300)  # fmt: skip
+        return subprocess.run(
+            self.command(*args),
+            cwd=cwd or self.folder,
+            env=self.environment(),
+            text=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=300,
+        )

@@ -53,8 +53,10 @@ class Slurm:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.processes = folder, []
-        self.env = {**{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_"))},
-                    "SLURM_CONF": str(folder / "slurm.conf")}  # fmt: skip
+        self.env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_"))},
+            "SLURM_CONF": str(folder / "slurm.conf"),
+        }
 
     def __enter__(self) -> "Slurm":
         for name in ("state", "dev", *(f"spool-{node}" for node in NODES)):
@@ -62,9 +64,14 @@ class Slurm:
         for gpu in range(4):
             (self.folder / "dev" / f"nvidia{gpu}").touch()
         ports = free_ports(5)
-        lines = [f"NodeName={node} NodeHostname=localhost NodeAddr={node} Port={port} CPUs=4 RealMemory=4000 Gres=gpu:4 State=UNKNOWN"
-                 for node, port in zip(NODES, ports)]  # fmt: skip
-        (self.folder / "slurm.conf").write_text(CONF.format(folder=self.folder, ports=ports, user=getpass.getuser(), nodes="\n".join(lines)))
+        lines = [
+            f"NodeName={node} NodeHostname=localhost NodeAddr={node} Port={port} CPUs=4 RealMemory=4000 Gres=gpu:4"
+            " State=UNKNOWN"
+            for node, port in zip(NODES, ports)
+        ]
+        (self.folder / "slurm.conf").write_text(
+            CONF.format(folder=self.folder, ports=ports, user=getpass.getuser(), nodes="\n".join(lines))
+        )
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/dev/nvidia[0-3]\n")
         self.start("slurmctld", "-D", "-c")
         for node in NODES:
@@ -91,15 +98,25 @@ class Slurm:
 
     def start(self, program: str, *args: str) -> None:
         log = (self.folder / f"{program}.out").open("a")
-        self.processes.append(subprocess.Popen([FOUND[program], *args], env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+        self.processes.append(
+            subprocess.Popen([FOUND[program], *args], env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        )
 
     def ask(self, program: str, *args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess:
-        return subprocess.run([FOUND[program], *args], cwd=cwd, env={**self.env, **env}, text=True, capture_output=True,
-                              stdin=subprocess.DEVNULL, timeout=300)  # fmt: skip
-
+        return subprocess.run(
+            [FOUND[program], *args],
+            cwd=cwd,
+            env={**self.env, **env},
+            text=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=300,
+        )
 
     def job(self, *args: str, **how: Any) -> tuple[str, int]:
-        """Submit by sbatch, and wait for the job's end: its number, and its exit code. `sbatch --wait` asks ever more rarely."""
+        """Submit by sbatch, and wait for the job's end: its number, and its exit code. `sbatch --wait` asks ever more
+        rarely.
+        """
         done = self.ask("sbatch", "--parsable", *args, **how)
         assert done.returncode == 0, done
         number = done.stdout.split(";")[0].strip()
@@ -109,7 +126,9 @@ class Slurm:
         """Wait for a job's end; its exit code."""
         deadline = time.monotonic() + 300
         while True:
-            told = dict(re.findall(r"(JobState|ExitCode)=(\S+)", self.ask("scontrol", "show", "job", "-o", number).stdout))
+            told = dict(
+                re.findall(r"(JobState|ExitCode)=(\S+)", self.ask("scontrol", "show", "job", "-o", number).stdout)
+            )
             if told["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
                 return int(told["ExitCode"].split(":")[0])
             assert time.monotonic() < deadline, told

@@ -86,7 +86,13 @@ class Kernel:
 
     def begin(self, cell: NotebookNode) -> str:
         """Start a cell as JupyterLab does, which names it; returns the request's id."""
-        content = {"code": cell.source, "silent": False, "store_history": True, "allow_stdin": False, "stop_on_error": True}
+        content = {
+            "code": cell.source,
+            "silent": False,
+            "store_history": True,
+            "allow_stdin": False,
+            "stop_on_error": True,
+        }
         request = self.client.session.msg("execute_request", content, metadata={"cellId": cell.id})
         self.client.shell_channel.send(request)
         return request["header"]["msg_id"]

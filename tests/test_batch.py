@@ -16,28 +16,34 @@ SOURCES = lessons.COURSE / "solutions" / "sbatch"
 FILES = sorted(path.name for path in SOURCES.iterdir())
 
 
-@pytest.mark.parametrize(("header", "gpus", "nodes"), [
-    ("#SBATCH --gres=gpu:4\n#SBATCH --nodes=2", 4, 2),
-    ("#SBATCH --gres=gpu:A100:3 # of which kind\n#SBATCH -N 2", 3, 2),
-    ("#SBATCH --gpus-per-node=2\n#SBATCH -N2-4", 2, 2),
-    ("#SBATCH --gpus=8\n#SBATCH --nodes 2", 4, 2),
-    ("#SBATCH --gpus-per-task=1\n#SBATCH --ntasks-per-node=4", 4, 1),
-    ("# #SBATCH --gres=gpu:4", 0, 1),
-    ("echo\n#SBATCH --gres=gpu:4\n#SBATCH --nodes=2", 0, 1),
-    ("#PBS -l select=2:system=polaris\n#PBS -l walltime=00:10:00", 0, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("header", "gpus", "nodes"),
+    [
+        ("#SBATCH --gres=gpu:4\n#SBATCH --nodes=2", 4, 2),
+        ("#SBATCH --gres=gpu:A100:3 # of which kind\n#SBATCH -N 2", 3, 2),
+        ("#SBATCH --gpus-per-node=2\n#SBATCH -N2-4", 2, 2),
+        ("#SBATCH --gpus=8\n#SBATCH --nodes 2", 4, 2),
+        ("#SBATCH --gpus-per-task=1\n#SBATCH --ntasks-per-node=4", 4, 1),
+        ("# #SBATCH --gres=gpu:4", 0, 1),
+        ("echo\n#SBATCH --gres=gpu:4\n#SBATCH --nodes=2", 0, 1),
+        ("#PBS -l select=2:system=polaris\n#PBS -l walltime=00:10:00", 0, 2),
+    ],
+)
 def test_headers(header, gpus, nodes):
     text = f"#!/bin/bash\n{header}\n"
     assert (batch.gpus_asked(text), batch.nodes_asked(text)) == (gpus, nodes)
 
 
-@pytest.mark.parametrize(("launch", "args", "tasks"), [
-    (launchers.srun, ["--cpu-bind=none", "x"], [(0, 0), (1, 1)]),
-    (launchers.srun, ["--cpu-bind", "none", "-n4", "x"], [(0, 0), (0, 1), (1, 2), (1, 3)]),
-    (launchers.srun, ["--overlap", "-N", "1", "x", "-N"], [(0, 0)]),
-    (launchers.mpiexec, ["-n", "2", "--ppn", "1", "x"], [(0, 0), (1, 1)]),
-    (launchers.mpiexec, ["-n", "4", "--ppn", "2", "--depth=8", "x"], [(0, 0), (0, 1), (1, 2), (1, 3)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("launch", "args", "tasks"),
+    [
+        (launchers.srun, ["--cpu-bind=none", "x"], [(0, 0), (1, 1)]),
+        (launchers.srun, ["--cpu-bind", "none", "-n4", "x"], [(0, 0), (0, 1), (1, 2), (1, 3)]),
+        (launchers.srun, ["--overlap", "-N", "1", "x", "-N"], [(0, 0)]),
+        (launchers.mpiexec, ["-n", "2", "--ppn", "1", "x"], [(0, 0), (1, 1)]),
+        (launchers.mpiexec, ["-n", "4", "--ppn", "2", "--depth=8", "x"], [(0, 0), (0, 1), (1, 2), (1, 3)]),
+    ],
+)
 def test_launchers(launch, args, tasks):
     options, command = launchers.parse(args)
     assert command[0] == "x"
@@ -51,7 +57,12 @@ def test_the_baseline_starts_one_process_on_one_gpu(kind, tmp_path, monkeypatch)
     seen = batch.submit((SOURCES / f"{name}.{kind}").read_text(), kind, name)["1"]
     assert seen["code"] == 0, seen
     (ranks,) = batch.started(seen)
-    assert (ranks.how, ranks.processes, ranks.visible, ranks.script) == ("python", 1, ["0"], "train/single_gpu_training.py")
+    assert (ranks.how, ranks.processes, ranks.visible, ranks.script) == (
+        "python",
+        1,
+        ["0"],
+        "train/single_gpu_training.py",
+    )
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -64,14 +75,19 @@ def test_later_files_start_a_process_on_each_gpu(lesson, kind, nodes, tmp_path, 
     starts = batch.started(seen)
     assert [rank for ranks in starts for rank in ranks.ranks] == list(range(4 * nodes))
     assert {(ranks.world, len(ranks.visible), ranks.script, tuple(ranks.args[-2:])) for ranks in starts} == {
-        (4 * nodes, 4, f"train/{lesson}.py", tuple(batch.ARGS))}  # fmt: skip
+        (4 * nodes, 4, f"train/{lesson}.py", tuple(batch.ARGS))
+    }
 
 
 @pytest.mark.parametrize("kind", ["sbatch", "pbs"])
 def test_arguments_reach_the_script(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = "ddp_training"
-    text = (SOURCES / f"{name}.{kind}").read_text().replace("source utils/site.sh", 'source utils/site.sh; ARGS="--epochs 3"; set -- --epochs 3')
+    text = (
+        (SOURCES / f"{name}.{kind}")
+        .read_text()
+        .replace("source utils/site.sh", 'source utils/site.sh; ARGS="--epochs 3"; set -- --epochs 3')
+    )
     for start in batch.submit(text, kind, name)["2"]["starts"]:
         assert start["args"][-2:] == ["--epochs", "3"] and start["folder"] == "."
 
@@ -94,7 +110,9 @@ def test_polaris_would_take_the_header(name):
     hours, minutes, seconds = map(int, options["walltime"].split(":"))
     assert 0 < hours * 3600 + minutes * 60 + seconds <= 3600
     assert options["filesystems"].split(":") == ["home", "eagle"] and options["place"] == "scatter"
-    assert not any(re.match(r"#PBS -[Aq]", line) for line in lines)  # the user's own; a directive would be somebody else's
+    assert not any(
+        re.match(r"#PBS -[Aq]", line) for line in lines
+    )  # the user's own; a directive would be somebody else's
     assert len(re.search(r"#PBS -N (.*)", text).group(1)) <= 15
 
 
@@ -121,32 +139,76 @@ while running:
             os.kill(left, signal.SIGTERM)
 sys.exit(worst)
 """
-SMALL = ["--data", "random", "--epochs", "1", "--max-steps", "2", "--batch-size", "12", "--seq-len", "16", "--dim", "16", "--heads", "2",
-         "--layers", "1", "--log-every", "1", "--optimizer", "sgd"]  # fmt: skip
+SMALL = [
+    "--data",
+    "random",
+    "--epochs",
+    "1",
+    "--max-steps",
+    "2",
+    "--batch-size",
+    "12",
+    "--seq-len",
+    "16",
+    "--dim",
+    "16",
+    "--heads",
+    "2",
+    "--layers",
+    "1",
+    "--log-every",
+    "1",
+    "--optimizer",
+    "sgd",
+]
 
 
 def test_polaris_for_real_but_for_its_machine(tmp_path):
-    """Two "nodes" × two processes, by a stand-in for mpiexec that starts all tasks at once: the losses of the serial run."""
+    """Two "nodes" × two processes, by a stand-in for mpiexec that starts all tasks at once: the losses of the serial
+    run.
+    """
     course = Course(tmp_path / "course")
     course.solve("ddp_training", tuple(lessons.titles("ddp_training")))
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name, text in (("mpiexec", MPIEXEC.format(python=sys.executable, course=str(lessons.COURSE))), ("module", "#!/bin/sh\n"), ("conda", "#!/bin/sh\n")):
+    for name, text in (
+        ("mpiexec", MPIEXEC.format(python=sys.executable, course=str(lessons.COURSE))),
+        ("module", "#!/bin/sh\n"),
+        ("conda", "#!/bin/sh\n"),
+    ):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     (tmp_path / "nodes").write_text("127.0.0.1\nlocalhost\n")
     file = course.folder / "sbatch" / "ddp_training.pbs"
     file.write_text(file.read_text().replace("GPUS=4", "GPUS=2"))
-    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "WORKBOOK_PYTHON": sys.executable, "ARGS": " ".join(SMALL),
-           "PBS_JOBID": f"{os.getpid()}.here", "PBS_JOBNAME": "ddp_training", "PBS_NODEFILE": str(tmp_path / "nodes"),
-           "PBS_O_WORKDIR": str(course.folder / "sbatch"), "PBS_O_HOST": "polaris-login-01"}  # fmt: skip
-    done = subprocess.run(["bash", file], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    env = {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "WORKBOOK_PYTHON": sys.executable,
+        "ARGS": " ".join(SMALL),
+        "PBS_JOBID": f"{os.getpid()}.here",
+        "PBS_JOBNAME": "ddp_training",
+        "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "PBS_O_WORKDIR": str(course.folder / "sbatch"),
+        "PBS_O_HOST": "polaris-login-01",
+    }
+    done = subprocess.run(
+        ["bash", file], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0 and done.stdout.count("test loss") == 1, done
-    serial = subprocess.run([sys.executable, "train/single_gpu_training.py", *SMALL, "--out", "runs/serial"], cwd=course.folder,
-                            env=course.environment(), capture_output=True, text=True, timeout=300)  # fmt: skip
+    serial = subprocess.run(
+        [sys.executable, "train/single_gpu_training.py", *SMALL, "--out", "runs/serial"],
+        cwd=course.folder,
+        env=course.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert serial.returncode == 0, serial
-    right, seen = ([json.loads(line)["loss"] for line in (course.folder / "runs" / run / "metrics.jsonl").read_text().splitlines()]
-                   for run in ("serial", f"ddp_training-{os.getpid()}"))  # fmt: skip
+    right, seen = (
+        [json.loads(line)["loss"] for line in (course.folder / "runs" / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("serial", f"ddp_training-{os.getpid()}")
+    )
     assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(right, seen, strict=True))
 
 
@@ -156,8 +218,16 @@ def course(tmp_path_factory):
 
 
 def run(course, *args, **env):
-    return subprocess.run(course.command("run", "ddp_training", *args), cwd=course.folder, env=course.environment(**env), capture_output=True,
-                          text=True, timeout=300, stdin=subprocess.DEVNULL, check=False)  # fmt: skip
+    return subprocess.run(
+        course.command("run", "ddp_training", *args),
+        cwd=course.folder,
+        env=course.environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
 
 
 def scheduler(folder, program, text="exit 1"):
@@ -191,7 +261,10 @@ def test_what_the_scheduler_says_is_passed_on(course, tmp_path):
 def test_a_job_of_pbs_is_followed(course, tmp_path):
     path = scheduler(tmp_path / "bin", "qsub", "echo 77.polaris")
     (tmp_path / "out").write_text("test loss 3\n")
-    (tmp_path / "bin" / "qstat").write_text(f"#!/bin/sh\nprintf 'Job Id: 77\\n    job_state = F\\n    Exit_status = 3\\n    Output_Path = host:{tmp_path}\\n\\t/out\\n'\n")
+    (tmp_path / "bin" / "qstat").write_text(
+        "#!/bin/sh\nprintf 'Job Id: 77\\n    job_state = F\\n    Exit_status = 3\\n    Output_Path ="
+        f" host:{tmp_path}\\n\\t/out\\n'\n"
+    )
     (tmp_path / "bin" / "qstat").chmod(0o755)
     done = run(course, "--nodes", "1", "--batch", "-A me", PATH=path)
     assert done.returncode == 3 and "test loss 3" in done.stdout and "job 77.polaris: ENDED" in done.stdout, done

@@ -50,8 +50,14 @@ class Bench:
 
     def run(self, *args: str, **env: str) -> subprocess.CompletedProcess:
         self.log_file.write_text("")
-        return subprocess.run([str(self.course / "workbook"), *args], cwd=self.bin.parent, text=True, capture_output=True, timeout=60,
-                              env={"PATH": str(self.bin), "LOG": str(self.log_file), **env})  # fmt: skip
+        return subprocess.run(
+            [str(self.course / "workbook"), *args],
+            cwd=self.bin.parent,
+            text=True,
+            capture_output=True,
+            timeout=60,
+            env={"PATH": str(self.bin), "LOG": str(self.log_file), **env},
+        )
 
     def log(self, word: str) -> list[str]:
         return [line for line in self.log_file.read_text().splitlines() if word in line]
@@ -90,7 +96,9 @@ def test_a_python_without_venv_is_named(bench):
 def test_installs_once_and_again_when_the_requirements_change(bench):
     bench.python()
     done = bench.run("status")
-    assert done.stdout.startswith("ran ") and str(bench.bin.parent) in done.stdout  # the user's folder stays the current one
+    assert (
+        done.stdout.startswith("ran ") and str(bench.bin.parent) in done.stdout
+    )  # the user's folder stays the current one
     assert len(bench.log("install -r")) == 1
     assert bench.log("grader.engine.cli")[0].startswith("python ")  # that of .venv, not the python3 that made it
 
@@ -163,7 +171,13 @@ def test_an_old_torch_is_named(monkeypatch):
 def test_modules_in_the_users_folder_are_not_the_courses(tmp_path):
     (tmp_path / "grader").mkdir()
     (tmp_path / "grader" / "__init__.py").write_text("raise SystemExit('the wrong grader')")
-    done = subprocess.run([str(lessons.COURSE / "workbook"), "--help"], cwd=tmp_path, text=True, capture_output=True, timeout=60,
-                          env={**os.environ, "WORKBOOK_PYTHON": sys.executable})  # fmt: skip
+    done = subprocess.run(
+        [str(lessons.COURSE / "workbook"), "--help"],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "WORKBOOK_PYTHON": sys.executable},
+    )
     assert done.returncode == 0 and "ddp" not in done.stderr and "LESSON" not in done.stderr
     assert "To learn" in done.stdout

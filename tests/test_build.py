@@ -7,7 +7,7 @@ import pytest
 
 from grader.engine import build, lessons
 
-SCRIPT = '''\
+SCRIPT = """\
 def f(x):
     # TODO 1: Give it back.
     ### BEGIN SOLUTION
@@ -15,7 +15,7 @@ def f(x):
     ### STUDENT
     # return None
     ### END SOLUTION
-'''
+"""
 BATCH = """\
 #!/bin/bash
 # TODO 2: Ask for the GPUs.
@@ -125,14 +125,34 @@ def test_two_copies_kept_aside_are_two_files(course, script):
     ("path", "old", "new", "problem"),
     [
         ("train/ddp_training.py", "return None", "return 1", "train/ddp_training.py: not what its source builds"),
-        ("solutions/train/ddp_training.py", "    ### END SOLUTION\n", "", "solutions/train/ddp_training.py:3: ### BEGIN"),
-        ("solutions/train/ddp_training.py", "TODO 1", "TODO 3", "ddp_training: its TODOs are numbered 2, 3, not 1 to 2"),
-        ("solutions/train/ddp_training.py", "return x", "return  None # !", "ddp_training.py:3: TODO 1 starts as its sol"),
-        ("solutions/sbatch/ddp_training.sbatch", "TODO 2", "TODO 1", "'Ask for the GPUs' here and 'Give it back' above"),
+        (
+            "solutions/train/ddp_training.py",
+            "    ### END SOLUTION\n",
+            "",
+            "solutions/train/ddp_training.py:3: ### BEGIN",
+        ),
+        (
+            "solutions/train/ddp_training.py",
+            "TODO 1",
+            "TODO 3",
+            "ddp_training: its TODOs are numbered 2, 3, not 1 to 2",
+        ),
+        (
+            "solutions/train/ddp_training.py",
+            "return x",
+            "return  None # !",
+            "ddp_training.py:3: TODO 1 starts as its sol",
+        ),
+        (
+            "solutions/sbatch/ddp_training.sbatch",
+            "TODO 2",
+            "TODO 1",
+            "'Ask for the GPUs' here and 'Give it back' above",
+        ),
         ("solutions/sbatch/ddp_training.sbatch", "### STUDENT\n# #SBATCH --gres=gpu:1\n", "", "TODO 2 needs a STUDENT"),
         ("solutions/sbatch/ddp_training.sbatch", "TODO 2:", "TODO 2, again:", "TODO 2 opens with 'again'"),
     ],
-)  # fmt: skip
+)
 def test_check_sources_names_what_is_wrong(course, script, path, old, new, problem):
     replace(course / path, old, new)
     assert any(problem in line for line in build.check_sources()), build.check_sources()

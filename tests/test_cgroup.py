@@ -18,7 +18,10 @@ def tree(root, files):
 
 @pytest.mark.parametrize("parent", ["a.slice", "a.slice/me.scope"])
 def test_version_2_beside_us_or_below_us(tmp_path, parent):
-    tree(tmp_path, {"a.slice/me.scope/cgroup.subtree_control": "", f"{parent}/cgroup.subtree_control": "cpu memory pids\n"})
+    tree(
+        tmp_path,
+        {"a.slice/me.scope/cgroup.subtree_control": "", f"{parent}/cgroup.subtree_control": "cpu memory pids\n"},
+    )
     (folder,) = cgroup.make(5, 7, tmp_path, "0::/a.slice/me.scope\n").folders
     assert folder.parent == tmp_path / parent
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"memory.max": "5", "pids.max": "7"}
@@ -41,7 +44,9 @@ def test_none_where_it_may_not_be(tmp_path, own):
 
 @pytest.fixture
 def held(monkeypatch):
-    """An engine in a sandbox whose control group alone holds it back: the judge's own counts and the limits of a process are far away."""
+    """An engine in a sandbox whose control group alone holds it back: the judge's own counts and the limits of a
+    process are far away.
+    """
     probe = cgroup.make(MIB, 1)
     if probe is None:
         pytest.skip("control groups can not be made here")
@@ -50,7 +55,9 @@ def held(monkeypatch):
         monkeypatch.setattr(sandbox, name, 1 << 50)
     monkeypatch.setattr(sandbox, "KEPT_MEMORY", 900 * MIB)
     monkeypatch.setattr(sandbox, "KEPT_PROCESSES", 60)
-    monkeypatch.setattr(launch, "SILENT_CPU", launch.TOTAL_CPU)  # to be given so much memory may take a busy machine long
+    monkeypatch.setattr(
+        launch, "SILENT_CPU", launch.TOTAL_CPU
+    )  # to be given so much memory may take a busy machine long
     with Engine() as outside, Engine(outside, sandbox.available(), lessons.COURSE, ["tests.on_ranks"]) as inside:
         yield inside
         folders = inside.sandbox.group.folders
@@ -59,12 +66,22 @@ def held(monkeypatch):
 
 
 def run(engine, body):
-    text = "import os, time\ndef work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
-    return engine.run([lessons.Unit("train/x.py", text, "")], module="tests.on_ranks", function="tests.on_ranks:work", world=1, group=False)
+    text = (
+        "import os, time\ndef work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
+    )
+    return engine.run(
+        [lessons.Unit("train/x.py", text, "")],
+        module="tests.on_ranks",
+        function="tests.on_ranks:work",
+        world=1,
+        group=False,
+    )
 
 
 def test_the_kernel_counts_processes_and_memory(held):
-    forks = run(held, """
+    forks = run(
+        held,
+        """
         started = 0
         try:
             while started < 200:
@@ -74,8 +91,13 @@ def test_the_kernel_counts_processes_and_memory(held):
                 started += 1
         except OSError as error:
             return [started, error.strerror]
-        """)
-    assert forks.fault is None and 30 < forks.evidence[0][0] < 60 and forks.evidence[0][1] == "Resource temporarily unavailable"
+        """,
+    )
+    assert (
+        forks.fault is None
+        and 30 < forks.evidence[0][0] < 60
+        and forks.evidence[0][1] == "Resource temporarily unavailable"
+    )
     few = run(held, "return len(bytes(100 << 20))")
     assert few.evidence == [100 * MIB]
     much = run(held, "return len(b'x' * (2000 << 20))")

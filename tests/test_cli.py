@@ -54,10 +54,32 @@ def test_check_reports_and_remembers(course):
     assert [v["todo"] for v in verdicts] == list(range(1, 19))
     states = {v["todo"]: (v["status"], v["cause"]) for v in verdicts}
     assert states[1] == ("pass", None) and states[3] == ("fail", "not_attempted") and states[4] == ("fail", "crash")
-    assert set(verdicts[0]) == {"lesson", "todo", "title", "status", "cause", "points", "max_points", "message", "expected",
-                                "seen", "why", "hint", "rank", "where"}  # fmt: skip
+    assert set(verdicts[0]) == {
+        "lesson",
+        "todo",
+        "title",
+        "status",
+        "cause",
+        "points",
+        "max_points",
+        "message",
+        "expected",
+        "seen",
+        "why",
+        "hint",
+        "rank",
+        "where",
+    }
     crash = done.stdout[done.stdout.index("✗ ddp_training/4") : done.stdout.index("ddp_training/5")]
-    for word in ("expected", "seen", "NameError", "train/ddp_training.py:", "why", "hint", "./workbook hint ddp_training/4"):
+    for word in (
+        "expected",
+        "seen",
+        "NameError",
+        "train/ddp_training.py:",
+        "why",
+        "hint",
+        "./workbook hint ddp_training/4",
+    ):
         assert word in " ".join(crash.split())
     assert "ddp_training/1 pass\n" in course.progress() and "ddp_training/4 fail hints=1\n" in course.progress()
 
@@ -68,7 +90,12 @@ def test_check_reports_and_remembers(course):
 
     # status knows both, and what is next
     listed = course.run("status").stdout
-    assert "✓  1" in listed and "✗  3" in listed and "2 of 18" in listed and "Next: ./workbook watch 01_collectives" in listed
+    assert (
+        "✓  1" in listed
+        and "✗  3" in listed
+        and "2 of 18" in listed
+        and "Next: ./workbook watch 01_collectives" in listed
+    )
 
 
 def test_check_of_another_folder_is_not_remembered(course, tmp_path):
@@ -126,14 +153,31 @@ def test_a_notebook_differs_by_its_cells(course, monkeypatch):
 def test_run_goes_on_where_the_user_is(course, tmp_path):
     here = tmp_path / "elsewhere"
     here.mkdir()
-    tiny = ["--data", "random", "--max-steps", "2", "--batch-size", "12", "--seq-len", "8", "--dim", "16", "--epochs", "1"]
+    tiny = [
+        "--data",
+        "random",
+        "--max-steps",
+        "2",
+        "--batch-size",
+        "12",
+        "--seq-len",
+        "8",
+        "--dim",
+        "16",
+        "--epochs",
+        "1",
+    ]
     done = course.run("run", "single_gpu_training", "--", *tiny, "--out", "mine", cwd=here)
     assert done.returncode == 0, done
     assert (here / "mine" / "loss.png").stat().st_size > 1000 and "mine/report.html" in done.stdout
     assert "train/single_gpu_training.py --data random" in done.stdout.splitlines()[0]
 
     done = course.run("run", "ddp_training", "--nproc", "2", "--", "--data", "nowhere", cwd=here)
-    assert done.returncode != 0 and "torchrun --standalone --nproc-per-node=2" in done.stdout and "report" not in done.stdout
+    assert (
+        done.returncode != 0
+        and "torchrun --standalone --nproc-per-node=2" in done.stdout
+        and "report" not in done.stdout
+    )
     assert not (here / "runs").exists()
 
 
@@ -183,6 +227,11 @@ def test_progress_keeps_lines_it_does_not_know(progress_file):
     progress_file.write_text("ddp_training/4 pass hints=2\nfrom the future: 7\n\nold_lesson/1 pass\n")
     progress.Progress().write({("ddp_training", 4): "fail", ("ddp_training", 5): 1})
     text = progress_file.read_text().splitlines()
-    assert set(text) == {"ddp_training/4 fail hints=2", "ddp_training/5 new hints=1", "old_lesson/1 pass", "from the future: 7"}
+    assert set(text) == {
+        "ddp_training/4 fail hints=2",
+        "ddp_training/5 new hints=1",
+        "old_lesson/1 pass",
+        "from the future: 7",
+    }
     assert progress.Progress().read()["ddp_training", 5] == progress.Entry("new", 1)
     assert [file.name for file in progress_file.parent.iterdir()] == ["progress.txt"]

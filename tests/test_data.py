@@ -14,11 +14,7 @@ from utils.data import IGNORE, DataError, EpochOrder, ShardSampler, Windows, loa
 
 REAL = Path(os.environ.get("WIKITEXT2", Path(__file__).parents[2] / "shared" / "wikitext-2"))
 
-TINY = {
-    "train": " = Title = \n\nthe cat sat\nthe <unk> ran\n",
-    "validation": "the dog sat",
-    "test": "the cat\nsat\n",
-}
+TINY = {"train": " = Title = \n\nthe cat sat\nthe <unk> ran\n", "validation": "the dog sat", "test": "the cat\nsat\n"}
 
 
 def write(folder: Path, texts: dict[str, str]) -> str:

@@ -4,8 +4,18 @@ from grader.engine.diagnose import Observer
 
 
 def op(name, line, shape=(4,), group=(0, 1), detail=None, function="f", **more):
-    return {"e": "op", "op": name, "name": "0", "group": list(group), "shape": list(shape), "dtype": "float32", "bytes": 16,
-            "detail": detail, "where": ["x.py", line, function], **more}
+    return {
+        "e": "op",
+        "op": name,
+        "name": "0",
+        "group": list(group),
+        "shape": list(shape),
+        "dtype": "float32",
+        "bytes": 16,
+        "detail": detail,
+        "where": ["x.py", line, function],
+        **more,
+    }
 
 
 WAIT, DONE = {"e": "wait"}, {"e": "done"}
@@ -42,8 +52,14 @@ def test_a_cycle_of_three_messages():
 def test_a_buffered_send_is_no_deadlock():
     seen = Observer(2)
     for rank in range(2):
-        feed(seen, (rank, op("send", 3, peer=1 - rank, tag=0)), (rank, WAIT), (rank, DONE),
-             (rank, op("recv", 4, peer=1 - rank, tag=0)), (rank, WAIT))
+        feed(
+            seen,
+            (rank, op("send", 3, peer=1 - rank, tag=0)),
+            (rank, WAIT),
+            (rank, DONE),
+            (rank, op("recv", 4, peer=1 - rank, tag=0)),
+            (rank, WAIT),
+        )
     assert seen.deadlock() is None
 
 
@@ -94,7 +110,11 @@ def test_groups_are_aligned_apart():
 
 
 def test_two_ranks_that_join_as_one():
-    fault = feed(Observer(2), (0, {"e": "joins", "rank": 0, "where": None}), (1, {"e": "joins", "rank": 0, "where": ["x.py", 2, "f"]}))
+    fault = feed(
+        Observer(2),
+        (0, {"e": "joins", "rank": 0, "where": None}),
+        (1, {"e": "joins", "rank": 0, "where": ["x.py", 2, "f"]}),
+    )
     assert fault.cause == "mismatch" and "both join" in fault.message
 
 

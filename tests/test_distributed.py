@@ -15,14 +15,7 @@ import torch.distributed as dist
 
 from utils import distributed
 from utils.after_ddp import setup
-from utils.distributed import (
-    LAUNCHERS,
-    check_divides,
-    cleanup,
-    launch_environment,
-    print0,
-    save0,
-)
+from utils.distributed import LAUNCHERS, check_divides, cleanup, launch_environment, print0, save0
 
 ROOT = Path(__file__).parents[1]
 

@@ -25,28 +25,48 @@ def engine():
 def launch(engine, body, world=2, **how):
     """Run `work(rank, world)` with this body. Line 5 is the body's first."""
     text = TOP + "def work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
-    return engine.run([Unit("train/x.py", text, "")], module="tests.on_ranks", function="tests.on_ranks:work",
-                      world=world, **how)
+    return engine.run(
+        [Unit("train/x.py", text, "")], module="tests.on_ranks", function="tests.on_ranks:work", world=world, **how
+    )
 
 
 def test_evidence_arrives_rank_by_rank(engine):
-    run = launch(engine, """
+    run = launch(
+        engine,
+        """
         t = torch.full((3,), float(rank))
         dist.all_reduce(t)
         return {"sum": t, "list": [rank, {"text": "ä", "none": None}], "half": t.bfloat16()}
-        """, world=3)
+        """,
+        world=3,
+    )
     assert run.fault is None
     for rank, seen in enumerate(run.evidence):
         assert seen["sum"].tolist() == [3.0] * 3 and seen["list"] == [rank, {"text": "ä", "none": None}]
         assert str(seen["half"].dtype) == "torch.bfloat16"
     op = next(e for e in run.events[0] if e.get("op") == "all_reduce")
-    assert (op["bytes"], op["shape"], op["dtype"], op["detail"], op["where"]) == (12, [3], "float32", "SUM", ["train/x.py", 6, "work"])
+    assert (op["bytes"], op["shape"], op["dtype"], op["detail"], op["where"]) == (
+        12,
+        [3],
+        "float32",
+        "SUM",
+        ["train/x.py", 6, "work"],
+    )
 
 
 def test_nodes_and_environment(engine):
-    run = launch(engine, "return [os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')]",
-                 world=4, nodes=2)
-    assert run.evidence == [["0", "0", "4", "2", "0"], ["1", "1", "4", "2", "0"], ["2", "0", "4", "2", "1"], ["3", "1", "4", "2", "1"]]
+    run = launch(
+        engine,
+        "return [os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')]",
+        world=4,
+        nodes=2,
+    )
+    assert run.evidence == [
+        ["0", "0", "4", "2", "0"],
+        ["1", "1", "4", "2", "0"],
+        ["2", "0", "4", "2", "1"],
+        ["3", "1", "4", "2", "1"],
+    ]
 
 
 def test_ranks_are_fresh(engine):
@@ -56,97 +76,204 @@ def test_ranks_are_fresh(engine):
 
 
 def test_output_and_files_are_kept_apart(engine):
-    run = launch(engine, "print('out', rank); print('err', rank, file=sys.stderr); open(f'f{rank}', 'w').write('x'); return 0")
+    run = launch(
+        engine, "print('out', rank); print('err', rank, file=sys.stderr); open(f'f{rank}', 'w').write('x'); return 0"
+    )
     assert run.stdout == ["out 0\n", "out 1\n"] and run.stderr == ["err 0\n", "err 1\n"]
     assert run.files == {"f0": b"x", "f1": b"x"}
 
 
 FAULTS = {
-    "skipped, and on": ("hang", 1, 6, "skipped a call", """
+    "skipped, and on": (
+        "hang",
+        1,
+        6,
+        "skipped a call",
+        """
         if rank == 0:
             dist.all_reduce(torch.ones(4))
         dist.barrier()
-        """),
-    "skipped at the end": ("hang", 1, 6, "rank 1 never comes: it has finished", """
+        """,
+    ),
+    "skipped at the end": (
+        "hang",
+        1,
+        6,
+        "rank 1 never comes: it has finished",
+        """
         if rank == 0:
             dist.all_reduce(torch.ones(4))
-        """),
-    "skipped, told by the majority": ("hang", 1, 6, "rank 1 skipped", """
+        """,
+    ),
+    "skipped, told by the majority": (
+        "hang",
+        1,
+        6,
+        "rank 1 skipped",
+        """
         if rank != 1:
             dist.all_reduce(torch.ones(4))
         dist.all_reduce(torch.ones(4, 2))
-        """),
-    "another operation": ("mismatch", 1, 5, "different operations", """
+        """,
+    ),
+    "another operation": (
+        "mismatch",
+        1,
+        5,
+        "different operations",
+        """
         dist.all_reduce(torch.ones(4)) if rank == 0 else dist.broadcast(torch.ones(4), 0)
-        """),
+        """,
+    ),
     "another shape": ("mismatch", 1, 5, "different shapes", "dist.all_reduce(torch.ones(4 + rank))"),
-    "another dtype": ("mismatch", 1, 5, "different dtypes", "dist.all_reduce(torch.ones(4, dtype=[torch.float32, torch.int32][rank]))"),
-    "another reduction": ("mismatch", 1, 5, "different roots or reductions",
-                          "dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)"),
+    "another dtype": (
+        "mismatch",
+        1,
+        5,
+        "different dtypes",
+        "dist.all_reduce(torch.ones(4, dtype=[torch.float32, torch.int32][rank]))",
+    ),
+    "another reduction": (
+        "mismatch",
+        1,
+        5,
+        "different roots or reductions",
+        "dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)",
+    ),
     "another root": ("mismatch", 1, 5, "different roots", "dist.broadcast(torch.ones(4), rank)"),
-    "crash": ("crash", 1, 6, "ValueError: boo", """
+    "crash": (
+        "crash",
+        1,
+        6,
+        "ValueError: boo",
+        """
         if rank == 1:
             raise ValueError("boo")
         dist.barrier()
-        """),
-    "SystemExit": ("crash", 1, 6, "SystemExit", """
+        """,
+    ),
+    "SystemExit": (
+        "crash",
+        1,
+        6,
+        "SystemExit",
+        """
         if rank == 1:
             sys.exit(0)
         dist.barrier()
-        """),
+        """,
+    ),
     "endless loop": ("hang", 1, 5, "runs without end", "while rank == 1: pass"),
-    "endless sleep": ("hang", 1, 6, "sleeps", """
+    "endless sleep": (
+        "hang",
+        1,
+        6,
+        "sleeps",
+        """
         if rank == 1:
             time.sleep(10_000)
         dist.barrier()
-        """),
-    "os._exit(0)": ("crash", 1, 6, "exit code is never a pass", """
+        """,
+    ),
+    "os._exit(0)": (
+        "crash",
+        1,
+        6,
+        "exit code is never a pass",
+        """
         if rank == 1:
             os._exit(0)
         dist.barrier()
-        """),
-    "killed": ("crash", 1, 6, "SIGKILL", """
+        """,
+    ),
+    "killed": (
+        "crash",
+        1,
+        6,
+        "SIGKILL",
+        """
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()
-        """),
-    "segmentation fault": ("crash", 1, 7, "SIGSEGV", """
+        """,
+    ),
+    "segmentation fault": (
+        "crash",
+        1,
+        7,
+        "SIGSEGV",
+        """
         import ctypes
         if rank == 1:
             ctypes.string_at(0)
         dist.barrier()
-        """),
-    "send to send": ("hang", 0, 6, "waits in send", """
+        """,
+    ),
+    "send to send": (
+        "hang",
+        0,
+        6,
+        "waits in send",
+        """
         t = torch.ones(2_000_000)
         dist.send(t, 1 - rank)
         dist.recv(t, 1 - rank)
-        """),
-    "a receive without a send": ("hang", 1, 6, "rank 1 never comes", """
+        """,
+    ),
+    "a receive without a send": (
+        "hang",
+        1,
+        6,
+        "rank 1 never comes",
+        """
         if rank == 0:
             dist.recv(torch.ones(4), 1)
-        """),
-    "a message of another size": ("mismatch", 1, 5, "message and its receiver differ",
-                                  "dist.send(torch.ones(4), 1) if rank == 0 else dist.recv(torch.ones(5), 0)"),
-    "inside DDP's backward": ("hang", 1, 7, "rank 1 never comes", """
+        """,
+    ),
+    "a message of another size": (
+        "mismatch",
+        1,
+        5,
+        "message and its receiver differ",
+        "dist.send(torch.ones(4), 1) if rank == 0 else dist.recv(torch.ones(5), 0)",
+    ),
+    "inside DDP's backward": (
+        "hang",
+        1,
+        7,
+        "rank 1 never comes",
+        """
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
         for step in range(3 - rank):
             model(torch.ones(2, 4)).sum().backward()
-        """),
-    "another group's collective": ("hang", 0, 7, "rank 1", """
+        """,
+    ),
+    "another group's collective": (
+        "hang",
+        0,
+        7,
+        "rank 1",
+        """
         pair = dist.new_group([0, 1])
         if rank == 0:
             dist.all_reduce(torch.ones(4), group=pair)
         elif rank == 1:
             dist.all_reduce(torch.ones(4))
-        """),
+        """,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_told_apart_and_named(engine, name):
     cause, rank, line, words, body = FAULTS[name]
-    run = launch(engine, body + "\n" * (not body.endswith("\n")) + ("" if "\n" not in body.strip() else textwrap.indent("return {}", "        ")),
-                 world=3 if "majority" in name else 2)
+    run = launch(
+        engine,
+        body
+        + "\n" * (not body.endswith("\n"))
+        + ("" if "\n" not in body.strip() else textwrap.indent("return {}", "        ")),
+        world=3 if "majority" in name else 2,
+    )
     fault = run.fault
     assert fault is not None
     assert (fault.cause, fault.rank, fault.where and fault.where[1]) == (cause, rank, line), fault.message
@@ -161,7 +288,9 @@ def test_a_right_run_after_each_kind_of_end(engine):
 
 
 def test_nothing_is_left_running(engine):
-    run = launch(engine, """
+    run = launch(
+        engine,
+        """
         children = []
         for daemon in (False, True):
             said, say = os.pipe()
@@ -174,14 +303,17 @@ def test_nothing_is_left_running(engine):
                 time.sleep(10_000)
             children.append(int(os.read(said, 20)))
         return children
-        """)
+        """,
+    )
     assert run.fault is None, run.fault.message
     assert not [pid for children in run.evidence for pid in children if psutil.pid_exists(pid)]
 
 
 def test_the_server_dies_with_its_judge():
-    code = ("import os, sys; from grader.engine.launch import Engine; from tests.test_engine import launch\n"
-            "e = Engine(); launch(e, 'return 0'); print(e.process.pid, flush=True); os.kill(os.getpid(), 9)")
+    code = (
+        "import os, sys; from grader.engine.launch import Engine; from tests.test_engine import launch\n"
+        "e = Engine(); launch(e, 'return 0'); print(e.process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=lessons.COURSE, stdout=subprocess.PIPE, text=True)
     assert done.returncode == -signal.SIGKILL
     try:
@@ -193,12 +325,14 @@ def test_the_server_dies_with_its_judge():
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 def test_ranks_die_with_their_server():
     """Even a rank in an endless loop, even when the server is killed without a word."""
-    code = ("import os, threading; from grader.engine.launch import Engine; from tests.test_engine import launch\n"
-            "e = Engine(); launch(e, 'return 0')\n"
-            "def end(*_): print(*session[0].pids, flush=True); os.kill(e.process.pid, 9); os.kill(os.getpid(), 9)\n"
-            "from grader.engine import launch as module; session = []; plain = module.Session.look\n"
-            "module.Session.look = lambda self: (session.append(self), end())\n"
-            "launch(e, 'while True: pass')")
+    code = (
+        "import os, threading; from grader.engine.launch import Engine; from tests.test_engine import launch\n"
+        "e = Engine(); launch(e, 'return 0')\n"
+        "def end(*_): print(*session[0].pids, flush=True); os.kill(e.process.pid, 9); os.kill(os.getpid(), 9)\n"
+        "from grader.engine import launch as module; session = []; plain = module.Session.look\n"
+        "module.Session.look = lambda self: (session.append(self), end())\n"
+        "launch(e, 'while True: pass')"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=lessons.COURSE, stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
@@ -216,7 +350,9 @@ def test_two_engines_at_once(engine):
 
 def test_correct_communication_is_no_fault(engine):
     """Late ranks, unequal work, messages both ways, subgroups, a sleep: none is a deadlock."""
-    run = launch(engine, """
+    run = launch(
+        engine,
+        """
         t = torch.ones(200_000)
         if rank == 1:
             time.sleep(0.8)
@@ -233,7 +369,9 @@ def test_correct_communication_is_no_fault(engine):
         sum(range(3_000_000))
         late.wait()
         return objects
-        """, world=3)
+        """,
+        world=3,
+    )
     assert run.fault is None, run.fault.message
     assert run.evidence[2] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
 
@@ -255,7 +393,10 @@ MERCILESS = "from grader.engine import observe; observe.merciless_messages()\n"
 
 
 def test_a_merciless_message_arrives_at_its_wait_and_no_earlier(engine):
-    run = launch(engine, MERCILESS + textwrap.dedent("""
+    run = launch(
+        engine,
+        MERCILESS
+        + textwrap.dedent("""
         t = torch.full((3,), 7.0) if rank == 0 else torch.zeros(3)
         if rank == 0:
             dist.send(t, 1)
@@ -266,25 +407,33 @@ def test_a_merciless_message_arrives_at_its_wait_and_no_earlier(engine):
         early = t.clone()
         work.wait()
         return [early, t]
-        """))
+        """),
+    )
     assert run.fault is None, run.fault
     assert [t.tolist() for t in run.evidence[1]] == [[0.0] * 3, [7.0] * 3]
 
 
 def test_a_merciless_message_tells_who_writes_into_it(engine):
-    run = launch(engine, MERCILESS + textwrap.dedent("""
+    run = launch(
+        engine,
+        MERCILESS
+        + textwrap.dedent("""
         t, u = torch.full((3,), float("nan")), torch.zeros(3)
         work, other = dist.isend(t, 1 - rank), dist.irecv(u, 1 - rank)
         if rank == 1:
             t[0] = 1
         work.wait(); other.wait()
-        """))
+        """),
+    )
     assert run.fault is None, run.fault
     assert [written_in_flight([events]) != [] for events in run.events] == [False, True]
 
 
 def test_a_merciless_collective_arrives_at_its_wait_and_no_earlier(engine):
-    run = launch(engine, MERCILESS + textwrap.dedent("""
+    run = launch(
+        engine,
+        MERCILESS
+        + textwrap.dedent("""
         t, u = torch.full((3,), 1.0 + rank), torch.full((2,), float(rank))
         work, other = dist.all_reduce(t, async_op=True), dist.broadcast(u, 1, async_op=True)
         dist.barrier()  # by now they are over
@@ -293,32 +442,47 @@ def test_a_merciless_collective_arrives_at_its_wait_and_no_earlier(engine):
         sync = torch.ones(2)
         dist.all_reduce(sync)
         return [*early, t, u, sync]
-        """))
+        """),
+    )
     assert run.fault is None, run.fault
     assert [t.tolist() for t in run.evidence[0]] == [[1.0] * 3, [0.0] * 2, [3.0] * 3, [1.0] * 2, [2.0] * 2]
 
 
 def test_a_merciless_collective_tells_who_writes_into_it_and_who_does_not_wait(engine):
-    run = launch(engine, MERCILESS + textwrap.dedent("""
+    run = launch(
+        engine,
+        MERCILESS
+        + textwrap.dedent("""
         t, u, v = torch.ones(3), torch.ones(3), torch.ones(3)
         works = [dist.all_reduce(x, async_op=True) for x in (t, u, v)]
         if rank == 1:
             u /= 2
         works[0].wait(); works[1].wait()
-        """))
+        """),
+    )
     assert run.fault is None, run.fault
     seen = collectives([[e for e in events if e.get("op") != "init_process_group"] for events in run.events])
-    assert [(c.rank, c.over is not None, c.written) for c in seen] == [(0, True, False), (0, True, False), (0, False, False),
-                                                                      (1, True, False), (1, True, True), (1, False, False)]
+    assert [(c.rank, c.over is not None, c.written) for c in seen] == [
+        (0, True, False),
+        (0, True, False),
+        (0, False, False),
+        (1, True, False),
+        (1, True, True),
+        (1, False, False),
+    ]
     assert {(c.op, c.bytes) for c in seen} == {("all_reduce", 12)} and seen[0].where[:2] == ["train/x.py", 8]
 
 
 @pytest.mark.parametrize("merciless", ["", MERCILESS])
 def test_a_collective_is_over_for_whoever_takes_its_future(engine, merciless):
-    run = launch(engine, merciless + textwrap.dedent("""
+    run = launch(
+        engine,
+        merciless
+        + textwrap.dedent("""
         t = torch.ones(3)
         return dist.all_reduce(t, async_op=True).get_future().wait()[0]
-        """))
+        """),
+    )
     assert run.fault is None, run.fault
     assert run.evidence[1].tolist() == [2.0] * 3
     assert all(call.over is not None for call in collectives(run.events))
@@ -326,18 +490,24 @@ def test_a_collective_is_over_for_whoever_takes_its_future(engine, merciless):
 
 def test_a_model_in_ddp_learns_though_messages_are_merciless(engine):
     """Its reducer waits in C++: nothing is hidden from it."""
-    run = launch(engine, MERCILESS + textwrap.dedent("""
+    run = launch(
+        engine,
+        MERCILESS
+        + textwrap.dedent("""
         from torch.nn.parallel import DistributedDataParallel
         model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
         model(torch.tensor([[1.0 + rank, 2.0]])).sum().backward()
         return model.module.weight.grad
-        """))
+        """),
+    )
     assert run.fault is None, run.fault
     assert [grad.tolist() for grad in run.evidence] == [[[1.5, 2.0]]] * 2
 
 
 def test_messages_of_a_run_are_told(engine):
-    run = launch(engine, """
+    run = launch(
+        engine,
+        """
         t, parts = torch.zeros(3), [torch.zeros(2), torch.zeros(2)]
         if rank == 0:
             dist.recv(t)
@@ -347,10 +517,15 @@ def test_messages_of_a_run_are_told(engine):
             dist.send(t, 0)
             dist.irecv(parts[0], 0, tag=5)
             dist.recv(parts[1], 0, tag=5)
-        """)
+        """,
+    )
     assert run.fault is None, run.fault
     messages, deadlock = rehearse(run.events)
-    assert deadlock is None and [(m.round, m.source, m.target, m.bytes) for m in messages] == [(1, 1, 0, 12), (2, 0, 1, 8), (3, 0, 1, 8)]
+    assert deadlock is None and [(m.round, m.source, m.target, m.bytes) for m in messages] == [
+        (1, 1, 0, 12),
+        (2, 0, 1, 8),
+        (3, 0, 1, 8),
+    ]
     assert all(m.arrived > m.sent for m in (messages[0], messages[2]))  # nobody waited for the other one
     (loose,) = left_in_flight(run.events)
     assert (loose.rank, loose.call, loose.where) == (1, "irecv from rank 0", ["train/x.py", 12, "work"])

@@ -81,7 +81,9 @@ def test_every_submission_has_its_marks(graded):
     record = grade.read_record(graded / "records" / "broken.json")
     assert record["state"] == grade.REFUSED and "broken.zip can not be read" in record["refused"][0]
     assert all(v["message"] == record["refused"][0] for v in record["verdicts"]) and len(record["verdicts"]) == 9
-    assert {v["message"] for v in grade.read_record(graded / "records" / "empty.json")["verdicts"]} == {"it was not handed in"}
+    assert {v["message"] for v in grade.read_record(graded / "records" / "empty.json")["verdicts"]} == {
+        "it was not handed in"
+    }
 
 
 def test_a_submission_is_graded_as_check_grades_it(course, graded, handed_in, tmp_path):
@@ -89,7 +91,9 @@ def test_a_submission_is_graded_as_check_grades_it(course, graded, handed_in, tm
     course.run("check", LESSON, "--target", str(handed_in / "half"), "--json", str(tmp_path / "v.json"))
     checked = json.loads((tmp_path / "v.json").read_text())
     record = grade.read_record(graded / "records" / "half.json")
-    assert [(v["todo"], v["status"], v["cause"]) for v in checked] == [(v["todo"], v["status"], v["cause"]) for v in record["verdicts"]]
+    assert [(v["todo"], v["status"], v["cause"]) for v in checked] == [
+        (v["todo"], v["status"], v["cause"]) for v in record["verdicts"]
+    ]
 
 
 def test_what_is_graded_is_not_graded_again(course, graded, handed_in):
@@ -104,11 +108,14 @@ def test_another_seed_is_another_class(course, graded, handed_in):
     assert done.returncode == 2 and "another seed" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("args", "said"), [
-    (["nowhere", "--out", "o"], "no such folder"),
-    ([".", "--out", "o", "--sandbox", "yes"], "auto, required or off"),
-    ([".", "--out", "o", "--lessons", "02_nothing"], "no lesson"),
-])
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nowhere", "--out", "o"], "no such folder"),
+        ([".", "--out", "o", "--sandbox", "yes"], "auto, required or off"),
+        ([".", "--out", "o", "--lessons", "02_nothing"], "no lesson"),
+    ],
+)
 def test_mistakes_are_one_line(course, tmp_path, args, said):
     done = course.run("grade", *args, cwd=tmp_path)
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
@@ -116,7 +123,9 @@ def test_mistakes_are_one_line(course, tmp_path, args, said):
 
 def test_jobs_that_can_not_be_submitted_are_one_line(course, handed_in, tmp_path):
     done = run(course, handed_in, tmp_path / "out", "--slurm", "--slurm-options", "nonsense=1")
-    assert done.returncode == 2 and done.stderr.startswith("workbook: --slurm: ") and len(done.stderr.splitlines()) == 1, done.stderr
+    assert (
+        done.returncode == 2 and done.stderr.startswith("workbook: --slurm: ") and len(done.stderr.splitlines()) == 1
+    ), done.stderr
 
 
 def test_a_kill_loses_no_mark_and_counts_none_twice(course, graded, handed_in, tmp_path):
@@ -124,7 +133,9 @@ def test_a_kill_loses_no_mark_and_counts_none_twice(course, graded, handed_in, t
     out = tmp_path / "out"
     command = course.command("grade", str(handed_in), "--out", str(out), "--lessons", LESSON, "--seed", "s")
     for kill in range(2):
-        process = subprocess.Popen(command, cwd=course.folder, env=course.environment(), stdout=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=course.folder, env=course.environment(), stdout=subprocess.DEVNULL, start_new_session=True
+        )
         deadline = time.monotonic() + LIMIT
         while not (out / "journal.jsonl").exists() or len((out / "journal.jsonl").read_text().splitlines()) <= kill:
             assert time.monotonic() < deadline and process.poll() is None
@@ -137,7 +148,9 @@ def test_a_kill_loses_no_mark_and_counts_none_twice(course, graded, handed_in, t
     assert (out / "marks.csv").read_text() == (graded / "marks.csv").read_text()
     records = {path.name: json.loads(path.read_text()) for path in (out / "records").glob("*.json")}
     for name, record in records.items():
-        assert record["verdicts"] == grade.read_record(graded / "records" / name)["verdicts"] and not record.get("history")
+        assert record["verdicts"] == grade.read_record(graded / "records" / name)["verdicts"] and not record.get(
+            "history"
+        )
 
 
 def test_a_changed_submission_is_graded_anew_and_its_past_is_kept(course, tmp_path):
@@ -159,14 +172,19 @@ def test_a_changed_submission_is_graded_anew_and_its_past_is_kept(course, tmp_pa
 
 def test_a_worker_that_dies_twice_is_no_zero(course, handed_in, tmp_path, monkeypatch):
     room = grade.open_class(tmp_path / "out", [LESSON], None, sandbox.NONE, 1)
-    monkeypatch.setattr(grade, "start_worker", lambda room: subprocess.Popen(
-        ["head", "-c", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    monkeypatch.setattr(
+        grade,
+        "start_worker",
+        lambda room: subprocess.Popen(["head", "-c", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True),
+    )
     over = list(grade.run(room, {"all": handed_in / "all"}, 1))
     assert over == [{"student": "all", "over": True}]
     record = grade.read_record(room.record("all"))
     assert record["state"] == grade.FAILED and "died twice" in record["why"]
     assert pages.table([record], [LESSON]).splitlines()[1] == "all,could not be graded," + "," * 9
-    assert list(grade.left_to_do(room, {"all": handed_in / "all"}, again=False)) == ["all"]  # the next call tries it once more
+    assert list(grade.left_to_do(room, {"all": handed_in / "all"}, again=False)) == [
+        "all"
+    ]  # the next call tries it once more
 
 
 def test_a_check_that_could_not_tell_right_from_wrong_gives_no_marks_and_takes_none(tmp_path):
@@ -178,16 +196,40 @@ def test_a_check_that_could_not_tell_right_from_wrong_gives_no_marks_and_takes_n
     hand_in(tmp_path / "class", "ann", notebook(range(1, 10)))
     done = run(course, tmp_path / "class", tmp_path / "out")
     record = grade.read_record(tmp_path / "out" / "records" / "ann.json")
-    assert record["state"] == grade.FAILED and "would let pass a rank that holds" in record["why"] and "ann" in done.stdout, done.stdout + done.stderr
+    assert (
+        record["state"] == grade.FAILED and "would let pass a rank that holds" in record["why"] and "ann" in done.stdout
+    ), done.stdout + done.stderr
     told = course.run("check", LESSON, "--target", str(tmp_path / "class" / "ann"))
     assert told.returncode == 3 and told.stderr.count("\n") == 1 and "no verdict" in told.stderr, told.stderr
 
 
 def test_a_page_holds_a_students_text_and_is_not_changed_by_it():
     nasty = "<script>alert(1)</script>"
-    verdict = {"lesson": LESSON, "todo": 1, "title": "t", "status": "fail", "cause": "crash", "points": 0, "max_points": 1, "message": nasty,
-               "expected": nasty, "seen": nasty, "why": "", "hint": "", "where": nasty, "rank": None}
-    record = {"student": nasty, "submission": nasty, "graded": "now", "refused": [nasty], "verdicts": [verdict], "overrides": [], "state": grade.GRADED}
+    verdict = {
+        "lesson": LESSON,
+        "todo": 1,
+        "title": "t",
+        "status": "fail",
+        "cause": "crash",
+        "points": 0,
+        "max_points": 1,
+        "message": nasty,
+        "expected": nasty,
+        "seen": nasty,
+        "why": "",
+        "hint": "",
+        "where": nasty,
+        "rank": None,
+    }
+    record = {
+        "student": nasty,
+        "submission": nasty,
+        "graded": "now",
+        "refused": [nasty],
+        "verdicts": [verdict],
+        "overrides": [],
+        "state": grade.GRADED,
+    }
     page = pages.student_page(record)
     assert "<script" not in page and page.count("&lt;script&gt;") == 8
 
@@ -216,7 +258,9 @@ def test_the_course_is_a_gradescope_autograder(course, tmp_path):
     os.chmod(root / "source" / "course" / "workbook", 0o755)
     hand_in(root, "submission", notebook((1, 2)))
     environment = {**os.environ, "AUTOGRADER_ROOT": str(root), "WORKBOOK_PYTHON": os.sys.executable}
-    done = subprocess.run(["bash", root / "source" / "run_autograder"], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        ["bash", root / "source" / "run_autograder"], env=environment, capture_output=True, text=True, timeout=300
+    )
     told = json.loads((root / "results" / "results.json").read_text())
     assert sum(test["score"] for test in told["tests"]) == 2 and len(told["tests"]) == 9, done.stderr
 
@@ -224,11 +268,18 @@ def test_the_course_is_a_gradescope_autograder(course, tmp_path):
 def test_a_submission_takes_nothing_but_its_own_files(tmp_path):
     path = tmp_path / "s.zip"
     with zipfile.ZipFile(path, "w") as archive:
-        for name in (f"notebooks/{LESSON}.ipynb", "../../etc/notebooks/01_collectives.ipynb", "torch.py", f"deep/er/notebooks/{LESSON}.ipynb"):
+        for name in (
+            f"notebooks/{LESSON}.ipynb",
+            "../../etc/notebooks/01_collectives.ipynb",
+            "torch.py",
+            f"deep/er/notebooks/{LESSON}.ipynb",
+        ):
             archive.writestr(name, name)
     taken = submissions.take(path, [LESSON])
     assert taken.files == {f"notebooks/{LESSON}.ipynb": f"notebooks/{LESSON}.ipynb".encode()}
-    assert any("leads out" in line for line in taken.refused) and any("nearer to the top" in line for line in taken.refused)
+    assert any("leads out" in line for line in taken.refused) and any(
+        "nearer to the top" in line for line in taken.refused
+    )
 
 
 def test_formgrader_sees_the_same_marks(graded, tmp_path):
@@ -243,4 +294,6 @@ def test_formgrader_sees_the_same_marks(graded, tmp_path):
         assert {student: book.find_submission(LESSON, student).score for student in MARKS} == MARKS
         assert book.find_submission(LESSON, "half").max_score == 9
     shown = json.loads((tmp_path / "autograded" / "half" / LESSON / f"{LESSON}.ipynb").read_text())
-    assert [cell["metadata"]["nbgrader"]["grade_id"] for cell in shown["cells"] if "nbgrader" in cell["metadata"]] == [f"test_{n}" for n in range(1, 10)]
+    assert [cell["metadata"]["nbgrader"]["grade_id"] for cell in shown["cells"] if "nbgrader" in cell["metadata"]] == [
+        f"test_{n}" for n in range(1, 10)
+    ]

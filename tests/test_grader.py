@@ -10,7 +10,22 @@ from grader.engine import lessons, regions
 from grader.engine.checks import Judge, check_module, checks_of
 from grader.engine.launch import Engine
 
-FIELDS = {"lesson", "todo", "title", "status", "cause", "points", "max_points", "message", "expected", "seen", "why", "hint", "rank", "where"}
+FIELDS = {
+    "lesson",
+    "todo",
+    "title",
+    "status",
+    "cause",
+    "points",
+    "max_points",
+    "message",
+    "expected",
+    "seen",
+    "why",
+    "hint",
+    "rank",
+    "where",
+}
 
 
 def grade(*args):
@@ -50,7 +65,16 @@ def test_the_solution_gets_every_point(tmp_path):
 
 
 def test_one_todo_of_one_lesson(tmp_path):
-    done = grade("--target", target(tmp_path, {1, 2, 3, 4}), "-k", "ddp_training", "-m", "todo4", "--json", str(tmp_path / "marks.json"))
+    done = grade(
+        "--target",
+        target(tmp_path, {1, 2, 3, 4}),
+        "-k",
+        "ddp_training",
+        "-m",
+        "todo4",
+        "--json",
+        str(tmp_path / "marks.json"),
+    )
     assert done.returncode == 0 and "1 passed" in done.stdout
     assert [m["todo"] for m in json.loads((tmp_path / "marks.json").read_text())] == [4]
 
@@ -60,7 +84,9 @@ def test_a_half_done_exercise(tmp_path):
     assert done.returncode == 1
     marks = {m["todo"]: m for m in json.loads((tmp_path / "marks.json").read_text())}
     assert [marks[n]["status"] for n in (1, 2, 3)] == ["pass", "pass", "fail"] and marks[3]["cause"] == "not_attempted"
-    assert marks[9]["status"] == "skipped" and marks[9]["cause"] == "prerequisite" and "TODOs 4, 5" in marks[9]["message"]
+    assert (
+        marks[9]["status"] == "skipped" and marks[9]["cause"] == "prerequisite" and "TODOs 4, 5" in marks[9]["message"]
+    )
     assert "Traceback" not in done.stdout
 
 
@@ -96,7 +122,12 @@ def test_a_file_that_is_no_python(engine, tmp_path):
     folder = target(tmp_path)
     (tmp_path / "train" / "ddp_training.py").write_text("def setup(:\n")
     verdict = Judge(engine, "ddp_training", folder).verdict(1)
-    assert verdict.status == "fail" and verdict.cause == "crash" and "SyntaxError" in verdict.message and verdict.where.startswith("train/ddp_training.py:1")
+    assert (
+        verdict.status == "fail"
+        and verdict.cause == "crash"
+        and "SyntaxError" in verdict.message
+        and verdict.where.startswith("train/ddp_training.py:1")
+    )
 
 
 def test_a_broken_todo_2_does_not_drown_todo_1(engine, tmp_path):
@@ -110,4 +141,6 @@ def test_a_crash_outside_the_students_lines_shows_the_checks(engine, tmp_path):
     verdict = judged(engine, tmp_path, range(1, 19), {8: "return None"}).verdict(8)
     assert verdict.cause == "crash" and verdict.where is None
     asked = verdict.message.partition(", where the check says: ")[2]
-    assert "wrapped" in asked and asked in (lessons.COURSE / "grader" / "test_ddp_training.py").read_text(), verdict.message
+    assert "wrapped" in asked and asked in (lessons.COURSE / "grader" / "test_ddp_training.py").read_text(), (
+        verdict.message
+    )

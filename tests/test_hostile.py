@@ -1,4 +1,5 @@
-"""A class full of cheats and vandals: each gets the mark that its work deserves, nothing gets out, and the class goes on.
+"""A class full of cheats and vandals: each gets the mark that its work deserves, nothing gets out, and the class goes
+on.
 
 The attacks are in hostile/corpus.py; `python tests/hostile/table.py` shows them one by one.
 """
@@ -24,7 +25,9 @@ def check(folder, guards, attacks):
     assert not wrong, "\n".join(["", *wrong])
 
 
-@pytest.mark.skipif(sandbox.available() is not sandbox.BUBBLEWRAP, reason="bubblewrap does not work here: apt install bubblewrap")
+@pytest.mark.skipif(
+    sandbox.available() is not sandbox.BUBBLEWRAP, reason="bubblewrap does not work here: apt install bubblewrap"
+)
 def test_behind_bubblewrap(tmp_path):
     assert len(ATTACKS) >= 32
     check(tmp_path / "class", sandbox.BUBBLEWRAP, ATTACKS)
@@ -38,7 +41,9 @@ def test_behind_landlock(tmp_path):
 @pytest.mark.skipif(not psutil.LINUX, reason="the attacks are written for Linux")
 def test_without_walls_they_would_get_through(tmp_path):
     """Or the attacks would prove nothing."""
-    reading = [attack for attack in ATTACKS if attack.name in ("reading the instructor's files", "reading others' folders")]
+    reading = [
+        attack for attack in ATTACKS if attack.name in ("reading the instructor's files", "reading others' folders")
+    ]
     for trial in list(trials(tmp_path / "class", sandbox.NONE, reading))[:-1]:
         assert any("does not say “the loot is []”" in problem for problem in trial.wrong), trial
 
@@ -48,7 +53,11 @@ def a_class(tmp_path):
     (tmp_path / "records").mkdir()
     room = grade.Class(tmp_path, ["01_collectives"], "seed", sandbox.NONE, 1.0, tmp_path)
     for name in NAMES:
-        record = {**grade.failure(name, tmp_path, "\x1b[2J"), "state": grade.GRADED, "flags": [{"lesson": "01_collectives", "reason": "look"}]}
+        record = {
+            **grade.failure(name, tmp_path, "\x1b[2J"),
+            "state": grade.GRADED,
+            "flags": [{"lesson": "01_collectives", "reason": "look"}],
+        }
         grade.write_whole(room.record(name), json.dumps(record))
     return room
 
@@ -56,11 +65,24 @@ def a_class(tmp_path):
 def test_names_of_students_are_only_names(tmp_path, capsys):
     room = a_class(tmp_path)
     pages.write(room)
-    assert len(list((tmp_path / "records").iterdir())) == len(NAMES) == len({str(room.record(name)).lower() for name in NAMES})
-    assert {path.name for path in tmp_path.iterdir()} == {"records", "feedback", "gradescope", "marks.csv", "class.html", "journal.jsonl"} - {"journal.jsonl"}
+    assert (
+        len(list((tmp_path / "records").iterdir()))
+        == len(NAMES)
+        == len({str(room.record(name)).lower() for name in NAMES})
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "records",
+        "feedback",
+        "gradescope",
+        "marks.csv",
+        "class.html",
+        "journal.jsonl",
+    } - {"journal.jsonl"}
     for page in [tmp_path / "class.html", *(tmp_path / "feedback").iterdir()]:
         text = page.read_text("utf-8")
-        assert "<script" not in text and "href=\"javascript" not in text and not set(text) & {"\x1b", "\x07", "\u202e"}, page
+        assert (
+            "<script" not in text and 'href="javascript' not in text and not set(text) & {"\x1b", "\x07", "\u202e"}
+        ), page
         assert "default-src 'none'" in text
     rows = list(csv.reader(io.StringIO((tmp_path / "marks.csv").read_text("utf-8"))))
     assert len(rows) == 1 + len(NAMES) and not any(row[0].startswith(("=", "+", "-", "@")) for row in rows)
@@ -70,20 +92,49 @@ def test_names_of_students_are_only_names(tmp_path, capsys):
         assert "\x1b" not in said and "\n" not in live.shown(name).replace("\n", "", 1)
 
 
-@pytest.mark.parametrize("line", [
-    b"[]", b"3", b"{}", b'{"e": 1}', b'{"e": "op"}', b'{"e": "crash", "type": 1, "text": "", "frames": []}', b"[" * 100_000, b"\xff",
-    b'{"e": "wait", "t": Infinity}', b'{"e": "done", "of": [1]}', b'{"e": "joins", "rank": "0", "where": null}', b'{"e": "step"' + b" " * 300_000 + b"}",
-    b'{"e": "kill", "where": ["a", 1]}', b'{"e": "op", "op": "send", "name": "", "group": [0], "shape": [1], "dtype": null, "bytes": 1, "detail": null, "where": null}',
-    b'{"e": "op", "op": "all_reduce", "name": "", "group": [7], "shape": [1], "dtype": null, "bytes": 1, "detail": null, "where": null}',
-    b'{"e": "op", "op": "all_reduce", "name": "", "group": [0], "shape": [9, [0]], "dtype": null, "bytes": 1, "detail": null, "where": null}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[]",
+        b"3",
+        b"{}",
+        b'{"e": 1}',
+        b'{"e": "op"}',
+        b'{"e": "crash", "type": 1, "text": "", "frames": []}',
+        b"[" * 100_000,
+        b"\xff",
+        b'{"e": "wait", "t": Infinity}',
+        b'{"e": "done", "of": [1]}',
+        b'{"e": "joins", "rank": "0", "where": null}',
+        b'{"e": "step"' + b" " * 300_000 + b"}",
+        b'{"e": "kill", "where": ["a", 1]}',
+        (
+            b'{"e": "op", "op": "send", "name": "", "group": [0], "shape": [1], "dtype": null, "bytes": 1, "detail":'
+            b' null, "where": null}'
+        ),
+        (
+            b'{"e": "op", "op": "all_reduce", "name": "", "group": [7], "shape": [1], "dtype": null, "bytes": 1,'
+            b' "detail": null, "where": null}'
+        ),
+        (
+            b'{"e": "op", "op": "all_reduce", "name": "", "group": [0], "shape": [9, [0]], "dtype": null, "bytes": 1,'
+            b' "detail": null, "where": null}'
+        ),
+    ],
+)
 def test_what_is_no_event_is_not_taken_for_one(line):
     with pytest.raises(ValueError):
         events.read(line, 2)
 
 
 def test_a_batch_file_can_not_ask_the_judge_for_a_billion_ranks():
-    start = {"program": "torchrun", "args": ["--nproc-per-node=9999999999", "train/x.py"], "env": {}, "folder": ".", "node": 0}
+    start = {
+        "program": "torchrun",
+        "args": ["--nproc-per-node=9999999999", "train/x.py"],
+        "env": {},
+        "folder": ".",
+        "node": 0,
+    }
     assert batch.started({"starts": [start]})[0].processes == 0
 
 

@@ -23,11 +23,22 @@ from selenium.webdriver.support.ui import WebDriverWait  # only where it is inst
 
 PROGRAMS = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
 missing = [name for name, path in PROGRAMS.items() if path is None]
-pytestmark = pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} not found: apt install chromium chromium-driver")
+pytestmark = pytest.mark.skipif(
+    bool(missing), reason=f"{' and '.join(missing)} not found: apt install chromium chromium-driver"
+)
 
 LONG = 180  # seconds that nothing here takes, even on a busy machine
-FLAGS = ("headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking",
-         "disable-component-update", "disable-sync", "window-size=1280,900")  # fmt: skip
+FLAGS = (
+    "headless=new",
+    "no-sandbox",
+    "disable-gpu",
+    "disable-quic",
+    "no-first-run",
+    "disable-background-networking",
+    "disable-component-update",
+    "disable-sync",
+    "window-size=1280,900",
+)
 
 # The page's own notebook, by its own means: no guesses at where a key or a click would land.
 PAGE = """
@@ -62,8 +73,14 @@ def address(course, tmp_path, left):
     given = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "IPYTHON"))}
     server = subprocess.Popen(
         ["./workbook", "lab", "--no-browser", "--", "--ServerApp.port=0", "--expose-app-in-browser", "--allow-root"],
-        cwd=course, env={**given, "HOME": str(home), "WORKBOOK_PYTHON": sys.executable}, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+        cwd=course,
+        env={**given, "HOME": str(home), "WORKBOOK_PYTHON": sys.executable},
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     lines: queue.Queue[str] = queue.Queue()
     threading.Thread(target=lambda: [lines.put(line) for line in server.stderr] + [lines.put("")], daemon=True).start()
     process = psutil.Process(server.pid)
@@ -105,13 +122,21 @@ def test_a_student_solves_a_todo(address, browser, course, tmp_path):
     given = file.read_bytes()
 
     def ready(driver):
-        return driver.execute_script(PAGE + "return Boolean(notebook?.widgets?.length && panel.sessionContext.session?.kernel)")
+        return driver.execute_script(
+            PAGE + "return Boolean(notebook?.widgets?.length && panel.sessionContext.session?.kernel)"
+        )
 
     def do(script, *values):
-        return browser.execute_async_script(PAGE + f"(async () => {{{script}}})().then(arguments[arguments.length - 1])", *values)
+        return browser.execute_async_script(
+            PAGE + f"(async () => {{{script}}})().then(arguments[arguments.length - 1])", *values
+        )
 
     def run(key):
-        do("notebook.activeCellIndex = cell(arguments[0]); await window.jupyterapp.commands.execute('notebook:run-cell')", key)
+        do(
+            "notebook.activeCellIndex = cell(arguments[0]); await"
+            " window.jupyterapp.commands.execute('notebook:run-cell')",
+            key,
+        )
 
     def check(name, todo=1):
         """Run all cells, then the test cell again; what stands below it, and a picture."""
@@ -119,15 +144,22 @@ def test_a_student_solves_a_todo(address, browser, course, tmp_path):
             do("await window.jupyterapp.commands.execute('notebook:run-all-cells')")  # stops at the first that raises
         run(f"test_{todo}")
         do("await notebook.scrollToItem(cell(arguments[0]), 'center')", f"test_{todo}")
-        shown = WebDriverWait(browser, LONG).until(lambda driver: driver.execute_script(
-            PAGE + "const area = notebook.widgets[cell(arguments[0])].outputArea; return area.model.length && area.node.innerText", f"test_{todo}"))
+        shown = WebDriverWait(browser, LONG).until(
+            lambda driver: driver.execute_script(
+                PAGE + "const area = notebook.widgets[cell(arguments[0])].outputArea; return area.model.length &&"
+                " area.node.innerText",
+                f"test_{todo}",
+            )
+        )
         assert browser.save_screenshot(str(shots / f"jupyterlab-{name}.png"))
         return shown
 
     browser.get(address)
     WebDriverWait(browser, LONG).until(ready)
     do("await panel.context.ready; await panel.sessionContext.ready")
-    assert "Jupyter news" not in browser.find_element("tag name", "body").text  # nothing is asked before anything can be read
+    assert (
+        "Jupyter news" not in browser.find_element("tag name", "body").text
+    )  # nothing is asked before anything can be read
 
     shown = check("not-done")
     assert "· 01_collectives/1" in shown and "TODO 1 is not done yet" in shown and "hint" in shown
@@ -136,13 +168,23 @@ def test_a_student_solves_a_todo(address, browser, course, tmp_path):
         do("notebook.widgets[cell('todo_1')].model.sharedModel.setSource(arguments[0])", text)
         shown = check(name)
         if name == "wrong":
-            assert "✗ 01_collectives/1" in shown and "expected" in shown and "seen" in shown and "Traceback" not in shown
+            assert (
+                "✗ 01_collectives/1" in shown and "expected" in shown and "seen" in shown and "Traceback" not in shown
+            )
     assert shown.startswith("✓ 01_collectives/1")
 
     # A deadlock: all ranks send, and nobody receives. The kernel comes back with the diagnosis, and goes on.
-    source = next(c.source for c in read_percent(source_path(LESSON).read_text("utf-8"), LESSON).cells if c.get("id") == "todo_4")
-    stuck = "right = (rank + 1) % world\ndist.send(tensor.tensor_split(world)[first_piece(rank, world)], right)\nreturn tensor"
-    for name, text in (("deadlock", compose(source, [4], {4: ["return (rank - 1) % world", stuck]})), ("alive", compose(source, [4]))):
+    source = next(
+        c.source for c in read_percent(source_path(LESSON).read_text("utf-8"), LESSON).cells if c.get("id") == "todo_4"
+    )
+    stuck = (
+        "right = (rank + 1) % world\ndist.send(tensor.tensor_split(world)[first_piece(rank, world)], right)\nreturn"
+        " tensor"
+    )
+    for name, text in (
+        ("deadlock", compose(source, [4], {4: ["return (rank - 1) % world", stuck]})),
+        ("alive", compose(source, [4])),
+    ):
         do("notebook.widgets[cell('todo_4')].model.sharedModel.setSource(arguments[0])", text)
         run("todo_4")
         shown = check(name, todo=4)

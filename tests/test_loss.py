@@ -20,8 +20,11 @@ def tensors(dtype=torch.float64, N=7, D=5, V=11):
 
 
 def plain(h, weight, y):
-    return F.cross_entropy((h @ weight.T).flatten(0, 1).float() if h.dtype == torch.bfloat16 else (h @ weight.T).flatten(0, 1), y.flatten(),
-                           ignore_index=IGNORE)  # fmt: skip
+    return F.cross_entropy(
+        (h @ weight.T).flatten(0, 1).float() if h.dtype == torch.bfloat16 else (h @ weight.T).flatten(0, 1),
+        y.flatten(),
+        ignore_index=IGNORE,
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 32, 90, 1000])
@@ -30,7 +33,9 @@ def test_exact_in_float64(monkeypatch, tokens):
     monkeypatch.setattr(loss, "PIECE", tokens * len(weight))
     seen, right = head_loss(h, weight, y, IGNORE), plain(h, weight, y)
     torch.testing.assert_close(seen, right, rtol=1e-14, atol=0)
-    for a, b in zip(torch.autograd.grad(3 * seen, (h, weight)), torch.autograd.grad(3 * right, (h, weight)), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(3 * seen, (h, weight)), torch.autograd.grad(3 * right, (h, weight)), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
     with torch.no_grad():
         torch.testing.assert_close(head_loss(h, weight, y, IGNORE), right, rtol=1e-14, atol=0)

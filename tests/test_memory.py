@@ -25,9 +25,16 @@ def test_what_autograd_keeps_is_alive():
     weight = nn.Parameter(torch.ones(4, 4))
     with Storages([weight]) as storages:
         loss = (weight * 2).exp().sum()
-        assert storages.by_kind({"weights": [weight]}) == {"weights": 64, "other": 64}  # exp's result, for the backward pass
+        assert storages.by_kind({"weights": [weight]}) == {
+            "weights": 64,
+            "other": 64,
+        }  # exp's result, for the backward pass
         loss.backward()
-        assert storages.by_kind({"weights": [weight], "gradients": [weight.grad]}) == {"weights": 64, "gradients": 64, "other": 0}
+        assert storages.by_kind({"weights": [weight], "gradients": [weight.grad]}) == {
+            "weights": 64,
+            "gradients": 64,
+            "other": 0,
+        }
 
 
 def test_held_sorts_weights_gradients_and_state():
@@ -37,4 +44,9 @@ def test_held_sorts_weights_gradients_and_state():
     with Storages([weight, master]) as storages:
         weight.grad, master.grad = torch.ones_like(weight), torch.ones_like(master)
         optimizer.step()
-        assert held(storages, [weight], optimizer) == {"gradients": 32 + 64, "optimizer": 64 + 2 * 64, "weights": 32, "other": 0}
+        assert held(storages, [weight], optimizer) == {
+            "gradients": 32 + 64,
+            "optimizer": 64 + 2 * 64,
+            "weights": 32,
+            "other": 0,
+        }

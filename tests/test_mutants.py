@@ -13,7 +13,9 @@ def engine():
         yield warm
 
 
-@pytest.mark.parametrize(("lesson", "todo"), [(lesson, todo) for lesson in checked_lessons() for todo in mutants.lessons.titles(lesson)])
+@pytest.mark.parametrize(
+    ("lesson", "todo"), [(lesson, todo) for lesson in checked_lessons() for todo in mutants.lessons.titles(lesson)]
+)
 def test_every_answer_is_judged_rightly(engine, lesson, todo):
     if missing := mutants.lessons.lacking(lesson):
         pytest.skip(missing)

@@ -1,5 +1,5 @@
-"""A class of three through nbgrader, from the course's sources to marks, with the configuration as shipped; and an honest student's
-marks, in whatever way they are given."""
+"""A class of three through nbgrader, from the course's sources to marks, with the configuration as shipped; and an
+honest student's marks, in whatever way they are given."""
 
 import csv
 import importlib
@@ -19,7 +19,9 @@ from grader.engine import lessons, regions
 from student_notebook import LESSON, Kernel, blank, cell, save
 
 # Each cell that runs after this one warns on stderr, the test cell too.
-WARN = "import warnings\nget_ipython().events.register('pre_run_cell', lambda _: warnings.warn('from torch', UserWarning))"
+WARN = (
+    "import warnings\nget_ipython().events.register('pre_run_cell', lambda _: warnings.warn('from torch', UserWarning))"
+)
 
 
 def cheat():
@@ -32,7 +34,9 @@ def cheat():
 
 def honest():
     """TODO 4 wrong, and so 6 can not be checked; 8 not begun; the rest right. And warnings."""
-    wrong = next(answer.body for answer in importlib.import_module(f"grader.mutants.{LESSON}").WRONG if answer.todo == 4)
+    wrong = next(
+        answer.body for answer in importlib.import_module(f"grader.mutants.{LESSON}").WRONG if answer.todo == 4
+    )
     text = regions.compose(lessons.source_path(LESSON).read_text("utf-8"), {1, 2, 3, 5, 6, 7, 9}, {4: wrong})
     notebook = blank()
     for own in lessons.read_percent(text, LESSON).cells:
@@ -62,8 +66,15 @@ def folder(tmp_path_factory):
 
 def nbgrader(course: Path, *args: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-m", "nbgrader", *args], cwd=course, env=environment, text=True,
-                          capture_output=True, stdin=subprocess.DEVNULL, timeout=600)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "nbgrader", *args],
+        cwd=course,
+        env=environment,
+        text=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -88,7 +99,11 @@ def test_a_blank_answer_has_none_and_the_student_is_told_why(folder):
     marks, outputs = graded(folder, "nothing")
     assert marks == (0, 9, False)
     (error,) = outputs
-    assert error.ename == "NotRight" and "TODO 1 is not done yet" in error.evalue and "Traceback" not in "".join(error.traceback)
+    assert (
+        error.ename == "NotRight"
+        and "TODO 1 is not done yet" in error.evalue
+        and "Traceback" not in "".join(error.traceback)
+    )
 
 
 def test_nbgrader_can_be_fooled(folder):
@@ -105,7 +120,11 @@ def test_the_rest_of_nbgraders_loop(folder):
     page = (folder / "feedback" / "nothing" / LESSON / f"{LESSON}.html").read_text("utf-8")
     assert "TODO 1 is not done yet" in page
     with (folder / "grades.csv").open() as table:
-        assert {row["student_id"]: float(row["score"]) for row in csv.DictReader(table)} == {"honest": 6, "nothing": 0, "cheat": 9}
+        assert {row["student_id"]: float(row["score"]) for row in csv.DictReader(table)} == {
+            "honest": 6,
+            "nothing": 0,
+            "cheat": 9,
+        }
 
 
 def by_nbgrader(folder):
@@ -129,7 +148,21 @@ def by_the_cells(folder):
 def by_pytest(folder):
     target = folder / "target"
     save(honest(), target / "notebooks" / f"{LESSON}.ipynb")
-    command = [sys.executable, "-m", "pytest", "grader", "-q", "-p", "no:cacheprovider", "-k", LESSON, "--target", str(target), "--json", str(target / "marks.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "grader",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        LESSON,
+        "--target",
+        str(target),
+        "--json",
+        str(target / "marks.json"),
+    ]
     subprocess.run(command, cwd=lessons.COURSE, capture_output=True, timeout=300, check=False)
     return {mark["todo"]: mark["points"] for mark in json.loads((target / "marks.json").read_text())}
 

@@ -1,4 +1,6 @@
-"""The student's notebook in a kernel: whatever the student does, the test cell judges the TODO, and gives the kernel back."""
+"""The student's notebook in a kernel: whatever the student does, the test cell judges the TODO, and gives the kernel
+back.
+"""
 
 import os
 import select
@@ -86,7 +88,10 @@ def test_what_ran_last_counts_though_it_is_not_saved(warm, file):
 
 
 def test_a_new_cell_counts_before_it_is_saved_and_not_after_it_was_deleted(warm, file):
-    helper, uses = own("def add(xs):\n    return torch.stack(xs).sum(dim=0)"), todo(SUM.replace("torch.stack(inputs).sum(dim=0)", "add(inputs)"))
+    helper, uses = (
+        own("def add(xs):\n    return torch.stack(xs).sum(dim=0)"),
+        todo(SUM.replace("torch.stack(inputs).sum(dim=0)", "add(inputs)")),
+    )
     assert check(warm, helper, uses).text.startswith(PASSED)
     later = time.time() + 1
     os.utime(file, (later, later))  # saved without it
@@ -94,9 +99,19 @@ def test_a_new_cell_counts_before_it_is_saved_and_not_after_it_was_deleted(warm,
     assert "NameError: name 'add' is not defined" in shown.text and "(TODO 1)" in shown.text
 
 
-@pytest.mark.parametrize("text", ["if broken(", "undefined_name", "print('x' * 10)\n%matplotlib inline\n!true", "%%bash\nfalse",
-                                  "from grader import check\ncheck('01_collectives/1')", "raise SystemExit", "input()",
-                                  "import warnings; warnings.warn('x')"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if broken(",
+        "undefined_name",
+        "print('x' * 10)\n%matplotlib inline\n!true",
+        "%%bash\nfalse",
+        "from grader import check\ncheck('01_collectives/1')",
+        "raise SystemExit",
+        "input()",
+        "import warnings; warnings.warn('x')",
+    ],
+)
 def test_another_cell_spoils_nothing(warm, file, text):
     notebook = filled()
     notebook.cells.insert(3, own(text))
@@ -113,7 +128,10 @@ def test_a_todo_whose_cell_does_not_run_is_told_with_the_line(warm, file):
 
 HANGS = {
     "an endless loop": ("while True:\n    pass", "runs without end at"),
-    "a skipped call": ("import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.barrier()\n" + SUM, "one of them skipped a call"),
+    "a skipped call": (
+        "import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.barrier()\n" + SUM,
+        "one of them skipped a call",
+    ),
     "a sleep": ("import time\ntime.sleep(1000)\n" + SUM, "sleeps at"),
 }
 
@@ -145,7 +163,11 @@ def test_an_interrupt_leaves_nothing_running_and_the_next_check_works(warm, file
     warm.manager.interrupt_kernel()
     shown = warm.shown(request)
     os.close(end)
-    assert shown.error == "Interrupted" and shown.text.startswith("The check was stopped.") and "Traceback" not in shown.text
+    assert (
+        shown.error == "Interrupted"
+        and shown.text.startswith("The check was stopped.")
+        and "Traceback" not in shown.text
+    )
     assert not psutil.wait_procs(ranks, timeout=5)[1]
     assert check(warm, todo()).text.startswith(PASSED)
 
@@ -153,10 +175,15 @@ def test_an_interrupt_leaves_nothing_running_and_the_next_check_works(warm, file
 def test_a_notebook_that_is_not_there_is_one_line(warm, file):
     file.unlink()
     for shown in (check(warm), warm.run(own("run_on_ranks('01_collectives/f', [0])"))):
-        assert "./workbook reset 01_collectives" in " ".join(shown.text.split()) and "Traceback" not in shown.text, shown
+        assert "./workbook reset 01_collectives" in " ".join(shown.text.split()) and "Traceback" not in shown.text, (
+            shown
+        )
 
 
-@pytest.mark.parametrize(("lesson", "folder"), [(stem, "notebooks") for stem in lessons.stems() if lessons.is_notebook(stem)] + [(LESSON, ".")])
+@pytest.mark.parametrize(
+    ("lesson", "folder"),
+    [(stem, "notebooks") for stem in lessons.stems() if lessons.is_notebook(stem)] + [(LESSON, ".")],
+)
 def test_a_notebook_runs_from_top_to_bottom(course, file, lesson, folder):
     notebook = solved(lesson)
     save(notebook, file.with_stem(lesson))
@@ -171,8 +198,13 @@ def test_a_notebook_runs_from_top_to_bottom(course, file, lesson, folder):
 
 def test_a_students_copy_of_the_course_has_all_that_a_check_needs(course, file, tmp_path):
     release = tmp_path / "release"
-    subprocess.run([sys.executable, "-m", "grader.engine.cli", "release", str(release)], cwd=course, check=True,
-                   env={**os.environ, "PYTHONPATH": str(course)}, capture_output=True)  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-m", "grader.engine.cli", "release", str(release)],
+        cwd=course,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(course)},
+        capture_output=True,
+    )
     assert not (release / "solutions").exists()
     with Kernel(release / "notebooks") as kernel:
         set_up(kernel)
@@ -188,23 +220,34 @@ def own_run(kernel, function, inputs="[0, 0]", **how):
 
 
 def test_a_function_runs_on_ranks_and_what_they_say_is_shown(warm, file):
-    shown = own_run(warm, "def f(x, rank, world):\n    print('I have', x.dtype)\n    dist.all_reduce(x)\n    return x + rank",
-                    "[torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.int64)]")  # fmt: skip
+    shown = own_run(
+        warm,
+        "def f(x, rank, world):\n    print('I have', x.dtype)\n    dist.all_reduce(x)\n    return x + rank",
+        "[torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.int64)]",
+    )
     lines = shown.text.strip().split("\n")
     assert lines[:2] == ["rank 0: I have torch.int64", "rank 1: I have torch.int64"], shown
     assert lines[2] == "[tensor([2, 2]), tensor([3, 3])] 2 ranks, 0 messages of 0 bytes in all"
 
 
 def test_messages_are_told(warm, file):
-    shown = own_run(warm, "def f(x, rank, world):\n    t = torch.zeros(5)\n    dist.send(t, 1) if rank == 0 else dist.recv(t, 0)")
+    shown = own_run(
+        warm, "def f(x, rank, world):\n    t = torch.zeros(5)\n    dist.send(t, 1) if rank == 0 else dist.recv(t, 0)"
+    )
     assert shown.text.strip() == "[None, None] 2 ranks, 1 messages of 20 bytes in all", shown
     shown = warm.run(own("from utils import plots\nplots.messages(run.messages, 'f')._repr_png_()[:4]"))
     assert not shown.error, shown
 
 
 STOPS = {
-    "a crash": ("def f(x, rank, world):\n    return 1 / rank", "f on 2 ranks: rank 0 stopped with ZeroDivisionError: division by zero, at "),
-    "a deadlock": ("def f(x, rank, world):\n    dist.recv(torch.zeros(1), 1 - rank)", "f on 2 ranks: deadlock: rank 0 waits in recv"),
+    "a crash": (
+        "def f(x, rank, world):\n    return 1 / rank",
+        "f on 2 ranks: rank 0 stopped with ZeroDivisionError: division by zero, at ",
+    ),
+    "a deadlock": (
+        "def f(x, rank, world):\n    dist.recv(torch.zeros(1), 1 - rank)",
+        "f on 2 ranks: deadlock: rank 0 waits in recv",
+    ),
     "a loop": ("def f(x, rank, world):\n    while True:\n        pass", "runs without end at"),
     "no function": ("f = 1", "stopped with TypeError: 'int' object is not callable"),
     "a value that is none": ("def f(x, rank, world):\n    return dist", "evidence can not hold a module"),

@@ -119,14 +119,14 @@ def test_a_students_new_cell_is_graded_in_its_place_and_its_test_cell_is_not(cou
 
 
 def test_the_percent_form_of_a_notebook_can_be_graded_too(course):
-    (todo, _) = lessons.units("01_collectives", "solutions")
+    todo, _ = lessons.units("01_collectives", "solutions")
     assert todo.name == "notebooks/01_collectives.ipynb, cell 3"
     assert todo.text == todo.source
 
     solved = course / "solved" / "notebooks" / "01_collectives.py"
     solved.parent.mkdir(parents=True)
     solved.write_text(regions.compose(SOURCE, [1]))
-    (todo, _) = lessons.units("01_collectives", "solved")
+    todo, _ = lessons.units("01_collectives", "solved")
     assert todo.text == regions.compose(todo.source, [1])
 
 
@@ -171,8 +171,11 @@ def test_nbgrader_itself_makes_the_same_release(course):
     build.build()
     subprocess.run(
         [sys.executable, "-m", "nbgrader", "generate_assignment", "01_collectives"],
-        cwd=course, check=True, capture_output=True, timeout=120,
-    )  # fmt: skip
+        cwd=course,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
     release = course / ".workbook" / "nbgrader" / "release" / "01_collectives" / "01_collectives.ipynb"
     theirs, ours = nbformat.read(release, as_version=4), student_notebook(course)
     assert [cell.source for cell in theirs.cells] == [cell.source for cell in ours.cells]

@@ -59,7 +59,9 @@ def test_the_file_pins_what_the_lesson_names():
     assert len(named) == 1 and named[0].startswith("lightning==")
 
 
-@pytest.mark.parametrize("args", [("check", f"{LESSON}/1"), ("run", LESSON), ("grade", ".", "--out", "g", "--lessons", LESSON)])
+@pytest.mark.parametrize(
+    "args", [("check", f"{LESSON}/1"), ("run", LESSON), ("grade", ".", "--out", "g", "--lessons", LESSON)]
+)
 def test_a_command_about_the_lesson_says_it_in_one_line(course, args):
     done = course.run(*args)
     assert done.returncode == 2 and not done.stdout and the_line(done.stderr) == done.stderr.strip()
@@ -73,9 +75,29 @@ def test_check_of_all_lessons_says_it_and_goes_on(course):
 
 
 def test_pytest_skips_its_checks_with_that_line(course):
-    done = subprocess.run([sys.executable, "-m", "pytest", "grader", "-q", "-rs", "-k", LESSON, "--target", "solutions", "-p", "no:cacheprovider"],
-                          cwd=course.folder, env=course.environment(COLUMNS="300"), capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 0 and f"{len(lessons.titles(LESSON))} skipped" in done.stdout and "failed" not in done.stdout, done.stdout
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "grader",
+            "-q",
+            "-rs",
+            "-k",
+            LESSON,
+            "--target",
+            "solutions",
+            "-p",
+            "no:cacheprovider",
+        ],
+        cwd=course.folder,
+        env=course.environment(COLUMNS="300"),
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        done.returncode == 0 and f"{len(lessons.titles(LESSON))} skipped" in done.stdout and "failed" not in done.stdout
+    ), done.stdout
     assert the_line(done.stdout)
 
 
@@ -91,7 +113,13 @@ def test_watch_says_it_and_waits(capsys, monkeypatch):
 
 
 def test_the_script_says_it_in_one_line(course):
-    done = subprocess.run([sys.executable, "train/lightning_training.py"], cwd=course.folder, env=course.environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "train/lightning_training.py"],
+        cwd=course.folder,
+        env=course.environment(),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2 and not done.stdout and the_line(done.stderr) == done.stderr.strip()
 
 

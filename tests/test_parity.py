@@ -17,8 +17,29 @@ from grader.engine.checks import Student
 from grader.engine.launch import Engine
 from grader.kit import reported
 
-FIFTY = [*ddp.ARGV[: ddp.ARGV.index("--epochs")], "--epochs", "25", "--max-steps", "50", "--batch-size", "12", "--seq-len", "8", "--dim", "16",
-         "--heads", "2", "--layers", "2", "--optimizer", "adamw", "--lr", "2e-3", "--seed", "11"]
+FIFTY = [
+    *ddp.ARGV[: ddp.ARGV.index("--epochs")],
+    "--epochs",
+    "25",
+    "--max-steps",
+    "50",
+    "--batch-size",
+    "12",
+    "--seq-len",
+    "8",
+    "--dim",
+    "16",
+    "--heads",
+    "2",
+    "--layers",
+    "2",
+    "--optimizer",
+    "adamw",
+    "--lr",
+    "2e-3",
+    "--seed",
+    "11",
+]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +78,17 @@ def sharded(engine):
     return Student(engine, "fsdp_training", lessons.units("fsdp_training", "solutions"), [])
 
 
-ADAM = [*fsdp.ARGV, "--layers", "2", "--optimizer", "adamw", "--lr", "1e-2", "--log-every", "1"]  # the last of a flag counts
+ADAM = [
+    *fsdp.ARGV,
+    "--layers",
+    "2",
+    "--optimizer",
+    "adamw",
+    "--lr",
+    "1e-2",
+    "--log-every",
+    "1",
+]  # the last of a flag counts
 
 
 def mains(student, world, runs):
@@ -82,11 +113,18 @@ def test_every_strategy_is_the_serial_run(sharded, world):
 
 
 def test_adam_goes_on_after_a_stop(sharded):
-    """Saved by 2 × 2 ranks, in bfloat16: the same ranks go on to the last bit. In float32, and on other ranks: to 1e-4."""
+    """Saved by 2 × 2 ranks, in bfloat16: the same ranks go on to the last bit. In float32, and on other ranks: to
+    1e-4.
+    """
     stopped = ["--save-every", "1"]
-    runs = [[4, [*ADAM, "--sharding", "hybrid", *stopped]], [4, [*ADAM, "--sharding", "hybrid", "--resume", "out-0/step-1"]],
-            [4, [*ADAM, "--dtype", "bfloat16", *stopped]], [4, [*ADAM, "--dtype", "bfloat16", "--resume", "out-2/step-3"]],
-            [2, [*ADAM, "--resume", "out-0/step-2", *stopped]], [1, [*ADAM, "--sharding", "none", "--resume", "out-4/step-3"]]]  # fmt: skip
+    runs = [
+        [4, [*ADAM, "--sharding", "hybrid", *stopped]],
+        [4, [*ADAM, "--sharding", "hybrid", "--resume", "out-0/step-1"]],
+        [4, [*ADAM, "--dtype", "bfloat16", *stopped]],
+        [4, [*ADAM, "--dtype", "bfloat16", "--resume", "out-2/step-3"]],
+        [2, [*ADAM, "--resume", "out-0/step-2", *stopped]],
+        [1, [*ADAM, "--sharding", "none", "--resume", "out-4/step-3"]],
+    ]
     left, job = mains(sharded, 4, runs)
     right = fsdp.losses(fsdp.serial_run(sharded, ADAM).evidence[0])
     for whole_run, resumed, at in ((0, 1, 1), (2, 3, 3)):
@@ -95,14 +133,18 @@ def test_adam_goes_on_after_a_stop(sharded):
         first, again = (fsdp.together(left[number], "weights") for number in (whole_run, resumed))
         assert all(torch.equal(first[name], again[name]) for name in first)
     assert fsdp.losses(left[2][0]) != fsdp.losses(left[0][0])  # bfloat16 does something
-    fsdp.same_losses("on 2 ranks", right[2:], left[4])  # its last validation is that of the epoch that had ended when it stopped
+    fsdp.same_losses(
+        "on 2 ranks", right[2:], left[4]
+    )  # its last validation is that of the epoch that had ended when it stopped
     fsdp.same_losses("on 1 rank", right[3:], left[5])
     assert [line["kind"] for line in reported(job, "out-4")] == ["epoch", "step", "step", "epoch", "test"]
 
 
 def test_the_start_is_ddp(sharded):
     """Before TODO 1 the script trains with DDP, as its predecessor's solution does."""
-    start = Student(sharded.engine, "fsdp_training", [u._replace(text=regions.compose(u.source)) for u in sharded.units], [])
+    start = Student(
+        sharded.engine, "fsdp_training", [u._replace(text=regions.compose(u.source)) for u in sharded.units], []
+    )
     serial = fsdp.serial_run(start)
     (ranks,), job = mains(start, 2, [[2, fsdp.ARGV]])
     fsdp.same_losses("on 2 ranks", fsdp.losses(serial.evidence[0]), ranks)
@@ -119,7 +161,11 @@ def lit(engine):
 def quiet(run, serial):
     """Rank 0 says what the serial run says, the others nothing; and nothing is written but its files."""
     assert (run.stderr[0], any(run.stderr[1:]), any(run.stdout[1:])) == (serial.stderr[0], False, False)
-    assert {name for name in run.files if not name.startswith("data/")} == {"out/metrics.jsonl", "out/model-best.pt", "out/model-final.pt"}
+    assert {name for name in run.files if not name.startswith("data/")} == {
+        "out/metrics.jsonl",
+        "out/model-best.pt",
+        "out/model-final.pt",
+    }
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -143,32 +189,66 @@ def test_lightning_knows_the_flags(lit, flags):
     for want, got in zip(reported(serial), reported(run), strict=True):
         # bfloat16 rounds the products of 12 samples otherwise than those of 6: 5e-5 was measured.
         rel = 1e-3 if "bfloat16" in flags else 1e-4
-        assert all(math.isclose(got[name], value, rel_tol=rel) for name, value in want.items() if name != "kind"), (want, got)
+        assert all(math.isclose(got[name], value, rel_tol=rel) for name, value in want.items() if name != "kind"), (
+            want,
+            got,
+        )
 
 
 @pytest.mark.parametrize("solved", [0, 5, 8])
 def test_lightning_runs_at_every_stage(lit, solved):
-    part = Student(lit.engine, "lightning_training", [u._replace(text=regions.compose(u.source, set(range(1, solved + 1)))) for u in lit.units], [])
+    part = Student(
+        lit.engine,
+        "lightning_training",
+        [u._replace(text=regions.compose(u.source, set(range(1, solved + 1)))) for u in lit.units],
+        [],
+    )
     for world in (1, 2):
         assert part.run(lightning.ARGV, ddp.corpus(part), world=world).stdout[0].count("test loss") == 1
 
 
 def typed(*command, cwd=lessons.COURSE, **environment):
     """Run a command as a student types it, with nothing on PYTHONPATH."""
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
-    return subprocess.run(command, cwd=cwd, env={**env, "OMP_NUM_THREADS": "1", **environment}, capture_output=True, text=True, timeout=300)
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    }
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={**env, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 SHORT = ("--data", "random", "--max-steps", "3", "--dim", "16", "--heads", "2", "--layers", "1", "--seq-len", "16")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1")
+TORCHRUN = (
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=localhost:0",
+    "--local-addr=127.0.0.1",
+)
 
 
 def losses(folder):
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("script", ["train/single_gpu_training.py", "train/ddp_training.py", "solutions/train/ddp_training.py",
-                                    "train/fsdp_training.py", "solutions/train/fsdp_training.py"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "train/single_gpu_training.py",
+        "train/ddp_training.py",
+        "solutions/train/ddp_training.py",
+        "train/fsdp_training.py",
+        "solutions/train/fsdp_training.py",
+    ],
+)
 def test_python_runs_it_alone(script, tmp_path):
     done = typed(sys.executable, script, *SHORT, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -177,14 +257,18 @@ def test_python_runs_it_alone(script, tmp_path):
 
 def test_torchrun_runs_it_on_two_processes(tmp_path):
     one = typed(sys.executable, "train/single_gpu_training.py", *SHORT, "--out", str(tmp_path / "one"))
-    two = typed(*TORCHRUN, "--nproc-per-node=2", "solutions/train/ddp_training.py", *SHORT, "--out", str(tmp_path / "two"))
+    two = typed(
+        *TORCHRUN, "--nproc-per-node=2", "solutions/train/ddp_training.py", *SHORT, "--out", str(tmp_path / "two")
+    )
     assert one.returncode == two.returncode == 0, one.stderr + two.stderr
     assert two.stdout.count("test loss") == 1
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 
 def test_lightning_as_typed(lit, tmp_path):
-    """Alone, and on two processes of torchrun, in another folder: nothing is said beyond its lines, and nothing written but its files."""
+    """Alone, and on two processes of torchrun, in another folder: nothing is said beyond its lines, and nothing
+    written but its files.
+    """
     script = str(lessons.COURSE / "solutions/train/lightning_training.py")
     two = typed(*TORCHRUN, "--nproc-per-node=2", script, *SHORT, "--record", "--out", "two", cwd=tmp_path)
     one = typed(sys.executable, script, *SHORT, "--out", "one", cwd=tmp_path)
@@ -193,11 +277,22 @@ def test_lightning_as_typed(lit, tmp_path):
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
     assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()} == {
         *(f"{run}/{name}" for run in ("one", "two") for name in ("metrics.jsonl", "model-best.pt", "model-final.pt")),
-        "two/usage/rank-0.jsonl", "two/usage/rank-1.jsonl"}  # fmt: skip
+        "two/usage/rank-0.jsonl",
+        "two/usage/rank-1.jsonl",
+    }
 
 
 def test_a_batch_that_does_not_divide_is_refused_in_one_line(tmp_path):
-    done = typed(*TORCHRUN, "--nproc-per-node=2", "solutions/train/ddp_training.py", *SHORT, "--batch-size", "7", "--out", str(tmp_path))
+    done = typed(
+        *TORCHRUN,
+        "--nproc-per-node=2",
+        "solutions/train/ddp_training.py",
+        *SHORT,
+        "--batch-size",
+        "7",
+        "--out",
+        str(tmp_path),
+    )
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and "--batch-size 7" in lines[0]
 
@@ -205,26 +300,52 @@ def test_a_batch_that_does_not_divide_is_refused_in_one_line(tmp_path):
 def test_fsdp_stops_and_goes_on_as_typed(tmp_path):
     """Saved on two processes, gone on with on one; and what can not be is refused in one line."""
     script = "solutions/train/fsdp_training.py"
-    one = typed(sys.executable, "train/single_gpu_training.py", *SHORT, "--log-every", "1", "--out", str(tmp_path / "one"))
-    two = typed(*TORCHRUN, "--nproc-per-node=2", script, *SHORT, "--log-every", "1", "--save-every", "2", "--out", str(tmp_path / "two"))
+    one = typed(
+        sys.executable, "train/single_gpu_training.py", *SHORT, "--log-every", "1", "--out", str(tmp_path / "one")
+    )
+    two = typed(
+        *TORCHRUN,
+        "--nproc-per-node=2",
+        script,
+        *SHORT,
+        "--log-every",
+        "1",
+        "--save-every",
+        "2",
+        "--out",
+        str(tmp_path / "two"),
+    )
     assert one.returncode == two.returncode == 0 and two.stdout.count("test loss") == 1, one.stderr + two.stderr
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
     resume = ("--log-every", "1", "--resume", str(tmp_path / "two" / "step-2"), "--out", str(tmp_path / "three"))
     three = typed(sys.executable, script, *SHORT, *resume)
     assert three.returncode == 0, three.stderr
     assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one")[2:], rel=1e-4)
-    for flags, words in ((("--seed", "9"), "saved with --seed 0"), (("--max-steps", "1"), "has made 2 steps already"), (("--dim", "32"), "another model")):
+    for flags, words in (
+        (("--seed", "9"), "saved with --seed 0"),
+        (("--max-steps", "1"), "has made 2 steps already"),
+        (("--dim", "32"), "another model"),
+    ):
         done = typed(sys.executable, script, *SHORT, *resume, *flags)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr, done
 
 
 def test_copies_that_the_ranks_can_not_hold_are_refused_in_one_line(tmp_path):
-    done = typed(sys.executable, "solutions/train/fsdp_training.py", *SHORT, "--sharding", "hybrid", "--out", str(tmp_path))
+    done = typed(
+        sys.executable, "solutions/train/fsdp_training.py", *SHORT, "--sharding", "hybrid", "--out", str(tmp_path)
+    )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--replicas" in done.stderr, done
 
 
 def test_from_another_folder_and_under_slurm_names(tmp_path):
-    done = typed(sys.executable, str(lessons.COURSE / "solutions/train/ddp_training.py"), *SHORT, cwd=tmp_path,
-                 SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_STEP_NUM_TASKS="1")
+    done = typed(
+        sys.executable,
+        str(lessons.COURSE / "solutions/train/ddp_training.py"),
+        *SHORT,
+        cwd=tmp_path,
+        SLURM_PROCID="0",
+        SLURM_LOCALID="0",
+        SLURM_STEP_NUM_TASKS="1",
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/ddp_training/model-final.pt").exists()

@@ -22,7 +22,13 @@ def test_messages():
 def test_costs():
     curves = {"one": ([1.0, 2.0, 4.0], [1.0, 2.1, 3.9]), "two": ([2.0, 4.0, 8.0], [2.0, 4.0, 8.0])}
     assert shown(plots.cost([0, 1000, 2000], curves)).ndim == 3
-    picture = plots.ring_and_tree({"a": (1.0, 1.0), "b": (2.0, 1.0)}, 4, lambda n, world: (6, 1.5 * n), lambda n, world: (4, 4 * n), lambda *_: 2e3)
+    picture = plots.ring_and_tree(
+        {"a": (1.0, 1.0), "b": (2.0, 1.0)},
+        4,
+        lambda n, world: (6, 1.5 * n),
+        lambda n, world: (4, 4 * n),
+        lambda *_: 2e3,
+    )
     assert shown(picture).ndim == 3
 
 
@@ -34,12 +40,17 @@ def test_bytes_held_and_sent():
 
 
 def test_caps():
-    assert shown(plots.caps([1, 10, 100], {"a": (1.0, 1.0)}, lambda cap, alpha, beta: alpha + beta * cap, 2.0)).ndim == 3
+    assert (
+        shown(plots.caps([1, 10, 100], {"a": (1.0, 1.0)}, lambda cap, alpha, beta: alpha + beta * cap, 2.0)).ndim == 3
+    )
 
 
 def test_steps():
     step = {"began": 5.0, "ready": [5.1, 5.2], "backward": 5.3, "over": 5.6}
-    calls = [Collective(0, "all_reduce", 2, 8, began, over) for began, over in ((4.0, 4.5), (5.1, 5.4), (5.2, 5.5), (5.25, None))]
+    calls = [
+        Collective(0, "all_reduce", 2, 8, began, over)
+        for began, over in ((4.0, 4.5), (5.1, 5.4), (5.2, 5.5), (5.25, None))
+    ]
     assert plots.lanes(calls[1:]) == [0, 1, 2]
     assert plots.lanes([calls[0], calls[1]]) == [0, 0]
     assert shown(plots.steps({"one": RanksRun([step], [], calls), "none": RanksRun([step], [], [])})).ndim == 3
@@ -56,4 +67,10 @@ def test_nothing_is_drawn_where_nobody_looks(monkeypatch):
 
 
 def test_bytes_are_spoken():
-    assert [plots.spoken_bytes(n) for n in (0, 999, 4000, 1.5e6, 2.34e9)] == ["0 B", "999 B", "4 kB", "1.5 MB", "2.34 GB"]
+    assert [plots.spoken_bytes(n) for n in (0, 999, 4000, 1.5e6, 2.34e9)] == [
+        "0 B",
+        "999 B",
+        "4 kB",
+        "1.5 MB",
+        "2.34 GB",
+    ]

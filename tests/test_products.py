@@ -42,19 +42,25 @@ def test_attention_is_torchs_in_bfloat16(units):
     with torch.autocast("cpu", torch.bfloat16):
         seen = products.attention(q, k, v, is_causal=True)
     assert seen.dtype == torch.bfloat16
-    torch.testing.assert_close(seen.float(), F.scaled_dot_product_attention(q, k, v, is_causal=True), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(
+        seen.float(), F.scaled_dot_product_attention(q, k, v, is_causal=True), rtol=0.02, atol=0.02
+    )
 
 
 @pytest.mark.parametrize("dtype, autocast", [(torch.float32, False), (torch.float64, True)])
 def test_what_is_not_to_be_rounded_is_left_alone(units, dtype, autocast):
     x, weight = sample(6, 40, dtype=dtype), sample(30, 40, seed=1, dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        assert torch.equal(products.linear(x, weight), F.linear(x, weight)) and products.linear(x, weight).dtype == dtype
+        assert (
+            torch.equal(products.linear(x, weight), F.linear(x, weight)) and products.linear(x, weight).dtype == dtype
+        )
 
 
 @pytest.mark.parametrize("how", ["autocast", "parameters"])
 def test_a_step_of_the_model_is_the_same_either_way(monkeypatch, how):
-    """Losses agree better than with float32's; gradients go through a dozen roundings, so all three are a hundredth apart."""
+    """Losses agree better than with float32's; gradients go through a dozen roundings, so all three are a hundredth
+    apart.
+    """
     torch.manual_seed(0)
     model = TransformerLM(60, 32, 2, 2, 16)
     x, y = torch.randint(60, (2, 4, 16))
@@ -71,7 +77,11 @@ def test_a_step_of_the_model_is_the_same_either_way(monkeypatch, how):
         return loss.item(), torch.cat([parameter.grad.float().flatten() for parameter in own.parameters()])
 
     (with_units, a), (without, b), (exact, c) = step(True), step(False), step(None)
-    assert with_units == pytest.approx(without, rel=1e-3) and without == pytest.approx(exact, rel=1e-2) and without != exact
+    assert (
+        with_units == pytest.approx(without, rel=1e-3)
+        and without == pytest.approx(exact, rel=1e-2)
+        and without != exact
+    )
     for one, other in ((a, b), (a, c), (b, c)):
         assert 1e-4 * c.norm() < (one - other).norm() < 0.02 * c.norm()
 

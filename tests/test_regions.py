@@ -178,7 +178,10 @@ def test_locate_finds_the_bodies_of_untouched_and_solved_files():
     assert code_of(START, 3)[1] == "    print(total)"
     solved = regions.compose(SOURCE, [1, 2, 3])
     assert code_of(solved, 1) == ["    join()\n    return rank()"]
-    assert code_of(solved, 3) == ['    if rank == 0:\n        print("start")', "    if rank == 0:\n        print(total)"]
+    assert code_of(solved, 3) == [
+        '    if rank == 0:\n        print("start")',
+        "    if rank == 0:\n        print(total)",
+    ]
 
 
 def test_locate_works_in_a_source_with_its_markers():
@@ -194,13 +197,18 @@ EDITS = {
     "tabs": START.replace("    ", "\t"),
     "imports added above": "import os\nimport sys\n\nX = 1\n" + START,
     "text appended": START + "\n\nif __name__ == '__main__':\n    main()\n",
-    "function moved": START.replace(
-        "def shard(data):\n    # TODO 2: Give each rank its shard.\n    raise NotImplementedError(\"TODO 2\")\n\n\n", ""
-    )
-    + "\n\ndef shard(data):\n    # TODO 2: Give each rank its shard.\n    raise NotImplementedError(\"TODO 2\")\n",
-    "given code wrapped": START.replace("    for x in shard(range(10)):\n        total += x", 
-                                        "    try:\n        for x in shard(range(10)):\n            total += x\n    finally:\n        pass"),
-}  # fmt: skip
+    "function moved": (
+        START.replace(
+            'def shard(data):\n    # TODO 2: Give each rank its shard.\n    raise NotImplementedError("TODO 2")\n\n\n',
+            "",
+        )
+        + '\n\ndef shard(data):\n    # TODO 2: Give each rank its shard.\n    raise NotImplementedError("TODO 2")\n'
+    ),
+    "given code wrapped": START.replace(
+        "    for x in shard(range(10)):\n        total += x",
+        "    try:\n        for x in shard(range(10)):\n            total += x\n    finally:\n        pass",
+    ),
+}
 
 
 @pytest.mark.parametrize("edited", EDITS.values(), ids=EDITS)
@@ -223,19 +231,24 @@ def test_a_solved_region_is_found_under_the_same_edits(edited):
 
 
 def test_a_body_that_repeats_its_neighbours_is_still_a_body():
-    edited = START.replace("    print(total)\n", "    for x in shard(range(10)):\n        total += x\n    return total\n")
+    edited = START.replace(
+        "    print(total)\n", "    for x in shard(range(10)):\n        total += x\n    return total\n"
+    )
     assert code_of(edited, 3)[1] == "    for x in shard(range(10)):\n        total += x\n    return total"
     repeated = START.replace('    print("start")\n', "    rank = setup()\n    total = 0\n")
     assert code_of(repeated, 3)[0].startswith("    rank = setup()\n    total = 0\n")
 
 
 def test_a_region_whose_comment_is_gone_does_not_take_its_twins():
-    source = SOURCE.replace("again:", "again: at the end.").replace("    return total", """\
+    source = SOURCE.replace("again:", "again: at the end.").replace(
+        "    return total",
+        """\
     # TODO 3, again: at last.
     ### BEGIN SOLUTION
     bye()
     ### END SOLUTION
-    return total""")
+    return total""",
+    )
     edited = regions.compose(source).replace("    # TODO 3, again: at the end.\n", "")
     lines = edited.split("\n")
     code = [lines[place.start - 1] for place in regions.locate(source, edited)[3]]

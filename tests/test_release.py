@@ -8,7 +8,9 @@ import pytest
 
 from grader.engine import build, lessons, regions, release
 
-NBGRADER = '{"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}'
+NBGRADER = (
+    '{"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}'
+)
 NOTEBOOK = f"""\
 # %% nbgrader={NBGRADER}
 def g(xs):
@@ -18,7 +20,7 @@ def g(xs):
     return [total for _ in xs]
     ### END SOLUTION
 """
-DDP = '''\
+DDP = """\
 def make_sampler(train_set, args):
     # TODO 1: Give each rank its own shard.
     ### BEGIN SOLUTION
@@ -43,11 +45,15 @@ def again():
     ### BEGIN SOLUTION
     return 1
     ### END SOLUTION
-'''
-FSDP = regions.compose(DDP, [1, 2, 3]).replace("TODO", "Done").replace(
-    "    return 1\n",
-    "    # TODO 1: Count.\n    ### BEGIN SOLUTION\n    return dist.get_world_size()\n    ### END SOLUTION\n",
-)  # fmt: skip
+"""
+FSDP = (
+    regions.compose(DDP, [1, 2, 3])
+    .replace("TODO", "Done")
+    .replace(
+        "    return 1\n",
+        "    # TODO 1: Count.\n    ### BEGIN SOLUTION\n    return dist.get_world_size()\n    ### END SOLUTION\n",
+    )
+)
 FILES = {
     "README.md": "# A course\n",
     "workbook": "#!/bin/sh\n",
@@ -96,13 +102,22 @@ def test_the_release_is_the_course_without_what_is_the_instructors(course, tmp_p
         f"{tmp_path / 'out'}: single_gpu_training, 01_collectives, ddp_training"
     ]
     assert contents(tmp_path / "out") == {
-        "README.md", "workbook", "utils/distributed.py", "images/a.png",
-        "grader/test_ddp_training.py", "grader/test_01_collectives.py", "grader/engine/ranks.py",
-        "train/single_gpu_training.py", "train/ddp_training.py",
-        "notebooks/01_collectives.ipynb", "sbatch/ddp_training.sbatch",
-        "grader/start/train/single_gpu_training.py", "grader/start/train/ddp_training.py",
-        "grader/start/notebooks/01_collectives.py", "grader/start/sbatch/ddp_training.sbatch",
-    }  # fmt: skip
+        "README.md",
+        "workbook",
+        "utils/distributed.py",
+        "images/a.png",
+        "grader/test_ddp_training.py",
+        "grader/test_01_collectives.py",
+        "grader/engine/ranks.py",
+        "train/single_gpu_training.py",
+        "train/ddp_training.py",
+        "notebooks/01_collectives.ipynb",
+        "sbatch/ddp_training.sbatch",
+        "grader/start/train/single_gpu_training.py",
+        "grader/start/train/ddp_training.py",
+        "grader/start/notebooks/01_collectives.py",
+        "grader/start/sbatch/ddp_training.sbatch",
+    }
     assert (tmp_path / "out" / "train" / "ddp_training.py").read_text() == regions.compose(DDP)
 
 

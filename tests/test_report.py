@@ -16,7 +16,24 @@ from course_copy import Course
 from grader.engine import lessons
 from utils import recorder, report
 
-SHORT = ["--data", "random", "--epochs", "1", "--max-steps", "16", "--batch-size", "4", "--seq-len", "16", "--dim", "16", "--heads", "2", "--log-every", "2"]
+SHORT = [
+    "--data",
+    "random",
+    "--epochs",
+    "1",
+    "--max-steps",
+    "16",
+    "--batch-size",
+    "4",
+    "--seq-len",
+    "16",
+    "--dim",
+    "16",
+    "--heads",
+    "2",
+    "--log-every",
+    "2",
+]
 
 
 def lines(path):
@@ -64,6 +81,7 @@ def train(parts, steps, forwards=1, evaluate=False, closed=False, clock=time):
     model = Slow()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
+
         def closure():
             for _ in range(forwards):
                 model(torch.ones(1, 2)).sum().backward()
@@ -86,7 +104,9 @@ def test_the_parts_of_a_step(monkeypatch, forwards, closed):
     wrote, clock = [], Clock()
     monkeypatch.setattr(recorder, "time", clock)
     steps = recorder.WARM + recorder.TIMED + recorder.PROFILED
-    train(recorder.Parts(lambda kind, **values: wrote.append((kind, values))), steps, forwards, closed=closed, clock=clock)
+    train(
+        recorder.Parts(lambda kind, **values: wrote.append((kind, values))), steps, forwards, closed=closed, clock=clock
+    )
     kinds = dict(wrote)
     steps = kinds["parts"]["steps"]
     assert len(steps) == recorder.TIMED and all(set(step) == set(recorder.PARTS) for step in steps)
@@ -107,8 +127,15 @@ def test_no_hook_is_left():
     from torch.optim import optimizer
 
     def hooks():
-        return [len(found) for found in (module._global_forward_hooks, module._global_forward_pre_hooks,
-                                         optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)]  # fmt: skip
+        return [
+            len(found)
+            for found in (
+                module._global_forward_hooks,
+                module._global_forward_pre_hooks,
+                optimizer._global_optimizer_pre_hooks,
+                optimizer._global_optimizer_post_hooks,
+            )
+        ]
 
     before = hooks()
     parts = recorder.Parts(lambda *_, **__: None)
@@ -127,7 +154,12 @@ def test_messages_without_work_are_told_from_hidden_ones():
     parts.close()
     parts.clock = 100.0  # seconds since 1970, when the profiler's clock says 1
     parts.borders = [("forward", 101.0, 102.0), ("backward", 102.0, 106.0), ("optimizer", 106.0, 107.0)]
-    events = [Event("clock", 1, 1), Event("aten::mm", 3, 5), Event("gloo:all_reduce", 4, 6), Event("gloo:all_reduce", 5.5, 6.5)]
+    events = [
+        Event("clock", 1, 1),
+        Event("aten::mm", 3, 5),
+        Event("gloo:all_reduce", 4, 6),
+        Event("gloo:all_reduce", 5.5, 6.5),
+    ]
     found = parts.communication(events)
     assert found["shares"] == {"data": 0.0, "forward": 0.0, "backward": pytest.approx(1.5 / 4), "optimizer": 0.0}
     assert found["hidden"] == pytest.approx(1 / 2.5)
@@ -143,9 +175,14 @@ def test_a_gpu_is_asked_by_its_own_name(monkeypatch):
     def no_power(handle):
         raise Error
 
-    nvml = SimpleNamespace(NVMLError=Error, nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=lambda name: asked.append(name) or "it",
-                           nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=87), nvmlDeviceGetPowerUsage=lambda handle: 312_500,
-                           nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=5))  # fmt: skip
+    nvml = SimpleNamespace(
+        NVMLError=Error,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda name: asked.append(name) or "it",
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=87),
+        nvmlDeviceGetPowerUsage=lambda handle: 312_500,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=5),
+    )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -170,7 +207,16 @@ def run(tmp_path_factory):
     """The folder of a recorded run on two ranks."""
     out = tmp_path_factory.mktemp("run") / "two"
     script = lessons.COURSE / "solutions" / "train" / "ddp_training.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), *SHORT, "--record"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(script),
+        *SHORT,
+        "--record",
+    ]
     done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "profiler" not in done.stderr  # the profiler's own words are for nobody
@@ -206,7 +252,9 @@ def test_the_page(run):
     for name in ("loss.png", "step.png"):
         assert (run / name).read_bytes().startswith(b"\x89PNG")
     # Everything is in the page.
-    assert set(re.findall(r'src="([^,]{0,30})', page)) == {"data:image/png;base64"} and "http" not in re.sub(r"base64,[^\"]*", "", page)
+    assert set(re.findall(r'src="([^,]{0,30})', page)) == {"data:image/png;base64"} and "http" not in re.sub(
+        r"base64,[^\"]*", "", page
+    )
     found = report.read(run)
     for rank in found.ranks:
         whole = sum(sum(step.values()) for step in rank.steps) / len(rank.steps)
@@ -235,7 +283,19 @@ def test_a_gpu_has_its_row(run, tmp_path):
     (tmp_path / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text())
     for rank in range(2):
         start = lines(run / "usage" / f"rank-{rank}.jsonl")[0] | {"time": 100.0, "node": f"n{rank}"}
-        usage = [{"kind": "usage", "time": 100.0 + i, "cpu": 50.0, "memory": 2**30, "gpu": 90 - rank, "gpu_memory": 2**31, "watts": 300.0} for i in range(4) if i != 2]
+        usage = [
+            {
+                "kind": "usage",
+                "time": 100.0 + i,
+                "cpu": 50.0,
+                "memory": 2**30,
+                "gpu": 90 - rank,
+                "gpu_memory": 2**31,
+                "watts": 300.0,
+            }
+            for i in range(4)
+            if i != 2
+        ]
         (tmp_path / "usage" / f"rank-{rank}.jsonl").write_text("\n".join(json.dumps(line) for line in [start, *usage]))
     found = report.read(tmp_path)
     rows = report.usage_rows(found, "GPU")
@@ -254,7 +314,6 @@ def course(tmp_path_factory):
     return Course(tmp_path_factory.mktemp("report") / "course")
 
 
-
 def test_run_and_report(course):
     course.solve("ddp_training", tuple(range(1, 14)))
     done = course.run("run", "ddp_training", "--nproc", "2,1", "--", *SHORT)
@@ -267,15 +326,22 @@ def test_run_and_report(course):
     runs = {n: report.read(folder / f"nproc-{n}") for n in (1, 2)}
     one, two = report.speed_rows(runs)
     assert one["speed_up"] == 1 and one["difference"] == 0
-    assert two["efficiency"] == pytest.approx(two["speed_up"] / 2) and two["difference"] < 1e-4  # the parallel run is the serial run
+    assert (
+        two["efficiency"] == pytest.approx(two["speed_up"] / 2) and two["difference"] < 1e-4
+    )  # the parallel run is the serial run
     assert course.run("report", "ddp_training").returncode == 0
     assert course.run("report", "runs/ddp_training/nproc-1").returncode == 0
 
 
-@pytest.mark.parametrize("args, words", [
-    (["report", "nowhere"], "no such folder"), (["report", "utils"], "there is no run in"),
-    (["run", "ddp_training", "--nproc", "1,x"], "--nproc 1,x"), (["run", "ddp_training", "--nproc", "2,3", "--", "--batch-size", "4"], "does not divide by 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (["report", "nowhere"], "no such folder"),
+        (["report", "utils"], "there is no run in"),
+        (["run", "ddp_training", "--nproc", "1,x"], "--nproc 1,x"),
+        (["run", "ddp_training", "--nproc", "2,3", "--", "--batch-size", "4"], "does not divide by 3"),
+    ],
+)
 def test_mistakes(course, args, words):
     done = course.run(*args)
     assert done.returncode == 2 and words in " ".join(done.stderr.split()) and "Traceback" not in done.stderr

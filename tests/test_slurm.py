@@ -12,10 +12,34 @@ import slurm
 from course_copy import Course
 from grader.engine import lessons, notebooks, regions
 
-pytestmark = pytest.mark.skipif(bool(slurm.MISSING), reason=f"{', '.join(slurm.MISSING)} not found: apt install slurm-wlm")
+pytestmark = pytest.mark.skipif(
+    bool(slurm.MISSING), reason=f"{', '.join(slurm.MISSING)} not found: apt install slurm-wlm"
+)
 
-SMALL = ["--data", "random", "--epochs", "1", "--max-steps", "4", "--batch-size", "12", "--seq-len", "16", "--dim", "16", "--heads", "2",
-         "--layers", "1", "--log-every", "2", "--lr", "0.1", "--optimizer", "sgd"]  # fmt: skip
+SMALL = [
+    "--data",
+    "random",
+    "--epochs",
+    "1",
+    "--max-steps",
+    "4",
+    "--batch-size",
+    "12",
+    "--seq-len",
+    "16",
+    "--dim",
+    "16",
+    "--heads",
+    "2",
+    "--layers",
+    "1",
+    "--log-every",
+    "2",
+    "--lr",
+    "0.1",
+    "--optimizer",
+    "sgd",
+]
 HERE = ["--cpus-per-task=2"]  # a node of JURECA has more
 
 
@@ -36,7 +60,15 @@ def course(tmp_path_factory):
 @pytest.fixture(scope="module")
 def late(cluster, course):
     """A job that will meet its time limit, submitted before all others: a minute is the shortest there is."""
-    job = cluster.ask("sbatch", "--parsable", "--time=1", "--gres=gpu:1", "--output=late.out", "--wrap=echo begun; sleep 1000", cwd=course.folder)
+    job = cluster.ask(
+        "sbatch",
+        "--parsable",
+        "--time=1",
+        "--gres=gpu:1",
+        "--output=late.out",
+        "--wrap=echo begun; sleep 1000",
+        cwd=course.folder,
+    )
     assert job.returncode == 0, job
     return job.stdout.strip()
 
@@ -49,8 +81,14 @@ def losses(folder):
 
 @pytest.fixture(scope="module")
 def serial(course):
-    done = subprocess.run([sys.executable, "train/single_gpu_training.py", *SMALL, "--out", "runs/serial"], cwd=course.folder,
-                          env=course.environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=300)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "train/single_gpu_training.py", *SMALL, "--out", "runs/serial"],
+        cwd=course.folder,
+        env=course.environment(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done
     return losses(course.folder / "runs" / "serial")
 
@@ -64,12 +102,15 @@ def submitted(cluster, folder, file, *options):
     return job, output.read_text()
 
 
-@pytest.mark.parametrize(("below", "name", "options"), [
-    (False, "ddp_training", ["--nodes=2", "--gres=gpu:2"]),
-    (True, "ddp_training", ["--nodes=1", "--gres=gpu:3"]),
-    (False, "fsdp_training", ["--nodes=2", "--gres=gpu:2"]),
-    (True, "single_gpu_training", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("below", "name", "options"),
+    [
+        (False, "ddp_training", ["--nodes=2", "--gres=gpu:2"]),
+        (True, "ddp_training", ["--nodes=1", "--gres=gpu:3"]),
+        (False, "fsdp_training", ["--nodes=2", "--gres=gpu:2"]),
+        (True, "single_gpu_training", []),
+    ],
+)
 def test_a_job_has_the_losses_of_the_serial_run(cluster, course, late, serial, below, name, options):
     folder, file = (course.folder / "sbatch", f"{name}.sbatch") if below else (course.folder, f"sbatch/{name}.sbatch")
     job, output = submitted(cluster, folder, file, *options)
@@ -90,24 +131,47 @@ def test_what_a_user_sees_of_a_mistake(cluster, course):
     assert many.returncode != 0 and "Requested node configuration is not available" in many.stderr
 
 
-@pytest.mark.parametrize(("where", "env", "words"), [
-    ("nowhere", {}, "error: submit this from the course's folder, or from sbatch/ in it"),
-    ("", {"WORKBOOK_PYTHON": "/nowhere/python"}, "error: no Python with torch on "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "env", "words"),
+    [
+        ("nowhere", {}, "error: submit this from the course's folder, or from sbatch/ in it"),
+        ("", {"WORKBOOK_PYTHON": "/nowhere/python"}, "error: no Python with torch on "),
+    ],
+)
 def test_what_is_missing_is_told_in_one_line(cluster, course, where, env, words):
     folder = course.folder / where / where if where else course.folder
     folder.mkdir(parents=True, exist_ok=True)
     plain = {"PATH": "/usr/bin:/bin"}  # on which there is no torch
-    job, code = cluster.job(*HERE, "--nodes=1", "--gres=gpu:1", str(course.folder / "sbatch" / "ddp_training.sbatch"), cwd=folder, **plain, **env)
+    job, code = cluster.job(
+        *HERE,
+        "--nodes=1",
+        "--gres=gpu:1",
+        str(course.folder / "sbatch" / "ddp_training.sbatch"),
+        cwd=folder,
+        **plain,
+        **env,
+    )
     output = (folder / f"ddp_training-{job}.out").read_text()
     assert code != 0 and output.startswith(words) and output.count("\n") == 1, output
 
 
 def test_run_submits_and_follows(cluster, course, serial):
     """`./workbook run --nodes`: the command it prints, the job's output, the job's exit code."""
-    env = {**course.environment(WORKBOOK_PYTHON=sys.executable), "SLURM_CONF": cluster.env["SLURM_CONF"], "SBATCH_ACCOUNT": "mine"}
-    done = subprocess.run(course.command("run", "ddp_training", "--nodes", "2", "--batch", "--gres=gpu:1 --cpus-per-task=2", "--", *SMALL),
-                          cwd=course.folder, env=env, capture_output=True, text=True, timeout=300)  # fmt: skip
+    env = {
+        **course.environment(WORKBOOK_PYTHON=sys.executable),
+        "SLURM_CONF": cluster.env["SLURM_CONF"],
+        "SBATCH_ACCOUNT": "mine",
+    }
+    done = subprocess.run(
+        course.command(
+            "run", "ddp_training", "--nodes", "2", "--batch", "--gres=gpu:1 --cpus-per-task=2", "--", *SMALL
+        ),
+        cwd=course.folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done
     assert "$ sbatch --nodes=2 --gres=gpu:1 --cpus-per-task=2 sbatch/ddp_training.sbatch --data random" in done.stdout
     assert "test loss" in done.stdout and "COMPLETED" in done.stdout
@@ -127,10 +191,24 @@ def test_a_class_is_graded_by_an_array_of_jobs(cluster, course, tmp_path):
         target.parent.mkdir(parents=True)
         source = regions.compose(lessons.source_path("01_collectives").read_text("utf-8"), todos)
         target.write_text(notebooks.to_json(notebooks.to_notebook(source, "01_collectives", released=False)))
-    command = course.command("grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--lessons", "01_collectives", "--jobs", "2", "--slurm")
+    command = course.command(
+        "grade",
+        str(tmp_path / "class"),
+        "--out",
+        str(tmp_path / "out"),
+        "--lessons",
+        "01_collectives",
+        "--jobs",
+        "2",
+        "--slurm",
+    )
     environment = course.environment(**cluster.env)
     done = subprocess.run(command, cwd=course.folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     with (tmp_path / "out" / "marks.csv").open() as table:
-        assert {row["student"]: row["total"] for row in csv.DictReader(table)} == {"all": "9", "half": "3", "nothing": "0"}
+        assert {row["student"]: row["total"] for row in csv.DictReader(table)} == {
+            "all": "9",
+            "half": "3",
+            "nothing": "0",
+        }
     assert len(list((tmp_path / "out" / "slurm").glob("*_0_result.pkl"))) == 2  # two jobs

@@ -45,9 +45,12 @@ class Watched:
         else:
             self.out, end = os.pipe()
             how = {"stdin": subprocess.DEVNULL, "stdout": end, "stderr": end}
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would what it starts
-        self.process = subprocess.Popen(course.command("watch", lesson), cwd=course.folder, env=environment,
-                                        start_new_session=True, **how)  # fmt: skip
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a shell's background job ignores it, and so would what it starts
+        self.process = subprocess.Popen(
+            course.command("watch", lesson), cwd=course.folder, env=environment, start_new_session=True, **how
+        )
         if not terminal:
             os.close(end)
         self.text = ""
@@ -119,7 +122,9 @@ def test_a_kill_leaves_nothing_running(course, watch):
     watched = watch("ddp_training")
     watched.until("watching")
     deadline = time.monotonic() + LIMIT
-    while len(psutil.Process(watched.process.pid).children(recursive=True)) < 3:  # the server and two ranks, in their loop
+    while (
+        len(psutil.Process(watched.process.pid).children(recursive=True)) < 3
+    ):  # the server and two ranks, in their loop
         assert time.monotonic() < deadline and watched.process.poll() is None
         time.sleep(0.02)
     watched.end(signal.SIGTERM)
@@ -134,7 +139,7 @@ def test_keys(course, watch):
     watched.until("hint 2 of 3")
     os.write(watched.out, b"l")
     watched.until("0 of ")  # the list of the lessons
-    rest = checked_lessons()[checked_lessons().index("01_collectives") + 1:]
+    rest = checked_lessons()[checked_lessons().index("01_collectives") + 1 :]
     for lesson in rest:
         os.write(watched.out, b"n")
         watched.until(f"{lesson} is not checked" if lessons.lacking(lesson) else f"· {lesson}/1 ")
@@ -161,16 +166,29 @@ def test_what_is_worked_on_comes_first(engine, tmp_path):
     assert [v.todo for v in verdicts if v.passed] == [1, 2, 3, 10]
 
     shown.clear()
-    assert loop.recheck(engine, "ddp_training", 10, lambda v: shown.append(v.todo), lambda: len(shown) == 2, str(tmp_path)) is None
+    assert (
+        loop.recheck(engine, "ddp_training", 10, lambda v: shown.append(v.todo), lambda: len(shown) == 2, str(tmp_path))
+        is None
+    )
     assert shown == [10, 1]  # a new save stops it
 
 
 def test_polls_where_events_do_not_reach(tmp_path, monkeypatch):
     def mounts(kind):
-        return lambda all: [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype=kind)]
+        return lambda all: [
+            SimpleNamespace(mountpoint="/", fstype="ext4"),
+            SimpleNamespace(mountpoint=str(tmp_path), fstype=kind),
+        ]
 
     monkeypatch.delenv("WORKBOOK_POLL", raising=False)
-    for kind, poll in (("ext4", None), ("nfs4", True), ("lustre", True), ("9p", True), ("fuse.sshfs", True), ("btrfs", None)):
+    for kind, poll in (
+        ("ext4", None),
+        ("nfs4", True),
+        ("lustre", True),
+        ("9p", True),
+        ("fuse.sshfs", True),
+        ("btrfs", None),
+    ):
         monkeypatch.setattr(psutil, "disk_partitions", mounts(kind))
         assert loop.must_poll(tmp_path / "train") is poll, kind
     monkeypatch.setenv("WORKBOOK_POLL", "1")

@@ -50,7 +50,7 @@ class Recorder:
     def __enter__(self) -> "Recorder":
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         self.write("start", rank=self.rank, local_rank=self.local_rank, world=self.world, node=os.environ.get("SLURMD_NODENAME", socket.gethostname()), device=device,
-                   threads=torch.get_num_threads(), torch=torch.__version__, command=sys.argv, job=_job())  # fmt: skip
+                   threads=torch.get_num_threads(), torch=torch.__version__, command=sys.argv, job=_job())
         self.parts = Parts(self.write)
         self.thread.start()
         return self

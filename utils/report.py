@@ -135,7 +135,7 @@ def write_run(run: Run) -> Path:
         ("memory.png", draw_memory, "Memory of each rank", "What the process holds; on a GPU, what is in use on it."),
         ("usage.png", draw_usage, "Utilisation", "A row a CPU or GPU, once a second; above those of a node, its mean. What is pale is idle."),
         ("power.png", draw_power, "Power", "Of each GPU, in watts."),
-    ]  # fmt: skip
+    ]
     command = run.ranks[0].start["command"] if run.ranks else []
     return page(run.folder, title(run), command, facts(run), [(name, *rest) for name, draw, *rest in pictures if save(draw, run, run.folder / name)],
                 note="" if run.ranks else "This run was not recorded, so its loss is all that there is. "
@@ -225,7 +225,7 @@ def draw_memory(run: Run) -> Figure | None:
     for rank in run.ranks:
         number = rank.start["rank"]
         axes.plot([line["time"] - begin for line in rank.usage], [memory(line) / 2**30 for line in rank.usage],
-                  color=f"C{number}", label=f"rank {number}" if len(run.ranks) <= 16 else None)  # fmt: skip
+                  color=f"C{number}", label=f"rank {number}" if len(run.ranks) <= 16 else None)
     axes.set(xlabel="seconds", ylabel="GiB", ylim=(0, None))
     if len(run.ranks) <= 16:
         axes.legend(frameon=False, ncols=4)
@@ -302,7 +302,7 @@ def draw_power(run: Run) -> Figure | None:
 def write_speed(folder: Path, runs: dict[int, Run]) -> Path:
     rows = speed_rows(runs)
     found = {f"{row['processes']} process{'es' if row['processes'] > 1 else ''}":
-             f"{row['tokens_per_s']:,.0f} tokens/s, speed-up {row['speed_up']:.2f}, efficiency {row['efficiency']:.0%}" for row in rows}  # fmt: skip
+             f"{row['tokens_per_s']:,.0f} tokens/s, speed-up {row['speed_up']:.2f}, efficiency {row['efficiency']:.0%}" for row in rows}
     worst = max(row["difference"] for row in rows)
     found["losses differ by at most"] = f"{worst:.1e}, relative"
     name = title(next(iter(runs.values()))).partition(" on ")[0]
@@ -311,7 +311,7 @@ def write_speed(folder: Path, runs: dict[int, Run]) -> Path:
     loss_curve([run.folder / "metrics.jsonl" for run in runs.values()], folder / "loss.png", labels)
     text = ("Speed-up is tokens/s over those of the fewest processes, and efficiency is speed-up by process. Processes on one machine without "
             "GPUs share its cores, so more of them bring little. The crosses: 92, 25 and 14 minutes on 1, 4 and 8 GPUs, "
-            "measured in the Jülich course from which this one grew.")  # fmt: skip
+            "measured in the Jülich course from which this one grew.")
     return page(folder, f"{name}: how the speed grows", arguments(next(iter(runs.values()))), found,
                 [("speed.png", "Speed-up", text), ("loss.png", "Losses", "Laid over one another: the parallel run is the serial run.")],
                 links={f"{run.folder.name}/report.html": f"the report of {nproc} process{'es' if nproc > 1 else ''}" for nproc, run in runs.items()})
@@ -326,7 +326,7 @@ def speed_rows(runs: dict[int, Run]) -> list[dict[str, float]]:
         speed_up = run.tokens_per_s / (base.tokens_per_s or 1.0)
         differences = [abs(line["loss"] / losses[line["step"]] - 1) for line in run.of("step") if losses.get(line["step"])]
         rows.append(dict(processes=nproc, tokens_per_s=run.tokens_per_s, speed_up=speed_up, efficiency=speed_up * fewest / nproc,
-                         difference=max(differences, default=0.0)))  # fmt: skip
+                         difference=max(differences, default=0.0)))
     return rows
 
 
@@ -399,11 +399,11 @@ PAGE = """<!doctype html>
 
 
 def page(folder: Path, title: str, command: list[str], facts: dict[str, str], pictures: list[tuple[str, str, str]], note: str = "",
-         links: dict[str, str] | None = None) -> Path:  # fmt: skip
+         links: dict[str, str] | None = None) -> Path:
     """Write folder/report.html; `pictures`: file, title, text."""
     shown = [dict(title=heading, text=text, bytes=base64.b64encode((folder / name).read_bytes()).decode()) for name, heading, text in pictures]
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(PAGE)
     path = folder / "report.html"
     path.write_text(template.render(title=title, facts=facts, pictures=shown, note=note, links=links or {},
-                                    command=shlex.join([Path(part).name for part in command[:1]] + command[1:])), "utf-8")  # fmt: skip
+                                    command=shlex.join([Path(part).name for part in command[:1]] + command[1:])), "utf-8")
     return path

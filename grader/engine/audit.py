@@ -18,7 +18,11 @@ HINTS = 3  # the direction, the call, nearly the line
 
 def problems(engine: Engine) -> list[str]:
     """What is wrong, a line each."""
-    found = [f"{lesson}: has TODOs and no grader/test_{lesson}.py" for lesson in exercises() if lesson not in checked_lessons()]
+    found = [
+        f"{lesson}: has TODOs and no grader/test_{lesson}.py"
+        for lesson in exercises()
+        if lesson not in checked_lessons()
+    ]
     for lesson in checked_lessons():
         about_checks = list(said(lesson))
         if about_checks or not lessons.lacking(lesson):  # without its package it can not be put to the judge
@@ -35,7 +39,11 @@ def said(lesson: str) -> Iterator[str]:
     """TODOs and checks that lack each other, or lack words."""
     checks = {check.todo.number: check.todo for check in checks_of(check_module(lesson))}
     for number in sorted(checks.keys() ^ titles(lesson).keys()):
-        yield f"{lesson}/{number}: a check without a TODO" if number in checks else f"{lesson}/{number}: a TODO without a check"
+        yield (
+            f"{lesson}/{number}: a check without a TODO"
+            if number in checks
+            else f"{lesson}/{number}: a TODO without a check"
+        )
     for number, about in checks.items():
         if len(about.hints) != HINTS or not all(hint.strip() for hint in about.hints):
             yield f"{lesson}/{number}: has {len(about.hints)} hints, not {HINTS} with words in them"

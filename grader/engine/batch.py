@@ -39,12 +39,17 @@ record=$(mktemp "$STAND_IN_ROOT/start-XXXXXX")
 { printf '%s\\0' "${0##*/}" "$PWD" "${STAND_IN_NODE:-0}" "$#" "$@"; env -0; } >"$record"
 """.replace("{python}", shlex.quote(sys.executable))
 STAND_INS = {
-    "torchrun": RECORD, "python": RECORD, "python3": RECORD,
+    "torchrun": RECORD,
+    "python": RECORD,
+    "python3": RECORD,
     "scontrol": '#!/bin/sh\n[ "$1" = show ] && cat "$STAND_IN_ROOT/nodes"\n',
     "hostname": f"#!/bin/sh\necho {NODES[0]}\n",
     "nslookup": '#!/bin/sh\nprintf "Server: 10.0.0.1\\n\\nName: %s\\nAddress: %s\\n" "$1" "$(getent hosts "$1")"\n',
-    "getent": f'#!/bin/sh\nfor name; do :; done\ncase $name in {NODES[0]}*) echo 10.0.1.1 ;; {NODES[1]}*) echo 10.0.1.2 ;; esac\n',
-} | {name: "#!/bin/sh\n" for name in ("module", "conda", "nvidia-smi", "sbatch", "qsub")}  # fmt: skip
+    "getent": (
+        f"#!/bin/sh\nfor name; do :; done\ncase $name in {NODES[0]}*) echo 10.0.1.1 ;; {NODES[1]}*) echo 10.0.1.2 ;;"
+        " esac\n"
+    ),
+} | {name: "#!/bin/sh\n" for name in ("module", "conda", "nvidia-smi", "sbatch", "qsub")}
 
 
 @dataclass
@@ -85,12 +90,22 @@ def begin(text: str, kind: str, name: str, nodes: int) -> tuple[subprocess.Popen
         (tools / program).chmod(0o755)
     (root / "nodes").write_text("".join(f"{node}\n" for node in NODES[:nodes]))
     env = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "USER", "TMPDIR")}
-    env.update(PATH=f"{tools}:/usr/bin:/bin", STAND_IN_ROOT=str(root), STAND_IN_NODES=str(nodes), STAND_IN_TASKS=str(tasks_a_node(text, nodes)))
+    env.update(
+        PATH=f"{tools}:/usr/bin:/bin",
+        STAND_IN_ROOT=str(root),
+        STAND_IN_NODES=str(nodes),
+        STAND_IN_TASKS=str(tasks_a_node(text, nodes)),
+    )
     env.update(slurm(nodes) if kind == "sbatch" else pbs(nodes, root))
     env["SLURM_SUBMIT_DIR" if kind == "sbatch" else "PBS_O_WORKDIR"] = str(course if nodes == 1 else course / "sbatch")
     said = (root / "said").open("w")
     args = ARGS if kind == "sbatch" else []
-    return subprocess.Popen(["bash", str(file), *args], cwd=course, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said), root
+    return (
+        subprocess.Popen(
+            ["bash", str(file), *args], cwd=course, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+        ),
+        root,
+    )
 
 
 def evidence(process: subprocess.Popen, root: Path) -> dict:
@@ -105,7 +120,15 @@ def evidence(process: subprocess.Popen, root: Path) -> dict:
         program, folder, node, count, *rest = record.read_bytes().decode(errors="replace").split("\0")
         env = dict(line.partition("=")[::2] for line in rest[int(count) :] if line)
         env = {name: value for name, value in env.items() if name.startswith(TOLD)}
-        starts.append(dict(program=program, args=rest[: int(count)], env=env, folder=os.path.relpath(folder, root / "course"), node=int(node)))
+        starts.append(
+            dict(
+                program=program,
+                args=rest[: int(count)],
+                env=env,
+                folder=os.path.relpath(folder, root / "course"),
+                node=int(node),
+            )
+        )
     said = (root / "said").read_text(errors="replace")[-2000:].replace(f"{root}/course/", "")
     return {"code": code, "said": said, "starts": starts}
 
@@ -116,17 +139,36 @@ TOLD = ("MASTER_", "CUDA_VISIBLE", "SLURM_PROCID", "SLURM_STEP_NUM", "PMI_", "RA
 def slurm(nodes: int) -> dict[str, str]:
     """What Slurm tells a batch script on the first node."""
     names, job = NODES[0] if nodes == 1 else "jrc[0101-0102]", JOBS[nodes]
-    return {"SLURM_JOB_ID": str(job), "SLURM_JOBID": str(job), "SLURM_JOB_NAME": "job", "SLURM_NNODES": str(nodes),
-            "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_JOB_NODELIST": names, "SLURM_NODELIST": names, "SLURM_GPUS_ON_NODE": str(GPUS),
-            "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": NODES[0], "SLURM_CPUS_PER_TASK": "128",
-            "SLURM_TOPOLOGY_ADDR": NODES[0], "SLURM_LAUNCH_NODE_IPADDR": address(NODES[0]),
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(GPUS))), "SYSTEMNAME": "jurecadc"}  # fmt: skip
+    return {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_JOBID": str(job),
+        "SLURM_JOB_NAME": "job",
+        "SLURM_NNODES": str(nodes),
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_JOB_NODELIST": names,
+        "SLURM_NODELIST": names,
+        "SLURM_GPUS_ON_NODE": str(GPUS),
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURMD_NODENAME": NODES[0],
+        "SLURM_CPUS_PER_TASK": "128",
+        "SLURM_TOPOLOGY_ADDR": NODES[0],
+        "SLURM_LAUNCH_NODE_IPADDR": address(NODES[0]),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(GPUS))),
+        "SYSTEMNAME": "jurecadc",
+    }
 
 
 def pbs(nodes: int, root: Path) -> dict[str, str]:
     """What PBS tells a batch script on the first node."""
-    return {"PBS_JOBID": f"{JOBS[nodes]}.polaris-pbs-01", "PBS_JOBNAME": "job", "PBS_NODEFILE": str(root / "nodes"),
-            "PBS_O_HOST": "polaris-login-01", "ARGS": " ".join(ARGS)}  # fmt: skip
+    return {
+        "PBS_JOBID": f"{JOBS[nodes]}.polaris-pbs-01",
+        "PBS_JOBNAME": "job",
+        "PBS_NODEFILE": str(root / "nodes"),
+        "PBS_O_HOST": "polaris-login-01",
+        "ARGS": " ".join(ARGS),
+    }
 
 
 def address(node: str) -> str:
@@ -140,8 +182,17 @@ def tasks_a_node(text: str, nodes: int) -> int:
     return number(asked) if asked else max(1, number(options.get("ntasks", "")) // nodes)
 
 
-SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus", "t": "time", "p": "partition", "A": "account", "J": "job-name", "o": "output",
-         "c": "cpus-per-task"}  # fmt: skip
+SHORT = {
+    "N": "nodes",
+    "n": "ntasks",
+    "G": "gpus",
+    "t": "time",
+    "p": "partition",
+    "A": "account",
+    "J": "job-name",
+    "o": "output",
+    "c": "cpus-per-task",
+}
 
 
 def header(text: str) -> dict[str, str]:
@@ -166,12 +217,14 @@ def header(text: str) -> dict[str, str]:
 
 
 # Long options of sbatch (its man page, 24.05) that a course's job may use.
-KNOWN = set(SHORT.values()) | set("""array begin chdir comment constraint contiguous core-spec cpu-freq cpus-per-gpu dependency distribution
+KNOWN = set(SHORT.values()) | set(
+    """array begin chdir comment constraint contiguous core-spec cpu-freq cpus-per-gpu dependency distribution
     error exclude exclusive export get-user-env gpu-bind gpu-freq gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint hold
     input licenses mail-type mail-user mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice nodelist no-requeue ntasks-per-core
     ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode overcommit oversubscribe parsable power priority profile qos quiet reboot
     requeue reservation signal sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp tres-per-task uid verbose wait
-    wckey""".split())  # fmt: skip
+    wckey""".split()
+)
 
 
 def slip(text: str) -> str:
@@ -237,14 +290,24 @@ def started(seen: dict) -> list[Ranks]:
 
 def meaning(start: Start) -> Ranks:
     env = start.env
-    visible = [part.strip() for part in env.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",") if part.strip()]
+    visible = [
+        part.strip()
+        for part in env.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",")
+        if part.strip()
+    ]
     told = f"{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}"
     args = list(start.args)
     if start.program != "torchrun" and args[:2] == ["-m", "torch.distributed.run"]:
         args = args[2:]
     elif start.program != "torchrun":
-        rank, world = next(((int(env[r]), int(env[w])) for r, w in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
-                            ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")) if r in env and w in env), (0, 1))  # fmt: skip
+        rank, world = next(
+            (
+                (int(env[r]), int(env[w]))
+                for r, w in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+                if r in env and w in env
+            ),
+            (0, 1),
+        )
         while args and args[0].startswith("-"):
             args.pop(0)
         script, rest = (args[0], args[1:]) if args else ("", [])
@@ -255,16 +318,57 @@ def meaning(start: Start) -> Ranks:
     asked = options.get("nproc-per-node", "1")
     processes = len(visible) if asked in ("gpu", "auto") else number(asked)
     if "standalone" in options or nnodes == 1 and not {"rdzv-endpoint", "master-addr"} & options.keys():
-        return Ranks(start.node, "torchrun", script, list(range(processes)), processes, processes, "", "", None, visible, rest, told)
+        return Ranks(
+            start.node,
+            "torchrun",
+            script,
+            list(range(processes)),
+            processes,
+            processes,
+            "",
+            "",
+            None,
+            visible,
+            rest,
+            told,
+        )
     if options.get("rdzv-backend", "static") == "static":
         node_rank = number(options.get("node-rank", env.get("PET_NODE_RANK", "0")))
-        place = options.get("rdzv-endpoint") or f"{options.get('master-addr', '127.0.0.1')}:{options.get('master-port', '29500')}"
+        place = (
+            options.get("rdzv-endpoint")
+            or f"{options.get('master-addr', '127.0.0.1')}:{options.get('master-port', '29500')}"
+        )
         ranks = [node_rank * processes + local for local in range(processes)]
-        return Ranks(start.node, "torchrun", script, ranks, processes, nnodes * processes, place, "", node_rank == 0, visible, rest, told)
+        return Ranks(
+            start.node,
+            "torchrun",
+            script,
+            ranks,
+            processes,
+            nnodes * processes,
+            place,
+            "",
+            node_rank == 0,
+            visible,
+            rest,
+            told,
+        )
     conf = dict(part.partition("=")[::2] for part in options.get("rdzv-conf", "").split(",") if part)
     hosts = conf["is_host"].strip().lower() in ("1", "true", "t", "yes", "y") if "is_host" in conf else None
-    return Ranks(start.node, "torchrun", script, None, processes, nnodes * processes, options.get("rdzv-endpoint", ""),
-                 options.get("rdzv-id", "none"), hosts, visible, rest, told)
+    return Ranks(
+        start.node,
+        "torchrun",
+        script,
+        None,
+        processes,
+        nnodes * processes,
+        options.get("rdzv-endpoint", ""),
+        options.get("rdzv-id", "none"),
+        hosts,
+        visible,
+        rest,
+        told,
+    )
 
 
 FLAGS = {"standalone", "no-python", "run-path", "no_python", "run_path", "m", "module"}

@@ -38,9 +38,7 @@ def build(force: bool = False) -> list[str]:
         file = lessons.COURSE / path
         if file.is_file() and file.read_text("utf-8") != text and _edited(path, recorded):
             if not force:
-                report.append(
-                    f"{path}: edited, left as it is (--force writes it anew and keeps yours aside)"
-                )
+                report.append(f"{path}: edited, left as it is (--force writes it anew and keeps yours aside)")
                 continue
             report.append(f"{path}: your file is now {keep_aside(file).relative_to(lessons.COURSE)}")
         if not file.is_file() or file.read_text("utf-8") != text:

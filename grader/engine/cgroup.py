@@ -1,7 +1,9 @@
-"""Limits that the kernel itself keeps for all processes of a submission together: control groups, where they may be written.
+"""Limits that the kernel itself keeps for all processes of a submission together: control groups, where they may be
+written.
 
-The judge counts memory and processes twenty times a second, and says what is too much; this stops what is faster than that. Version 2
-has one tree of groups (https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1 one for each kind of limit.
+The judge counts memory and processes twenty times a second, and says what is too much; this stops what is faster
+than that. Version 2 has one tree of groups (https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1 one for
+each kind of limit.
 """
 
 import tempfile
@@ -54,11 +56,15 @@ def make(memory: int, processes: int, tree: Path = TREE, own: str | None = None)
 
 
 def places(memory: int, processes: int, tree: Path, own: str) -> list[tuple[Path, dict[str, int]]]:
-    """(folder in which a group can be made, its limits): one by version 2, two by version 1, none where there is neither."""
+    """(folder in which a group can be made, its limits): one by version 2, two by version 1, none where there is
+    neither.
+    """
     ours = {kind: path.strip("/") for _, kind, path in (line.split(":", 2) for line in own.splitlines())}
     if "" in ours:
         here = tree / ours[""]
-        for parent in (here, here.parent) if here != tree else (here,):  # a group that has processes has no groups with limits below it, as a rule
+        for parent in (
+            (here, here.parent) if here != tree else (here,)
+        ):  # a group that has processes has no groups with limits below it, as a rule
             with suppress(OSError):
                 if {"memory", "pids"} <= set((parent / "cgroup.subtree_control").read_text().split()):
                     return [(parent, {"memory.max": memory, "pids.max": processes})]

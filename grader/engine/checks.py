@@ -109,7 +109,9 @@ class Verdict:
 class Student:
     """A student's lesson on ranks: run it as a whole, or call one of its functions."""
 
-    def __init__(self, engine: Engine, lesson: str, units: list[lessons.Unit], batch: list[lessons.Unit], seed: str = "") -> None:
+    def __init__(
+        self, engine: Engine, lesson: str, units: list[lessons.Unit], batch: list[lessons.Unit], seed: str = ""
+    ) -> None:
         self.engine, self.lesson, self.units, self.batch, self.seed = engine, lesson, units, batch, seed
         self.module = f"grader.test_{lesson}"
         self.seconds = 0.0  # spent on ranks
@@ -117,14 +119,18 @@ class Student:
         self._runs: dict[str, Run] = {}
 
     def draw(self, *purpose: Any) -> random.Random:
-        """Numbers for a check to draw: for one purpose always the same, and where marks matter known to the instructor alone."""
+        """Numbers for a check to draw: for one purpose always the same, and where marks matter known to the instructor
+        alone.
+        """
         return random.Random(f"{self.seed}/{self.lesson}/{purpose}")
 
     def seeds(self, world: int) -> Private:
         """A seed for each rank, from which it draws what the other ranks can only know if it tells them."""
         return Private(self.draw("seeds").sample(range(1 << 40), world))
 
-    def call(self, function: Callable, world: int = 2, nodes: int = 1, gpus: int = 0, group: bool = True, **inputs: Any) -> Run:
+    def call(
+        self, function: Callable, world: int = 2, nodes: int = 1, gpus: int = 0, group: bool = True, **inputs: Any
+    ) -> Run:
         """`function(code, rank=…, world=…, **inputs)` on each rank, where `code` is the student's module. What each
         returned is the run's `evidence`, by rank.
 
@@ -145,10 +151,14 @@ class Student:
         return run
 
     def batch_files(self, number: int) -> list[lessons.Unit]:
-        """The batch files in which TODO `number` is to be right: one scheduler is enough, so those that were begun, else all."""
+        """The batch files in which TODO `number` is to be right: one scheduler is enough, so those that were begun,
+        else all.
+        """
         begun = [unit for unit in self.batch if regions.attempted(unit.source, unit.text, number)]
         if not self.batch:
-            raise Wrong("there is no batch file: `./workbook reset` brings it back", f"sbatch/{self.lesson}.sbatch", "none")
+            raise Wrong(
+                "there is no batch file: `./workbook reset` brings it back", f"sbatch/{self.lesson}.sbatch", "none"
+            )
         return begun or self.batch
 
     def submit(self, unit: lessons.Unit, nodes: int) -> list[batch.Ranks]:
@@ -157,7 +167,13 @@ class Student:
         key = (unit.name, unit.text, batch.SITE.read_text("utf-8"))
         known = SUBMITTED.setdefault(self.engine, {})
         if key not in known:
-            run = self._launch([], world=1, group=False, function=named(batch.submit), inputs=dict(text=unit.text, kind=kind, name=name))
+            run = self._launch(
+                [],
+                world=1,
+                group=False,
+                function=named(batch.submit),
+                inputs=dict(text=unit.text, kind=kind, name=name),
+            )
             if run.fault:
                 raise run.fault
             known[key] = run.evidence[0]
@@ -166,8 +182,14 @@ class Student:
         last = next((line for line in reversed(seen["said"].splitlines()) if line.strip()), "it says nothing")
         if seen["code"] != 0 or not seen["starts"]:
             what = "it stops before its end" if seen["code"] else "it starts no training"
-            raise Fault("crash", f"{job}: {what}: {last}", None, batch_line(unit, seen["said"]), expected="exit code 0, and a training started",
-                        seen=f"exit code {seen['code']}: {last}")
+            raise Fault(
+                "crash",
+                f"{job}: {what}: {last}",
+                None,
+                batch_line(unit, seen["said"]),
+                expected="exit code 0, and a training started",
+                seen=f"exit code {seen['code']}: {last}",
+            )
         self.starts, self.said = seen["starts"], seen["said"]
         return batch.started(seen)
 
@@ -216,7 +238,9 @@ class Student:
         finally:
             self.seconds += time.perf_counter() - began
         if run.wire is not None and run.fault is None and run.wire < (claimed := least_bytes(run.events)):
-            self.suspicions.append(f"the ranks report collectives of {claimed:,} bytes or more; over their network went {run.wire:,}")
+            self.suspicions.append(
+                f"the ranks report collectives of {claimed:,} bytes or more; over their network went {run.wire:,}"
+            )
         return run
 
 
@@ -233,7 +257,8 @@ def batch_line(unit: lessons.Unit, said: str) -> Where:
 
 
 SERIAL: dict[str, Run] = {}  # serial runs by their content: they serve every check of every student
-# What batch files start, by what they say: a saved script does not change it. In a class no submission learns it from another one's.
+# What batch files start, by what they say: a saved script does not change it. In a class no submission learns it from
+# another one's.
 SUBMITTED: WeakKeyDictionary[Engine, dict[tuple[str, str, str], dict]] = WeakKeyDictionary()
 
 
@@ -245,15 +270,29 @@ def explain_broken_cell(run: Run, units: list[lessons.Unit]) -> Fault:
         own = {unit.name for unit in units if f"def {missing[1]}(" in unit.text}
         first = min(run.broken, key=lambda cell: (cell["cell"] not in own, cell["type"] == "NotOnARank"))
         where = next((f for f in reversed(first["frames"]) if "cell" in f[0]), None)
-        return Fault("crash", f"{first['cell']} does not run: {first['type']}: {first['text']}", None, where, seen=f"{first['type']}: {first['text']}")
+        return Fault(
+            "crash",
+            f"{first['cell']} does not run: {first['type']}: {first['text']}",
+            None,
+            where,
+            seen=f"{first['type']}: {first['text']}",
+        )
     return fault
 
 
 class Judge:
     """The verdicts on one lesson of one student, in order. Each check runs at most once."""
 
-    def __init__(self, engine: Engine, lesson: str, target: str | Path | None = None, units: list[lessons.Unit] | None = None,
-                 latest: dict[str, lessons.Ran] | None = None, batch: list[lessons.Unit] | None = None, seed: str = "") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        lesson: str,
+        target: str | Path | None = None,
+        units: list[lessons.Unit] | None = None,
+        latest: dict[str, lessons.Ran] | None = None,
+        batch: list[lessons.Unit] | None = None,
+        seed: str = "",
+    ) -> None:
         self.lesson = lesson
         self.lacks = lessons.lacking(lesson)
         module = check_module(lesson)
@@ -266,8 +305,13 @@ class Judge:
         self.broken: Fault | None = None  # the script is no Python
         self.known: dict[int, Verdict] = {}
         try:
-            self.student = Student(engine, lesson, lessons.units(lesson, target, latest) if units is None else units,
-                                   lessons.batch_units(lesson, target) if batch is None else batch, seed)
+            self.student = Student(
+                engine,
+                lesson,
+                lessons.units(lesson, target, latest) if units is None else units,
+                lessons.batch_units(lesson, target) if batch is None else batch,
+                seed,
+            )
         except FileNotFoundError as error:
             self.unreadable = f"there is no {error.filename}: `./workbook reset {lesson}` brings it back"
         except ValueError as error:
@@ -278,7 +322,9 @@ class Judge:
             yield self.verdict(number)
 
     def verdict(self, number: int) -> Verdict:
-        if number in self.asked and number not in self.known:  # asked again on the way: two TODOs stand in each other's way
+        if (
+            number in self.asked and number not in self.known
+        ):  # asked again on the way: two TODOs stand in each other's way
             if number in self.blamed:
                 return self._failed(number, self.blamed[number])
             return self._say(number, "skipped", "prerequisite", "its check is not over")
@@ -298,11 +344,17 @@ class Judge:
         if missing and number in self.blamed and self.attempted(number):
             return self._failed(number, self.blamed[number])
         if missing:
-            return self._say(number, "skipped", "prerequisite", f"first {todos(missing)}: this check needs what it makes")
+            return self._say(
+                number, "skipped", "prerequisite", f"first {todos(missing)}: this check needs what it makes"
+            )
         try:
             self.checks[number](self.student)
         except (Wrong, Fault) as problem:
-            if str(problem.seen).startswith(NO_PYTHON) and getattr(problem, "cause", "") == "crash" and not lessons.is_notebook(self.lesson):
+            if (
+                str(problem.seen).startswith(NO_PYTHON)
+                and getattr(problem, "cause", "") == "crash"
+                and not lessons.is_notebook(self.lesson)
+            ):
                 self.broken = problem
                 return self._say_broken(number)
             return self._judge(number, problem)
@@ -311,7 +363,13 @@ class Judge:
         except Exception as error:
             if not self.student.units or self.student.trusted is self.student.engine:
                 raise
-            return self._judge(number, Fault("crash", f"the check can not make sense of what the ranks left: {type(error).__name__}: {error}"[:500]))
+            return self._judge(
+                number,
+                Fault(
+                    "crash",
+                    f"the check can not make sense of what the ranks left: {type(error).__name__}: {error}"[:500],
+                ),
+            )
         return self._say(number, "pass", None)
 
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
@@ -322,10 +380,13 @@ class Judge:
             if owner == number:
                 break
             if owner in self.checks:
-                # The line belongs to another TODO. If that one is wrong, it is to blame, and this one can not be judged.
+                # The line belongs to another TODO. If that one is wrong, it is to blame, and this one can not be
+                # judged.
                 self.blamed.setdefault(owner, problem)
                 if not self.verdict(owner).passed:
-                    return self._say(number, "skipped", "prerequisite", f"first TODO {owner}: it stops this check, {problem.message}")
+                    return self._say(
+                        number, "skipped", "prerequisite", f"first TODO {owner}: it stops this check, {problem.message}"
+                    )
         return self._failed(number, problem)
 
     def _say_broken(self, number: int) -> Verdict:
@@ -340,10 +401,20 @@ class Judge:
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
         return self._say(number, "fail", getattr(problem, "cause", "wrong_value"), problem.message, problem)
 
-    def _say(self, number: int, status: str, cause: str | None, message: str = "", problem: Wrong | Fault | None = None) -> Verdict:
+    def _say(
+        self, number: int, status: str, cause: str | None, message: str = "", problem: Wrong | Fault | None = None
+    ) -> Verdict:
         about = self.checks[number].todo
-        verdict = Verdict(self.lesson, number, self.titles.get(number, ""), status, cause,
-                          about.points if status == "pass" else 0, about.points, evidence.plain_text(message, 2000))
+        verdict = Verdict(
+            self.lesson,
+            number,
+            self.titles.get(number, ""),
+            status,
+            cause,
+            about.points if status == "pass" else 0,
+            about.points,
+            evidence.plain_text(message, 2000),
+        )
         if status == "fail":
             verdict.why, verdict.hint = about.why, about.hints[0]
         if problem is not None:
@@ -352,8 +423,11 @@ class Judge:
         return verdict
 
     def attempted(self, number: int) -> bool:
-        return any(regions.attempted(u.source, u.text, number) for u in self.student.units + self.student.batch
-                   if u.source and number in regions.titles(u.source))
+        return any(
+            regions.attempted(u.source, u.text, number)
+            for u in self.student.units + self.student.batch
+            if u.source and number in regions.titles(u.source)
+        )
 
     def _in_batch_files(self, number: int) -> bool:
         return any(number in regions.titles(unit.source) for unit in self.student.batch)
@@ -377,7 +451,7 @@ class Judge:
 
 
 def todos(numbers: list[int]) -> str:
-    """"TODO 4", "TODOs 1 to 12", "TODOs 9 and 11"."""
+    """ "TODO 4", "TODOs 1 to 12", "TODOs 9 and 11"."""
     if len(numbers) == 1:
         return f"TODO {numbers[0]}"
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):

@@ -26,8 +26,10 @@ from grader.engine.screen import COLOURS, console, fail, say
 
 app = typer.Typer(
     help="Learn parallel training: fill in TODOs, see at once which are right.",
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-)  # fmt: skip
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 BEGIN, LEARN, TEACH = "To begin", "To learn", "For instructors and maintainers"
 BASELINE = "single_gpu_training"
 STUDENTS = lessons.source_root().name != "solutions"  # this is a student's copy of the course
@@ -69,12 +71,17 @@ def say_next() -> None:
         say("\nAll TODOs are done.")
     else:
         where = "in JupyterLab (./workbook lab)" if lessons.is_notebook(todo[0]) else "in an editor"
-        say(f"\nNext: [bold]./workbook watch {todo[0]}[/], and open {own_file(*todo)} {where}: TODO {todo[1]}, {escape(titles(todo[0])[todo[1]])}")
+        say(
+            f"\nNext: [bold]./workbook watch {todo[0]}[/], and open {own_file(*todo)} {where}: TODO {todo[1]},"
+            f" {escape(titles(todo[0])[todo[1]])}"
+        )
 
 
 def own_file(lesson: str, number: int | None = None) -> str:
     """The student's file, or that of one TODO: a batch file for this machine's scheduler, if it is in those."""
-    if number is not None and (batch := [u.name for u in lessons.batch_units(lesson) if number in lessons.regions.titles(u.source)]):
+    if number is not None and (
+        batch := [u.name for u in lessons.batch_units(lesson) if number in lessons.regions.titles(u.source)]
+    ):
         return next((name for name in batch if name.endswith(".pbs") == bool(shutil.which("qsub"))), batch[0])
     return str(lessons.student_path(lesson).relative_to(lessons.COURSE))
 
@@ -115,8 +122,10 @@ def data() -> None:
 
 
 @app.command(rich_help_panel=BEGIN)
-def lab(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for JupyterLab")] = None,
-        no_browser: Annotated[bool, typer.Option("--no-browser", help="only print the address")] = False) -> None:  # fmt: skip
+def lab(
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for JupyterLab")] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="only print the address")] = False,
+) -> None:
     """Open the notebooks in JupyterLab."""
     from ipykernel.kernelspec import install
 
@@ -130,9 +139,15 @@ def lab(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help
     # It would ask whether it may fetch news, each new user and each browser, before anything can be read.
     settings = folder / "settings"
     settings.mkdir(exist_ok=True)
-    (settings / "overrides.json").write_text('{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}\n')
+    (settings / "overrides.json").write_text(
+        '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}\n'
+    )
     os.chdir(lessons.COURSE)  # the root is the course, for the notebooks show pictures of images/
-    options = [f"--ServerApp.root_dir={lessons.COURSE}", "--LabApp.default_url=/lab/tree/notebooks", f"--LabApp.app_settings_dir={settings}"]
+    options = [
+        f"--ServerApp.root_dir={lessons.COURSE}",
+        "--LabApp.default_url=/lab/tree/notebooks",
+        f"--LabApp.app_settings_dir={settings}",
+    ]
     options += ["--no-browser"] * no_browser
     os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options, *(args or [])])
 
@@ -142,7 +157,9 @@ def lab(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help
 
 @app.command("list", hidden=True)  # what many type first
 @app.command(rich_help_panel=LEARN)
-def status(only: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, all lessons")] = None) -> None:
+def status(
+    only: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, all lessons")] = None,
+) -> None:
     """List the lessons and their TODOs: what is done, what is next."""
     if only:
         lesson_named(only)
@@ -161,7 +178,9 @@ def status(only: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="
 @app.command(rich_help_panel=LEARN)
 def check(
     what: Annotated[str | None, typer.Argument(metavar="[LESSON[/TODO]]", help="without it, all lessons")] = None,
-    target: Annotated[Path | None, typer.Option(metavar="DIR", help="grade the train/ and notebooks/ in this folder")] = None,
+    target: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="grade the train/ and notebooks/ in this folder")
+    ] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="write the verdicts to this file, too")] = None,
 ) -> None:
     """Check TODOs: which are right, and what is wrong with the others."""
@@ -212,7 +231,9 @@ def existing_folder(target: Path) -> str:
 
 
 @app.command(rich_help_panel=LEARN)
-def watch(lesson: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, the first unfinished")] = None) -> None:
+def watch(
+    lesson: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, the first unfinished")] = None,
+) -> None:
     """Check a lesson each time you save it, and show the next failure."""
     todo = next_todo()
     lesson = exercise_named(lesson) if lesson else todo[0] if todo else exercises()[-1]
@@ -290,10 +311,20 @@ def solution(todo: Todo) -> None:
 @app.command(rich_help_panel=LEARN)
 def run(
     lesson: Lesson,
-    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for the script, such as -- --epochs 1")] = None,
-    nproc: Annotated[str, typer.Option(metavar="N[,N]...", help="processes; several numbers compare the speed", show_default="2, the baseline 1")] = "",
-    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="submit the batch file as a job of N nodes, and follow its output")] = None,
-    batch: Annotated[str, typer.Option(metavar="OPTIONS", help="for sbatch or qsub, such as \"--time=00:10:00\"")] = "",
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="for the script, such as -- --epochs 1")
+    ] = None,
+    nproc: Annotated[
+        str,
+        typer.Option(
+            metavar="N[,N]...", help="processes; several numbers compare the speed", show_default="2, the baseline 1"
+        ),
+    ] = "",
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="submit the batch file as a job of N nodes, and follow its output"),
+    ] = None,
+    batch: Annotated[str, typer.Option(metavar="OPTIONS", help='for sbatch or qsub, such as "--time=00:10:00"')] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show the command")] = False,
 ) -> None:
     """Run a lesson's script in several processes on this machine, or by its batch file on several nodes."""
@@ -313,7 +344,10 @@ def run(
     sizes = [int(value) for value in values_of("--batch-size", args or []) if value.isdecimal()]
     for count in counts:
         if sizes and sizes[-1] % count:  # the script says so, too, but torchrun says much more after it
-            fail(f"--batch-size {sizes[-1]} is the global batch and does not divide by {count} processes; take {sizes[-1] + count - sizes[-1] % count}")
+            fail(
+                f"--batch-size {sizes[-1]} is the global batch and does not divide by {count} processes; take"
+                f" {sizes[-1] + count - sizes[-1] % count}"
+            )
     out = out_folder(args or [], f"runs/{lesson}")
     code, began = 0, time.time()
     for count in counts:
@@ -345,10 +379,15 @@ def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bo
 
     kinds = scheduler.kinds()
     if not kinds and not dry_run:
-        fail("there is neither sbatch nor qsub here: go to a login node of a cluster; --dry-run shows what would be submitted")
+        fail(
+            "there is neither sbatch nor qsub here: go to a login node of a cluster; --dry-run shows what would be"
+            " submitted"
+        )
     options = shlex.split(batch)
     try:
-        commands = {kind: scheduler.command(lesson, kind, nodes, options, args) for kind in kinds[:1] or ("sbatch", "pbs")}
+        commands = {
+            kind: scheduler.command(lesson, kind, nodes, options, args) for kind in kinds[:1] or ("sbatch", "pbs")
+        }
         for kind, command in commands.items():
             say(f"[dim]$ {escape(shlex.join(command))}[/]")
             if todo := scheduler.account_is_missing(kind, options):
@@ -392,11 +431,15 @@ def say_report(out: Path, began: float) -> None:
 
 
 @app.command(rich_help_panel=LEARN)
-def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, such as runs/ddp_training")]) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, such as runs/ddp_training")],
+) -> None:
     """Draw a run: loss, speed, where a step's time goes, memory, utilisation. One HTML page, and PNGs."""
     from utils import report
 
-    folder = next((folder for folder in (run, lessons.COURSE / run, lessons.COURSE / "runs" / run) if folder.is_dir()), None)
+    folder = next(
+        (folder for folder in (run, lessons.COURSE / run, lessons.COURSE / "runs" / run) if folder.is_dir()), None
+    )
     if folder is None:
         fail(f"{run}: no such folder; a run writes into runs/LESSON, or where its --out says")
     try:
@@ -406,7 +449,9 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder o
 
 
 @app.command(rich_help_panel=LEARN)
-def submit(out: Annotated[Path, typer.Option(metavar="FILE", help="the archive to write")] = Path("submission.tar.gz")) -> None:
+def submit(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the archive to write")] = Path("submission.tar.gz"),
+) -> None:
     """Pack your files into the archive that you hand in."""
     from grader.engine import files
 
@@ -422,7 +467,9 @@ def submit(out: Annotated[Path, typer.Option(metavar="FILE", help="the archive t
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
-def test(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for pytest, such as -- -k build")] = None) -> None:
+def test(
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for pytest, such as -- -k build")] = None,
+) -> None:
     """Test the workbook: its own tests, then the checks on the reference solutions."""
     import subprocess
 
@@ -432,8 +479,12 @@ def test(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", hel
         suites.append(["grader", "--target", "solutions"])
     if not suites:
         fail("a student's copy of the course has no tests; ./workbook check checks your files")
-    codes = [subprocess.run([sys.executable, "-m", "pytest", *suite, *(args or [])], cwd=lessons.COURSE, check=False).returncode
-             for suite in suites]  # fmt: skip
+    codes = [
+        subprocess.run(
+            [sys.executable, "-m", "pytest", *suite, *(args or [])], cwd=lessons.COURSE, check=False
+        ).returncode
+        for suite in suites
+    ]
     nothing_selected = 5
     failed = [code for code in codes if code not in (0, nothing_selected)]
     raise typer.Exit(failed[0] if failed else min(codes))
@@ -442,7 +493,9 @@ def test(args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", hel
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def build(
     force: Annotated[bool, typer.Option("--force", help="also over edited files, which are kept aside")] = False,
-    check: Annotated[bool, typer.Option("--check", help="write nothing; say what is wrong with sources and checks")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="write nothing; say what is wrong with sources and checks")
+    ] = False,
 ) -> None:
     """Write the student files from solutions/."""
     from grader.engine import build as builder
@@ -476,7 +529,9 @@ def build(
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def release(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty")],
-    only: Annotated[list[str] | None, typer.Option("--with", metavar="LESSON", help="only this one; may be repeated")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--with", metavar="LESSON", help="only this one; may be repeated")
+    ] = None,
 ) -> None:
     """Write the students' course: without solutions, and proven to be."""
     from grader.engine import release as releaser
@@ -492,16 +547,33 @@ def release(
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def grade(
-    submissions: Annotated[Path, typer.Argument(metavar="SUBMISSIONS", help="a folder with a folder or archive of each student")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="where records, marks and feedback go; one that was begun is gone on with")],
+    submissions: Annotated[
+        Path, typer.Argument(metavar="SUBMISSIONS", help="a folder with a folder or archive of each student")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="where records, marks and feedback go; one that was begun is gone on with"),
+    ],
     jobs: Annotated[int, typer.Option(min=1, help="so many submissions at a time")] = 1,
     names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these; otherwise all")] = "",
-    seed: Annotated[str | None, typer.Option(help="what the checks draw their numbers from; otherwise drawn by chance, and kept in DIR")] = None,
-    walls: Annotated[str, typer.Option("--sandbox", metavar="auto|required|off", help="required: rather grade nobody than without walls")] = "auto",
+    seed: Annotated[
+        str | None,
+        typer.Option(help="what the checks draw their numbers from; otherwise drawn by chance, and kept in DIR"),
+    ] = None,
+    walls: Annotated[
+        str,
+        typer.Option("--sandbox", metavar="auto|required|off", help="required: rather grade nobody than without walls"),
+    ] = "auto",
     minutes: Annotated[float, typer.Option(min=0.1, help="for one submission")] = 10.0,
-    again: Annotated[bool, typer.Option("--again", help="also those that are graded; what was there stays in their history")] = False,
-    slurm: Annotated[bool, typer.Option("--slurm", help="in an array of --jobs jobs, instead of on this machine")] = False,
-    slurm_options: Annotated[str, typer.Option(metavar="A=B,…", help="for these jobs, such as partition=batch,account=mine")] = "",
+    again: Annotated[
+        bool, typer.Option("--again", help="also those that are graded; what was there stays in their history")
+    ] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="in an array of --jobs jobs, instead of on this machine")
+    ] = False,
+    slurm_options: Annotated[
+        str, typer.Option(metavar="A=B,…", help="for these jobs, such as partition=batch,account=mine")
+    ] = "",
 ) -> None:
     """Grade a class: strangers' code, each submission behind walls of its own."""
     if not submissions.is_dir():
@@ -544,7 +616,11 @@ def grade(
         say(f"{path}")
     failed = [name for name in found if grading.read_record(room.record(name))["state"] == grading.FAILED]
     if failed:
-        fail(f"{len(failed)} could not be graded, by no fault of theirs: {', '.join(map(live.shown, failed[:5]))}; the same command tries them once more", code=1)
+        fail(
+            f"{len(failed)} could not be graded, by no fault of theirs: {', '.join(map(live.shown, failed[:5]))}; the"
+            " same command tries them once more",
+            code=1,
+        )
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
@@ -571,7 +647,9 @@ def mark(
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def gradebook(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="what grade --out was given")],
-    root: Annotated[Path, typer.Option(metavar="DIR", help="nbgrader's folder")] = lessons.COURSE / ".workbook" / "nbgrader",
+    root: Annotated[Path, typer.Option(metavar="DIR", help="nbgrader's folder")] = lessons.COURSE
+    / ".workbook"
+    / "nbgrader",
 ) -> None:
     """Put a class's marks into nbgrader's gradebook."""
     from grader.engine import grade as grading
@@ -590,7 +668,10 @@ def graded_class(out: Path) -> "Class":  # noqa: F821
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
-def autograder(file: Annotated[Path, typer.Argument(metavar="FILE.zip")], names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these; otherwise all")] = "") -> None:
+def autograder(
+    file: Annotated[Path, typer.Argument(metavar="FILE.zip")],
+    names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these; otherwise all")] = "",
+) -> None:
     """Make the course a Gradescope autograder: an archive to upload there."""
     from grader.engine import gradescope
     from grader.engine.release import ReleaseError

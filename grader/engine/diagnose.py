@@ -17,8 +17,17 @@ Where = list  # [unit, line, function]
 class Fault(Exception):
     """Why a run failed. `cause` is crash, mismatch or hang; `where` is a line of the student's code."""
 
-    def __init__(self, cause: str, message: str, rank: int | None = None, where: Where | None = None,
-                 expected: str | None = None, seen: str | None = None, also: Sequence[Where] = (), callers: Sequence[Where] = ()) -> None:
+    def __init__(
+        self,
+        cause: str,
+        message: str,
+        rank: int | None = None,
+        where: Where | None = None,
+        expected: str | None = None,
+        seen: str | None = None,
+        also: Sequence[Where] = (),
+        callers: Sequence[Where] = (),
+    ) -> None:
         super().__init__(message)
         self.cause, self.message, self.rank, self.where = cause, message, rank, where
         self.expected, self.seen = expected, seen
@@ -64,7 +73,9 @@ class Op:
         return self.event.get("callers", [])
 
     def at(self) -> str:
-        calls = "".join(f", called at line {line}" for unit, line, _ in self.callers[-1:] if self.where and unit == self.where[0])
+        calls = "".join(
+            f", called at line {line}" for unit, line, _ in self.callers[-1:] if self.where and unit == self.where[0]
+        )
         return f"{self} at {place(self.where)}{calls}"
 
 
@@ -109,8 +120,14 @@ class Observer:
     def join(self, number: int, event: dict) -> Fault | None:
         other = self.joined.setdefault(event["rank"], number)
         if other != number:
-            return Fault("mismatch", f"ranks {other} and {number} both join the process group as rank {event['rank']}",
-                         number, event["where"], expected=f"rank {number}", seen=f"rank {event['rank']}")
+            return Fault(
+                "mismatch",
+                f"ranks {other} and {number} both join the process group as rank {event['rank']}",
+                number,
+                event["where"],
+                expected=f"rank {number}",
+                seen=f"rank {event['rank']}",
+            )
         return None
 
     def collective(self, number: int, event: dict) -> None:
@@ -137,19 +154,42 @@ class Observer:
         if first.where != second.where:
             skipper, waiter = self.skipper(first, second)
             if skipper:
-                text = (f"rank {skipper.rank} skipped a call that the others make, or makes one that they do not: rank {waiter.rank} is in "
-                        f"{waiter.at()}, while rank {skipper.rank} is in {skipper.at()}")
+                text = (
+                    f"rank {skipper.rank} skipped a call that the others make, or makes one that they do not: rank"
+                    f" {waiter.rank} is in {waiter.at()}, while rank {skipper.rank} is in {skipper.at()}"
+                )
             else:
                 skipper, waiter = second, first
-                text = (f"the ranks part: rank {first.rank} is in {first.at()}, rank {second.rank} in {second.at()}; "
-                        "one of them skipped a call, or made one too many")
-            return Fault("hang", f"{text}. Every rank of a group must make the same calls in the same order",
-                         skipper.rank, waiter.where, expected=str(waiter), seen=str(skipper),
-                         also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers], callers=waiter.callers)
-        what = {"op": "different operations", "shape": "different shapes", "dtype": "different dtypes",
-                "detail": "different roots or reductions"}[differ(first.event, second.event)]
-        return Fault("mismatch", f"the ranks call {what}: rank {first.rank} {first.at()}, rank {second.rank} {second.at()}",
-                     odd.rank, odd.where or usual.where, expected=str(usual), seen=str(odd), also=odd.callers, callers=odd.callers)
+                text = (
+                    f"the ranks part: rank {first.rank} is in {first.at()}, rank {second.rank} in {second.at()}; "
+                    "one of them skipped a call, or made one too many"
+                )
+            return Fault(
+                "hang",
+                f"{text}. Every rank of a group must make the same calls in the same order",
+                skipper.rank,
+                waiter.where,
+                expected=str(waiter),
+                seen=str(skipper),
+                also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers],
+                callers=waiter.callers,
+            )
+        what = {
+            "op": "different operations",
+            "shape": "different shapes",
+            "dtype": "different dtypes",
+            "detail": "different roots or reductions",
+        }[differ(first.event, second.event)]
+        return Fault(
+            "mismatch",
+            f"the ranks call {what}: rank {first.rank} {first.at()}, rank {second.rank} {second.at()}",
+            odd.rank,
+            odd.where or usual.where,
+            expected=str(usual),
+            seen=str(odd),
+            also=odd.callers,
+            callers=odd.callers,
+        )
 
     def skipper(self, first: Op, second: Op) -> tuple[Op, Op] | tuple[None, None]:
         """Which of two ranks at different lines left out a call, and which did not; None where that is not known.
@@ -166,7 +206,7 @@ class Observer:
             return sum(mine[op.index].where == op.where for mine in calls if len(mine) > op.index)
 
         def known(op: Op) -> int:
-            return sum(any(o.where == op.where for o in mine[:op.index]) for mine in calls)
+            return sum(any(o.where == op.where for o in mine[: op.index]) for mine in calls)
 
         if followers(first) != followers(second):
             return tuple(sorted((first, second), key=followers))
@@ -181,8 +221,14 @@ class Observer:
             return None
         if peer == number:
             verb = "sends to" if event["op"] == "send" else "receives from"
-            return Fault("crash", f"rank {number} {verb} itself, at {place(event['where'])}: there is no such message; copy the tensor", number,
-                         event["where"], expected="messages between two ranks", seen=f"{event['op']} on rank {number}, {number} at the other end")
+            return Fault(
+                "crash",
+                f"rank {number} {verb} itself, at {place(event['where'])}: there is no such message; copy the tensor",
+                number,
+                event["where"],
+                expected="messages between two ranks",
+                seen=f"{event['op']} on rank {number}, {number} at the other end",
+            )
         source, target = (number, peer) if event["op"] == "send" else (peer, number)
         pair = self.pairs[event["name"], source, target, event["tag"]]
         op = Op(number, event, len(pair[event["op"]]))
@@ -192,9 +238,15 @@ class Observer:
         other = pair["recv" if event["op"] == "send" else "send"]
         if op.index < len(other) and size(event) != size(other[op.index].event):
             sent, received = sorted((op, other[op.index]), key=lambda o: o.event["op"] == "recv")
-            return Fault("mismatch", f"a message and its receiver differ: rank {sent.rank} {sent.at()}, "
-                         f"rank {received.rank} {received.at()}", received.rank, received.where,
-                         expected=str(sent), seen=str(received))
+            return Fault(
+                "mismatch",
+                f"a message and its receiver differ: rank {sent.rank} {sent.at()}, "
+                f"rank {received.rank} {received.at()}",
+                received.rank,
+                received.where,
+                expected=str(sent),
+                seen=str(received),
+            )
         return None
 
     def missing(self, op: Op) -> list[int]:
@@ -231,7 +283,9 @@ class Observer:
         if not stuck:
             return None
         # A rank that lacks only ranks which can still move is not stuck; here none can.
-        number, (op, lacking) = min(stuck.items(), key=lambda item: (not any(self.ranks[m].gone for m in item[1][1]), item[0]))
+        number, (op, lacking) = min(
+            stuck.items(), key=lambda item: (not any(self.ranks[m].gone for m in item[1][1]), item[0])
+        )
         finished = [member for member in lacking if self.ranks[member].gone == "it has finished"]
         stories = [f"{numbers(finished)} never come: they have finished"] if len(finished) > 1 else []
         for member in lacking:
@@ -247,9 +301,19 @@ class Observer:
         verb = "waits" if len(waiting) == 1 else "wait"
         expected = f"every rank in {op}"
         if "peer" in op.event:
-            expected = f"rank {op.event['peer']} in {'recv from' if op.event['op'] == 'send' else 'send to'} rank {op.rank}"
-        return Fault("hang", f"deadlock: {numbers(waiting)} {verb} in {op.at()}; " + "; ".join(stories),
-                     number if skipper is None else skipper, op.where, expected=expected, seen="; ".join(stories), also=op.callers, callers=op.callers)
+            expected = (
+                f"rank {op.event['peer']} in {'recv from' if op.event['op'] == 'send' else 'send to'} rank {op.rank}"
+            )
+        return Fault(
+            "hang",
+            f"deadlock: {numbers(waiting)} {verb} in {op.at()}; " + "; ".join(stories),
+            number if skipper is None else skipper,
+            op.where,
+            expected=expected,
+            seen="; ".join(stories),
+            also=op.callers,
+            callers=op.callers,
+        )
 
 
 def differ(first: dict, second: dict) -> str | None:
@@ -267,6 +331,7 @@ def differ(first: dict, second: dict) -> str | None:
 
 def size(event: dict) -> list | None:
     """What must agree of a shape: the number of elements of each tensor (gloo and NCCL move flat buffers)."""
+
     def count(shape: list[int]) -> int:
         total = 1
         for length in shape:

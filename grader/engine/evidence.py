@@ -69,7 +69,8 @@ def read(stem: Path) -> Any:
 
 
 def plain_bytes(path: Path, limit: int, cut: bool = False) -> bytes:
-    """The content of a file that a stranger may have put there: not through a link, never waiting, at most `limit` bytes.
+    """The content of a file that a stranger may have put there: not through a link, never waiting, at most `limit`
+    bytes.
 
     Raises OSError if it is no plain file, or longer (unless it is to be `cut`).
     """
@@ -82,8 +83,12 @@ def plain_bytes(path: Path, limit: int, cut: bool = False) -> bytes:
 
 
 def plain_text(said: str, most: int) -> str:
-    """What a stranger wrote, fit to be shown: without what steers a terminal or turns the reading direction, and not too long."""
-    shown = "".join(c for c in ESCAPES.sub("", said[: 4 * most]) if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
+    """What a stranger wrote, fit to be shown: without what steers a terminal or turns the reading direction, and not
+    too long.
+    """
+    shown = "".join(
+        c for c in ESCAPES.sub("", said[: 4 * most]) if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs")
+    )
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
@@ -101,7 +106,9 @@ def decoded(value: dict) -> Any:
 
 
 def whole(parts: list[Any]) -> torch.Tensor:
-    """A tensor from what each rank left of it: parts of a DTensor, put together, or itself. NaN where no rank has anything."""
+    """A tensor from what each rank left of it: parts of a DTensor, put together, or itself. NaN where no rank has
+    anything.
+    """
     if isinstance(parts[0], torch.Tensor):
         return parts[0]
     tensor = torch.full(parts[0]["shape"], float("nan"))

@@ -36,8 +36,12 @@ def readable(path: Path, text: str) -> list[str]:
         cells = json.loads(text)["cells"]
         texts = [(c["cell_type"], "".join(c["source"])) for c in cells]
     except (ValueError, LookupError, TypeError):
-        raise ValueError(f"{path} is not a notebook that can be read; ./workbook reset {path.stem} brings it back") from None
-    return [line for kind, source in texts for line in ("# %%" + " [markdown]" * (kind == "markdown"), *source.splitlines())]
+        raise ValueError(
+            f"{path} is not a notebook that can be read; ./workbook reset {path.stem} brings it back"
+        ) from None
+    return [
+        line for kind, source in texts for line in ("# %%" + " [markdown]" * (kind == "markdown"), *source.splitlines())
+    ]
 
 
 def diff(lesson: str) -> list[str]:
@@ -45,8 +49,13 @@ def diff(lesson: str) -> list[str]:
     lines: list[str] = []
     for path, source in own_files(lesson).items():
         mine = (lessons.COURSE / path).read_text("utf-8", errors="replace")
-        lines += difflib.unified_diff(readable(path, pristine(path, source)), readable(path, mine),
-                                      f"{path} as given", f"{path} yours", lineterm="")  # fmt: skip
+        lines += difflib.unified_diff(
+            readable(path, pristine(path, source)),
+            readable(path, mine),
+            f"{path} as given",
+            f"{path} yours",
+            lineterm="",
+        )
     return lines
 
 
@@ -97,7 +106,9 @@ def is_pristine(path: Path, source: Path) -> bool:
     """Whether nothing was done in a file; a notebook that was only run counts as such."""
     mine = (lessons.COURSE / path).read_text("utf-8", errors="replace")
     try:
-        return bool(regions.parse(source.read_text("utf-8"))) and readable(path, mine) == readable(path, pristine(path, source))
+        return bool(regions.parse(source.read_text("utf-8"))) and readable(path, mine) == readable(
+            path, pristine(path, source)
+        )
     except ValueError:  # a notebook that nobody can read is not as it was given
         return False
 

@@ -8,8 +8,9 @@
 A worker process grades one submission after the other and writes its record, whole or not at all. Whoever is killed,
 and however, what has a record is graded and what has none is not: started again, it goes on with the rest.
 
-The judge is in the worker. The student's code runs in ranks forked from a server in a sandbox (see `sandbox.py`), and all
-that the judge takes from there is evidence: JSON and safetensors, rank by rank, and what the kernel itself counts.
+The judge is in the worker. The student's code runs in ranks forked from a server in a sandbox (see `sandbox.py`),
+and all that the judge takes from there is evidence: JSON and safetensors, rank by rank, and what the kernel itself
+counts.
 """
 
 import ctypes
@@ -67,8 +68,14 @@ class Class:
 
 def file_name(student: str) -> str:
     """A name for a student's files, whatever the student is called: no two the same, none that leads elsewhere."""
-    plain = re.sub(r"[^\w.+-]", "_", student, flags=re.ASCII).strip(".")[:80]  # in every file system a name, and not too long for any
-    return plain if plain == student else f"{plain or 'student'}-{hashlib.sha256(student.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+    plain = re.sub(r"[^\w.+-]", "_", student, flags=re.ASCII).strip(".")[
+        :80
+    ]  # in every file system a name, and not too long for any
+    return (
+        plain
+        if plain == student
+        else f"{plain or 'student'}-{hashlib.sha256(student.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+    )
 
 
 # In a worker
@@ -80,9 +87,20 @@ def grade_one(outside: "Engine", room: Class, student: str, path: Path, heard: C
     from grader.engine.launch import Engine
 
     began = time.monotonic()
-    record = {"version": VERSION, "student": student, "submission": path.name, "course": {stem: course_digest(stem) for stem in room.stems},
-              "guards": dataclasses.asdict(room.guards), "graded": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-              "state": GRADED, "files": {}, "refused": [], "verdicts": [], "flags": [], "overrides": []}  # fmt: skip
+    record = {
+        "version": VERSION,
+        "student": student,
+        "submission": path.name,
+        "course": {stem: course_digest(stem) for stem in room.stems},
+        "guards": dataclasses.asdict(room.guards),
+        "graded": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "state": GRADED,
+        "files": {},
+        "refused": [],
+        "verdicts": [],
+        "flags": [],
+        "overrides": [],
+    }
     try:
         taken = submissions.take(path, room.stems)
     except submissions.Refused as problem:
@@ -123,10 +141,19 @@ def keep(room: Class, record: dict) -> None:
     before = read_record(path)
     if before and before["state"] != FAILED:
         history = before.pop("history", [])
-        record["history"] = [*history, {name: before[name] for name in ("graded", "digest", "state", "verdicts", "overrides")}]
+        record["history"] = [
+            *history,
+            {name: before[name] for name in ("graded", "digest", "state", "verdicts", "overrides")},
+        ]
         record["overrides"] = before["overrides"]
     write_whole(path, json.dumps(record, indent=1) + "\n")
-    line = {"graded": record["graded"], "student": record["student"], "state": record["state"], "points": points(record), "seconds": record.get("seconds")}
+    line = {
+        "graded": record["graded"],
+        "student": record["student"],
+        "state": record["state"],
+        "points": points(record),
+        "seconds": record.get("seconds"),
+    }
     with open(room.out / "journal.jsonl", "a") as journal:
         fcntl.flock(journal, fcntl.LOCK_EX)
         journal.write(json.dumps(line) + "\n")
@@ -188,8 +215,13 @@ def work(out: str) -> None:
         outside.start()
         for line in sys.stdin:
             task = json.loads(line)
-            grade_and_keep(outside, room, task["student"], Path(task["path"]),
-                           lambda news, student=task["student"]: print(json.dumps({"student": student, **news}), flush=True))  # fmt: skip
+            grade_and_keep(
+                outside,
+                room,
+                task["student"],
+                Path(task["path"]),
+                lambda news, student=task["student"]: print(json.dumps({"student": student, **news}), flush=True),
+            )
             print(json.dumps({"student": task["student"], "over": True}), flush=True)
 
 
@@ -202,9 +234,23 @@ def grade_and_keep(outside: "Engine", room: Class, student: str, path: Path, hea
 
 
 def failure(student: str, path: Path, why: str) -> dict:
-    """The record of a submission that the machine, not the student, kept from being graded: no marks, and no zero either."""
-    return {"version": VERSION, "student": student, "submission": path.name, "state": FAILED, "why": why, "digest": "", "verdicts": [],
-            "graded": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), "refused": [], "flags": [], "overrides": [], "files": {}}
+    """The record of a submission that the machine, not the student, kept from being graded: no marks, and no zero
+    either.
+    """
+    return {
+        "version": VERSION,
+        "student": student,
+        "submission": path.name,
+        "state": FAILED,
+        "why": why,
+        "digest": "",
+        "verdicts": [],
+        "graded": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "refused": [],
+        "flags": [],
+        "overrides": [],
+        "files": {},
+    }
 
 
 # The class
@@ -226,17 +272,31 @@ def open_class(out: Path, stems: list[str], seed: str | None, guards: sandbox.Gu
         if lessons.source_root().name == "solutions":
             release.release(course)
         else:  # this is a release already
-            shutil.copytree(lessons.COURSE, course, ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__"))
+            shutil.copytree(
+                lessons.COURSE,
+                course,
+                ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__"),
+            )
         (course / ".venv").mkdir()  # where Python is shown inside
         os.chmod(out, 0o700)
-        write_whole(out / "class.json", json.dumps({"version": VERSION, "seed": seed or secrets.token_hex(8), "course": digests}, indent=1) + "\n")
+        write_whole(
+            out / "class.json",
+            json.dumps({"version": VERSION, "seed": seed or secrets.token_hex(8), "course": digests}, indent=1) + "\n",
+        )
     write_whole(out / "run.json", json.dumps({"guards": dataclasses.asdict(guards), "minutes": minutes}) + "\n")
     return load(out)
 
 
 def load(out: Path) -> Class:
     known, how = read_record(out / "class.json"), read_record(out / "run.json")
-    return Class(out, list(known["course"]), known["seed"], sandbox.named(how["guards"]), how["minutes"], (out / "course").resolve())
+    return Class(
+        out,
+        list(known["course"]),
+        known["seed"],
+        sandbox.named(how["guards"]),
+        how["minutes"],
+        (out / "course").resolve(),
+    )
 
 
 def left_to_do(room: Class, found: dict[str, Path], again: bool) -> dict[str, Path]:
@@ -289,7 +349,9 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
                 worker.wait()
             else:
                 if not stopped.is_set():
-                    keep(room, failure(student, path, "the process that judges it died twice, or did not come to an end"))
+                    keep(
+                        room, failure(student, path, "the process that judges it died twice, or did not come to an end")
+                    )
                     news.put({"student": student, "over": True})
         if worker is not None:
             worker.stdin.close()
@@ -318,25 +380,42 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
     """The same as `run` by a job array: each of `jobs` jobs takes its share, one submission after the other."""
     import submitit
 
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)  # sbatch passes it on
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(
+        os.pathsep
+    )  # sbatch passes it on
     entries = [(student, str(path.resolve())) for student, path in left.items()]
     shares = [share for start in range(jobs) if (share := entries[start::jobs])]
     before = {student: stamp(room, student) for student in left}
     try:
         executor = submitit.SlurmExecutor(folder=room.out / "slurm")
-        executor.update_parameters(job_name="grade", array_parallelism=jobs, cpus_per_task=2, time=max(1, round(sum(room.minutes for _ in shares[0]))), **options)
+        executor.update_parameters(
+            job_name="grade",
+            array_parallelism=jobs,
+            cpus_per_task=2,
+            time=max(1, round(sum(room.minutes for _ in shares[0]))),
+            **options,
+        )
         array = executor.map_array(grade_slice, [str(room.out.resolve())] * len(shares), shares)
     except Exception as problem:  # submitit's own, of many kinds
-        raise NoCluster("; ".join(line for line in str(problem).splitlines() if line.strip())[:300] or type(problem).__name__) from problem
+        raise NoCluster(
+            "; ".join(line for line in str(problem).splitlines() if line.strip())[:300] or type(problem).__name__
+        ) from problem
     waiting = {student: job for job, share in zip(array, shares) for student, _ in share}
     try:
         while waiting:
-            ended = {job.job_id for job in array if job.done()}  # asked first: a record that is there now was there at the end
+            ended = {
+                job.job_id for job in array if job.done()
+            }  # asked first: a record that is there now was there at the end
             for student, job in list(waiting.items()):
                 if stamp(room, student) == before[student]:
                     if job.job_id not in ended:
                         continue
-                    keep(room, failure(student, left[student], f"job {job.job_id} ended without a record; see {room.out / 'slurm'}"))
+                    keep(
+                        room,
+                        failure(
+                            student, left[student], f"job {job.job_id} ended without a record; see {room.out / 'slurm'}"
+                        ),
+                    )
                 del waiting[student]
                 yield {"student": student, "over": True}
             time.sleep(0.5)  # a queue can only be asked
@@ -360,7 +439,12 @@ def override(room: Class, student: str, todo: str, points: float, reason: str) -
         raise ValueError(f"{student} has no marks in {room.out}")
     if todo not in marks(record):
         raise ValueError(f"{student} was not graded on {todo}")
-    change = {"todo": todo, "points": points, "reason": reason, "when": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
+    change = {
+        "todo": todo,
+        "points": points,
+        "reason": reason,
+        "when": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
     replaced = [other for other in record["overrides"] if other["todo"] == todo]
     record["overrides"] = [other for other in record["overrides"] if other["todo"] != todo] + [change]
     record["history"] = [*record.get("history", []), *({"override": other} for other in replaced)]
@@ -369,14 +453,32 @@ def override(room: Class, student: str, todo: str, points: float, reason: str) -
 
 
 def start_worker(room: Class) -> subprocess.Popen:
-    """With nothing of the instructor's in its environment: what the worker's servers know, a stranger's code might read."""
+    """With nothing of the instructor's in its environment: what the worker's servers know, a stranger's code might
+    read.
+    """
     kept = {name: value for name, value in os.environ.items() if name in KEPT}
-    return subprocess.Popen([sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(lessons.COURSE)!r}); from grader.engine import grade; "
-                             f"grade.work({str(room.out.resolve())!r})"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept | {"HOME": "/tmp"},
-                            cwd=lessons.COURSE, start_new_session=True)  # fmt: skip
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            (
+                f"import sys; sys.path.insert(0, {str(lessons.COURSE)!r}); from grader.engine import grade; "
+                f"grade.work({str(room.out.resolve())!r})"
+            ),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=kept | {"HOME": "/tmp"},
+        cwd=lessons.COURSE,
+        start_new_session=True,
+    )
 
 
-def talk(worker: subprocess.Popen, student: str, path: Path, news: "queue.SimpleQueue[dict[str, Any]]", seconds: float) -> bool:
+def talk(
+    worker: subprocess.Popen, student: str, path: Path, news: "queue.SimpleQueue[dict[str, Any]]", seconds: float
+) -> bool:
     """Give a worker one submission; False if it died of it, or was killed because it took longer than this."""
     late = threading.Timer(seconds, worker.kill)
     late.start()
@@ -401,5 +503,8 @@ def guards_for(wish: str) -> sandbox.Guards:
         return sandbox.NONE
     best = sandbox.available()
     if wish == "required" and best is sandbox.NONE:
-        raise sandbox.NoSandbox("there is neither bubblewrap (apt-get install bubblewrap) nor Landlock here, and --sandbox required asks for one")
+        raise sandbox.NoSandbox(
+            "there is neither bubblewrap (apt-get install bubblewrap) nor Landlock here, and --sandbox required asks"
+            " for one"
+        )
     return best

@@ -1,7 +1,8 @@
-"""The records of a class in nbgrader's gradebook: formgrader then shows every TODO, those of scripts and batch files included.
+"""The records of a class in nbgrader's gradebook: formgrader then shows every TODO, those of scripts and batch files
+included.
 
-Each lesson is an assignment, each TODO a cell with marks. What formgrader opens is a notebook made for it: the student's
-lines of each TODO, and below them what the judge said. It was never run.
+Each lesson is an assignment, each TODO a cell with marks. What formgrader opens is a notebook made for it: the
+student's lines of each TODO, and below them what the judge said. It was never run.
 """
 
 import os
@@ -31,12 +32,16 @@ def write(room: grade.Class, records: list[dict], root: Path) -> Path:
             book.update_or_create_assignment(stem)
             book.update_or_create_notebook(stem, stem)
             for number in lessons.titles(stem):
-                book.update_or_create_grade_cell(f"test_{number}", stem, stem, cell_type="code", max_score=points_of(stem, number))
+                book.update_or_create_grade_cell(
+                    f"test_{number}", stem, stem, cell_type="code", max_score=points_of(stem, number)
+                )
         for record in records:
             if record["state"] == grade.FAILED:
                 continue
             student = grade.file_name(record["student"])
-            book.update_or_create_student(student, first_name=record["student"] if student != record["student"] else None)
+            book.update_or_create_student(
+                student, first_name=record["student"] if student != record["student"] else None
+            )
             own = grade.marks(record)
             changed = {change["todo"] for change in record["overrides"]}
             for stem in room.stems:
@@ -69,7 +74,9 @@ def notebook(room: grade.Class, record: dict, stem: str) -> nbformat.NotebookNod
         units = [*lessons.units(stem, taken), *lessons.batch_units(stem, taken)]
     except (FileNotFoundError, ValueError):
         units = []
-    book = new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Parallel training", "language": "python"}})
+    book = new_notebook(
+        metadata={"kernelspec": {"name": "python3", "display_name": "Parallel training", "language": "python"}}
+    )
     for verdict in (SimpleNamespace(**v) for v in record["verdicts"] if v["lesson"] == stem):
         book.cells.append(new_markdown_cell(f"## {verdict.todo}. {verdict.title}"))
         for unit in units:
@@ -78,9 +85,21 @@ def notebook(room: grade.Class, record: dict, stem: str) -> nbformat.NotebookNod
                 book.cells.append(new_code_cell("\n".join([f"# {unit.name}", *(lines[line - 1] for line in span)])))
         passed = verdict.status == "pass"
         text = heading(verdict) if passed else story(verdict)
-        output = new_output("stream", name="stdout", text=text) if passed else new_output("error", ename="NotRight", evalue=verdict.message, traceback=[text])
+        output = (
+            new_output("stream", name="stdout", text=text)
+            if passed
+            else new_output("error", ename="NotRight", evalue=verdict.message, traceback=[text])
+        )
         cell = new_code_cell(f'check("{stem}/{verdict.todo}")', outputs=[output])
-        cell.metadata.nbgrader = {"grade": True, "grade_id": f"test_{verdict.todo}", "locked": True, "points": verdict.max_points,
-                                  "schema_version": 3, "solution": False, "task": False, "cell_type": "code"}  # fmt: skip
+        cell.metadata.nbgrader = {
+            "grade": True,
+            "grade_id": f"test_{verdict.todo}",
+            "locked": True,
+            "points": verdict.max_points,
+            "schema_version": 3,
+            "solution": False,
+            "task": False,
+            "cell_type": "code",
+        }
         book.cells.append(cell)
     return book

@@ -1,6 +1,6 @@
 """Says in one line which packages a Python lacks. The `workbook` script asks, so nothing is imported but the library.
 
-    python grader/engine/installed.py requirements.txt
+python grader/engine/installed.py requirements.txt
 """
 
 import re

@@ -75,8 +75,13 @@ class Engine:
         modules: what both shall have loaded.
     """
 
-    def __init__(self, outside: "Engine | None" = None, guards: sandbox.Guards = sandbox.NONE, course: Path = lessons.COURSE,
-                 modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        outside: "Engine | None" = None,
+        guards: sandbox.Guards = sandbox.NONE,
+        course: Path = lessons.COURSE,
+        modules: Sequence[str] = (),
+    ) -> None:
         self.outside, self.guards, self.course, self.modules = outside, guards, course, list(modules)
         self.socket: socket.socket | None = None
         self.process: subprocess.Popen | None = None
@@ -100,19 +105,35 @@ class Engine:
         if self.outside:
             self._start_inside(theirs)
             return
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep), "CUDA_VISIBLE_DEVICES": "",
-                       "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0", "TOKENIZERS_PARALLELISM": "false"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+            "CUDA_VISIBLE_DEVICES": "",
+            "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "grader.engine.server", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], env=environment, cwd=lessons.COURSE, stdin=subprocess.DEVNULL,
-            start_new_session=True)
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            cwd=lessons.COURSE,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         theirs.close()
 
     def _start_inside(self, theirs: socket.socket) -> None:
         self.outside.start()
         self.outside.await_ready()
         self.sandbox = sandbox.Sandbox(self.guards, self.course)
-        self.outside.ask([theirs], enter=self.sandbox.first, doors=self.sandbox.group.doors() if self.sandbox.group else [], landlock=self.guards is sandbox.LANDLOCK, modules=self.modules)
+        self.outside.ask(
+            [theirs],
+            enter=self.sandbox.first,
+            doors=self.sandbox.group.doors() if self.sandbox.group else [],
+            landlock=self.guards is sandbox.LANDLOCK,
+            modules=self.modules,
+        )
         theirs.close()
         while "entered" not in (answer := self.outside.answer()):
             pass  # news of its own ranks
@@ -172,11 +193,34 @@ class Engine:
             self.heard += [json.loads(line) for line in lines]
         return self.heard.pop(0)
 
-    def run(self, units: list[lessons.Unit], *, module: str, world: int = 2, nodes: int = 1, argv: list[str] | None = None,
-            function: str | None = None, inputs: dict | None = None, group: bool = True, gpus: int = 0,
-            files: dict[str, str] | None = None) -> Run:
-        """Run `units` on `world` fresh ranks; see `rank.py` for the job's fields. Never raises for the student's faults."""
-        how = dict(module=module, world=world, nodes=nodes, argv=argv, function=function, inputs=inputs or {}, group=group, gpus=gpus, files=files or {})
+    def run(
+        self,
+        units: list[lessons.Unit],
+        *,
+        module: str,
+        world: int = 2,
+        nodes: int = 1,
+        argv: list[str] | None = None,
+        function: str | None = None,
+        inputs: dict | None = None,
+        group: bool = True,
+        gpus: int = 0,
+        files: dict[str, str] | None = None,
+    ) -> Run:
+        """Run `units` on `world` fresh ranks; see `rank.py` for the job's fields. Never raises for the student's
+        faults.
+        """
+        how = dict(
+            module=module,
+            world=world,
+            nodes=nodes,
+            argv=argv,
+            function=function,
+            inputs=inputs or {},
+            group=group,
+            gpus=gpus,
+            files=files or {},
+        )
         try:
             return self._run(units, **how)
         except ServerGone:
@@ -187,11 +231,33 @@ class Engine:
             except ServerGone:
                 self.close()
         # it was up, and only the ranks were with it
-        return Run(world, Fault("crash", "the process that starts the ranks was killed: a rank may end itself, and nothing else", None,
-                                expected="every rank ends normally", seen="a rank kills its parent"), [None] * world, [[] for _ in range(world)])
+        return Run(
+            world,
+            Fault(
+                "crash",
+                "the process that starts the ranks was killed: a rank may end itself, and nothing else",
+                None,
+                expected="every rank ends normally",
+                seen="a rank kills its parent",
+            ),
+            [None] * world,
+            [[] for _ in range(world)],
+        )
 
-    def _run(self, units: list[lessons.Unit], *, module: str, world: int, nodes: int, argv: list[str] | None, function: str | None, inputs: dict,
-             group: bool, gpus: int, files: dict[str, str]) -> Run:
+    def _run(
+        self,
+        units: list[lessons.Unit],
+        *,
+        module: str,
+        world: int,
+        nodes: int,
+        argv: list[str] | None,
+        function: str | None,
+        inputs: dict,
+        group: bool,
+        gpus: int,
+        files: dict[str, str],
+    ) -> Run:
         self.start()
         try:
             self.await_ready()
@@ -199,10 +265,19 @@ class Engine:
             raise RuntimeError(f"the fork-server does not start: {gone}") from None
         folder = Path(tempfile.mkdtemp(prefix="wb-", dir=self.sandbox and self.sandbox.folder))
         try:
-            job = dict(folder=str(folder), units=[{"name": u.name, "text": u.text} for u in units],
-                       file=str(lessons.COURSE / units[0].name.partition(",")[0]) if units else None,
-                       notebook=any(", cell " in u.name for u in units), argv=argv, module=module, function=function,
-                       world=world, nodes=nodes, group=group, gpus=gpus)
+            job = dict(
+                folder=str(folder),
+                units=[{"name": u.name, "text": u.text} for u in units],
+                file=str(lessons.COURSE / units[0].name.partition(",")[0]) if units else None,
+                notebook=any(", cell " in u.name for u in units),
+                argv=argv,
+                module=module,
+                function=function,
+                world=world,
+                nodes=nodes,
+                group=group,
+                gpus=gpus,
+            )
             for name, text in files.items():
                 target = folder / "work" / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -243,7 +318,8 @@ class Session:
         self.world = world = job["world"]
         self.units = {unit["name"] for unit in job["units"]}
         self.module = job["module"]  # of the check
-        # A line for each rank. The rank's end travels through the server to the rank, so nobody can speak in another's name.
+        # A line for each rank. The rank's end travels through the server to the rank, so nobody can speak in another's
+        # name.
         pairs = [socket.socketpair() for _ in range(world)]
         self.owner = {ours: number for number, (ours, _) in enumerate(pairs)}
         if LINUX:
@@ -322,19 +398,36 @@ class Session:
             connection.close()
             return
         if self.pids[number] is None and about:
-            self.pids[number] = CREDENTIALS.unpack(about[0][2][:CREDENTIALS.size])[0]  # the kernel says so, as we count processes
+            self.pids[number] = CREDENTIALS.unpack(about[0][2][: CREDENTIALS.size])[
+                0
+            ]  # the kernel says so, as we count processes
         *lines, self.rest[connection] = (self.rest[connection] + data).split(b"\n")
         self.said[number] += len(data)
-        if self.said[number] > TOO_MUCH or len(self.run.events[number]) > TOO_MANY or len(self.rest[connection]) > events.LONGEST:
-            self.fault = self.fault or Fault("hang", f"rank {number} makes more calls than a judge can follow", number, self.observer.ranks[number].last,
-                                             expected="the code ends", seen=f"{len(self.run.events[number])} calls")
+        if (
+            self.said[number] > TOO_MUCH
+            or len(self.run.events[number]) > TOO_MANY
+            or len(self.rest[connection]) > events.LONGEST
+        ):
+            self.fault = self.fault or Fault(
+                "hang",
+                f"rank {number} makes more calls than a judge can follow",
+                number,
+                self.observer.ranks[number].last,
+                expected="the code ends",
+                seen=f"{len(self.run.events[number])} calls",
+            )
             return
         for line in lines:
             try:
                 self.take(number, events.read(line, self.world))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                self.fault = self.fault or Fault("crash", f"rank {number} told the judge what makes no sense ({type(error).__name__}: {error})", number,
-                                                 expected="the course's own records", seen=line[:80].decode(errors="replace"))
+                self.fault = self.fault or Fault(
+                    "crash",
+                    f"rank {number} told the judge what makes no sense ({type(error).__name__}: {error})",
+                    number,
+                    expected="the course's own records",
+                    seen=line[:80].decode(errors="replace"),
+                )
 
     def take(self, number: int, event: dict) -> None:
         """What a rank said is so; what follows?"""
@@ -402,7 +495,11 @@ class Session:
     def line_of_check(self, frames: list) -> str:
         """The check's own line that broke on what the student's code had returned; nothing if another's code did."""
         file = Path(getattr(sys.modules.get(self.module), "__file__", None) or "")
-        lines = [line for path, line, _ in frames if file.name.startswith("test_") and Path(path).parts[-2:] == file.parts[-2:]]
+        lines = [
+            line
+            for path, line, _ in frames
+            if file.name.startswith("test_") and Path(path).parts[-2:] == file.parts[-2:]
+        ]
         return textwrap.shorten(linecache.getline(str(file), lines[-1]).strip(), 120, placeholder=" …") if lines else ""
 
     def crash(self, number: int) -> Fault:
@@ -411,15 +508,25 @@ class Session:
         if word.get("e") == "crash":
             frames = [f for f in word["frames"] if f[0] in self.units]
             where = frames[-1] if frames else None
-            text = f"rank {number} stopped with {word['type']}: {word['text'].strip().splitlines()[0] if word['text'].strip() else 'no message'}"
+            text = (
+                f"rank {number} stopped with {word['type']}:"
+                f" {word['text'].strip().splitlines()[0] if word['text'].strip() else 'no message'}"
+            )
             if word["type"] == "NotImplementedError" and word["text"].startswith("TODO "):
                 text = f"a part of {word['text']} is still to be written"
             if where:
                 text += f", at {place(where)}"
             elif line := self.line_of_check(word["frames"]):
                 text += f", where the check says: {line}"
-            return Fault("crash", text, number, where, expected="every rank ends normally", seen=f"{word['type']}: {word['text']}",
-                         callers=frames[-2::-1])
+            return Fault(
+                "crash",
+                text,
+                number,
+                where,
+                expected="every rank ends normally",
+                seen=f"{word['type']}: {word['text']}",
+                callers=frames[-2::-1],
+            )
         where = word.get("where") or self.stack(number) or self.observer.ranks[number].last
         where = where or next((rank.last for rank in self.observer.ranks if rank.last), None)  # where its peers are
         how = self.how_it_ended(number)
@@ -453,15 +560,27 @@ class Session:
             silent = used - self.cpu_at_event[number]
             if silent > SILENT_CPU or used > TOTAL_CPU:
                 where = self.where_now(number)
-                return Fault("hang", f"rank {number} runs without end at {place(where)}: {silent:.1f} s of CPU without "
-                             "a collective, a step or an end", number, where,
-                             expected="the code ends", seen=f"an endless loop at {place(where)}")
+                return Fault(
+                    "hang",
+                    f"rank {number} runs without end at {place(where)}: {silent:.1f} s of CPU without "
+                    "a collective, a step or an end",
+                    number,
+                    where,
+                    expected="the code ends",
+                    seen=f"an endless loop at {place(where)}",
+                )
         living = set(range(self.world)) - set(self.over())
         if living and all(time.monotonic() - self.quiet[n][0] > IDLE for n in living):
             number = min(living, key=lambda n: (self.observer.ranks[n].waiting, n))
             where = self.where_now(number)
-            return Fault("hang", f"rank {number} sleeps at {place(where)} and nothing will wake it", number, where,
-                         expected="the code ends", seen=f"asleep at {place(where)}")
+            return Fault(
+                "hang",
+                f"rank {number} sleeps at {place(where)} and nothing will wake it",
+                number,
+                where,
+                expected="the code ends",
+                seen=f"asleep at {place(where)}",
+            )
         return None
 
     def excess(self) -> Fault | None:
@@ -474,15 +593,34 @@ class Session:
         files = sandbox.sizes(self.engine.sandbox.folder)
         written = sum(files)
         gib = sandbox.GIB
-        for what, seen, most in (("memory", f"{memory / gib:.1f} GiB", memory > sandbox.TOTAL_MEMORY and f"{sandbox.TOTAL_MEMORY // gib} GiB"),
-                                 ("processes", f"{len(processes)}", len(processes) > sandbox.TOTAL_PROCESSES and f"{sandbox.TOTAL_PROCESSES}"),
-                                 ("files", f"{written / gib:.1f} GiB", written > sandbox.TOTAL_WRITTEN and f"{sandbox.TOTAL_WRITTEN // gib} GiB"),
-                                 ("files", f"{len(files)}", len(files) > sandbox.TOTAL_FILES and f"{sandbox.TOTAL_FILES}"),
-                                 ("time", "its end is not in sight", time.monotonic() > self.engine.until and "its share")):
+        for what, seen, most in (
+            (
+                "memory",
+                f"{memory / gib:.1f} GiB",
+                memory > sandbox.TOTAL_MEMORY and f"{sandbox.TOTAL_MEMORY // gib} GiB",
+            ),
+            (
+                "processes",
+                f"{len(processes)}",
+                len(processes) > sandbox.TOTAL_PROCESSES and f"{sandbox.TOTAL_PROCESSES}",
+            ),
+            (
+                "files",
+                f"{written / gib:.1f} GiB",
+                written > sandbox.TOTAL_WRITTEN and f"{sandbox.TOTAL_WRITTEN // gib} GiB",
+            ),
+            ("files", f"{len(files)}", len(files) > sandbox.TOTAL_FILES and f"{sandbox.TOTAL_FILES}"),
+            ("time", "its end is not in sight", time.monotonic() > self.engine.until and "its share"),
+        ):
             if most:
                 self.lost = True
-                return Fault("crash", f"the ranks take more {what} than a submission is given: {seen}, where {most} is allowed", None,
-                             expected=f"at most {most}", seen=seen)
+                return Fault(
+                    "crash",
+                    f"the ranks take more {what} than a submission is given: {seen}, where {most} is allowed",
+                    None,
+                    expected=f"at most {most}",
+                    seen=seen,
+                )
         return None
 
     def stopped(self) -> Fault | None:
@@ -491,8 +629,13 @@ class Session:
             with suppress(psutil.Error):
                 if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
                     self.lost = True
-                    return Fault("crash", "a process was stopped by a signal, and nobody will let it go on", None,
-                                 expected="every rank ends normally", seen="a process that is stopped")
+                    return Fault(
+                        "crash",
+                        "a process was stopped by a signal, and nobody will let it go on",
+                        None,
+                        expected="every rank ends normally",
+                        seen="a process that is stopped",
+                    )
         return None
 
     def where_now(self, number: int) -> Where | None:

@@ -9,9 +9,27 @@ import sys
 
 # Options that take no value.
 ALONE = {
-    "exclusive", "overlap", "label", "l", "unbuffered", "u", "exact", "verbose", "v", "quiet", "Q", "multi-prog", "overcommit", "O",
-    "kill-on-bad-exit", "K", "pty", "envall", "genvall", "line-buffer",
-}  # fmt: skip
+    "exclusive",
+    "overlap",
+    "label",
+    "l",
+    "unbuffered",
+    "u",
+    "exact",
+    "verbose",
+    "v",
+    "quiet",
+    "Q",
+    "multi-prog",
+    "overcommit",
+    "O",
+    "kill-on-bad-exit",
+    "K",
+    "pty",
+    "envall",
+    "genvall",
+    "line-buffer",
+}
 
 
 def parse(args: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -38,8 +56,20 @@ def srun(options: dict[str, str], nodes: int, a_node: int) -> list[tuple[int, di
     nodes = int(options.get("nodes", options.get("N", nodes - first if named else nodes)))
     tasks = int(options.get("ntasks", options.get("n", 0))) or int(options.get("ntasks-per-node", a_node)) * nodes
     a_node = -(-tasks // nodes)
-    return [(first + task // a_node, dict(SLURM_PROCID=task, SLURM_LOCALID=task % a_node, SLURM_NODEID=task // a_node, SLURM_NTASKS=tasks,
-                                  SLURM_STEP_NUM_TASKS=tasks, SLURM_STEP_ID=0)) for task in range(tasks)]  # fmt: skip
+    return [
+        (
+            first + task // a_node,
+            dict(
+                SLURM_PROCID=task,
+                SLURM_LOCALID=task % a_node,
+                SLURM_NODEID=task // a_node,
+                SLURM_NTASKS=tasks,
+                SLURM_STEP_NUM_TASKS=tasks,
+                SLURM_STEP_ID=0,
+            ),
+        )
+        for task in range(tasks)
+    ]
 
 
 def node_number(name: str) -> int:
@@ -50,8 +80,19 @@ def node_number(name: str) -> int:
 def mpiexec(options: dict[str, str], nodes: int, _: int) -> list[tuple[int, dict]]:
     tasks = int(options.get("n", options.get("np", 1)))
     a_node = int(options.get("ppn", options.get("npernode", -(-tasks // nodes))))
-    return [(min(task // a_node, nodes - 1), dict(PMI_RANK=task, PMI_SIZE=tasks, PALS_RANKID=task, PALS_LOCAL_RANKID=task % a_node,
-                                                  PALS_NODEID=task // a_node)) for task in range(tasks)]  # fmt: skip
+    return [
+        (
+            min(task // a_node, nodes - 1),
+            dict(
+                PMI_RANK=task,
+                PMI_SIZE=tasks,
+                PALS_RANKID=task,
+                PALS_LOCAL_RANKID=task % a_node,
+                PALS_NODEID=task // a_node,
+            ),
+        )
+        for task in range(tasks)
+    ]
 
 
 def main(program: str, args: list[str]) -> int:

@@ -169,7 +169,9 @@ def batch_units(stem: str, target: str | Path | None = None) -> list[Unit]:
     for source in sources(stem):
         path, text = folder / "sbatch" / source.name, source.read_text("utf-8")
         if source.suffix in BATCH and regions.titles(text) and path.is_file():
-            found.append(Unit(f"sbatch/{source.name}", of_likely_size(path.read_text("utf-8", errors="replace"), path), text))
+            found.append(
+                Unit(f"sbatch/{source.name}", of_likely_size(path.read_text("utf-8", errors="replace"), path), text)
+            )
     return found
 
 

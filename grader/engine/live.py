@@ -18,18 +18,29 @@ from grader.engine.screen import console, say
 
 def show(room: grade.Class, news: Iterator[dict], total: int) -> None:
     """Follow the news of a class to its end: a table on a terminal, else a line for each submission."""
-    progress = Progress(TextColumn("submissions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
+    progress = Progress(
+        TextColumn("submissions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    )
     bar = progress.add_task("submissions", total=total)
     at: dict[str, dict] = {}  # student -> lesson, right so far, since when
 
     def table() -> Group:
         rows = Table("student", "lesson", "right", "since", box=None)
         for student, now in at.items():
-            rows.add_row(escape(shown(student)), now["lesson"], f"{now['right']}/{now['asked']}", f"{time.monotonic() - now['since']:.0f} s")
+            rows.add_row(
+                escape(shown(student)),
+                now["lesson"],
+                f"{now['right']}/{now['asked']}",
+                f"{time.monotonic() - now['since']:.0f} s",
+            )
         return Group(rows, progress)
 
     terminal = sys.stdout.isatty()
-    with Live(table(), console=console, refresh_per_second=4, transient=True, get_renderable=table) if terminal else nullcontext():
+    with (
+        Live(table(), console=console, refresh_per_second=4, transient=True, get_renderable=table)
+        if terminal
+        else nullcontext()
+    ):
         for item in news:
             now = at.setdefault(item["student"], {"lesson": "", "right": 0, "asked": 0, "since": time.monotonic()})
             if item.get("over"):
@@ -59,4 +70,3 @@ def line(record: dict) -> str:
     if record["flags"]:
         said += f"[yellow], for a person to look at: {escape(record['flags'][0]['reason'])}[/]"
     return said
-

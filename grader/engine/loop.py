@@ -30,8 +30,23 @@ from grader.engine.progress import Entry, Progress, lesson_map
 from grader.engine.screen import console, say, say_verdict
 
 # File systems on which the kernel does not hear of every change: on a network, or in another system.
-WITHOUT_EVENTS = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "9p", "drvfs", "virtiofs", "afs", "ceph", "panfs",
-                  "pvfs", "wekafs", "fuse")  # fmt: skip
+WITHOUT_EVENTS = (
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "cifs",
+    "smb",
+    "9p",
+    "drvfs",
+    "virtiofs",
+    "afs",
+    "ceph",
+    "panfs",
+    "pvfs",
+    "wekafs",
+    "fuse",
+)
 KEYS = "[dim]h hint · n next lesson · l list · r check again · q quit[/]"
 
 
@@ -63,7 +78,9 @@ def remember(verdicts: list[Verdict]) -> None:
     progress = Progress()
     progress.write({(v.lesson, v.todo): v.status for v in verdicts})
     known = progress.read()
-    with_hint = [(v.lesson, v.todo) for v in verdicts if v.status == "fail" and v.cause != "not_attempted"]  # the first one comes with the failure
+    with_hint = [
+        (v.lesson, v.todo) for v in verdicts if v.status == "fail" and v.cause != "not_attempted"
+    ]  # the first one comes with the failure
     progress.write({todo: 1 for todo in with_hint if not known[todo].hints})
 
 
@@ -154,8 +171,12 @@ class Watch:
         self.clear()
         bar = Table.grid(padding=(0, 1))
         passed = sum(v.passed for v in verdicts)
-        bar.add_row(self.lesson, ProgressBar(len(verdicts), passed, width=40), f"{passed} of {len(verdicts)}",
-                    f"[dim]{time.perf_counter() - since:.2f} s[/]")
+        bar.add_row(
+            self.lesson,
+            ProgressBar(len(verdicts), passed, width=40),
+            f"{passed} of {len(verdicts)}",
+            f"[dim]{time.perf_counter() - since:.2f} s[/]",
+        )
         console.print(bar)
         if not open_ones:
             say(f"[green]All of {self.lesson} is right.[/] " + after(self.lesson))
@@ -184,8 +205,17 @@ class Watch:
             return any(Path(path).name == own.name for own in own_files(self.lesson))
 
         # A save is one or several changes within some milliseconds; `step` is how long to wait for more.
-        for _ in watchfiles.watch(*folders, watch_filter=ours, step=20, debounce=200, stop_event=self.ended, recursive=False,
-                                  force_polling=must_poll(folders[0]), poll_delay_ms=100, raise_interrupt=False):
+        for _ in watchfiles.watch(
+            *folders,
+            watch_filter=ours,
+            step=20,
+            debounce=200,
+            stop_event=self.ended,
+            recursive=False,
+            force_polling=must_poll(folders[0]),
+            poll_delay_ms=100,
+            raise_interrupt=False,
+        ):
             self.events.put("saved")
 
 

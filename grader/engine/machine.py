@@ -23,15 +23,21 @@ def found() -> dict[str, str]:
         devices = f"none, {os.cpu_count()} CPU cores" + (
             " (there is a GPU driver, but this torch does not use it)" if shutil.which("nvidia-smi") else ""
         )
-    schedulers = [f"{name} ({command})" for command, name in (("sbatch", "Slurm"), ("qsub", "PBS")) if shutil.which(command)]
+    schedulers = [
+        f"{name} ({command})" for command, name in (("sbatch", "Slurm"), ("qsub", "PBS")) if shutil.which(command)
+    ]
     return {
         "Python": f"{platform.python_version()}, {sys.executable}",
         "torch": torch.__version__,
         "GPUs": devices,
         "backend": "nccl" if gpus else "gloo",
-        "data": "wikitext-2, in the cache" if wikitext2_is_cached() else "builtin; wikitext-2 needs a network: ./workbook data",
+        "data": (
+            "wikitext-2, in the cache"
+            if wikitext2_is_cached()
+            else "builtin; wikitext-2 needs a network: ./workbook data"
+        ),
         "scheduler": ", ".join(schedulers) or "none: everything runs right here",
-    }  # fmt: skip
+    }
 
 
 def launch_command(script: Path, nproc: int, args: list[str]) -> list[str]:

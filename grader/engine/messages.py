@@ -1,9 +1,11 @@
-"""What messages the ranks sent one another, in which rounds, and whether they get through whatever is buffered; and their collectives.
+"""What messages the ranks sent one another, in which rounds, and whether they get through whatever is buffered; and
+their collectives.
 
-Pure logic over the events of a run that has ended. Where small messages are stored on the way, as MPI does, ranks that all
-send before they receive come through, by luck; gloo of torch 2.13 stores none, so there they are stuck at any size. What a
-verdict says must not depend on it. So the run is rehearsed: each rank's events once more, where a send is over when its
-receive has begun, and not before. If that gets stuck, it is the deadlock that it would be without buffers.
+Pure logic over the events of a run that has ended. Where small messages are stored on the way, as MPI does, ranks
+that all send before they receive come through, by luck; gloo of torch 2.13 stores none, so there they are stuck at
+any size. What a verdict says must not depend on it. So the run is rehearsed: each rank's events once more, where a
+send is over when its receive has begun, and not before. If that gets stuck, it is the deadlock that it would be
+without buffers.
 """
 
 from collections import Counter, deque
@@ -41,12 +43,16 @@ class Collective(NamedTuple):
     @property
     def sent(self) -> float:
         """Bytes that the rank sends if it is done by rings; of a broadcast or anything else, the whole tensor."""
-        rings = {"all_gather": self.world, "reduce_scatter": self.world, "all_reduce": 2.0, "all_to_all": 1.0}.get(self.op)
+        rings = {"all_gather": self.world, "reduce_scatter": self.world, "all_reduce": 2.0, "all_to_all": 1.0}.get(
+            self.op
+        )
         return self.bytes if rings is None else rings * (self.world - 1) / self.world * self.bytes
 
 
 def collectives(events: Sequence[list[dict]]) -> list[Collective]:
-    """The collectives in these events, rank by rank. Those that move nothing, as a rank's with itself alone, are left out."""
+    """The collectives in these events, rank by rank. Those that move nothing, as a rank's with itself alone, are left
+    out.
+    """
     found = []
     for number, mine in enumerate(events):
         over = {event["work"]: event["t"] for event in mine if event["e"] in ("done", "future") and "work" in event}
@@ -54,7 +60,18 @@ def collectives(events: Sequence[list[dict]]) -> list[Collective]:
         for event in mine:
             if event["e"] == "op" and "id" not in event and event["bytes"] and len(event["group"]) > 1:
                 work = event.get("work")
-                found.append(Collective(number, event["op"], len(event["group"]), event["bytes"], event["t"], over.get(work), work in written, event["where"]))
+                found.append(
+                    Collective(
+                        number,
+                        event["op"],
+                        len(event["group"]),
+                        event["bytes"],
+                        event["t"],
+                        over.get(work),
+                        work in written,
+                        event["where"],
+                    )
+                )
     return found
 
 
@@ -98,7 +115,9 @@ def rehearse(events: Sequence[list[dict]]) -> tuple[list[Message], Fault | None]
         for source, op in enumerate(going):
             if op:
                 target = op.event["peer"]
-                received = observer.pairs[op.event["name"], source, target, op.event["tag"]]["recv"][op.index].event["id"]
+                received = observer.pairs[op.event["name"], source, target, op.event["tag"]]["recv"][op.index].event[
+                    "id"
+                ]
                 over |= {(source, op.event["id"]), (target, received)}
                 to_send[source].remove(op)
                 arrived = ends[target].get(received, op.event)["t"]
@@ -112,7 +131,15 @@ def with_source(event: dict, ends: dict[int, dict]) -> dict:
     return event
 
 
-SENT = {"send", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "reduce_scatter"}  # whose bytes must go to another rank
+SENT = {
+    "send",
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "gather",
+    "reduce_scatter",
+}  # whose bytes must go to another rank
 
 
 def least_bytes(events: Sequence[list[dict]]) -> int:
@@ -122,7 +149,9 @@ def least_bytes(events: Sequence[list[dict]]) -> int:
         met: Counter[str] = Counter()
         for event in mine:
             if event["e"] == "op" and event["op"] in SENT and len(event["group"]) > 1:
-                who = number if event["op"] == "send" else None  # a message is its sender's alone, a collective everybody's
+                who = (
+                    number if event["op"] == "send" else None
+                )  # a message is its sender's alone, a collective everybody's
                 met[event["name"], who] += 1
                 call = event["name"], who, met[event["name"], who]
                 calls[call] = max(calls.get(call, 0), event["bytes"])
@@ -144,14 +173,26 @@ class Loose(NamedTuple):
 
 def left_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
     """Messages that nobody waited for."""
-    return [loose for number, mine in enumerate(events) for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "done" and "of" in e}, False)]
+    return [
+        loose
+        for number, mine in enumerate(events)
+        for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "done" and "of" in e}, False)
+    ]
 
 
 def written_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
     """Messages whose tensor was written to before they were over."""
-    return [loose for number, mine in enumerate(events) for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "changed" and "of" in e}, True)]
+    return [
+        loose
+        for number, mine in enumerate(events)
+        for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "changed" and "of" in e}, True)
+    ]
 
 
 def _calls(number: int, events: list[dict], chosen: set[int], among: bool) -> list[Loose]:
     """The messages of one rank that are `among` the chosen, or are not."""
-    return [Loose(number, event["op"], event["peer"], event["where"]) for event in events if "id" in event and (event["id"] in chosen) == among]
+    return [
+        Loose(number, event["op"], event["peer"], event["where"])
+        for event in events
+        if "id" in event and (event["id"] in chosen) == among
+    ]

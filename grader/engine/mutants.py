@@ -47,7 +47,9 @@ class Answer:
     def text(self, source: str) -> str:
         own = regions.solutions(source, self.todo)
         given = self.body if isinstance(self.body, list) else [self.body] + [None] * (len(own) - 1)
-        bodies = [right if body is None else textwrap.dedent(body).strip("\n") for body, right in zip(given, own, strict=True)]
+        bodies = [
+            right if body is None else textwrap.dedent(body).strip("\n") for body, right in zip(given, own, strict=True)
+        ]
         for old, new in [self.swap] if self.swap and isinstance(self.swap[0], str) else self.swap:
             if sum(body.count(old) for body in bodies) != 1:
                 raise ValueError(f"“{self.name}” swaps what is not in TODO {self.todo} once: {old!r}")
@@ -91,25 +93,53 @@ def trials(engine: Engine, lesson: str, only: Collection[int] = ()) -> Iterator[
         if numbers[k] not in chosen:
             continue
         judge, started = judge_of(engine, lesson, solved(lesson, numbers[:k])), time.perf_counter()
-        seen = [judge.verdict(number) for number in numbers[max(k - 1, 0) : k + 1]]  # those before were right with less done
+        seen = [
+            judge.verdict(number) for number in numbers[max(k - 1, 0) : k + 1]
+        ]  # those before were right with less done
         right = all(v.passed for v in seen[:-1]) and seen[-1].cause == "not_attempted"
-        yield Trial(lesson, "first solved", numbers[k], f"TODOs before {numbers[k]}", right, first_failure(seen), time.perf_counter() - started)
+        yield Trial(
+            lesson,
+            "first solved",
+            numbers[k],
+            f"TODOs before {numbers[k]}",
+            right,
+            first_failure(seen),
+            time.perf_counter() - started,
+        )
     for number in filter(chosen.__contains__, numbers):
         judge, started = judge_of(engine, lesson, solved(lesson, set(numbers) - {number})), time.perf_counter()
         seen = list(judge.verdicts())
         failed = [v.todo for v in seen if v.status == "fail"]
         right = failed == [number] and judge.verdict(number).cause == "not_attempted"
-        yield Trial(lesson, "all but one", number, f"all but TODO {number}", right, first_failure(seen), time.perf_counter() - started)
+        yield Trial(
+            lesson,
+            "all but one",
+            number,
+            f"all but TODO {number}",
+            right,
+            first_failure(seen),
+            time.perf_counter() - started,
+        )
     answers = importlib.import_module(f"grader.mutants.{lesson}")
     for answer in (answer for answer in answers.WRONG if answer.todo in chosen):
         judge, started = judge_of(engine, lesson, answer.texts(lesson)), time.perf_counter()
         own = judge.verdict(answer.todo)  # and what it needs: without that it would be skipped
         right = own.status == "fail" and own.cause != "not_attempted" and answer.says in own.message
-        yield Trial(lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), time.perf_counter() - started)
+        yield Trial(
+            lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), time.perf_counter() - started
+        )
     for answer in (answer for answer in answers.RIGHT if answer.todo in chosen):
         judge, started = judge_of(engine, lesson, answer.texts(lesson)), time.perf_counter()
         seen = [judge.verdict(number) for number in sorted(dependents(lesson, answer.todo))]
-        yield Trial(lesson, "right", answer.todo, answer.name, all(v.passed for v in seen), first_failure(seen), time.perf_counter() - started)
+        yield Trial(
+            lesson,
+            "right",
+            answer.todo,
+            answer.name,
+            all(v.passed for v in seen),
+            first_failure(seen),
+            time.perf_counter() - started,
+        )
 
 
 def dependents(lesson: str, todo: int) -> set[int]:
@@ -137,9 +167,13 @@ def first_failure(seen: list[Verdict]) -> str:
 
 
 def run(chosen: dict[str, list[int]]) -> int:
-    """Try the answers to these TODOs of each lesson, or to all where there are none; print a table, totals last. 0 if the judge was right about all of them."""
+    """Try the answers to these TODOs of each lesson, or to all where there are none; print a table, totals last. 0 if
+    the judge was right about all of them.
+    """
     console = Console(width=None if sys.stdout.isatty() else 180)
-    table = Table("lesson", "kind", "TODO", "answer", "verdict", "s", "", title="The grader, graded", title_justify="left")
+    table = Table(
+        "lesson", "kind", "TODO", "answer", "verdict", "s", "", title="The grader, graded", title_justify="left"
+    )
     found: list[Trial] = []
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Engine() as engine, Progress(*columns, console=console, transient=True) as progress:
@@ -154,15 +188,23 @@ def run(chosen: dict[str, list[int]]) -> int:
                 found.append(trial)
                 progress.advance(task)
                 good = "[green]✓" if trial.right else "[red]✗ judged wrongly"
-                table.add_row(trial.lesson, trial.kind, str(trial.todo), escape(trial.name),
-                              escape(trial.seen if len(trial.seen) < 110 or not trial.right else trial.seen[:107] + "…"),
-                              f"{trial.seconds:.1f}", good)
+                table.add_row(
+                    trial.lesson,
+                    trial.kind,
+                    str(trial.todo),
+                    escape(trial.name),
+                    escape(trial.seen if len(trial.seen) < 110 or not trial.right else trial.seen[:107] + "…"),
+                    f"{trial.seconds:.1f}",
+                    good,
+                )
     console.print(table)
 
     def count(kind: str) -> str:
         mine = [t for t in found if t.kind == kind]
         return f"{sum(t.right for t in mine)}/{len(mine)}"
 
-    console.print(f"{count('wrong')} wrong answers killed by the named TODO, {count('right')} other right answers accepted, "
-                  f"{count('first solved')} half-done and {count('all but one')} all-but-one files judged rightly")
+    console.print(
+        f"{count('wrong')} wrong answers killed by the named TODO, {count('right')} other right answers accepted, "
+        f"{count('first solved')} half-done and {count('all but one')} all-but-one files judged rightly"
+    )
     return 0 if all(t.right for t in found) else 1

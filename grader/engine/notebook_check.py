@@ -35,7 +35,10 @@ class RanksRun(NamedTuple):
     collectives: list[Collective]  # rank by rank
 
     def __repr__(self) -> str:
-        return f"{len(self.results)} ranks, {len(self.messages)} messages of {sum(m.bytes for m in self.messages)} bytes in all"
+        return (
+            f"{len(self.results)} ranks, {len(self.messages)} messages of {sum(m.bytes for m in self.messages)} bytes"
+            " in all"
+        )
 
 
 def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[str, float]]) -> RanksRun:
@@ -48,9 +51,16 @@ def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[st
     try:
         units = lessons.units(lesson, folder_of(lesson), as_run(cells))
     except (FileNotFoundError, ValueError) as error:
-        raise RanksStopped(f"the notebook can not be read: {error}. `./workbook reset {lesson}` brings it back") from None
-    run = engine.run(units, module="grader.engine.rank", world=len(inputs), function="grader.engine.rank:own_function",
-                     inputs={"name": function, "timed": timed, "inputs": [evidence.encoded(value) for value in inputs]})
+        raise RanksStopped(
+            f"the notebook can not be read: {error}. `./workbook reset {lesson}` brings it back"
+        ) from None
+    run = engine.run(
+        units,
+        module="grader.engine.rank",
+        world=len(inputs),
+        function="grader.engine.rank:own_function",
+        inputs={"name": function, "timed": timed, "inputs": [evidence.encoded(value) for value in inputs]},
+    )
     for number, text in enumerate(run.stdout):
         for line in text.partition(OWN)[2].splitlines():
             print(f"rank {number}: {line}")
@@ -59,7 +69,10 @@ def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[st
     events = cases(run.events)[0]
     messages, deadlock = rehearse(events)
     if deadlock:
-        print(f"{function} came through by luck, because its messages were stored on the way. Where they are not: {deadlock.message}")
+        print(
+            f"{function} came through by luck, because its messages were stored on the way. Where they are not:"
+            f" {deadlock.message}"
+        )
     return RanksRun(run.evidence, messages, collectives(events))
 
 

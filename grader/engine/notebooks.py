@@ -36,8 +36,7 @@ class ClearRegions(NbGraderPreprocessor):
         found = bool(regions.parse(cell.source, f"cell {cell_index + 1}"))
         if found != is_solution(cell):
             raise regions.SourceError(
-                f"cell {cell_index + 1}: a cell with a TODO region must be marked "
-                '"solution": true, and no other may be'
+                f'cell {cell_index + 1}: a cell with a TODO region must be marked "solution": true, and no other may be'
             )
         if found:
             cell.source = regions.compose(cell.source)

@@ -7,13 +7,12 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
 
     {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
      "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
-    {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for this collective
-    {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) that was not over was written to
-    {"e": "future", "work": 3}       the future of a collective was taken: where it is waited for is not seen
-    {"e": "mark"}                    a check begins its next case
-    {"e": "joins", "rank": 1}        it asks to be this rank of the process group
-    {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
-    {"e": "crash", …} {"e": "exit", …} {"e": "end"}
+    {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for
+    this collective {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) that was
+    not over was written to {"e": "future", "work": 3}       the future of a collective was taken: where it is
+    waited for is not seen {"e": "mark"}                    a check begins its next case {"e": "joins", "rank": 1}
+    it asks to be this rank of the process group {"e": "forward"} {"e": "step"}   signs of life: the model ran, the
+    optimizer stepped {"e": "crash", …} {"e": "exit", …} {"e": "end"}
 
 A message (send, recv) has a number of its own on its rank, "id", and a collective has one, "work". All events have the
 time "t", in seconds.
@@ -44,22 +43,39 @@ leave: Callable[[int], None] = os._exit  # the real one: `watch` replaces it for
 # Which argument's shape every rank of a group must agree on. The others
 # (all-to-all, barrier) may differ, or have none.
 AGREED = {
-    "allreduce_": "tensors", "broadcast_": "tensors", "reduce_": "tensors",
-    "allgather_": "input_tensors", "_allgather_base_": "input_tensor",
-    "gather_": "input_tensors", "scatter_": "output_tensors",
-    "reduce_scatter_": "output_tensors", "_reduce_scatter_base_": "output_tensor",
-    "allgather_into_tensor_coalesced_": "inputs", "reduce_scatter_tensor_coalesced_": "inputs",
-    "allreduce_coalesced_": "tensors", "allgather_coalesced_": "input_list",
+    "allreduce_": "tensors",
+    "broadcast_": "tensors",
+    "reduce_": "tensors",
+    "allgather_": "input_tensors",
+    "_allgather_base_": "input_tensor",
+    "gather_": "input_tensors",
+    "scatter_": "output_tensors",
+    "reduce_scatter_": "output_tensors",
+    "_reduce_scatter_base_": "output_tensor",
+    "allgather_into_tensor_coalesced_": "inputs",
+    "reduce_scatter_tensor_coalesced_": "inputs",
+    "allreduce_coalesced_": "tensors",
+    "allgather_coalesced_": "input_list",
 }
 SPOKEN = {  # the dispatcher's name -> the name the student typed
-    "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce",
-    "broadcast_": "broadcast", "reduce_": "reduce", "gather_": "gather", "scatter_": "scatter",
-    "allgather_": "all_gather", "_allgather_base_": "all_gather", "allgather_coalesced_": "all_gather",
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather",
+    "allgather_coalesced_": "all_gather",
     "allgather_into_tensor_coalesced_": "all_gather",
-    "reduce_scatter_": "reduce_scatter", "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter",
     "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "alltoall_": "all_to_all", "alltoall_base_": "all_to_all",
-    "recv_": "recv", "recv_any_source_": "recv", "monitored_barrier_": "barrier",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "recv_": "recv",
+    "recv_any_source_": "recv",
+    "monitored_barrier_": "barrier",
 }
 
 
@@ -121,7 +137,11 @@ class Judge:
         event["t"] = time.monotonic()  # one clock for all processes of a machine
         with self.lock:
             self.unsaid.append(event)
-            if not self.patient or event["e"] not in ("op", "wait", "done") or event["t"] - self.unsaid[0]["t"] > PATIENT:
+            if (
+                not self.patient
+                or event["e"] not in ("op", "wait", "done")
+                or event["t"] - self.unsaid[0]["t"] > PATIENT
+            ):
                 self.socket.sendall(b"".join(json.dumps(event).encode() + b"\n" for event in self.unsaid))
                 self.unsaid = []
 
@@ -284,8 +304,17 @@ def watch_rendezvous(judge: Judge, run: Path, job: dict) -> None:
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         where = judge.where()
         judge.lives += 1
-        judge.say(e="op", op="init_process_group", group=list(range(judge.world)), name=f"world {judge.lives}", shape=None, dtype=None,
-                  bytes=0, detail=str(backend), where=where)
+        judge.say(
+            e="op",
+            op="init_process_group",
+            group=list(range(judge.world)),
+            name=f"world {judge.lives}",
+            shape=None,
+            dtype=None,
+            bytes=0,
+            detail=str(backend),
+            where=where,
+        )
         if job["gpus"]:  # no GPU is there: gloo stands in for nccl, and the judge knows what was asked
             backend = "gloo" if backend is None or "nccl" in backend else backend
             kwargs.pop("device_id", None)
@@ -295,8 +324,17 @@ def watch_rendezvous(judge: Judge, run: Path, job: dict) -> None:
         judge.say(e="joined", rank=dist.get_rank(), world=dist.get_world_size(), where=where)
 
     def watched_new_group(*args: Any, **kwargs: Any) -> Any:
-        judge.say(e="op", op="new_group", group=list(range(judge.world)), name=f"world {judge.lives}", shape=None, dtype=None,
-                  bytes=0, detail=None, where=judge.where())
+        judge.say(
+            e="op",
+            op="new_group",
+            group=list(range(judge.world)),
+            name=f"world {judge.lives}",
+            shape=None,
+            dtype=None,
+            bytes=0,
+            detail=None,
+            where=judge.where(),
+        )
         judge.say(e="wait")
         group = new_group(*args, **kwargs)
         judge.say(e="done")
@@ -371,11 +409,26 @@ def report(judge: Judge, name: str, given: dict) -> dict:
     """Tell of a collective or message that is about to begin; returns the event."""
     group = dist.ProcessGroup.unbox(given["process_group"])
     kept.add(group)
-    members = next((ranks for g, ranks in c10d._world.pg_group_ranks.items()  # a group that this rank is not in is a number there
-                    if getattr(g, "group_name", None) == group.group_name), {})
+    members = next(
+        (
+            ranks
+            for g, ranks in c10d._world.pg_group_ranks.items()  # a group that this rank is not in is a number there
+            if getattr(g, "group_name", None) == group.group_name
+        ),
+        {},
+    )
     where, *callers = judge.lines() or [None]
-    event = dict(op=SPOKEN.get(name, name.rstrip("_")), name=f"{judge.lives}/{group.group_name}", group=sorted(members),
-                 shape=None, dtype=None, bytes=0, detail=None, where=where, callers=callers)
+    event = dict(
+        op=SPOKEN.get(name, name.rstrip("_")),
+        name=f"{judge.lives}/{group.group_name}",
+        group=sorted(members),
+        shape=None,
+        dtype=None,
+        bytes=0,
+        detail=None,
+        where=where,
+        callers=callers,
+    )
     tensors = given.get(AGREED.get(name, ""))
     sent = tensors if tensors is not None else given.get("tensors", given.get("input"))
     sent = [t for t in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(t, torch.Tensor)]
@@ -439,9 +492,12 @@ def pretend_gpus(a_node: int) -> None:
         chosen["index"] = 0 if index is None else index
 
     for owner, name, stand_in in (
-        (torch.cuda, "is_available", lambda: True), (torch.cuda, "device_count", lambda: a_node),
-        (torch.cuda, "set_device", choose), (torch.cuda, "current_device", lambda: chosen["index"]),
-        (torch.accelerator, "is_available", lambda: True), (torch.accelerator, "device_count", lambda: a_node),
+        (torch.cuda, "is_available", lambda: True),
+        (torch.cuda, "device_count", lambda: a_node),
+        (torch.cuda, "set_device", choose),
+        (torch.cuda, "current_device", lambda: chosen["index"]),
+        (torch.accelerator, "is_available", lambda: True),
+        (torch.accelerator, "device_count", lambda: a_node),
         (torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda")),
         (torch.accelerator, "set_device_index", choose),
         (torch.accelerator, "current_device_index", lambda: chosen["index"]),
@@ -504,10 +560,15 @@ class record_training:
         y = args[1] if len(args) > 1 else kwargs.get("y")
         if y is None:
             return
-        self.forwards.append({
-            "training": module.training, "step": self.steps, "x": x.detach().clone(),
-            "targets": int((y != -100).sum()), "loss": float(output.detach().double()),
-        })
+        self.forwards.append(
+            {
+                "training": module.training,
+                "step": self.steps,
+                "x": x.detach().clone(),
+                "targets": int((y != -100).sum()),
+                "loss": float(output.detach().double()),
+            }
+        )
         self.judge.say(e="forward")
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -520,7 +581,10 @@ class record_training:
             if hasattr(module, "reshard"):  # FSDP's: drops what the last forward pass has gathered
                 module.reshard()
         return {
-            "forwards": self.forwards, "steps": self.steps, "files": sorted(set(self.files)), "held": self.held,
+            "forwards": self.forwards,
+            "steps": self.steps,
+            "files": sorted(set(self.files)),
+            "held": self.held,
             "weights": dict(self.model.named_parameters()) if self.model is not None else {},
             "still_in_a_group": dist.is_initialized(),
         }

@@ -1,4 +1,6 @@
-"""What is made from the records of a class: marks as CSV and for Gradescope, a page for each student, one for the instructor."""
+"""What is made from the records of a class: marks as CSV and for Gradescope, a page for each student, one for the
+instructor.
+"""
 
 import csv
 import io
@@ -25,10 +27,13 @@ STYLE = """
   .bar { background: #eaeef2; height: .7rem; width: 12rem; display: inline-block; } .bar span { background: #2da44e; height: 100%; display: block; }
 """
 
-STUDENT = """<!doctype html>
+STUDENT = (
+    """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{{ record.student }}</title><style>""" + STYLE + """</style>
+<title>{{ record.student }}</title><style>"""
+    + STYLE
+    + """</style>
 <h1>{{ record.student }}: {{ "%g" | format(points) }} of {{ "%g" | format(most) }}</h1>
 <p class="note">{{ record.submission }}, graded {{ record.graded }}</p>
 {% if record.refused %}<p>Not taken from what you handed in:</p><ul>{% for line in record.refused[:20] %}<li>{{ line }}</li>{% endfor %}</ul>{% endif %}
@@ -45,11 +50,15 @@ STUDENT = """<!doctype html>
 {% endfor %}{% endif %}{% endfor %}
 </html>
 """
+)
 
-CLASS = """<!doctype html>
+CLASS = (
+    """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>The class</title><style>""" + STYLE + """</style>
+<title>The class</title><style>"""
+    + STYLE
+    + """</style>
 <h1>{{ records | length }} submissions</h1>
 <p class="note">Walls: {% for name, value in guards.items() %}{{ name }}: {{ value }}. {% endfor %}</p>
 {% if failed %}<h2>Could not be graded</h2><ul>{% for r in failed %}<li>{{ plain(r.student, 200) }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
@@ -68,6 +77,7 @@ CLASS = """<!doctype html>
 </table>
 </html>
 """
+)
 
 page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string
 
@@ -93,9 +103,17 @@ def student_page(record: dict) -> str:
         by.setdefault(verdict["lesson"], []).append(Verdict(**verdict))
     own = grade.marks(record)
     record = record | {name: plain_text(record[name], 200) for name in ("student", "submission")}
-    return page(STUDENT).render(record=record, lessons=by, details=details, heading=heading, absent=grade.NOT_HANDED_IN, points=grade.points(record), most=most(record),
-                                by_lesson={lesson: sum(own[f"{lesson}/{v.todo}"] for v in verdicts) for lesson, verdicts in by.items()},
-                                changes={change["todo"]: change for change in record["overrides"]})
+    return page(STUDENT).render(
+        record=record,
+        lessons=by,
+        details=details,
+        heading=heading,
+        absent=grade.NOT_HANDED_IN,
+        points=grade.points(record),
+        most=most(record),
+        by_lesson={lesson: sum(own[f"{lesson}/{v.todo}"] for v in verdicts) for lesson, verdicts in by.items()},
+        changes={change["todo"]: change for change in record["overrides"]},
+    )
 
 
 def class_page(records: list[dict], room: grade.Class) -> str:
@@ -107,11 +125,34 @@ def class_page(records: list[dict], room: grade.Class) -> str:
             for text in [cause(v) for v in mine if v["status"] != "pass"]:
                 alike.setdefault(re.sub(r"[\d.e+-]*\d", "0", text), []).append(text)
             causes = sorted(((texts[0], len(texts)) for texts in alike.values()), key=lambda both: -both[1])
-            todos.append({"id": f"{stem}/{number}", "title": title, "asked": len(mine), "right": sum(v["status"] == "pass" for v in mine),
-                          "causes": causes[:3]})
-    rows = [{"student": r["student"], "file": grade.file_name(r["student"]), "points": grade.points(r), "most": most(r), "stuck": stuck(r)} for r in records]
-    return page(CLASS).render(plain=plain_text, records=records, guards=vars(room.guards), todos=todos, rows=rows,
-                              failed=[r for r in records if r["state"] == grade.FAILED], flagged=[r for r in records if r["flags"] or r["refused"]])
+            todos.append(
+                {
+                    "id": f"{stem}/{number}",
+                    "title": title,
+                    "asked": len(mine),
+                    "right": sum(v["status"] == "pass" for v in mine),
+                    "causes": causes[:3],
+                }
+            )
+    rows = [
+        {
+            "student": r["student"],
+            "file": grade.file_name(r["student"]),
+            "points": grade.points(r),
+            "most": most(r),
+            "stuck": stuck(r),
+        }
+        for r in records
+    ]
+    return page(CLASS).render(
+        plain=plain_text,
+        records=records,
+        guards=vars(room.guards),
+        todos=todos,
+        rows=rows,
+        failed=[r for r in records if r["state"] == grade.FAILED],
+        flagged=[r for r in records if r["flags"] or r["refused"]],
+    )
 
 
 def cause(verdict: dict) -> str:
@@ -123,7 +164,14 @@ def cause(verdict: dict) -> str:
 
 def stuck(record: dict) -> str:
     """The first TODO that was tried and is not right."""
-    return next((f"{v['lesson']}/{v['todo']}" for v in record["verdicts"] if v["status"] == "fail" and v["cause"] != "not_attempted"), "")
+    return next(
+        (
+            f"{v['lesson']}/{v['todo']}"
+            for v in record["verdicts"]
+            if v["status"] == "fail" and v["cause"] != "not_attempted"
+        ),
+        "",
+    )
 
 
 def most(record: dict) -> float:
@@ -153,6 +201,15 @@ def gradescope(record: dict) -> dict:
     for verdict in record["verdicts"]:
         id = f"{verdict['lesson']}/{verdict['todo']}"
         said = [verdict["message"], *(f"{name}: {value}" for name, value in details(Verdict(**verdict)))]
-        tests.append({"name": f"{id} {verdict['title']}", "number": id, "score": own[id], "max_score": verdict["max_points"],
-                      "status": "passed" if verdict["status"] == "pass" else "failed", "output": "\n".join(said).strip(), "output_format": "text"})
+        tests.append(
+            {
+                "name": f"{id} {verdict['title']}",
+                "number": id,
+                "score": own[id],
+                "max_score": verdict["max_points"],
+                "status": "passed" if verdict["status"] == "pass" else "failed",
+                "output": "\n".join(said).strip(),
+                "output_format": "text",
+            }
+        )
     return {"output": "\n".join(record["refused"]), "output_format": "text", "visibility": "visible", "tests": tests}

@@ -45,8 +45,10 @@ class Progress:
                 entry.state = value
             else:
                 entry.hints = value
-        lines = [f"{lesson}/{number} {e.state}" + (f" hints={e.hints}" if e.hints else "")
-                 for (lesson, number), e in entries.items()]  # fmt: skip
+        lines = [
+            f"{lesson}/{number} {e.state}" + (f" hints={e.hints}" if e.hints else "")
+            for (lesson, number), e in entries.items()
+        ]
         self.path.parent.mkdir(exist_ok=True)
         part = self.path.with_suffix(f".{os.getpid()}")
         part.write_text("\n".join([*lines, *foreign]) + "\n", "utf-8")
@@ -95,5 +97,8 @@ def lesson_map() -> list[str]:
         else:
             mark = "[green]✓[/]" if done == len(todos) else "[yellow]▸[/]" if done else "·"
             lacking = lessons.lacking(lesson)
-            lines.append(f"  {mark} {lesson:22} [dim]{kind:9}[/] {done} of {len(todos)} TODOs" + (f"; {escape(lacking)}" if lacking else ""))
+            lines.append(
+                f"  {mark} {lesson:22} [dim]{kind:9}[/] {done} of {len(todos)} TODOs"
+                + (f"; {escape(lacking)}" if lacking else "")
+            )
     return lines

@@ -81,10 +81,16 @@ def settle(job: dict, run: Path, number: int) -> None:
     for name in [name for name in os.environ if name.startswith(("SLURM_", "PMI", "PALS_", "OMPI_"))]:
         del os.environ[name]
     os.environ.update(
-        RANK=str(number), WORLD_SIZE=str(job["world"]),
-        LOCAL_RANK=str(number % a_node), LOCAL_WORLD_SIZE=str(a_node),
-        GROUP_RANK=str(number // a_node), GROUP_WORLD_SIZE=str(job["nodes"]), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
-        TORCHELASTIC_RUN_ID="workbook", HF_HUB_OFFLINE="1",
+        RANK=str(number),
+        WORLD_SIZE=str(job["world"]),
+        LOCAL_RANK=str(number % a_node),
+        LOCAL_WORLD_SIZE=str(a_node),
+        GROUP_RANK=str(number // a_node),
+        GROUP_WORLD_SIZE=str(job["nodes"]),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29500",
+        TORCHELASTIC_RUN_ID="workbook",
+        HF_HUB_OFFLINE="1",
     )
 
 
@@ -131,7 +137,9 @@ def load(job: dict, judge: observe.Judge, name: str) -> types.ModuleType:
         lines = unit["text"].splitlines(keepends=True)
         linecache.cache[unit["name"]] = (len(unit["text"]), None, lines, unit["name"])
         try:
-            code = compiled.get((unit["name"], unit["text"])) or compile(unit["text"], unit["name"], "exec", dont_inherit=True)
+            code = compiled.get((unit["name"], unit["text"])) or compile(
+                unit["text"], unit["name"], "exec", dont_inherit=True
+            )
             exec(code, module.__dict__)
         except (Exception, SystemExit) as error:  # a notebook's cell may end by sys.exit
             if job["notebook"]:

@@ -118,11 +118,7 @@ def parse(source: str, name: str = "") -> list[Region]:
     return regions
 
 
-def compose(
-    source: str,
-    solved: Collection[int] = (),
-    bodies: Mapping[int, str | Sequence[str]] | None = None,
-) -> str:
+def compose(source: str, solved: Collection[int] = (), bodies: Mapping[int, str | Sequence[str]] | None = None) -> str:
     """``source`` as a student's file in which the TODOs in ``solved`` are done.
 
     ``bodies`` puts other text (dedented; indented here) into a TODO's regions:
@@ -185,9 +181,7 @@ def locate(source: str, edited: str) -> dict[int, list[range]]:
     old, new = ([line.strip() for line in lines] for lines in (start, edited.split("\n")))
     bodies = {line for span in spans for line in span}
     functions = {
-        text
-        for line, text in enumerate(old)
-        if line not in bodies and text.startswith(("def ", "class ", "@"))
+        text for line, text in enumerate(old) if line not in bodies and text.startswith(("def ", "class ", "@"))
     }
 
     # where the TODO comments lie in the two files, for those that are in both
@@ -252,10 +246,7 @@ def _without_comments(lines: list[str]) -> list[str]:
         # a comment runs to the end of its line, so its length says where the code ends
         return [line.rstrip()[: -comments.get(n, 0) or None] for n, line in enumerate(lines, start=1)]
     except (tokenize.TokenError, SyntaxError):  # not Python, or unfinished Python
-        return [
-            "" if line.strip().startswith("#") and not DIRECTIVE.match(line.strip()) else line
-            for line in lines
-        ]
+        return ["" if line.strip().startswith("#") and not DIRECTIVE.match(line.strip()) else line for line in lines]
 
 
 def _render(

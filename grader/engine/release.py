@@ -18,9 +18,18 @@ GENERATED = ("train", "notebooks", "sbatch", "grader/start")
 LIBRARY = ("utils", "grader/engine")
 # What goes out where git is not there to say.
 WITHOUT_GIT = (
-    "README.md", "requirements.txt", "requirements-lightning.txt", "pyproject.toml", "workbook", "nbgrader_config.py",
-    "LICENSE", ".gitignore", "utils", "grader", "images",
-)  # fmt: skip
+    "README.md",
+    "requirements.txt",
+    "requirements-lightning.txt",
+    "pyproject.toml",
+    "workbook",
+    "nbgrader_config.py",
+    "LICENSE",
+    ".gitignore",
+    "utils",
+    "grader",
+    "images",
+)
 BASELINE = "single_gpu_training"  # complete as given: every lesson refers to it
 
 # Below this many significant characters a body says nothing ("pass", "return x").

@@ -24,7 +24,14 @@ def details(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "why", verdict.why
         command = f"./workbook hint {verdict.lesson}/{verdict.todo}"
         # Who has not tried yet should: the text of the TODO says all that is needed to begin.
-        yield "hint", f"{command} gives one, should you want it" if verdict.cause == "not_attempted" else f"{verdict.hint}  (more: {command})"
+        yield (
+            "hint",
+            (
+                f"{command} gives one, should you want it"
+                if verdict.cause == "not_attempted"
+                else f"{verdict.hint}  (more: {command})"
+            ),
+        )
 
 
 def story(verdict: Verdict) -> str:

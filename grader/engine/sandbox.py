@@ -41,7 +41,8 @@ TOTAL_PROCESSES = 200
 TOTAL_WRITTEN = 1 * GIB
 TOTAL_FILES = 10_000
 IN_MEMORY = GIB // 4  # of /tmp, of /dev/shm, of /dev
-# What the kernel holds them to, where it can: more than the judge does, since it counts threads and what lies in /tmp, too.
+# What the kernel holds them to, where it can: more than the judge does, since it counts threads and what lies in /tmp,
+# too.
 KEPT_MEMORY, KEPT_PROCESSES = TOTAL_MEMORY + 3 * IN_MEMORY, 4 * TOTAL_PROCESSES
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 4, 38, 24  # linux/prctl.h
@@ -66,13 +67,28 @@ class Guards:
         return "; ".join(f"{name}: {value}" for name, value in vars(self).items())
 
 
-LIMITS = (f"{MEMORY // GIB} GiB of addresses, {CPU} s of CPU and files of {WRITTEN >> 20} MiB a process; "
-          f"{TOTAL_MEMORY // GIB} GiB and {TOTAL_PROCESSES} processes in all")
-BUBBLEWRAP = Guards("bubblewrap: the course without solutions, read-only; one folder of its own", "its own namespace, no capability",
-                    "loopback of its own", LIMITS)
-LANDLOCK = Guards("Landlock: reads Python, /usr and the course's library; writes its own folder", "no signal to the outside",
-                  "OPEN: nothing keeps it from the network", LIMITS)
-NONE = Guards("OPEN: all that you may read", "OPEN: it may signal your processes", "OPEN: nothing keeps it from the network", LIMITS)
+LIMITS = (
+    f"{MEMORY // GIB} GiB of addresses, {CPU} s of CPU and files of {WRITTEN >> 20} MiB a process; "
+    f"{TOTAL_MEMORY // GIB} GiB and {TOTAL_PROCESSES} processes in all"
+)
+BUBBLEWRAP = Guards(
+    "bubblewrap: the course without solutions, read-only; one folder of its own",
+    "its own namespace, no capability",
+    "loopback of its own",
+    LIMITS,
+)
+LANDLOCK = Guards(
+    "Landlock: reads Python, /usr and the course's library; writes its own folder",
+    "no signal to the outside",
+    "OPEN: nothing keeps it from the network",
+    LIMITS,
+)
+NONE = Guards(
+    "OPEN: all that you may read",
+    "OPEN: it may signal your processes",
+    "OPEN: nothing keeps it from the network",
+    LIMITS,
+)
 
 
 def available() -> Guards:
@@ -120,15 +136,44 @@ class Sandbox:
             command += ["--size", str(IN_MEMORY), "--tmpfs", place]
         for device in ("null", "zero", "full", "random", "urandom"):
             command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-        for top in ("/bin", "/sbin", "/lib", "/lib64", "/usr", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives",
-                    "/etc/passwd", "/etc/localtime"):
-            command += ["--symlink", os.readlink(top), top] if os.path.islink(top) and top != "/etc/localtime" else ["--ro-bind-try", top, top]
+        for top in (
+            "/bin",
+            "/sbin",
+            "/lib",
+            "/lib64",
+            "/usr",
+            "/etc/ld.so.cache",
+            "/etc/ld.so.conf",
+            "/etc/alternatives",
+            "/etc/passwd",
+            "/etc/localtime",
+        ):
+            command += (
+                ["--symlink", os.readlink(top), top]
+                if os.path.islink(top) and top != "/etc/localtime"
+                else ["--ro-bind-try", top, top]
+            )
         command += ["--ro-bind", str(course), str(lessons.COURSE)]
         for place in python_folders():
             command += ["--ro-bind", os.path.realpath(place), place]
-        command += ["--bind", str(self.folder), str(self.folder), "--remount-ro", "/", "--chdir", "/", "--info-fd", str(told), "sh", "-c", "echo up; cat"]
+        command += [
+            "--bind",
+            str(self.folder),
+            str(self.folder),
+            "--remount-ro",
+            "/",
+            "--chdir",
+            "/",
+            "--info-fd",
+            str(told),
+            "sh",
+            "-c",
+            "echo up; cat",
+        ]
         # cat ends when its input does, that is, with us
-        self.process = subprocess.Popen(command, pass_fds=[told], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            command, pass_fds=[told], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         os.close(told)
         up = self.process.stdout.readline()  # bwrap names its first process long before all walls stand
         with open(heard) as lines:
@@ -138,7 +183,9 @@ class Sandbox:
         self.first = json.loads(said)["child-pid"]
 
     def wire(self) -> int | None:
-        """Bytes that have gone over the sandbox's own network so far: the kernel's count. None without one, or where it has ended."""
+        """Bytes that have gone over the sandbox's own network so far: the kernel's count. None without one, or where
+        it has ended.
+        """
         if self.first is None:
             return None
         try:
@@ -164,7 +211,9 @@ class Sandbox:
 
 
 def below(folder: Path) -> Iterator[os.DirEntry]:
-    """All that lies in a folder, at any depth, as far as paths reach: no link is followed, and not more is counted than is allowed."""
+    """All that lies in a folder, at any depth, as far as paths reach: no link is followed, and not more is counted
+    than is allowed.
+    """
     left, count = [os.fspath(folder)], 0
     while left and count <= TOTAL_FILES:
         try:
@@ -198,17 +247,28 @@ def remove(folder: Path) -> None:
     try:
         shutil.rmtree(folder)
     except (OSError, RecursionError):
-        subprocess.run(["sh", "-c", 'chmod -R u+rwx "$1"; rm -rf "$1"', "sh", str(folder)], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(
+            ["sh", "-c", 'chmod -R u+rwx "$1"; rm -rf "$1"', "sh", str(folder)], stderr=subprocess.DEVNULL, check=False
+        )
 
 
 def python_folders() -> list[str]:
     """Where this Python and its packages lie, /usr and the course's own files aside."""
     own = str(lessons.COURSE)
-    places = {sys.prefix, sys.base_prefix, *(os.path.abspath(path) for path in sys.path if path and os.path.isdir(path))}
+    places = {
+        sys.prefix,
+        sys.base_prefix,
+        *(os.path.abspath(path) for path in sys.path if path and os.path.isdir(path)),
+    }
     places |= {os.path.realpath(sys.prefix), os.path.dirname(os.path.realpath(sys.executable))}
     kept: list[str] = []
     for place in sorted(places):
-        if place == own or place.startswith("/usr/") or place == "/usr" or (place.startswith(f"{own}/") and place != sys.prefix):
+        if (
+            place == own
+            or place.startswith("/usr/")
+            or place == "/usr"
+            or (place.startswith(f"{own}/") and place != sys.prefix)
+        ):
             continue
         if not any(place == other or place.startswith(f"{other}/") for other in kept):
             kept.append(place)
@@ -246,30 +306,64 @@ def enter(first: int | None, doors: list[str]) -> None:
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     forbid_calls(libc)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no rank can look into the server's memory, or another rank's
-    for what, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, WRITTEN), (resource.RLIMIT_CPU, CPU), (resource.RLIMIT_CORE, 0),
-                       (resource.RLIMIT_NOFILE, DESCRIPTORS), (resource.RLIMIT_NPROC, PROCESSES)):
+    for what, most in (
+        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_FSIZE, WRITTEN),
+        (resource.RLIMIT_CPU, CPU),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, DESCRIPTORS),
+        (resource.RLIMIT_NPROC, PROCESSES),
+    ):
         _, hard = resource.getrlimit(what)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (most, most))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # too large a file is an error that can be caught
 
 
-# System calls that no lesson needs and that lead around a wall: namespaces of one's own (with all capabilities in them), memory
-# that is no process's, other processes' memory, the kernel's rarely used corners. seccomp answers them with EPERM.
+# System calls that no lesson needs and that lead around a wall: namespaces of one's own (with all capabilities in
+# them), memory that is no process's, other processes' memory, the kernel's rarely used corners. seccomp answers them
+# with EPERM.
 X86, ARM = 0xC000003E, 0xC00000B7  # AUDIT_ARCH_X86_64, AUDIT_ARCH_AARCH64 of linux/audit.h
 FORBIDDEN = {  # name: its number on x86_64 (asm/unistd_64.h) and on aarch64 (asm-generic/unistd.h)
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
-    "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "mount_setattr": (442, 442),
-    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "mq_open": (240, 180),
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438), "kcmp": (312, 272),
-    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
-    "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
-}  # fmt: skip
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "mount_setattr": (442, 442),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "mq_open": (240, 180),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+}
 CLONE = (56, 220)
-CLONE3 = 435  # its flags lie in memory, where seccomp can not look: it is not there, and the C library takes clone instead
+CLONE3 = (
+    435  # its flags lie in memory, where seccomp can not look: it is not there, and the C library takes clone instead
+)
 CLONE_NEWUSER = 0x10000000
 PR_SET_SECCOMP, FILTER = 22, 2
-LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K of linux/bpf_common.h
+LOAD, EQUAL, ANY_BIT, RETURN = (
+    0x20,
+    0x15,
+    0x45,
+    0x06,
+)  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K of linux/bpf_common.h
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # SECCOMP_RET_…; REFUSE | errno
 
 
@@ -281,11 +375,21 @@ def forbid_calls(libc: ctypes.CDLL) -> None:
     # struct seccomp_data: the call's number at 0, the architecture at 4, the first argument at 16
     program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, (X86, ARM)[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     if machine == 0:
-        program += [(0x35, 0, 1, 0x40000000), (RETURN, 0, 0, KILL)]  # BPF_JMP|JGE|K: the same calls by their x32 numbers
+        program += [
+            (0x35, 0, 1, 0x40000000),
+            (RETURN, 0, 0, KILL),
+        ]  # BPF_JMP|JGE|K: the same calls by their x32 numbers
     for numbers in FORBIDDEN.values():
         program += [(EQUAL, 0, 1, numbers[machine]), (RETURN, 0, 0, REFUSE | errno.EPERM)]
-    program += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, REFUSE | errno.ENOSYS), (EQUAL, 0, 3, CLONE[machine]), (LOAD, 0, 0, 16),
-                (ANY_BIT, 0, 1, CLONE_NEWUSER), (RETURN, 0, 0, REFUSE | errno.EPERM), (RETURN, 0, 0, ALLOW)]  # fmt: skip
+    program += [
+        (EQUAL, 0, 1, CLONE3),
+        (RETURN, 0, 0, REFUSE | errno.ENOSYS),
+        (EQUAL, 0, 3, CLONE[machine]),
+        (LOAD, 0, 0, 16),
+        (ANY_BIT, 0, 1, CLONE_NEWUSER),
+        (RETURN, 0, 0, REFUSE | errno.EPERM),
+        (RETURN, 0, 0, ALLOW),
+    ]
     code = b"".join(struct.pack("HBBI", *step) for step in program)
     text = ctypes.create_string_buffer(code, len(code))
     if libc.prctl(PR_SET_SECCOMP, FILTER, struct.pack("HxxxxxxP", len(program), ctypes.addressof(text)), 0, 0):
@@ -304,15 +408,31 @@ def landlock_version() -> int:
 
 
 def landlock(folder: str) -> None:
-    """From now on this process and its children read only what a lesson needs, write only in `folder`, signal only one another."""
+    """From now on this process and its children read only what a lesson needs, write only in `folder`, signal only one
+    another.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     rules = (ctypes.c_uint64 * 3)(ALL, 0, SCOPES)  # files, network (gloo must be free to bind), scopes
     ruleset = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, rules, ctypes.sizeof(rules), 0)
     course = lessons.COURSE
     library = [course / "utils", course / "grader" / "engine", *(course / "grader").glob("*.py")]
     devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
-    places = [(path, READ) for path in ("/bin", "/lib", "/lib64", "/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime",
-                                         "/proc/cpuinfo", "/sys", *python_folders(), *map(str, library))]
+    places = [
+        (path, READ)
+        for path in (
+            "/bin",
+            "/lib",
+            "/lib64",
+            "/usr",
+            "/etc/ld.so.cache",
+            "/etc/alternatives",
+            "/etc/localtime",
+            "/proc/cpuinfo",
+            "/sys",
+            *python_folders(),
+            *map(str, library),
+        )
+    ]
     # /sys: gloo lists the network cards; cpuinfo: torch chooses its kernels, and others would draw other first weights
     for path, rights in [*places, *((device, ALL) for device in devices), (folder, ALL)]:
         if not os.path.exists(path):

@@ -1,6 +1,6 @@
 """A lesson's batch file, submitted to Slurm or PBS, and its output as it comes.
 
-    ./workbook run ddp_training --nodes 2 --batch "--time=00:10:00" -- --epochs 1
+./workbook run ddp_training --nodes 2 --batch "--time=00:10:00" -- --epochs 1
 """
 
 import os
@@ -35,7 +35,11 @@ def command(lesson: str, kind: str, nodes: int, options: list[str], args: list[s
     """What to type in the course's folder. Raises ValueError, with what to do, if something is missing."""
     file = f"sbatch/{lesson}.{kind}"
     if not (lessons.COURSE / file).is_file():
-        raise ValueError(f"there is no {file}: ./workbook reset {lesson} brings it back" if lesson in lessons.stems() else f"no lesson {lesson}")
+        raise ValueError(
+            f"there is no {file}: ./workbook reset {lesson} brings it back"
+            if lesson in lessons.stems()
+            else f"no lesson {lesson}"
+        )
     if kind == "sbatch":
         return ["sbatch", f"--nodes={nodes}", *options, file, *args]
     # What it is a chunk of stands in the file; the number of chunks is ours.
@@ -49,8 +53,10 @@ def account_is_missing(kind: str, options: list[str]) -> str:
     if any(option.startswith(("-A", "--account")) for option in options):
         return ""
     if kind == "sbatch":
-        asked = "" if "SBATCH_ACCOUNT" in os.environ else "export SBATCH_ACCOUNT=<your budget> SBATCH_PARTITION=<partition>"
-        return asked and f"no account to run on: {asked}, or add --batch \"-A <your budget> -p <partition>\""
+        asked = (
+            "" if "SBATCH_ACCOUNT" in os.environ else "export SBATCH_ACCOUNT=<your budget> SBATCH_PARTITION=<partition>"
+        )
+        return asked and f'no account to run on: {asked}, or add --batch "-A <your budget> -p <partition>"'
     return 'no account to run on: add --batch "-A <your project> -q <queue>"'
 
 
@@ -75,7 +81,12 @@ def state(kind: str, job: str) -> State:
     known = dict(re.findall(r"^\s*(\w+) = (.*)$", said, re.MULTILINE))
     letter = known.get("job_state", "F")
     name = {"Q": "PENDING", "H": "HELD", "R": "RUNNING", "E": "ENDING"}.get(letter, "ENDED")
-    return State(name, letter in "FX", int(known.get("Exit_status", "1")), Path(known.get("Output_Path", "/nowhere").partition(":")[2]))
+    return State(
+        name,
+        letter in "FX",
+        int(known.get("Exit_status", "1")),
+        Path(known.get("Output_Path", "/nowhere").partition(":")[2]),
+    )
 
 
 def ask(*what: str) -> str:

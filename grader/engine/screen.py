@@ -25,7 +25,9 @@ def say(text: str = "") -> None:
 
 
 def say_verdict(verdict: "Verdict", brief: bool = False) -> None:  # noqa: F821  its module loads torch, so it is not imported here
-    """A line, and for a failure what is wrong, where, why it matters and what to try; `brief`: of one that was not begun, no more than the line."""
+    """A line, and for a failure what is wrong, where, why it matters and what to try; `brief`: of one that was not
+    begun, no more than the line.
+    """
     from grader.engine.report import heading, story
 
     say(f"[{COLOURS[verdict.status]}]{escape(heading(verdict))}[/]")
@@ -34,5 +36,7 @@ def say_verdict(verdict: "Verdict", brief: bool = False) -> None:  # noqa: F821 
     if brief and verdict.cause == "not_attempted":
         return
     for line in [f"  {verdict.message}", *story(verdict).splitlines()[1:]]:
-        wrapped = textwrap.wrap(line, console.width - 2, initial_indent="  ", subsequent_indent=" " * 13, break_long_words=False)
+        wrapped = textwrap.wrap(
+            line, console.width - 2, initial_indent="  ", subsequent_indent=" " * 13, break_long_words=False
+        )
         say(escape("\n".join(wrapped)))

@@ -138,7 +138,9 @@ def listen(judge: socket.socket, wake: tuple[int, int], landlock: bool, inside_a
 
 
 def load_checks(name: str) -> None:
-    """Import a module of checks, and the package that it names: before the fork, so once, and only where it is asked for."""
+    """Import a module of checks, and the package that it names: before the fork, so once, and only where it is asked
+    for.
+    """
     package = getattr(importlib.import_module(name), "PACKAGE", "")
     if package and not lacks(package):
         importlib.import_module(package)
@@ -197,7 +199,9 @@ def join_pages() -> None:
     for span, rights, _, _, _, *name in private:
         if rights.startswith("rw") and (not name or name == ["[heap]"]):
             start, stop = (int(address, 16) for address in span.split("-"))
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_COLLAPSE)  # a wish: it may be refused
+            libc.madvise(
+                ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_COLLAPSE
+            )  # a wish: it may be refused
 
 
 def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:

@@ -1,4 +1,5 @@
-"""What students handed in. Only their own files are taken, each as plain bytes of a likely size; the rest is left where it is.
+"""What students handed in. Only their own files are taken, each as plain bytes of a likely size; the rest is left
+where it is.
 
 A submission is a folder or an archive (tar in any compression, or zip) with any part of train/, notebooks/ and sbatch/,
 at its top or below one folder that packing put there. Whoever made it may have wanted to harm the one who opens it:
@@ -48,7 +49,9 @@ class Taken:
 
 
 def students(folder: Path) -> dict[str, Path]:
-    """The submissions in a folder: student -> folder or archive. A student is named as the entry is, without its ending."""
+    """The submissions in a folder: student -> folder or archive. A student is named as the entry is, without its
+    ending.
+    """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
@@ -90,10 +93,14 @@ def take(path: Path, stems: list[str]) -> Taken:
     except Exception as error:  # what a broken archive raises no library says in full
         if isinstance(error, (Refused, MemoryError)) or getattr(error, "errno", None) is not None:
             raise  # the last: the machine's own failure, no fault of the submission's
-        raise Refused(evidence.plain_text(f"{path.name} can not be read: {type(error).__name__}: {error}", 300)) from None
+        raise Refused(
+            evidence.plain_text(f"{path.name} can not be read: {type(error).__name__}: {error}", 300)
+        ) from None
     finally:
         more = len(taken.refused) - MOST_REASONS
-        taken.refused[:] = [evidence.plain_text(reason, 300) for reason in taken.refused[:MOST_REASONS]] + [f"and {more} more"] * (more > 0)
+        taken.refused[:] = [evidence.plain_text(reason, 300) for reason in taken.refused[:MOST_REASONS]] + [
+            f"and {more} more"
+        ] * (more > 0)
     return taken
 
 
@@ -122,15 +129,38 @@ def _archive(path: Path, taken: Taken) -> Iterator[tuple]:
         raise Refused(f"{path.name} is longer than {MOST_ARCHIVE // 1_000_000} MB")
     if path.name.lower().endswith(".zip"):
         with zipfile.ZipFile(path) as archive:
-            entries = [(i.filename, i.file_size, stat.S_ISLNK(i.external_attr >> 16), not i.is_dir(),
-                        lambda i=i: archive.open(i).read(MOST_FILE + 1)) for i in archive.infolist()]  # fmt: skip
+            entries = [
+                (
+                    i.filename,
+                    i.file_size,
+                    stat.S_ISLNK(i.external_attr >> 16),
+                    not i.is_dir(),
+                    lambda i=i: archive.open(i).read(MOST_FILE + 1),
+                )
+                for i in archive.infolist()
+            ]
             yield from _safe(path, entries, taken)
     else:
-        unpack = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
-        # A stream: nothing is read before it was looked at. A tar's headers may be as long as they like, hence the limit.
+        unpack = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(
+            path.suffix.lower(), open
+        )
+        # A stream: nothing is read before it was looked at. A tar's headers may be as long as they like, hence the
+        # limit.
         with unpack(path, "rb") as packed, tarfile.open(fileobj=Limited(packed, path.name), mode="r|") as archive:
-            yield from _safe(path, ((m.name + "/" * m.isdir(), m.size, m.issym() or m.islnk(), m.isreg(),
-                                     lambda m=m: archive.extractfile(m).read(MOST_FILE + 1)) for m in archive), taken)  # fmt: skip
+            yield from _safe(
+                path,
+                (
+                    (
+                        m.name + "/" * m.isdir(),
+                        m.size,
+                        m.issym() or m.islnk(),
+                        m.isreg(),
+                        lambda m=m: archive.extractfile(m).read(MOST_FILE + 1),
+                    )
+                    for m in archive
+                ),
+                taken,
+            )
 
 
 class Limited:

@@ -121,49 +121,125 @@ SECONDS = "return cost[0] * alpha + cost[1] * beta"
 
 
 WRONG = [
-    Answer(1, "each rank keeps its own input", ["return [x.clone() for x in inputs]", GATHER, SCATTER], says="all_reduce"),
-    Answer(1, "the mean instead of the sum", ["total = torch.stack(inputs).mean(dim=0)\nreturn [total.clone() for _ in inputs]", GATHER, SCATTER],
-           says="all_reduce"),
-    Answer(1, "only rank 0 has the sum", ["total = torch.stack(inputs).sum(dim=0)\nreturn [total] + [x.clone() for x in inputs[1:]]", GATHER, SCATTER],
-           says="rank 1"),
-    Answer(1, "all ranks hold one tensor object", ["total = torch.stack(inputs).sum(dim=0)\nreturn [total] * len(inputs)", GATHER, SCATTER],
-           says="the same memory"),
-    Answer(1, "gathered in the order of arrival", [REDUCE, "return [torch.cat(inputs[r:] + inputs[:r]) for r in range(len(inputs))]", SCATTER],
-           says="all_gather"),
+    Answer(
+        1, "each rank keeps its own input", ["return [x.clone() for x in inputs]", GATHER, SCATTER], says="all_reduce"
+    ),
+    Answer(
+        1,
+        "the mean instead of the sum",
+        ["total = torch.stack(inputs).mean(dim=0)\nreturn [total.clone() for _ in inputs]", GATHER, SCATTER],
+        says="all_reduce",
+    ),
+    Answer(
+        1,
+        "only rank 0 has the sum",
+        ["total = torch.stack(inputs).sum(dim=0)\nreturn [total] + [x.clone() for x in inputs[1:]]", GATHER, SCATTER],
+        says="rank 1",
+    ),
+    Answer(
+        1,
+        "all ranks hold one tensor object",
+        ["total = torch.stack(inputs).sum(dim=0)\nreturn [total] * len(inputs)", GATHER, SCATTER],
+        says="the same memory",
+    ),
+    Answer(
+        1,
+        "gathered in the order of arrival",
+        [REDUCE, "return [torch.cat(inputs[r:] + inputs[:r]) for r in range(len(inputs))]", SCATTER],
+        says="all_gather",
+    ),
     Answer(1, "gathered as a list", [REDUCE, "return [list(inputs) for _ in inputs]", SCATTER], says="no tensor"),
     Answer(1, "every rank the whole sum after a reduce-scatter", [REDUCE, GATHER, REDUCE], says="reduce_scatter"),
-    Answer(1, "scattered without the sum", [REDUCE, GATHER, "return [x.chunk(len(inputs))[r].clone() for r, x in enumerate(inputs)]"],
-           says="reduce_scatter"),
-    Answer(1, "chunks by stride", [REDUCE, GATHER, "total = torch.stack(inputs).sum(dim=0)\nreturn [total[r::len(inputs)].clone() for r in range(len(inputs))]"],
-           says="reduce_scatter"),
+    Answer(
+        1,
+        "scattered without the sum",
+        [REDUCE, GATHER, "return [x.chunk(len(inputs))[r].clone() for r, x in enumerate(inputs)]"],
+        says="reduce_scatter",
+    ),
+    Answer(
+        1,
+        "chunks by stride",
+        [
+            REDUCE,
+            GATHER,
+            (
+                "total = torch.stack(inputs).sum(dim=0)\nreturn [total[r::len(inputs)].clone() for r in"
+                " range(len(inputs))]"
+            ),
+        ],
+        says="reduce_scatter",
+    ),
     Answer(1, "the third is not written", [REDUCE, GATHER, "raise NotImplementedError"]),
-
-    Answer(2, "node and local rank exchanged", ["return rank % ranks_a_node, rank // ranks_a_node", AT, LINKS], says="node_and_local_rank"),
-    Answer(2, "what the launcher says of this rank, whichever is asked for",
-           ["import os\nreturn int(os.environ['GROUP_RANK']), int(os.environ['LOCAL_RANK'])", AT, LINKS], says="node_and_local_rank(1"),
-    Answer(2, "the local rank as text", ["return rank // ranks_a_node, str(rank % ranks_a_node)", AT, LINKS], says="node_and_local_rank"),
-    Answer(2, "ranks dealt out over the nodes in turn", [NODE, "return local_rank * ranks_a_node + node", LINKS], says="rank_at"),
+    Answer(
+        2,
+        "node and local rank exchanged",
+        ["return rank % ranks_a_node, rank // ranks_a_node", AT, LINKS],
+        says="node_and_local_rank",
+    ),
+    Answer(
+        2,
+        "what the launcher says of this rank, whichever is asked for",
+        ["import os\nreturn int(os.environ['GROUP_RANK']), int(os.environ['LOCAL_RANK'])", AT, LINKS],
+        says="node_and_local_rank(1",
+    ),
+    Answer(
+        2,
+        "the local rank as text",
+        ["return rank // ranks_a_node, str(rank % ranks_a_node)", AT, LINKS],
+        says="node_and_local_rank",
+    ),
+    Answer(
+        2,
+        "ranks dealt out over the nodes in turn",
+        [NODE, "return local_rank * ranks_a_node + node", LINKS],
+        says="rank_at",
+    ),
     Answer(2, "a ring of one node leaves it", [NODE, AT, "return nodes"], says="links_between_nodes(1, 4)"),
     Answer(2, "the last rank has no neighbour", [NODE, AT, "return nodes - 1"], says="links_between_nodes(2"),
-    Answer(2, "the prediction is not written", [NODE, AT, 'raise NotImplementedError("TODO 2")'], says="a part of TODO 2 is still to be written"),
-
+    Answer(
+        2,
+        "the prediction is not written",
+        [NODE, AT, 'raise NotImplementedError("TODO 2")'],
+        says="a part of TODO 2 is still to be written",
+    ),
     Answer(3, "rounds rounded down", ["return int(math.log2(world))", TREE], says="tree_rounds(3)"),
     Answer(3, "as many rounds as receivers", ["return world - 1", TREE], says="tree_rounds(4)"),
     Answer(3, "nothing is sent", [ROUNDS, "return tensor"], says="wrong numbers"),
-    Answer(3, "rank 0 sends to all", [ROUNDS, """
+    Answer(
+        3,
+        "rank 0 sends to all",
+        [
+            ROUNDS,
+            """
         if rank:
             dist.recv(tensor, 0)
         else:
             for other in range(1, world):
                 dist.send(tensor, other)
-        return tensor"""], says="takes 3 rounds"),
-    Answer(3, "passed along a chain", [ROUNDS, """
+        return tensor""",
+        ],
+        says="takes 3 rounds",
+    ),
+    Answer(
+        3,
+        "passed along a chain",
+        [
+            ROUNDS,
+            """
         if rank:
             dist.recv(tensor, rank - 1)
         if rank + 1 < world:
             dist.send(tensor, rank + 1)
-        return tensor"""], says="takes 3 rounds"),
-    Answer(3, "the near ones first", [ROUNDS, """
+        return tensor""",
+        ],
+        says="takes 3 rounds",
+    ),
+    Answer(
+        3,
+        "the near ones first",
+        [
+            ROUNDS,
+            """
         if rank == 0:
             for other in (1, 2):
                 if other < world:
@@ -172,12 +248,30 @@ WRONG = [
             dist.recv(tensor, 2 if rank == 3 else 0)
             if rank == 2 and world > 3:
                 dist.send(tensor, 3)
-        return tensor"""], says="takes 3 rounds"),
+        return tensor""",
+        ],
+        says="takes 3 rounds",
+    ),
     Answer(3, "only for powers of two", [ROUNDS, TREE.replace(" and rank + have < world", "")]),
     Answer(3, "the library does it", [ROUNDS, "dist.broadcast(tensor, 0)\nreturn tensor"], says="dist.broadcast"),
-    Answer(3, "nobody waits for what is sent", [ROUNDS, TREE.replace("dist.send(", "dist.isend(")], says="isend to rank 1 is still in flight"),
-    Answer(3, "passed on before it is there", [ROUNDS, TREE.replace("dist.recv(", "dist.irecv(")], says="irecv from rank 0 is still in flight"),
-    Answer(3, "every rank receives in every round", [ROUNDS, """
+    Answer(
+        3,
+        "nobody waits for what is sent",
+        [ROUNDS, TREE.replace("dist.send(", "dist.isend(")],
+        says="isend to rank 1 is still in flight",
+    ),
+    Answer(
+        3,
+        "passed on before it is there",
+        [ROUNDS, TREE.replace("dist.recv(", "dist.irecv(")],
+        says="irecv from rank 0 is still in flight",
+    ),
+    Answer(
+        3,
+        "every rank receives in every round",
+        [
+            ROUNDS,
+            """
         have = 1
         while have < world:
             if rank < have and rank + have < world:
@@ -187,21 +281,54 @@ WRONG = [
                 dist.recv(tensor, rank - have)
                 dist.send(tensor, rank - have)
             have *= 2
-        return tensor"""], says="rank 0 receives 1 message"),
+        return tensor""",
+        ],
+        says="rank 0 receives 1 message",
+    ),
     Answer(3, "a new tensor that nobody gets", [ROUNDS, TREE.replace("return tensor", "")], says="returns no tensor"),
-    Answer(3, "a receive too many", [ROUNDS, "if rank == 0:\n    dist.recv(tensor, 1)\n" + TREE.strip()], says="deadlock"),
-
+    Answer(
+        3, "a receive too many", [ROUNDS, "if rank == 0:\n    dist.recv(tensor, 1)\n" + TREE.strip()], says="deadlock"
+    ),
     Answer(4, "predicted: its own piece first", ["return rank", REDUCING], says="first_piece(0, 2)"),
     Answer(4, "predicted: a negative number", ["return rank - 1", REDUCING], says="first_piece(0, 2)"),
-    Answer(4, "its own piece first", [FIRST, REDUCING.replace("rank - 1 - step", "rank - step").replace("rank - 2 - step", "rank - 1 - step")],
-           says="wrong numbers"),
-    Answer(4, "whole tensors go round", [FIRST, WHOLE + "return total.tensor_split(world)[rank]"], says="more than one piece"),
+    Answer(
+        4,
+        "its own piece first",
+        [FIRST, REDUCING.replace("rank - 1 - step", "rank - step").replace("rank - 2 - step", "rank - 1 - step")],
+        says="wrong numbers",
+    ),
+    Answer(
+        4,
+        "whole tensors go round",
+        [FIRST, WHOLE + "return total.tensor_split(world)[rank]"],
+        says="more than one piece",
+    ),
     Answer(4, "all send first", [FIRST, REDUCING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
     Answer(4, "even ranks send first", [FIRST, REDUCING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
-    Answer(4, "nobody waits for what is sent", [FIRST, REDUCING.replace(BOTH, SEND_NOT_WAITED)], says="isend to rank 1 is still in flight"),
-    Answer(4, "nobody waits for what arrives", [FIRST, REDUCING.replace(BOTH, RECEIVE_NOT_WAITED)], says="irecv from rank 1 is still in flight"),
-    Answer(4, "added before it is there", [FIRST, REDUCING.replace(WAIT + "    growing += arriving\n", "    growing += arriving\n" + WAIT)], says="wrong numbers"),
-    Answer(4, "one tensor is sent and received into", [FIRST, """
+    Answer(
+        4,
+        "nobody waits for what is sent",
+        [FIRST, REDUCING.replace(BOTH, SEND_NOT_WAITED)],
+        says="isend to rank 1 is still in flight",
+    ),
+    Answer(
+        4,
+        "nobody waits for what arrives",
+        [FIRST, REDUCING.replace(BOTH, RECEIVE_NOT_WAITED)],
+        says="irecv from rank 1 is still in flight",
+    ),
+    Answer(
+        4,
+        "added before it is there",
+        [FIRST, REDUCING.replace(WAIT + "    growing += arriving\n", "    growing += arriving\n" + WAIT)],
+        says="wrong numbers",
+    ),
+    Answer(
+        4,
+        "one tensor is sent and received into",
+        [
+            FIRST,
+            """
         pieces = tensor.tensor_split(world)
         moving = torch.zeros(len(pieces[0]))
         moving[: len(pieces[rank - 1])] = pieces[rank - 1]
@@ -211,51 +338,150 @@ WRONG = [
             work.wait()
             mine = pieces[(rank - 2 - step) % world]
             moving[: len(mine)] += mine
-        return moving[: len(pieces[rank])]"""], says="writes into the tensor of its isend"),
-    Answer(4, "straight to whom it belongs", [FIRST, EXCHANGE.replace("torch.cat(held)", "torch.stack(held).sum(dim=0)")], says="no neighbour"),
+        return moving[: len(pieces[rank])]""",
+        ],
+        says="writes into the tensor of its isend",
+    ),
+    Answer(
+        4,
+        "straight to whom it belongs",
+        [FIRST, EXCHANGE.replace("torch.cat(held)", "torch.stack(held).sum(dim=0)")],
+        says="no neighbour",
+    ),
     Answer(4, "chunks, which are cut otherwise", [FIRST, REDUCING.replace("tensor_split", "chunk")]),
-    Answer(4, "pieces of one length", [FIRST, REDUCING.replace("tensor.tensor_split(world)", "tensor.view(world, -1)")]),
-    Answer(4, "the library does it", [FIRST, "dist.all_reduce(tensor)\nreturn tensor.tensor_split(world)[rank]"], says="dist.all_reduce"),
-    Answer(4, "the sums of all pieces", [FIRST, REDUCING.replace("return pieces[rank]", "return tensor")], says="of shape"),
-    Answer(4, "the pieces are overwritten", [FIRST, REDUCING.replace("growing += arriving", "growing.copy_(arriving)")], says="wrong numbers"),
-
-    Answer(5, "predicted: the other way round", ["return (rank + 1 + step) % world", GATHERING], says="arriving_piece(0, 0, 3)"),
+    Answer(
+        4, "pieces of one length", [FIRST, REDUCING.replace("tensor.tensor_split(world)", "tensor.view(world, -1)")]
+    ),
+    Answer(
+        4,
+        "the library does it",
+        [FIRST, "dist.all_reduce(tensor)\nreturn tensor.tensor_split(world)[rank]"],
+        says="dist.all_reduce",
+    ),
+    Answer(
+        4, "the sums of all pieces", [FIRST, REDUCING.replace("return pieces[rank]", "return tensor")], says="of shape"
+    ),
+    Answer(
+        4,
+        "the pieces are overwritten",
+        [FIRST, REDUCING.replace("growing += arriving", "growing.copy_(arriving)")],
+        says="wrong numbers",
+    ),
+    Answer(
+        5,
+        "predicted: the other way round",
+        ["return (rank + 1 + step) % world", GATHERING],
+        says="arriving_piece(0, 0, 3)",
+    ),
     Answer(5, "predicted: what is sent", ["return (rank - step) % world", GATHERING], says="arriving_piece(0, 0, 2)"),
     Answer(5, "always its own piece", [ARRIVING, GATHERING.replace("pieces[(rank - step) % world]", "pieces[rank]")]),
     Answer(5, "all send first", [ARRIVING, GATHERING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
     Answer(5, "even ranks send first", [ARRIVING, GATHERING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
-    Answer(5, "nobody waits for what is sent", [ARRIVING, GATHERING.replace(BOTH, SEND_NOT_WAITED)], says="isend to rank 1 is still in flight"),
-    Answer(5, "only the last round is waited for", [ARRIVING, GATHERING.replace(WAIT, "").replace("return tensor", WAIT_AT_THE_END)], says="in flight"),
-    Answer(5, "waited for all at the end", [ARRIVING, "works = []\n" + GATHERING.strip().replace("works = [", "works += [").replace(WAIT, "")
-                                            .replace("return tensor", WAIT_AT_THE_END)], says="writes into the tensor of its isend"),
-    Answer(5, "what arrives is added", [ARRIVING, GATHERING.replace("leaving, arriving =", "leaving, growing =").replace(
-        BOTH, "    arriving = torch.empty_like(growing)\n" + BOTH + "    growing += arriving\n")], says="wrong numbers"),
-    Answer(5, "straight to all", [ARRIVING, """
+    Answer(
+        5,
+        "nobody waits for what is sent",
+        [ARRIVING, GATHERING.replace(BOTH, SEND_NOT_WAITED)],
+        says="isend to rank 1 is still in flight",
+    ),
+    Answer(
+        5,
+        "only the last round is waited for",
+        [ARRIVING, GATHERING.replace(WAIT, "").replace("return tensor", WAIT_AT_THE_END)],
+        says="in flight",
+    ),
+    Answer(
+        5,
+        "waited for all at the end",
+        [
+            ARRIVING,
+            "works = []\n"
+            + GATHERING.strip()
+            .replace("works = [", "works += [")
+            .replace(WAIT, "")
+            .replace("return tensor", WAIT_AT_THE_END),
+        ],
+        says="writes into the tensor of its isend",
+    ),
+    Answer(
+        5,
+        "what arrives is added",
+        [
+            ARRIVING,
+            GATHERING.replace("leaving, arriving =", "leaving, growing =").replace(
+                BOTH, "    arriving = torch.empty_like(growing)\n" + BOTH + "    growing += arriving\n"
+            ),
+        ],
+        says="wrong numbers",
+    ),
+    Answer(
+        5,
+        "straight to all",
+        [
+            ARRIVING,
+            """
         pieces = tensor.tensor_split(world)
         works = []
         for step in range(1, world):
             works += [dist.isend(pieces[rank], (rank + step) % world), dist.irecv(pieces[(rank - step) % world], (rank - step) % world)]
         for work in works:
             work.wait()
-        return tensor"""], says="no neighbour"),
-    Answer(5, "a round too few", [ARRIVING, GATHERING.replace("range(world - 1)", "range(world - 2)")], says="wrong numbers"),
-    Answer(5, "a round too many", [ARRIVING, GATHERING.replace("range(world - 1)", "range(world)")], says="sends 2 messages"),
-
+        return tensor""",
+        ],
+        says="no neighbour",
+    ),
+    Answer(
+        5,
+        "a round too few",
+        [ARRIVING, GATHERING.replace("range(world - 1)", "range(world - 2)")],
+        says="wrong numbers",
+    ),
+    Answer(
+        5,
+        "a round too many",
+        [ARRIVING, GATHERING.replace("range(world - 1)", "range(world)")],
+        says="sends 2 messages",
+    ),
     Answer(6, "predicted: one half of it", ["return (world - 1) / world * nbytes", ALL], says="all_reduce_bytes(2, 2)"),
     Answer(6, "predicted: whole tensors", ["return 2 * (world - 1) * nbytes", ALL], says="all_reduce_bytes(2, 2)"),
-    Answer(6, "the finished piece is not there", [ALL_BYTES, """
+    Answer(
+        6,
+        "the finished piece is not there",
+        [
+            ALL_BYTES,
+            """
         ring_reduce_scatter(tensor.clone(), rank, world)
-        return ring_all_gather(tensor, rank, world)"""], says="wrong numbers"),
-    Answer(6, "the finished piece at the beginning", [ALL_BYTES, """
+        return ring_all_gather(tensor, rank, world)""",
+        ],
+        says="wrong numbers",
+    ),
+    Answer(
+        6,
+        "the finished piece at the beginning",
+        [
+            ALL_BYTES,
+            """
         piece = ring_reduce_scatter(tensor, rank, world)
         total = torch.zeros_like(tensor)
         total[: len(piece)] = piece
-        return ring_all_gather(total, rank, world)"""], says="wrong numbers"),
+        return ring_all_gather(total, rank, world)""",
+        ],
+        says="wrong numbers",
+    ),
     Answer(6, "a ring of whole tensors", [ALL_BYTES, WHOLE + "return total"], says="more than one piece"),
     Answer(6, "the first half only", [ALL_BYTES, "return ring_reduce_scatter(tensor, rank, world)"], says="of shape"),
     Answer(6, "the library does it", [ALL_BYTES, "dist.all_reduce(tensor)\nreturn tensor"], says="dist.all_reduce"),
-    Answer(6, "all twice", [ALL_BYTES, ALL.replace("return ", "ring_all_gather(total, rank, world)\nreturn ")], says="messages"),
-    Answer(6, "by rank 0", [ALL_BYTES, """
+    Answer(
+        6,
+        "all twice",
+        [ALL_BYTES, ALL.replace("return ", "ring_all_gather(total, rank, world)\nreturn ")],
+        says="messages",
+    ),
+    Answer(
+        6,
+        "by rank 0",
+        [
+            ALL_BYTES,
+            """
         if rank:
             dist.send(tensor, 0)
             dist.recv(tensor, 0)
@@ -266,14 +492,30 @@ WRONG = [
                 tensor += part
             for other in range(1, world):
                 dist.send(tensor, other)
-        return tensor"""], says="more than one piece"),
-
+        return tensor""",
+        ],
+        says="more than one piece",
+    ),
     Answer(7, "predicted: its own piece as well", ["return nbytes", EXCHANGE], says="all_to_all_bytes(1, 1)"),
     Answer(7, "predicted: all of it to all", ["return (world - 1) * nbytes", EXCHANGE], says="all_to_all_bytes(2, 2)"),
-    Answer(7, "all send first", [EXCHANGE_BYTES, EXCHANGE.replace(
-        "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]",
-        "dist.send(pieces[to], to)\n    dist.recv(held[source], source)")], says="deadlock: rank 0 waits in send"),
-    Answer(7, "the smaller of a pair first", [EXCHANGE_BYTES, """
+    Answer(
+        7,
+        "all send first",
+        [
+            EXCHANGE_BYTES,
+            EXCHANGE.replace(
+                "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]",
+                "dist.send(pieces[to], to)\n    dist.recv(held[source], source)",
+            ),
+        ],
+        says="deadlock: rank 0 waits in send",
+    ),
+    Answer(
+        7,
+        "the smaller of a pair first",
+        [
+            EXCHANGE_BYTES,
+            """
         pieces = tensor.tensor_split(world)
         held = [pieces[rank].clone() for _ in range(world)]
         for other in range(world):
@@ -283,11 +525,31 @@ WRONG = [
             elif rank > other:
                 dist.recv(held[other], other)
                 dist.send(pieces[other], other)
-        return torch.cat(held)"""], says="takes 2 rounds"),
-    Answer(7, "in the order of the steps", [EXCHANGE_BYTES, EXCHANGE.replace(
-        "torch.cat(held)", "torch.cat([held[(rank - step) % world] for step in range(world)])")], says="wrong numbers"),
-    Answer(7, "without its own piece", [EXCHANGE_BYTES, EXCHANGE.replace("held[rank].copy_(pieces[rank])\n", "")], says="wrong numbers"),
-    Answer(7, "all of it to all", [EXCHANGE_BYTES, """
+        return torch.cat(held)""",
+        ],
+        says="takes 2 rounds",
+    ),
+    Answer(
+        7,
+        "in the order of the steps",
+        [
+            EXCHANGE_BYTES,
+            EXCHANGE.replace("torch.cat(held)", "torch.cat([held[(rank - step) % world] for step in range(world)])"),
+        ],
+        says="wrong numbers",
+    ),
+    Answer(
+        7,
+        "without its own piece",
+        [EXCHANGE_BYTES, EXCHANGE.replace("held[rank].copy_(pieces[rank])\n", "")],
+        says="wrong numbers",
+    ),
+    Answer(
+        7,
+        "all of it to all",
+        [
+            EXCHANGE_BYTES,
+            """
         held = [tensor.clone() for _ in range(world)]
         works = []
         for other in range(world):
@@ -295,49 +557,160 @@ WRONG = [
                 works += [dist.isend(tensor, other), dist.irecv(held[other], other)]
         for work in works:
             work.wait()
-        return torch.cat([h.tensor_split(world)[rank] for h in held])"""], says="more than one piece"),
-    Answer(7, "only the last pair is waited for", [EXCHANGE_BYTES, EXCHANGE.replace("works += [", "works = [")], says="in flight"),
-    Answer(7, "its own piece as a message", [EXCHANGE_BYTES, EXCHANGE.replace("range(1, world)", "range(world)")], says="to itself"),
-    Answer(7, "the library does it", [EXCHANGE_BYTES, """
+        return torch.cat([h.tensor_split(world)[rank] for h in held])""",
+        ],
+        says="more than one piece",
+    ),
+    Answer(
+        7,
+        "only the last pair is waited for",
+        [EXCHANGE_BYTES, EXCHANGE.replace("works += [", "works = [")],
+        says="in flight",
+    ),
+    Answer(
+        7,
+        "its own piece as a message",
+        [EXCHANGE_BYTES, EXCHANGE.replace("range(1, world)", "range(world)")],
+        says="to itself",
+    ),
+    Answer(
+        7,
+        "the library does it",
+        [
+            EXCHANGE_BYTES,
+            """
         held = [torch.empty_like(tensor) for _ in range(world)]
         dist.all_gather(held, tensor)
-        return torch.cat([h.tensor_split(world)[rank] for h in held])"""], says="dist.all_gather"),
-
-    Answer(8, "as many rounds as ranks", ["return 2 * world, 2 * (world - 1) * nbytes / world", TREE_COST, EQUAL], says="ring_cost"),
-    Answer(8, "a ring of whole tensors", ["return 2 * (world - 1), 2 * (world - 1) * nbytes", TREE_COST, EQUAL], says="ring_cost"),
-    Answer(8, "the messages of all ranks", ["return 2 * (world - 1) * world, 2 * (world - 1) * nbytes", TREE_COST, EQUAL], says="ring_cost"),
-    Answer(8, "levels rounded down", [RING_COST, "return 2 * int(math.log2(world)), 2 * int(math.log2(world)) * nbytes", EQUAL], says="tree_cost"),
-    Answer(8, "the way there only", [RING_COST, "return (world - 1).bit_length(), (world - 1).bit_length() * nbytes", EQUAL], says="tree_cost"),
-    Answer(8, "the tree's bytes once", [RING_COST, "return 2 * (world - 1).bit_length(), nbytes", EQUAL], says="tree_cost"),
-    Answer(8, "alpha and beta exchanged", [RING_COST, TREE_COST, EQUAL.replace("alpha / beta", "beta / alpha")], says="equal_size"),
-    Answer(8, "one number for two", ["return 2 * (world - 1) * nbytes / world", TREE_COST, EQUAL], says="does not return 2 numbers"),
-
-    Answer(9, "through the first and the last point",
-           ["beta = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])\nreturn seconds[0] - beta * sizes[0], beta", SECONDS], says="fit("),
-    Answer(9, "through 0", ["beta = sum(x * y for x, y in zip(sizes, seconds)) / sum(x * x for x in sizes)\nreturn 0.0, beta", SECONDS], says="fit("),
+        return torch.cat([h.tensor_split(world)[rank] for h in held])""",
+        ],
+        says="dist.all_gather",
+    ),
+    Answer(
+        8,
+        "as many rounds as ranks",
+        ["return 2 * world, 2 * (world - 1) * nbytes / world", TREE_COST, EQUAL],
+        says="ring_cost",
+    ),
+    Answer(
+        8,
+        "a ring of whole tensors",
+        ["return 2 * (world - 1), 2 * (world - 1) * nbytes", TREE_COST, EQUAL],
+        says="ring_cost",
+    ),
+    Answer(
+        8,
+        "the messages of all ranks",
+        ["return 2 * (world - 1) * world, 2 * (world - 1) * nbytes", TREE_COST, EQUAL],
+        says="ring_cost",
+    ),
+    Answer(
+        8,
+        "levels rounded down",
+        [RING_COST, "return 2 * int(math.log2(world)), 2 * int(math.log2(world)) * nbytes", EQUAL],
+        says="tree_cost",
+    ),
+    Answer(
+        8,
+        "the way there only",
+        [RING_COST, "return (world - 1).bit_length(), (world - 1).bit_length() * nbytes", EQUAL],
+        says="tree_cost",
+    ),
+    Answer(
+        8, "the tree's bytes once", [RING_COST, "return 2 * (world - 1).bit_length(), nbytes", EQUAL], says="tree_cost"
+    ),
+    Answer(
+        8,
+        "alpha and beta exchanged",
+        [RING_COST, TREE_COST, EQUAL.replace("alpha / beta", "beta / alpha")],
+        says="equal_size",
+    ),
+    Answer(
+        8,
+        "one number for two",
+        ["return 2 * (world - 1) * nbytes / world", TREE_COST, EQUAL],
+        says="does not return 2 numbers",
+    ),
+    Answer(
+        9,
+        "through the first and the last point",
+        [
+            "beta = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])\nreturn seconds[0] - beta * sizes[0], beta",
+            SECONDS,
+        ],
+        says="fit(",
+    ),
+    Answer(
+        9,
+        "through 0",
+        ["beta = sum(x * y for x, y in zip(sizes, seconds)) / sum(x * x for x in sizes)\nreturn 0.0, beta", SECONDS],
+        says="fit(",
+    ),
     Answer(9, "beta and alpha", [FIT.replace("return alpha, beta", "return beta, alpha"), SECONDS], says="fit("),
-    Answer(9, "in float32", ["""
+    Answer(
+        9,
+        "in float32",
+        [
+            """
         line = torch.stack([torch.ones(len(sizes)), torch.tensor(sizes, dtype=torch.float32)], dim=1)
-        return tuple(torch.linalg.lstsq(line, torch.tensor(seconds, dtype=torch.float32)).solution.tolist())""", SECONDS], says="fit("),
-    Answer(9, "the mean of seconds per byte",
-           ["rates = [y / x for x, y in zip(sizes, seconds) if x]\nreturn seconds[0], sum(rates) / len(rates)", SECONDS], says="fit("),
+        return tuple(torch.linalg.lstsq(line, torch.tensor(seconds, dtype=torch.float32)).solution.tolist())""",
+            SECONDS,
+        ],
+        says="fit(",
+    ),
+    Answer(
+        9,
+        "the mean of seconds per byte",
+        ["rates = [y / x for x, y in zip(sizes, seconds) if x]\nreturn seconds[0], sum(rates) / len(rates)", SECONDS],
+        says="fit(",
+    ),
     Answer(9, "one latency for all rounds", [FIT, "return alpha + cost[1] * beta"], says="predicted_seconds"),
     Answer(9, "all bytes in each round", [FIT, "return cost[0] * (alpha + cost[1] * beta)"], says="predicted_seconds"),
 ]
 
 RIGHT = [
-    Answer(1, "loops", [
-        "total = torch.zeros_like(inputs[0])\nfor x in inputs:\n    total += x\nreturn [total + 0 for _ in inputs]",
-        "return [torch.cat([x for x in inputs]) for _ in range(len(inputs))]",
-        "size = len(inputs[0]) // len(inputs)\nreturn [sum(x[r * size:(r + 1) * size] for x in inputs) for r in range(len(inputs))]"]),
-    Answer(1, "one from the others", [
-        "pieces = reduce_scatter(inputs)\nreturn [torch.cat(pieces) for _ in inputs]", GATHER, SCATTER]),
-    Answer(1, "chunks that are views, but of other memory each", [REDUCE, GATHER, "return list(torch.stack(inputs).sum(dim=0).chunk(len(inputs)))"]),
-    Answer(2, "by subtraction", [
-        "node = 0\nwhile rank >= ranks_a_node:\n    rank, node = rank - ranks_a_node, node + 1\nreturn [node, rank]",
-        "return list(range(node * ranks_a_node, (node + 1) * ranks_a_node))[local_rank]",
-        "world = nodes * ranks_a_node\nreturn sum(r // ranks_a_node != (r + 1) % world // ranks_a_node for r in range(world))"]),
-    Answer(3, "the far ones first, from anybody, all waited for at the end", ["return len(bin(world - 1)) - 2 if world > 1 else 0", """
+    Answer(
+        1,
+        "loops",
+        [
+            "total = torch.zeros_like(inputs[0])\nfor x in inputs:\n    total += x\nreturn [total + 0 for _ in inputs]",
+            "return [torch.cat([x for x in inputs]) for _ in range(len(inputs))]",
+            (
+                "size = len(inputs[0]) // len(inputs)\nreturn [sum(x[r * size:(r + 1) * size] for x in inputs) for r in"
+                " range(len(inputs))]"
+            ),
+        ],
+    ),
+    Answer(
+        1,
+        "one from the others",
+        ["pieces = reduce_scatter(inputs)\nreturn [torch.cat(pieces) for _ in inputs]", GATHER, SCATTER],
+    ),
+    Answer(
+        1,
+        "chunks that are views, but of other memory each",
+        [REDUCE, GATHER, "return list(torch.stack(inputs).sum(dim=0).chunk(len(inputs)))"],
+    ),
+    Answer(
+        2,
+        "by subtraction",
+        [
+            (
+                "node = 0\nwhile rank >= ranks_a_node:\n    rank, node = rank - ranks_a_node, node + 1\nreturn [node,"
+                " rank]"
+            ),
+            "return list(range(node * ranks_a_node, (node + 1) * ranks_a_node))[local_rank]",
+            (
+                "world = nodes * ranks_a_node\nreturn sum(r // ranks_a_node != (r + 1) % world // ranks_a_node for r in"
+                " range(world))"
+            ),
+        ],
+    ),
+    Answer(
+        3,
+        "the far ones first, from anybody, all waited for at the end",
+        [
+            "return len(bin(world - 1)) - 2 if world > 1 else 0",
+            """
         works, reach = [], 1
         while reach < world:
             reach *= 2
@@ -349,9 +722,16 @@ RIGHT = [
                 dist.recv(tensor)
         for work in works:
             work.wait()
-        return tensor"""]),
+        return tensor""",
+        ],
+    ),
     Answer(4, "in batches", [FIRST, REDUCING.replace(BOTH, BATCH)]),
-    Answer(4, "to the left, the receive called first", [FIRST, """
+    Answer(
+        4,
+        "to the left, the receive called first",
+        [
+            FIRST,
+            """
         pieces = [piece.clone() for piece in tensor.tensor_split(dist.get_world_size())]
         for step in range(world - 1):
             growing = pieces[(rank + 2 + step) % world]
@@ -360,8 +740,15 @@ RIGHT = [
             dist.send(pieces[(rank + 1 + step) % world], (rank - 1) % world)
             work.wait()
             growing.add_(arriving)
-        return pieces[dist.get_rank()]"""]),
-    Answer(5, "pieces in a list", [ARRIVING, """
+        return pieces[dist.get_rank()]""",
+        ],
+    ),
+    Answer(
+        5,
+        "pieces in a list",
+        [
+            ARRIVING,
+            """
         pieces = list(tensor.tensor_split(world))
         for step in range(world - 1):
             number = (rank - 1 - step) % world
@@ -369,10 +756,21 @@ RIGHT = [
             work = dist.irecv(pieces[number], (rank - 1) % world)
             dist.send(pieces[(number + 1) % world], (rank + 1) % world)
             work.wait()
-        return torch.cat(pieces)"""]),
-    Answer(6, "in place", [ALL_BYTES, "ring_reduce_scatter(tensor, rank, world)\nreturn ring_all_gather(tensor, rank, world)"],
-           edits=(("    return pieces[rank]\n", "    return pieces[rank]  # a view of tensor\n"),)),
-    Answer(6, "in one loop", ["return nbytes / world * (world - 1) * 2", """
+        return torch.cat(pieces)""",
+        ],
+    ),
+    Answer(
+        6,
+        "in place",
+        [ALL_BYTES, "ring_reduce_scatter(tensor, rank, world)\nreturn ring_all_gather(tensor, rank, world)"],
+        edits=(("    return pieces[rank]\n", "    return pieces[rank]  # a view of tensor\n"),),
+    ),
+    Answer(
+        6,
+        "in one loop",
+        [
+            "return nbytes / world * (world - 1) * 2",
+            """
         pieces = list(tensor.clone().tensor_split(world))
         for step in range(2 * (world - 1)):
             number = (rank - 2 - step) % world
@@ -381,8 +779,15 @@ RIGHT = [
             for work in works:
                 work.wait()
             pieces[number] = pieces[number] + arriving if step < world - 1 else arriving
-        return torch.cat(pieces)"""]),
-    Answer(7, "a round after the other", [EXCHANGE_BYTES, """
+        return torch.cat(pieces)""",
+        ],
+    ),
+    Answer(
+        7,
+        "a round after the other",
+        [
+            EXCHANGE_BYTES,
+            """
         pieces, held = tensor.tensor_split(world), {rank: tensor.tensor_split(world)[rank]}
         for step in range(1, world):
             to, source = (rank - step) % world, (rank + step) % world
@@ -390,13 +795,30 @@ RIGHT = [
             calls = [dist.P2POp(dist.isend, pieces[to], to), dist.P2POp(dist.irecv, held[source], source)]
             for work in dist.batch_isend_irecv(calls):
                 work.wait()
-        return torch.cat([held[source] for source in range(world)])"""]),
-    Answer(8, "counted round by round", [
-        "rounds = [nbytes / world] * (world - 1)\nreturn len(rounds + rounds), sum(rounds + rounds)",
-        "rounds, have = 0, 1\nwhile have < world:\n    rounds, have = rounds + 2, 2 * have\nreturn rounds, rounds * nbytes", EQUAL]),
-    Answer(9, "by the library", ["""
+        return torch.cat([held[source] for source in range(world)])""",
+        ],
+    ),
+    Answer(
+        8,
+        "counted round by round",
+        [
+            "rounds = [nbytes / world] * (world - 1)\nreturn len(rounds + rounds), sum(rounds + rounds)",
+            (
+                "rounds, have = 0, 1\nwhile have < world:\n    rounds, have = rounds + 2, 2 * have\nreturn rounds,"
+                " rounds * nbytes"
+            ),
+            EQUAL,
+        ],
+    ),
+    Answer(
+        9,
+        "by the library",
+        [
+            """
         line = torch.stack([torch.ones(len(sizes)), torch.tensor(sizes)], dim=1).double()
         return torch.linalg.lstsq(line, torch.tensor(seconds, dtype=torch.float64)).solution""",
-        "return alpha * cost[0] + beta * cost[1]"]),
+            "return alpha * cost[0] + beta * cost[1]",
+        ],
+    ),
     Answer(9, "by numpy", ["import numpy\nreturn tuple(numpy.polyfit(sizes, seconds, 1)[::-1])", SECONDS]),
 ]

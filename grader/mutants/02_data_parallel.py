@@ -116,33 +116,95 @@ def replaced(body: str, *pairs: tuple[str, str]) -> str:
 
 WRONG = [
     Answer(1, "the mean of means", ["return torch.stack(gradients).mean(dim=0)", BYTES], says="[3, 1]"),
-    Answer(1, "the sum", ["return sum(g * n for g, n in zip(gradients, samples))", BYTES], says="is not the gradient of all"),
-    Answer(1, "divided by the ranks", ["return sum(g * n for g, n in zip(gradients, samples)) / len(samples)", BYTES], says="is not the gradient of all"),
-    Answer(1, "the largest share decides", ["return gradients[samples.index(max(samples))]", BYTES], says="is not the gradient of all"),
-    Answer(1, "only ranks with samples count, but alike",
-           ["return torch.stack([g for g, n in zip(gradients, samples) if n]).mean(dim=0)", BYTES], says="[3, 1]"),
+    Answer(
+        1,
+        "the sum",
+        ["return sum(g * n for g, n in zip(gradients, samples))", BYTES],
+        says="is not the gradient of all",
+    ),
+    Answer(
+        1,
+        "divided by the ranks",
+        ["return sum(g * n for g, n in zip(gradients, samples)) / len(samples)", BYTES],
+        says="is not the gradient of all",
+    ),
+    Answer(
+        1,
+        "the largest share decides",
+        ["return gradients[samples.index(max(samples))]", BYTES],
+        says="is not the gradient of all",
+    ),
+    Answer(
+        1,
+        "only ranks with samples count, but alike",
+        ["return torch.stack([g for g, n in zip(gradients, samples) if n]).mean(dim=0)", BYTES],
+        says="[3, 1]",
+    ),
     Answer(1, "whole gradients to all", [WHOLE, "return 4 * parameters * (world - 1)"], says="step_bytes"),
     Answer(1, "one half of the ring", [WHOLE, "return 4 * parameters * (world - 1) / world"], says="step_bytes"),
     Answer(1, "numbers, not bytes", [WHOLE, "return 2 * parameters * (world - 1) / world"], says="step_bytes"),
     Answer(1, "the same for any number of ranks", [WHOLE, "return 8 * parameters"], says="step_bytes(1000, 1)"),
-    Answer(1, "the bytes are not written", [WHOLE, 'raise NotImplementedError("TODO 1")'], says="a part of TODO 1 is still to be written"),
-
+    Answer(
+        1,
+        "the bytes are not written",
+        [WHOLE, 'raise NotImplementedError("TODO 1")'],
+        says="a part of TODO 1 is still to be written",
+    ),
     Answer(2, "nothing", "pass", says="after broadcast_state, rank 1 has another"),
-    Answer(2, "parameters only", "for p in model.parameters():\n    dist.broadcast(p.detach(), src=0)", says="a buffer"),
-    Answer(2, "what a state_dict has", "for tensor in model.state_dict().values():\n    dist.broadcast(tensor, src=0)", says="which no state_dict has"),
-    Answer(2, "what is trained", replaced(STATE, ("*model.parameters()", "*(p for p in model.parameters() if p.requires_grad)")), says="which is frozen"),
-    Answer(2, "floating-point numbers only", replaced(STATE, ("    dist", "    if tensor.is_floating_point():\n        dist")), says="num_batches_tracked"),
-    Answer(2, "a tied one twice", replaced(STATE, ("model.parameters()", "dict(model.named_parameters(remove_duplicate=False)).values()")), says="more than the state has"),
-    Answer(2, "the mean of all ranks", """
+    Answer(
+        2, "parameters only", "for p in model.parameters():\n    dist.broadcast(p.detach(), src=0)", says="a buffer"
+    ),
+    Answer(
+        2,
+        "what a state_dict has",
+        "for tensor in model.state_dict().values():\n    dist.broadcast(tensor, src=0)",
+        says="which no state_dict has",
+    ),
+    Answer(
+        2,
+        "what is trained",
+        replaced(STATE, ("*model.parameters()", "*(p for p in model.parameters() if p.requires_grad)")),
+        says="which is frozen",
+    ),
+    Answer(
+        2,
+        "floating-point numbers only",
+        replaced(STATE, ("    dist", "    if tensor.is_floating_point():\n        dist")),
+        says="num_batches_tracked",
+    ),
+    Answer(
+        2,
+        "a tied one twice",
+        replaced(STATE, ("model.parameters()", "dict(model.named_parameters(remove_duplicate=False)).values()")),
+        says="more than the state has",
+    ),
+    Answer(
+        2,
+        "the mean of all ranks",
+        """
         for tensor in (*model.parameters(), *model.buffers()):
             dist.all_reduce(tensor.detach())
-            tensor.detach().copy_(tensor.detach() / dist.get_world_size())""", says="than rank 0 had"),
-    Answer(2, "of the last rank", replaced(STATE, ("src=0", "src=dist.get_world_size() - 1")), says="rank 0 has another"),
+            tensor.detach().copy_(tensor.detach() / dist.get_world_size())""",
+        says="than rank 0 had",
+    ),
+    Answer(
+        2, "of the last rank", replaced(STATE, ("src=0", "src=dist.get_world_size() - 1")), says="rank 0 has another"
+    ),
     Answer(2, "each from itself", replaced(STATE, ("src=0", "src=dist.get_rank()")), says="different roots"),
-    Answer(2, "only rank 0 calls", "if dist.get_rank() == 0:\n" + STATE.strip().replace("for", "    for").replace("    dist", "        dist"), says="rank 0"),
+    Answer(
+        2,
+        "only rank 0 calls",
+        "if dist.get_rank() == 0:\n" + STATE.strip().replace("for", "    for").replace("    dist", "        dist"),
+        says="rank 0",
+    ),
     Answer(2, "nobody waits", replaced(STATE, ("src=0", "src=0, async_op=True")), says="never waits for its broadcast"),
-    Answer(2, "copies are sent", replaced(STATE, ("tensor.detach()", "tensor.detach().clone()")), says="rank 1 has another"),
-    Answer(2, "new parameters", """
+    Answer(
+        2, "copies are sent", replaced(STATE, ("tensor.detach()", "tensor.detach().clone()")), says="rank 1 has another"
+    ),
+    Answer(
+        2,
+        "new parameters",
+        """
         for module in model.modules():
             for name, p in list(module._parameters.items()):
                 if p is not None:
@@ -150,52 +212,165 @@ WRONG = [
                     dist.broadcast(new, src=0)
                     setattr(module, name, nn.Parameter(new, requires_grad=p.requires_grad))
         for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)""", says="replaces tensors"),
-    Answer(2, "the seed is set again", "torch.manual_seed(0)\nfor p in model.parameters():\n    nn.init.normal_(p)", says="than rank 0 had"),
-
+            dist.broadcast(buffer, src=0)""",
+        says="replaces tensors",
+    ),
+    Answer(
+        2,
+        "the seed is set again",
+        "torch.manual_seed(0)\nfor p in model.parameters():\n    nn.init.normal_(p)",
+        says="than rank 0 had",
+    ),
     Answer(3, "nothing", "pass", says="is not that of one process"),
-    Answer(3, "the sum", replaced(NAIVE, ("        p.grad /= world\n", "")), says="summed over the ranks, not averaged"),
-    Answer(3, "ReduceOp.AVG", replaced(NAIVE, ("(p.grad)\n        p.grad /= world", "(p.grad, op=dist.ReduceOp.AVG)")), says="ReduceOp.AVG"),
-    Answer(3, "only what has a gradient", """
+    Answer(
+        3, "the sum", replaced(NAIVE, ("        p.grad /= world\n", "")), says="summed over the ranks, not averaged"
+    ),
+    Answer(
+        3,
+        "ReduceOp.AVG",
+        replaced(NAIVE, ("(p.grad)\n        p.grad /= world", "(p.grad, op=dist.ReduceOp.AVG)")),
+        says="ReduceOp.AVG",
+    ),
+    Answer(
+        3,
+        "only what has a gradient",
+        """
         for p in model.parameters():
             if p.grad is not None:
                 dist.all_reduce(p.grad)
-                p.grad /= dist.get_world_size()"""),
-    Answer(3, "zeros are given, and no average is taken", """
+                p.grad /= dist.get_world_size()""",
+    ),
+    Answer(
+        3,
+        "zeros are given, and no average is taken",
+        """
         for p in model.parameters():
             if p.requires_grad:
                 grad = torch.zeros_like(p) if p.grad is None else p.grad
                 dist.all_reduce(grad)
-                grad /= dist.get_world_size()""", says="has no gradient afterwards"),
-    Answer(3, "divided by those that have one", """
+                grad /= dist.get_world_size()""",
+        says="has no gradient afterwards",
+    ),
+    Answer(
+        3,
+        "divided by those that have one",
+        """
         for p in model.parameters():
             if p.requires_grad:
                 have = torch.tensor(float(p.grad is not None))
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 dist.all_reduce(have)
                 dist.all_reduce(p.grad)
-                p.grad /= have.clamp(min=1)""", says="makes 18 calls"),
-    Answer(3, "the parameters are averaged", replaced(NAIVE, ("dist.all_reduce(p.grad)\n        p.grad /= world", "dist.all_reduce(p.data)\n        p.data /= world")), says="is not that of one process"),
-    Answer(3, "a tied one twice", replaced(NAIVE, ("for p in model.parameters()", "for _, p in model.named_parameters(remove_duplicate=False)")), says="makes 10 calls"),
-    Answer(3, "the frozen ones as well", replaced(NAIVE, ("if p.requires_grad:", "if True:")), says="the frozen layer has a gradient"),
-    Answer(3, "all gathered, then averaged", replaced(NAIVE, ("dist.all_reduce(p.grad)\n        p.grad /= world", """held = [torch.empty_like(p.grad) for _ in range(world)]
+                p.grad /= have.clamp(min=1)""",
+        says="makes 18 calls",
+    ),
+    Answer(
+        3,
+        "the parameters are averaged",
+        replaced(
+            NAIVE,
+            ("dist.all_reduce(p.grad)\n        p.grad /= world", "dist.all_reduce(p.data)\n        p.data /= world"),
+        ),
+        says="is not that of one process",
+    ),
+    Answer(
+        3,
+        "a tied one twice",
+        replaced(NAIVE, ("for p in model.parameters()", "for _, p in model.named_parameters(remove_duplicate=False)")),
+        says="makes 10 calls",
+    ),
+    Answer(
+        3,
+        "the frozen ones as well",
+        replaced(NAIVE, ("if p.requires_grad:", "if True:")),
+        says="the frozen layer has a gradient",
+    ),
+    Answer(
+        3,
+        "all gathered, then averaged",
+        replaced(
+            NAIVE,
+            (
+                "dist.all_reduce(p.grad)\n        p.grad /= world",
+                """held = [torch.empty_like(p.grad) for _ in range(world)]
         dist.all_gather(held, p.grad)
-        p.grad = torch.stack(held).mean(dim=0)""")), says="bytes by ring"),
-    Answer(3, "reduced to rank 0, then broadcast", replaced(NAIVE, ("dist.all_reduce(p.grad)\n        p.grad /= world", """dist.reduce(p.grad, 0)
+        p.grad = torch.stack(held).mean(dim=0)""",
+            ),
+        ),
+        says="bytes by ring",
+    ),
+    Answer(
+        3,
+        "reduced to rank 0, then broadcast",
+        replaced(
+            NAIVE,
+            (
+                "dist.all_reduce(p.grad)\n        p.grad /= world",
+                """dist.reduce(p.grad, 0)
         p.grad /= world
-        dist.broadcast(p.grad, 0)""")), says="makes 18 calls"),
-    Answer(3, "rank 0's gradients", replaced(NAIVE, ("dist.all_reduce(p.grad)\n        p.grad /= world", "dist.broadcast(p.grad, 0)")), says="is not that of one process"),
+        dist.broadcast(p.grad, 0)""",
+            ),
+        ),
+        says="makes 18 calls",
+    ),
+    Answer(
+        3,
+        "rank 0's gradients",
+        replaced(NAIVE, ("dist.all_reduce(p.grad)\n        p.grad /= world", "dist.broadcast(p.grad, 0)")),
+        says="is not that of one process",
+    ),
     Answer(3, "all of it twice", NAIVE + NAIVE.replace("world = dist.get_world_size()\n", ""), says="makes 18 calls"),
     Answer(3, "for two ranks", replaced(NAIVE, ("/= world", "/= 2")), says="is not that of one process"),
-    Answer(3, "nobody waits", replaced(NAIVE, ("all_reduce(p.grad)", "all_reduce(p.grad, async_op=True)")), says="never waits for its all_reduce"),
-    Answer(3, "divided while it is under way", replaced(NAIVE, ("dist.all_reduce(p.grad)\n        p.grad /= world",
-                                                            "work = dist.all_reduce(p.grad, async_op=True)\n        p.grad /= world\n        work.wait()")), says="before that is over"),
-    Answer(3, "rank 1 in another order", replaced(NAIVE, ("for p in model.parameters()", "for p in (list(model.parameters()) if dist.get_rank() else reversed(list(model.parameters())))"))),
-
-    Answer(4, "predicted: one after the other, from the end of the last", ["return ready[-1] + sum(seconds)", HOOKS], says="communication_ends"),
-    Answer(4, "predicted: all at the same time", ["return max(r + s for r, s in zip(ready, seconds))", HOOKS], says="communication_ends"),
-    Answer(4, "after the backward pass", [ENDS, "return lambda: average_gradients(model)"], says="does not begin before"),
-    Answer(4, "hooks that wait", [ENDS, """
+    Answer(
+        3,
+        "nobody waits",
+        replaced(NAIVE, ("all_reduce(p.grad)", "all_reduce(p.grad, async_op=True)")),
+        says="never waits for its all_reduce",
+    ),
+    Answer(
+        3,
+        "divided while it is under way",
+        replaced(
+            NAIVE,
+            (
+                "dist.all_reduce(p.grad)\n        p.grad /= world",
+                "work = dist.all_reduce(p.grad, async_op=True)\n        p.grad /= world\n        work.wait()",
+            ),
+        ),
+        says="before that is over",
+    ),
+    Answer(
+        3,
+        "rank 1 in another order",
+        replaced(
+            NAIVE,
+            (
+                "for p in model.parameters()",
+                "for p in (list(model.parameters()) if dist.get_rank() else reversed(list(model.parameters())))",
+            ),
+        ),
+    ),
+    Answer(
+        4,
+        "predicted: one after the other, from the end of the last",
+        ["return ready[-1] + sum(seconds)", HOOKS],
+        says="communication_ends",
+    ),
+    Answer(
+        4,
+        "predicted: all at the same time",
+        ["return max(r + s for r, s in zip(ready, seconds))", HOOKS],
+        says="communication_ends",
+    ),
+    Answer(
+        4, "after the backward pass", [ENDS, "return lambda: average_gradients(model)"], says="does not begin before"
+    ),
+    Answer(
+        4,
+        "hooks that wait",
+        [
+            ENDS,
+            """
         def average(p):
             dist.all_reduce(p.grad)
             p.grad /= dist.get_world_size()
@@ -203,8 +378,16 @@ WRONG = [
         for p in model.parameters():
             if p.requires_grad:
                 p.register_post_accumulate_grad_hook(average)
-        return lambda: None"""], says="waits inside of the backward pass"),
-    Answer(4, "a tensor hook, which sees one pass only", [ENDS, """
+        return lambda: None""",
+        ],
+        says="waits inside of the backward pass",
+    ),
+    Answer(
+        4,
+        "a tensor hook, which sees one pass only",
+        [
+            ENDS,
+            """
         started = []
 
         def start(grad, p):
@@ -220,43 +403,180 @@ WRONG = [
         for p in model.parameters():
             if p.requires_grad:
                 p.register_hook(lambda grad, p=p: start(grad, p))
-        return finish"""], says="on top of the first one's gradients"),
-    Answer(4, "a tensor hook, and the gradient that it does not see yet", [ENDS, replaced(HOOKS, (
-        "p.register_post_accumulate_grad_hook(start)", "p.register_hook(lambda grad, p=p: start(p))"))]),
-    Answer(4, "nobody waits", [ENDS, replaced(HOOKS, ("        work.wait()\n", ""))], says="never waits for its all_reduce"),
-    Answer(4, "only the last one is waited for", [ENDS, replaced(HOOKS, ("        work.wait()\n", ""), ("def finish():\n", "def finish():\n    started[-1][0].wait()\n"))], says="never waits"),
-    Answer(4, "what was waited for is kept", [ENDS, replaced(HOOKS, ("    started.clear()\n", ""))], says="in a second pass"),
-    Answer(4, "the sum", [ENDS, replaced(HOOKS, ("        p.grad /= dist.get_world_size()\n", ""))], says="summed over the ranks"),
-    Answer(4, "divided while it is under way", [ENDS, replaced(HOOKS, ("        work.wait()\n        p.grad /= dist.get_world_size()",
-                                                                   "        p.grad /= dist.get_world_size()\n        work.wait()"))], says="before that is over"),
-    Answer(4, "divided right after the start", [ENDS, replaced(HOOKS, ("        p.grad /= dist.get_world_size()\n", ""), (
-        "async_op=True), p))\n", "async_op=True), p))\n    p.grad /= dist.get_world_size()\n"))], says="before that is over"),
-    Answer(4, "the parameter instead of its gradient", [ENDS, replaced(HOOKS, ("all_reduce(p.grad, ", "all_reduce(p.detach(), "))]),
-    Answer(4, "hooks on frozen parameters", [ENDS, replaced(HOOKS, ("    if p.requires_grad:\n        p.reg", "    p.reg"))], says="hook"),
-    Answer(4, "each one when the next is ready", [ENDS, replaced(HOOKS, (
-        "    started.append((dist.all_reduce(p.grad, async_op=True), p))", """    waiting.append(p)
+        return finish""",
+        ],
+        says="on top of the first one's gradients",
+    ),
+    Answer(
+        4,
+        "a tensor hook, and the gradient that it does not see yet",
+        [
+            ENDS,
+            replaced(
+                HOOKS, ("p.register_post_accumulate_grad_hook(start)", "p.register_hook(lambda grad, p=p: start(p))")
+            ),
+        ],
+    ),
+    Answer(
+        4, "nobody waits", [ENDS, replaced(HOOKS, ("        work.wait()\n", ""))], says="never waits for its all_reduce"
+    ),
+    Answer(
+        4,
+        "only the last one is waited for",
+        [
+            ENDS,
+            replaced(
+                HOOKS, ("        work.wait()\n", ""), ("def finish():\n", "def finish():\n    started[-1][0].wait()\n")
+            ),
+        ],
+        says="never waits",
+    ),
+    Answer(
+        4,
+        "what was waited for is kept",
+        [ENDS, replaced(HOOKS, ("    started.clear()\n", ""))],
+        says="in a second pass",
+    ),
+    Answer(
+        4,
+        "the sum",
+        [ENDS, replaced(HOOKS, ("        p.grad /= dist.get_world_size()\n", ""))],
+        says="summed over the ranks",
+    ),
+    Answer(
+        4,
+        "divided while it is under way",
+        [
+            ENDS,
+            replaced(
+                HOOKS,
+                (
+                    "        work.wait()\n        p.grad /= dist.get_world_size()",
+                    "        p.grad /= dist.get_world_size()\n        work.wait()",
+                ),
+            ),
+        ],
+        says="before that is over",
+    ),
+    Answer(
+        4,
+        "divided right after the start",
+        [
+            ENDS,
+            replaced(
+                HOOKS,
+                ("        p.grad /= dist.get_world_size()\n", ""),
+                ("async_op=True), p))\n", "async_op=True), p))\n    p.grad /= dist.get_world_size()\n"),
+            ),
+        ],
+        says="before that is over",
+    ),
+    Answer(
+        4,
+        "the parameter instead of its gradient",
+        [ENDS, replaced(HOOKS, ("all_reduce(p.grad, ", "all_reduce(p.detach(), "))],
+    ),
+    Answer(
+        4,
+        "hooks on frozen parameters",
+        [ENDS, replaced(HOOKS, ("    if p.requires_grad:\n        p.reg", "    p.reg"))],
+        says="hook",
+    ),
+    Answer(
+        4,
+        "each one when the next is ready",
+        [
+            ENDS,
+            replaced(
+                HOOKS,
+                (
+                    "    started.append((dist.all_reduce(p.grad, async_op=True), p))",
+                    """    waiting.append(p)
     if len(waiting) > 1:
         begin(waiting.pop(0))
 
 def begin(p):
-    started.append((dist.all_reduce(p.grad, async_op=True), p))"""), ("started = []", "started, waiting = [], []"),
-        ("def finish():\n", "def finish():\n    begin(waiting.pop(0))\n"))], says="does not begin before that of"),
-    Answer(4, "all when the first parameter is ready", [ENDS, replaced(HOOKS, (
-        "    started.append((dist.all_reduce(p.grad, async_op=True), p))",
-        "    for q in model.parameters():\n        if q.requires_grad:\n            started.append((dist.all_reduce(q.grad, async_op=True), q))"),
-        ("for p in model.parameters():\n    if p.requires_grad:\n        p.reg", "for p in list(model.parameters())[:1]:\n    if p.requires_grad:\n        p.reg"))], says="does not begin before that of"),
-    Answer(4, "ReduceOp.AVG", [ENDS, replaced(HOOKS, ("p.grad, async", "p.grad, op=dist.ReduceOp.AVG, async"), ("        p.grad /= dist.get_world_size()\n", ""))], says="ReduceOp.AVG"),
+    started.append((dist.all_reduce(p.grad, async_op=True), p))""",
+                ),
+                ("started = []", "started, waiting = [], []"),
+                ("def finish():\n", "def finish():\n    begin(waiting.pop(0))\n"),
+            ),
+        ],
+        says="does not begin before that of",
+    ),
+    Answer(
+        4,
+        "all when the first parameter is ready",
+        [
+            ENDS,
+            replaced(
+                HOOKS,
+                (
+                    "    started.append((dist.all_reduce(p.grad, async_op=True), p))",
+                    (
+                        "    for q in model.parameters():\n        if q.requires_grad:\n           "
+                        " started.append((dist.all_reduce(q.grad, async_op=True), q))"
+                    ),
+                ),
+                (
+                    "for p in model.parameters():\n    if p.requires_grad:\n        p.reg",
+                    "for p in list(model.parameters())[:1]:\n    if p.requires_grad:\n        p.reg",
+                ),
+            ),
+        ],
+        says="does not begin before that of",
+    ),
+    Answer(
+        4,
+        "ReduceOp.AVG",
+        [
+            ENDS,
+            replaced(
+                HOOKS,
+                ("p.grad, async", "p.grad, op=dist.ReduceOp.AVG, async"),
+                ("        p.grad /= dist.get_world_size()\n", ""),
+            ),
+        ],
+        says="ReduceOp.AVG",
+    ),
     Answer(4, "nothing", [ENDS, "return lambda: None"], says="is not that of one process"),
-
-    Answer(5, "from the first to the last", replaced(FILL, ("reversed(range(len(sizes)))", "range(len(sizes))")), says="from the last parameter to the first"),
-    Answer(5, "closed when the cap is passed", replaced(FILL, ("sizes[index] > room", "room <= 0")), says="into a bucket for"),
+    Answer(
+        5,
+        "from the first to the last",
+        replaced(FILL, ("reversed(range(len(sizes)))", "range(len(sizes))")),
+        says="from the last parameter to the first",
+    ),
+    Answer(
+        5,
+        "closed when the cap is passed",
+        replaced(FILL, ("sizes[index] > room", "room <= 0")),
+        says="into a bucket for",
+    ),
     Answer(5, "one for all", "return [list(reversed(range(len(sizes))))]", says="into a bucket for"),
     Answer(5, "one for each", "return [[index] for index in reversed(range(len(sizes)))]", says="would do"),
-    Answer(5, "two in each", "order = list(reversed(range(len(sizes))))\nreturn [order[i:i + 2] for i in range(0, len(order), 2)]", says="assign_buckets"),
-    Answer(5, "what is too large is left out", replaced(FILL, ("    if not", "    if sizes[index] > cap:\n        continue\n    if not")), says="each parameter in one bucket"),
-    Answer(5, "one that is empty", replaced(FILL, ("buckets, room = [], 0", "buckets, room = [[]], cap")), says="an empty bucket"),
+    Answer(
+        5,
+        "two in each",
+        "order = list(reversed(range(len(sizes))))\nreturn [order[i:i + 2] for i in range(0, len(order), 2)]",
+        says="assign_buckets",
+    ),
+    Answer(
+        5,
+        "what is too large is left out",
+        replaced(FILL, ("    if not", "    if sizes[index] > cap:\n        continue\n    if not")),
+        says="each parameter in one bucket",
+    ),
+    Answer(
+        5,
+        "one that is empty",
+        replaced(FILL, ("buckets, room = [], 0", "buckets, room = [[]], cap")),
+        says="an empty bucket",
+    ),
     Answer(5, "never quite full", replaced(FILL, ("> room", ">= room")), says="would do"),
-    Answer(5, "wherever there is room", """
+    Answer(
+        5,
+        "wherever there is room",
+        """
         buckets = []
         for index in reversed(range(len(sizes))):
             for bucket in buckets:
@@ -265,17 +585,39 @@ def begin(p):
                     break
             else:
                 buckets.append([index])
-        return buckets""", says="from the last parameter to the first"),
-    Answer(5, "sizes instead of indices", replaced(FILL, ("append(index)", "append(sizes[index])")), says="each parameter in one bucket"),
-    Answer(5, "a flat list", replaced(FILL, ("return buckets", "return [index for bucket in buckets for index in bucket]")), says="no list of lists"),
-
-    Answer(6, "all of it in finish", [replaced(INIT, ("    p.register_post_accumulate_grad_hook(self.ready)", "    pass")), TAKE, FINISH], says="are under way when the last gradient"),
-    Answer(6, "in whatever order they are full", [INIT, """
+        return buckets""",
+        says="from the last parameter to the first",
+    ),
+    Answer(
+        5,
+        "sizes instead of indices",
+        replaced(FILL, ("append(index)", "append(sizes[index])")),
+        says="each parameter in one bucket",
+    ),
+    Answer(
+        5,
+        "a flat list",
+        replaced(FILL, ("return buckets", "return [index for bucket in buckets for index in bucket]")),
+        says="no list of lists",
+    ),
+    Answer(
+        6,
+        "all of it in finish",
+        [replaced(INIT, ("    p.register_post_accumulate_grad_hook(self.ready)", "    pass")), TAKE, FINISH],
+        says="are under way when the last gradient",
+    ),
+    Answer(
+        6,
+        "in whatever order they are full",
+        [
+            INIT,
+            """
         number = self.number[parameter]
         self.missing[number].discard(parameter)
         if not self.missing[number]:
             vector = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in self.members[number]])
-            self.started.append((number, dist.all_reduce(vector, async_op=True), vector))""", """
+            self.started.append((number, dist.all_reduce(vector, async_op=True), vector))""",
+            """
         for p in self.parameters:
             if p in self.missing[self.number[p]]:
                 self.fill(p)
@@ -285,103 +627,386 @@ def begin(p):
             for p, piece in zip(self.members[number], vector.split([p.numel() for p in self.members[number]])):
                 p.grad = piece.view_as(p)
         self.missing = [set(members) for members in self.members]
-        self.started = []"""]),
-    Answer(6, "what is not full is not sent", [INIT, TAKE, replaced(FINISH, ("        self.fill(p)\n", "        pass\n"))]),
-    Answer(6, "zeros for what this pass did not use", [INIT, TAKE, replaced(FINISH, ("        self.fill(p)\n", "        p.grad = None\n        self.fill(p)\n"))], says="that an earlier one did"),
-    Answer(6, "sync is ignored", [replaced(INIT, ("(self.ready)", "(self.fill)")), TAKE, FINISH], says="although sync is False"),
-    Answer(6, "counts are not reset", [INIT, TAKE, replaced(FINISH, ("self.missing = [set(members) for members in self.members]\n", ""))]),
+        self.started = []""",
+        ],
+    ),
+    Answer(
+        6, "what is not full is not sent", [INIT, TAKE, replaced(FINISH, ("        self.fill(p)\n", "        pass\n"))]
+    ),
+    Answer(
+        6,
+        "zeros for what this pass did not use",
+        [INIT, TAKE, replaced(FINISH, ("        self.fill(p)\n", "        p.grad = None\n        self.fill(p)\n"))],
+        says="that an earlier one did",
+    ),
+    Answer(
+        6,
+        "sync is ignored",
+        [replaced(INIT, ("(self.ready)", "(self.fill)")), TAKE, FINISH],
+        says="although sync is False",
+    ),
+    Answer(
+        6,
+        "counts are not reset",
+        [INIT, TAKE, replaced(FINISH, ("self.missing = [set(members) for members in self.members]\n", ""))],
+    ),
     Answer(6, "works are not reset", [INIT, TAKE, replaced(FINISH, ("self.started = []", ""))]),
-    Answer(6, "not divided", [INIT, TAKE, replaced(FINISH, ("    vector /= dist.get_world_size()\n", ""))], says="summed over the ranks"),
-    Answer(6, "not copied back", [INIT, TAKE, replaced(FINISH, ("        p.grad = piece.view_as(p)", "        pass"))], says="is not that of one process"),
-    Answer(6, "copied back only where there was a gradient", [INIT, TAKE, replaced(FINISH, ("        p.grad = piece", "        if p.grad is not None:\n            p.grad = piece"))],
-           says="has no gradient afterwards"),
-    Answer(6, "copied back before it is there", [INIT, TAKE, replaced(FINISH, ("    work.wait()\n    vector /= dist.get_world_size()\n", ""), (
-        "p.grad = piece.view_as(p)", "p.grad = piece.view_as(p) / dist.get_world_size()"), ("self.started = []", "for work, _ in self.started:\n    work.wait()\nself.started = []"))],
-           says="is not that of one process"),
-    Answer(6, "nobody waits", [INIT, TAKE, replaced(FINISH, ("    work.wait()\n", ""))], says="never waits for its all_reduce"),
-    Answer(6, "each gradient by itself", [INIT, "self.started.append((dist.all_reduce(parameter.grad, async_op=True), parameter))", """
+    Answer(
+        6,
+        "not divided",
+        [INIT, TAKE, replaced(FINISH, ("    vector /= dist.get_world_size()\n", ""))],
+        says="summed over the ranks",
+    ),
+    Answer(
+        6,
+        "not copied back",
+        [INIT, TAKE, replaced(FINISH, ("        p.grad = piece.view_as(p)", "        pass"))],
+        says="is not that of one process",
+    ),
+    Answer(
+        6,
+        "copied back only where there was a gradient",
+        [
+            INIT,
+            TAKE,
+            replaced(FINISH, ("        p.grad = piece", "        if p.grad is not None:\n            p.grad = piece")),
+        ],
+        says="has no gradient afterwards",
+    ),
+    Answer(
+        6,
+        "copied back before it is there",
+        [
+            INIT,
+            TAKE,
+            replaced(
+                FINISH,
+                ("    work.wait()\n    vector /= dist.get_world_size()\n", ""),
+                ("p.grad = piece.view_as(p)", "p.grad = piece.view_as(p) / dist.get_world_size()"),
+                ("self.started = []", "for work, _ in self.started:\n    work.wait()\nself.started = []"),
+            ),
+        ],
+        says="is not that of one process",
+    ),
+    Answer(
+        6,
+        "nobody waits",
+        [INIT, TAKE, replaced(FINISH, ("    work.wait()\n", ""))],
+        says="never waits for its all_reduce",
+    ),
+    Answer(
+        6,
+        "each gradient by itself",
+        [
+            INIT,
+            "self.started.append((dist.all_reduce(parameter.grad, async_op=True), parameter))",
+            """
         for work, p in self.started:
             work.wait()
             p.grad /= dist.get_world_size()
-        self.started = []"""]),
-    Answer(6, "one bucket", [INIT, TAKE, FINISH], edits=(("for parameter in self.parameters], cap)\n", "for parameter in self.parameters], 10**9)\n"),), says="are under way when the last gradient"),
-    Answer(6, "buckets from the first to the last", [INIT, TAKE, FINISH],
-           edits=(("for parameter in self.parameters], cap)\n", "for parameter in self.parameters], cap)[::-1]\n"),), says="are under way when the last gradient"),
-    Answer(6, "a hook that waits", [INIT, TAKE + "    self.started[-1][0].wait()\n", FINISH], says="waits inside of the backward pass"),
-    Answer(6, "each bucket when the next is full", [INIT, replaced(TAKE, ("not self.missing[len(self.started)]:", "not any(self.missing[len(self.started):len(self.started) + 2]):")), FINISH],
-           says="are under way when the last gradient"),
-    Answer(6, "sent before the last gradient is in it", [INIT, replaced(TAKE, ("self.missing[self.number[parameter]].discard(parameter)\n", """
+        self.started = []""",
+        ],
+    ),
+    Answer(
+        6,
+        "one bucket",
+        [INIT, TAKE, FINISH],
+        edits=(("for parameter in self.parameters], cap)\n", "for parameter in self.parameters], 10**9)\n"),),
+        says="are under way when the last gradient",
+    ),
+    Answer(
+        6,
+        "buckets from the first to the last",
+        [INIT, TAKE, FINISH],
+        edits=(("for parameter in self.parameters], cap)\n", "for parameter in self.parameters], cap)[::-1]\n"),),
+        says="are under way when the last gradient",
+    ),
+    Answer(
+        6,
+        "a hook that waits",
+        [INIT, TAKE + "    self.started[-1][0].wait()\n", FINISH],
+        says="waits inside of the backward pass",
+    ),
+    Answer(
+        6,
+        "each bucket when the next is full",
+        [
+            INIT,
+            replaced(
+                TAKE,
+                (
+                    "not self.missing[len(self.started)]:",
+                    "not any(self.missing[len(self.started):len(self.started) + 2]):",
+                ),
+            ),
+            FINISH,
+        ],
+        says="are under way when the last gradient",
+    ),
+    Answer(
+        6,
+        "sent before the last gradient is in it",
+        [
+            INIT,
+            replaced(
+                TAKE,
+                (
+                    "self.missing[self.number[parameter]].discard(parameter)\n",
+                    """
 number = self.number[parameter]
 self.missing[number].discard(parameter)
 if len(self.missing[number]) < 2:
     self.missing[number].clear()
-""")), FINISH]),
-    Answer(6, "a tensor hook", [replaced(INIT, ("p.register_post_accumulate_grad_hook(self.ready)", "p.register_hook(lambda grad, p=p: self.ready(p))")), TAKE, FINISH],
-           says="is not that of one process"),
-    Answer(6, "written to while it is under way", [INIT, TAKE + "    vector /= dist.get_world_size()\n", replaced(FINISH, ("    vector /= dist.get_world_size()\n", ""))], says="before that is over"),
-    Answer(6, "ReduceOp.AVG", [INIT, replaced(TAKE, ("vector, async", "vector, op=dist.ReduceOp.AVG, async")), replaced(FINISH, ("    vector /= dist.get_world_size()\n", ""))], says="ReduceOp.AVG"),
+""",
+                ),
+            ),
+            FINISH,
+        ],
+    ),
+    Answer(
+        6,
+        "a tensor hook",
+        [
+            replaced(
+                INIT,
+                (
+                    "p.register_post_accumulate_grad_hook(self.ready)",
+                    "p.register_hook(lambda grad, p=p: self.ready(p))",
+                ),
+            ),
+            TAKE,
+            FINISH,
+        ],
+        says="is not that of one process",
+    ),
+    Answer(
+        6,
+        "written to while it is under way",
+        [
+            INIT,
+            TAKE + "    vector /= dist.get_world_size()\n",
+            replaced(FINISH, ("    vector /= dist.get_world_size()\n", "")),
+        ],
+        says="before that is over",
+    ),
+    Answer(
+        6,
+        "ReduceOp.AVG",
+        [
+            INIT,
+            replaced(TAKE, ("vector, async", "vector, op=dist.ReduceOp.AVG, async")),
+            replaced(FINISH, ("    vector /= dist.get_world_size()\n", "")),
+        ],
+        says="ReduceOp.AVG",
+    ),
     Answer(6, "no communication at all", [INIT, "pass", "pass"], says="is not that of one process"),
-
-    Answer(7, "synchronised in each pass", """
+    Answer(
+        7,
+        "synchronised in each pass",
+        """
         for x, y in micro_batches:
             (model(x, y) / len(micro_batches)).backward()
-            reducer.finish()""", says="communicates in or after backward pass 1 of 3"),
+            reducer.finish()""",
+        says="communicates in or after backward pass 1 of 3",
+    ),
     Answer(7, "not divided", replaced(MICRO, ("(model(x, y) / k)", "model(x, y)")), says="3 times those of the mean"),
-    Answer(7, "divided in the last pass only", replaced(MICRO, ("/ k)", "/ (k if reducer.sync else 1))")), says="is not that of one process"),
+    Answer(
+        7,
+        "divided in the last pass only",
+        replaced(MICRO, ("/ k)", "/ (k if reducer.sync else 1))")),
+        says="is not that of one process",
+    ),
     Answer(7, "never finished", replaced(MICRO, ("reducer.finish()", "")), says="never waits"),
-    Answer(7, "never in sync", replaced(MICRO, ("number == k - 1", "False")), says="after the last backward pass, not in it"),
-    Answer(7, "only the first pass in sync", replaced(MICRO, ("number == k - 1", "number == 0")), says="communicates in or after backward pass 1 of 3"),
-    Answer(7, "only the last micro-batch", replaced(MICRO, ("enumerate(micro_batches)", "enumerate(micro_batches[-1:])"), ("number == k - 1", "True")), says="is not that of one process"),
-    Answer(7, "zeroed in between", replaced(MICRO, ("    (model", "    model.zero_grad()\n    (model")), says="is not that of one process"),
-    Answer(7, "one large batch", """
+    Answer(
+        7,
+        "never in sync",
+        replaced(MICRO, ("number == k - 1", "False")),
+        says="after the last backward pass, not in it",
+    ),
+    Answer(
+        7,
+        "only the first pass in sync",
+        replaced(MICRO, ("number == k - 1", "number == 0")),
+        says="communicates in or after backward pass 1 of 3",
+    ),
+    Answer(
+        7,
+        "only the last micro-batch",
+        replaced(MICRO, ("enumerate(micro_batches)", "enumerate(micro_batches[-1:])"), ("number == k - 1", "True")),
+        says="is not that of one process",
+    ),
+    Answer(
+        7,
+        "zeroed in between",
+        replaced(MICRO, ("    (model", "    model.zero_grad()\n    (model")),
+        says="is not that of one process",
+    ),
+    Answer(
+        7,
+        "one large batch",
+        """
         x, y = (torch.cat(parts) for parts in zip(*micro_batches))
         reducer.sync = True
         model(x, y).backward()
-        reducer.finish()""", says="is not that of one process"),
+        reducer.finish()""",
+        says="is not that of one process",
+    ),
     Answer(7, "another average after it", MICRO + "average_gradients(model)", says="makes 13 calls"),
-    Answer(7, "sync is set too late", replaced(MICRO, ("    reducer.sync = number == k - 1\n    (model(x, y) / k).backward()",
-                                                      "    (model(x, y) / k).backward()\n    reducer.sync = number == k - 1"), ("k = len(micro_batches)", "k = len(micro_batches)\nreducer.sync = False")),
-           says="after the last backward pass, not in it"),
+    Answer(
+        7,
+        "sync is set too late",
+        replaced(
+            MICRO,
+            (
+                "    reducer.sync = number == k - 1\n    (model(x, y) / k).backward()",
+                "    (model(x, y) / k).backward()\n    reducer.sync = number == k - 1",
+            ),
+            ("k = len(micro_batches)", "k = len(micro_batches)\nreducer.sync = False"),
+        ),
+        says="after the last backward pass, not in it",
+    ),
     Answer(7, "nothing", "pass", says="makes no backward pass"),
-
     Answer(8, "the loss as it is", "return loss", says="is not that of one process"),
     Answer(8, "without the ranks", replaced(WEIGHT, (" * dist.get_world_size()", "")), says="divided once too often"),
     Answer(8, "times the count", "return loss * count", says="is not that of one process"),
-    Answer(8, "divided by the count", replaced(WEIGHT, ("(count * dist", "(1 / max(count, 1) * dist")), says="is not that of one process"),
+    Answer(
+        8,
+        "divided by the count",
+        replaced(WEIGHT, ("(count * dist", "(1 / max(count, 1) * dist")),
+        says="is not that of one process",
+    ),
     Answer(8, "a number that has no gradient", replaced(WEIGHT, ("return loss", "return loss.item()"))),
-    Answer(8, "all ranks' mean of the losses", "total = loss.clone()\ndist.all_reduce(total.detach())\nreturn total / dist.get_world_size()", says="is not that of one process"),
-    Answer(8, "ranks with samples count alike", "have = torch.tensor(float(count > 0))\ndist.all_reduce(have)\nreturn loss * (count > 0) * dist.get_world_size() / have", says="is not that of one process"),
+    Answer(
+        8,
+        "all ranks' mean of the losses",
+        "total = loss.clone()\ndist.all_reduce(total.detach())\nreturn total / dist.get_world_size()",
+        says="is not that of one process",
+    ),
+    Answer(
+        8,
+        "ranks with samples count alike",
+        "have = torch.tensor(float(count > 0))\ndist.all_reduce(have)\nreturn loss * (count > 0) *"
+        " dist.get_world_size() / have",
+        says="is not that of one process",
+    ),
     Answer(8, "a rank without samples leaves", "if count == 0:\n    return loss\n" + WEIGHT.strip(), says="rank 1"),
-    Answer(8, "the largest share for all", replaced(WEIGHT, ("dist.all_reduce(total)", "dist.all_reduce(total, op=dist.ReduceOp.MAX)")), says="is not that of one process"),
-    Answer(8, "nobody waits", replaced(WEIGHT, ("all_reduce(total)", "all_reduce(total, async_op=True)")), says="never waits"),
-    Answer(8, "all losses and counts", """
+    Answer(
+        8,
+        "the largest share for all",
+        replaced(WEIGHT, ("dist.all_reduce(total)", "dist.all_reduce(total, op=dist.ReduceOp.MAX)")),
+        says="is not that of one process",
+    ),
+    Answer(
+        8,
+        "nobody waits",
+        replaced(WEIGHT, ("all_reduce(total)", "all_reduce(total, async_op=True)")),
+        says="never waits",
+    ),
+    Answer(
+        8,
+        "all losses and counts",
+        """
         mine = torch.tensor([loss.item(), float(count), 0.0])
         dist.all_reduce(mine)
-        return loss * (count * dist.get_world_size() / mine[1])""", says="more than one number"),
-
+        return loss * (count * dist.get_world_size() / mine[1])""",
+        says="more than one number",
+    ),
     Answer(9, "as it comes", replaced(TORCH, (", bucket_cap_mb=cap / 2**20, find_unused_parameters=True", ""))),
     Answer(9, "all parameters are used", replaced(TORCH, (", find_unused_parameters=True", ""))),
     Answer(9, "the same ones in each pass", replaced(TORCH, ("find_unused_parameters=True", "static_graph=True"))),
     Answer(9, "bytes for megabytes", replaced(TORCH, ("cap / 2**20", "cap")), says="the cap is 150"),
-    Answer(9, "without no_sync", replaced(TORCH, ("with ddp.no_sync():", "if True:")), says="sends gradients in backward pass 1 of 3"),
-    Answer(9, "forward before no_sync", replaced(TORCH, ("with ddp.no_sync():\n    for x, y in micro_batches[:-1]:\n        (ddp(x, y) / k).backward()",
-                                                       "for x, y in micro_batches[:-1]:\n    loss = ddp(x, y) / k\n    with ddp.no_sync():\n        loss.backward()")), says="sends gradients in backward pass 1 of 3"),
-    Answer(9, "no_sync to the end", replaced(TORCH, ("for x, y in micro_batches[-1:]:\n    (ddp(x, y) / k).backward()", "    for x, y in micro_batches[-1:]:\n        (ddp(x, y) / k).backward()")),
-           says="is not that of one process"),
-    Answer(9, "the model inside is called", replaced(TORCH, ("(ddp(x, y) / k)", "(model(x, y) / k)")), says="is not that of one process"),
+    Answer(
+        9,
+        "without no_sync",
+        replaced(TORCH, ("with ddp.no_sync():", "if True:")),
+        says="sends gradients in backward pass 1 of 3",
+    ),
+    Answer(
+        9,
+        "forward before no_sync",
+        replaced(
+            TORCH,
+            (
+                "with ddp.no_sync():\n    for x, y in micro_batches[:-1]:\n        (ddp(x, y) / k).backward()",
+                (
+                    "for x, y in micro_batches[:-1]:\n    loss = ddp(x, y) / k\n    with ddp.no_sync():\n       "
+                    " loss.backward()"
+                ),
+            ),
+        ),
+        says="sends gradients in backward pass 1 of 3",
+    ),
+    Answer(
+        9,
+        "no_sync to the end",
+        replaced(
+            TORCH,
+            (
+                "for x, y in micro_batches[-1:]:\n    (ddp(x, y) / k).backward()",
+                "    for x, y in micro_batches[-1:]:\n        (ddp(x, y) / k).backward()",
+            ),
+        ),
+        says="is not that of one process",
+    ),
+    Answer(
+        9,
+        "the model inside is called",
+        replaced(TORCH, ("(ddp(x, y) / k)", "(model(x, y) / k)")),
+        says="is not that of one process",
+    ),
     Answer(9, "not divided", replaced(TORCH, (" / k)", ")")), says="3 times those of the mean"),
-    Answer(9, "divided by the ranks, too", replaced(TORCH, (" / k)", " / k / dist.get_world_size())")), says="divided once too often"),
-    Answer(9, "the model is returned", replaced(TORCH, ("return ddp", "return model")), says="does not return the given model"),
-    Answer(9, "a copy is wrapped", "import copy\nmodel = copy.deepcopy(model)\n" + TORCH.strip(), says="other weights than rank 0"),
-    Answer(9, "buffers stay apart", replaced(TORCH, ("=True)", "=True, broadcast_buffers=False)")), says="is not that of one process"),
-    Answer(9, "each begins where it is", replaced(TORCH, ("=True)", "=True, init_sync=False)")), says="other weights than rank 0"),
+    Answer(
+        9,
+        "divided by the ranks, too",
+        replaced(TORCH, (" / k)", " / k / dist.get_world_size())")),
+        says="divided once too often",
+    ),
+    Answer(
+        9,
+        "the model is returned",
+        replaced(TORCH, ("return ddp", "return model")),
+        says="does not return the given model",
+    ),
+    Answer(
+        9,
+        "a copy is wrapped",
+        "import copy\nmodel = copy.deepcopy(model)\n" + TORCH.strip(),
+        says="other weights than rank 0",
+    ),
+    Answer(
+        9,
+        "buffers stay apart",
+        replaced(TORCH, ("=True)", "=True, broadcast_buffers=False)")),
+        says="is not that of one process",
+    ),
+    Answer(
+        9,
+        "each begins where it is",
+        replaced(TORCH, ("=True)", "=True, init_sync=False)")),
+        says="other weights than rank 0",
+    ),
     Answer(9, "not trained", "return DistributedDataParallel(model)", says="makes no backward pass"),
 ]
 
 RIGHT = [
-    Answer(1, "one product", ["return torch.tensor(samples, dtype=gradients[0].dtype) @ torch.stack(gradients) / sum(samples)", "return 2 * (4 * parameters) * (1 - 1 / world)"]),
-    Answer(2, "all under way at once", "works = [dist.broadcast(t.detach(), 0, async_op=True) for t in (*model.parameters(), *model.buffers())]\nfor work in works:\n    work.wait()"),
-    Answer(2, "a vector for each type of numbers", """
+    Answer(
+        1,
+        "one product",
+        [
+            "return torch.tensor(samples, dtype=gradients[0].dtype) @ torch.stack(gradients) / sum(samples)",
+            "return 2 * (4 * parameters) * (1 - 1 / world)",
+        ],
+    ),
+    Answer(
+        2,
+        "all under way at once",
+        "works = [dist.broadcast(t.detach(), 0, async_op=True) for t in (*model.parameters(), *model.buffers())]\nfor"
+        " work in works:\n    work.wait()",
+    ),
+    Answer(
+        2,
+        "a vector for each type of numbers",
+        """
         by_type = {}
         for tensor in (*model.parameters(), *model.buffers()):
             by_type.setdefault(tensor.dtype, []).append(tensor.detach())
@@ -389,29 +1014,45 @@ RIGHT = [
             vector = torch.cat([tensor.flatten() for tensor in tensors])
             dist.broadcast(vector, src=0)
             for tensor, piece in zip(tensors, vector.split([tensor.numel() for tensor in tensors])):
-                tensor.copy_(piece.view_as(tensor))"""),
-    Answer(2, "the sum of rank 0's and of zeros", """
+                tensor.copy_(piece.view_as(tensor))""",
+    ),
+    Answer(
+        2,
+        "the sum of rank 0's and of zeros",
+        """
         with torch.no_grad():
             for tensor in (*model.buffers(), *model.parameters()):
                 if dist.get_rank() > 0:
                     tensor.zero_()
-                dist.all_reduce(tensor)"""),
-    Answer(3, "in one vector", """
+                dist.all_reduce(tensor)""",
+    ),
+    Answer(
+        3,
+        "in one vector",
+        """
         trained = [p for p in model.parameters() if p.requires_grad]
         vector = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in trained])
         dist.all_reduce(vector)
         vector /= dist.get_world_size()
         for p, piece in zip(trained, vector.split([p.numel() for p in trained])):
-            p.grad = piece.view_as(p)"""),
-    Answer(3, "all under way at once, divided before", """
+            p.grad = piece.view_as(p)""",
+    ),
+    Answer(
+        3,
+        "all under way at once, divided before",
+        """
         works = []
         for p in reversed(list(model.parameters())):
             if p.requires_grad:
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad / dist.get_world_size()
                 works.append(dist.all_reduce(p.grad, async_op=True))
         for work in works:
-            work.wait()"""),
-    Answer(3, "scattered and gathered", """
+            work.wait()""",
+    ),
+    Answer(
+        3,
+        "scattered and gathered",
+        """
         trained, world = [p for p in model.parameters() if p.requires_grad], dist.get_world_size()
         vector = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in trained])
         pieces = list(nn.functional.pad(vector, (0, -len(vector) % world)).chunk(world))
@@ -419,8 +1060,17 @@ RIGHT = [
         dist.reduce_scatter(mine, pieces)
         dist.all_gather(pieces, mine / world)
         for p, piece in zip(trained, torch.cat(pieces)[: len(vector)].split([p.numel() for p in trained])):
-            p.grad = piece.view_as(p).clone()"""),
-    Answer(4, "divided before, hooks of their own", ["done = 0\nfor i in range(len(ready)):\n    done = max([ready[i], done])\n    done += seconds[i]\nreturn done", """
+            p.grad = piece.view_as(p).clone()""",
+    ),
+    Answer(
+        4,
+        "divided before, hooks of their own",
+        [
+            (
+                "done = 0\nfor i in range(len(ready)):\n    done = max([ready[i], done])\n    done +="
+                " seconds[i]\nreturn done"
+            ),
+            """
         works = {}
         for p in filter(lambda p: p.requires_grad, model.parameters()):
             def hook(p):
@@ -431,8 +1081,15 @@ RIGHT = [
         def finish():
             while works:
                 works.popitem()[1].wait()
-        return finish"""]),
-    Answer(4, "copies are reduced", [ENDS, """
+        return finish""",
+        ],
+    ),
+    Answer(
+        4,
+        "copies are reduced",
+        [
+            ENDS,
+            """
         class Reducer:
             def __init__(self):
                 self.calls = []
@@ -448,11 +1105,34 @@ RIGHT = [
         for p in model.parameters():
             if p.requires_grad:
                 p.register_post_accumulate_grad_hook(reducer.hook)
-        return reducer"""]),
-    Answer(4, "hooks on the nodes that accumulate", [ENDS, replaced(HOOKS, ("        p.register_post_accumulate_grad_hook(start)",
-        "        node = p.view_as(p).grad_fn.next_functions[0][0]\n        node.register_hook(lambda *_, p=p: start(p))\n        nodes.append(node)"),
-        ("started = []\n", "started, nodes = [], []\n"), ("    started.clear()", "    started.clear()\n    assert nodes"))]),
-    Answer(4, "by futures", [ENDS, """
+        return reducer""",
+        ],
+    ),
+    Answer(
+        4,
+        "hooks on the nodes that accumulate",
+        [
+            ENDS,
+            replaced(
+                HOOKS,
+                (
+                    "        p.register_post_accumulate_grad_hook(start)",
+                    (
+                        "        node = p.view_as(p).grad_fn.next_functions[0][0]\n        node.register_hook(lambda"
+                        " *_, p=p: start(p))\n        nodes.append(node)"
+                    ),
+                ),
+                ("started = []\n", "started, nodes = [], []\n"),
+                ("    started.clear()", "    started.clear()\n    assert nodes"),
+            ),
+        ],
+    ),
+    Answer(
+        4,
+        "by futures",
+        [
+            ENDS,
+            """
         futures = []
         for p in model.parameters():
             if p.requires_grad:
@@ -462,8 +1142,13 @@ RIGHT = [
             for p, future in futures:
                 p.grad = future.wait()[0] / dist.get_world_size()
             futures.clear()
-        return finish"""]),
-    Answer(5, "as full at the end as others at the begin", """
+        return finish""",
+        ],
+    ),
+    Answer(
+        5,
+        "as full at the end as others at the begin",
+        """
         buckets, held = [], 0
         for index in range(len(sizes)):
             if not buckets or held + sizes[index] > cap:
@@ -471,20 +1156,38 @@ RIGHT = [
                 held = 0
             buckets[0].insert(0, index)
             held += sizes[index]
-        return buckets"""),
-    Answer(5, "by recursion, in tuples", """
+        return buckets""",
+    ),
+    Answer(
+        5,
+        "by recursion, in tuples",
+        """
         if not sizes:
             return []
         first = len(sizes) - 1
         while first > 0 and sum(sizes[first - 1:]) <= cap:
             first -= 1
-        return [tuple(range(len(sizes) - 1, first - 1, -1)), *assign_buckets(sizes[:first], cap)]"""),
+        return [tuple(range(len(sizes) - 1, first - 1, -1)), *assign_buckets(sizes[:first], cap)]""",
+    ),
     Answer(6, "vectors made when they are full", [INIT, TAKE, FINISH]),
-    Answer(6, "gradients coalesced, without vectors", [INIT, replaced(TAKE, (
-        "    vector = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in members])\n    self.started.append((dist.all_reduce(vector, async_op=True), vector))",
-        """    for p in members:
+    Answer(
+        6,
+        "gradients coalesced, without vectors",
+        [
+            INIT,
+            replaced(
+                TAKE,
+                (
+                    (
+                        "    vector = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p"
+                        " in members])\n    self.started.append((dist.all_reduce(vector, async_op=True), vector))"
+                    ),
+                    """    for p in members:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-    self.started.append(dist.all_reduce_coalesced([p.grad for p in members], async_op=True))""")), """
+    self.started.append(dist.all_reduce_coalesced([p.grad for p in members], async_op=True))""",
+                ),
+            ),
+            """
         for p in self.parameters:
             if p in self.missing[self.number[p]]:
                 self.fill(p)
@@ -493,25 +1196,39 @@ RIGHT = [
         for p in self.parameters:
             p.grad /= dist.get_world_size()
         self.missing = [set(members) for members in self.members]
-        self.started = []"""]),
-    Answer(7, "divided at the end", """
+        self.started = []""",
+        ],
+    ),
+    Answer(
+        7,
+        "divided at the end",
+        """
         for number, (x, y) in enumerate(micro_batches, start=1):
             reducer.sync = number == len(micro_batches)
             model(x, y).backward()
         reducer.finish()
         for p in model.parameters():
             if p.grad is not None:
-                p.grad /= len(micro_batches)"""),
-    Answer(8, "counts gathered, as integers", """
+                p.grad /= len(micro_batches)""",
+    ),
+    Answer(
+        8,
+        "counts gathered, as integers",
+        """
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
         dist.all_gather(counts, torch.tensor([count]))
-        return count * loss / torch.stack(counts).double().mean()"""),
-    Answer(9, "one loop", """
+        return count * loss / torch.stack(counts).double().mean()""",
+    ),
+    Answer(
+        9,
+        "one loop",
+        """
         import contextlib
         ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 1024 / 1024, find_unused_parameters=True, gradient_as_bucket_view=True)
         for number, (x, y) in enumerate(micro_batches, start=1):
             with contextlib.nullcontext() if number == len(micro_batches) else ddp.no_sync():
                 loss = ddp(x, y) / len(micro_batches)
                 loss.backward()
-        return ddp"""),
+        return ddp""",
+    ),
 ]

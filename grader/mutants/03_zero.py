@@ -35,7 +35,10 @@ mine /= world
 return list(mine.split(sizes))
 """
 
-PARTS = 'return [{**group, "params": [my_part(p.detach(), rank, world).requires_grad_() for p in group["params"]]} for group in groups]'
+PARTS = (
+    'return [{**group, "params": [my_part(p.detach(), rank, world).requires_grad_() for p in group["params"]]} for'
+    " group in groups]"
+)
 SHARE = """
 shards = reduce_to_shards([p.grad for p in parameters], world)
 for part, shard in zip(parts, shards):
@@ -113,7 +116,10 @@ for parameter in trained:
 """
 ATTACH = FORWARD + BACKWARD + COUNT
 
-MASTERS = 'return [{**group, "params": [my_part(p.detach(), rank, world).float().requires_grad_() for p in group["params"]]} for group in groups]'
+MASTERS = (
+    'return [{**group, "params": [my_part(p.detach(), rank, world).float().requires_grad_() for p in group["params"]]}'
+    " for group in groups]"
+)
 SHARE32 = """
 shards = reduce_to_shards([p.grad.float() for p in parameters], world)
 for master, shard in zip(masters, shards):
@@ -134,130 +140,430 @@ for p in parameters:
 
 
 WRONG = [
-    Answer(1, "no master weights", ['return (4, 4, 8) if precision == "float32" else (2, 2, 8)', BYTES], says='bytes_a_parameter'),
-    Answer(1, "gradients in float32 beside the masters", ['return (4, 4, 8) if precision == "float32" else (2, 4, 12)', BYTES], says="bytes_a_parameter"),
-    Answer(1, "stage 2 shares nothing but the state", [EACH, BYTES.replace("(3, 2, 1)", "(3, 3, 1)")], says="predicted_bytes"),
+    Answer(
+        1,
+        "no master weights",
+        ['return (4, 4, 8) if precision == "float32" else (2, 2, 8)', BYTES],
+        says="bytes_a_parameter",
+    ),
+    Answer(
+        1,
+        "gradients in float32 beside the masters",
+        ['return (4, 4, 8) if precision == "float32" else (2, 4, 12)', BYTES],
+        says="bytes_a_parameter",
+    ),
+    Answer(
+        1,
+        "stage 2 shares nothing but the state",
+        [EACH, BYTES.replace("(3, 2, 1)", "(3, 3, 1)")],
+        says="predicted_bytes",
+    ),
     Answer(1, "weights before gradients", [EACH, BYTES.replace("(3, 2, 1)", "(2, 3, 1)")], says="predicted_bytes"),
     Answer(1, "stage 3 keeps the weights", [EACH, BYTES.replace("(3, 2, 1)", "(4, 2, 1)")], says="predicted_bytes"),
     Answer(1, "one sum", [EACH, BYTES.replace("tuple(", "sum(")], says="predicted_bytes"),
-
     Answer(2, "rounded down", ["return numel // world", PART, FILLED, JOINED], says="shard_size"),
     Answer(2, "always one more", ["return numel // world + 1", PART, FILLED, JOINED], says="shard_size"),
-    Answer(2, "as evenly as may be", [SIZE, "return tensor.view(-1).tensor_split(world)[rank]", FILLED, JOINED], says="other numbers"),
+    Answer(
+        2,
+        "as evenly as may be",
+        [SIZE, "return tensor.view(-1).tensor_split(world)[rank]", FILLED, JOINED],
+        says="other numbers",
+    ),
     Answer(2, "in turns", [SIZE, "return tensor.view(-1)[rank::world]", FILLED, JOINED], says="other numbers"),
     Answer(2, "the part is a copy", [SIZE, PART.rstrip() + ".clone()", FILLED, JOINED], says="it is a copy"),
-    Answer(2, "the part is one of a copy", [SIZE, PART.replace("tensor.view(-1)[", "tensor.clone().view(-1)["), FILLED, JOINED], says="it is a copy"),
-    Answer(2, "a shard that is full is a view", [SIZE, PART, "return part if len(part) == size else F.pad(part, (0, size - len(part)))", JOINED], says="no memory of its own"),
+    Answer(
+        2,
+        "the part is one of a copy",
+        [SIZE, PART.replace("tensor.view(-1)[", "tensor.clone().view(-1)["), FILLED, JOINED],
+        says="it is a copy",
+    ),
+    Answer(
+        2,
+        "a shard that is full is a view",
+        [SIZE, PART, "return part if len(part) == size else F.pad(part, (0, size - len(part)))", JOINED],
+        says="no memory of its own",
+    ),
     Answer(2, "not filled up", [SIZE, PART, "return part.clone()", JOINED], says="filled up otherwise"),
-    Answer(2, "always float32", [SIZE, PART, "shard = torch.zeros(size)\nshard[: len(part)] = part\nreturn shard", JOINED], says="another dtype"),
-    Answer(2, "too long, then cut", [SIZE, PART, "return torch.cat([part, part.new_zeros(size)])[:size]", JOINED], says="view of something larger"),
+    Answer(
+        2,
+        "always float32",
+        [SIZE, PART, "shard = torch.zeros(size)\nshard[: len(part)] = part\nreturn shard", JOINED],
+        says="another dtype",
+    ),
+    Answer(
+        2,
+        "too long, then cut",
+        [SIZE, PART, "return torch.cat([part, part.new_zeros(size)])[:size]", JOINED],
+        says="view of something larger",
+    ),
     Answer(2, "joined as a vector", [SIZE, PART, FILLED, "return shards[: shape.numel()]"], says="joined"),
     Answer(2, "joined from behind", [SIZE, PART, FILLED, "return shards[-shape.numel() :].view(shape)"], says="joined"),
-
-    Answer(3, "rows for columns", [GATHER.replace("table.split([len(shard) for shard in shards], dim=1)", "table.view(-1).split([world * len(s) for s in shards])"), REDUCE], says="gather_shards"),
-    Answer(3, "the columns transposed", [GATHER.replace("columns.reshape(-1)", "columns.T.reshape(-1)"), REDUCE], says="gather_shards"),
-    Answer(3, "its own shard from all", [GATHER.replace("dist.all_gather(list(table), mine)", "table.copy_(mine)"), REDUCE], says="gather_shards"),
-    Answer(3, "a collective for each tensor", ["""
+    Answer(
+        3,
+        "rows for columns",
+        [
+            GATHER.replace(
+                "table.split([len(shard) for shard in shards], dim=1)",
+                "table.view(-1).split([world * len(s) for s in shards])",
+            ),
+            REDUCE,
+        ],
+        says="gather_shards",
+    ),
+    Answer(
+        3,
+        "the columns transposed",
+        [GATHER.replace("columns.reshape(-1)", "columns.T.reshape(-1)"), REDUCE],
+        says="gather_shards",
+    ),
+    Answer(
+        3,
+        "its own shard from all",
+        [GATHER.replace("dist.all_gather(list(table), mine)", "table.copy_(mine)"), REDUCE],
+        says="gather_shards",
+    ),
+    Answer(
+        3,
+        "a collective for each tensor",
+        [
+            """
         gathered = []
         for shard in shards:
             table = shard.new_empty(world, len(shard))
             dist.all_gather(list(table), shard.detach())
             gathered.append(table.view(-1))
-        return gathered""", REDUCE], says="gather_shards of 6 tensors takes 6 collectives"),
-    Answer(3, "gathered by a sum of zeros and shards", ["""
+        return gathered""",
+            REDUCE,
+        ],
+        says="gather_shards of 6 tensors takes 6 collectives",
+    ),
+    Answer(
+        3,
+        "gathered by a sum of zeros and shards",
+        [
+            """
         mine = torch.cat(shards)
         table = mine.new_zeros(world, len(mine))
         table[dist.get_rank()] = mine
         dist.all_reduce(table)
-        return [columns.reshape(-1) for columns in table.split([len(shard) for shard in shards], dim=1)]""", REDUCE], says="in all_reduce"),
+        return [columns.reshape(-1) for columns in table.split([len(shard) for shard in shards], dim=1)]""",
+            REDUCE,
+        ],
+        says="in all_reduce",
+    ),
     Answer(3, "the sum, not the mean", [GATHER, REDUCE.replace("mine /= world\n", "")], says="the sum, not the mean"),
-    Answer(3, "all-reduced, then cut", [GATHER, """
+    Answer(
+        3,
+        "all-reduced, then cut",
+        [
+            GATHER,
+            """
         rank = dist.get_rank()
         sizes = [shard_size(t.numel(), world) for t in tensors]
         flat = torch.cat([t.reshape(-1) for t in tensors])
         dist.all_reduce(flat)
         parts = flat.div_(world).split([t.numel() for t in tensors])
-        return [filled(my_part(part, rank, world), size) for part, size in zip(parts, sizes)]"""], says="in all_reduce"),
-    Answer(3, "a collective for each, to reduce", [GATHER, """
+        return [filled(my_part(part, rank, world), size) for part, size in zip(parts, sizes)]""",
+        ],
+        says="in all_reduce",
+    ),
+    Answer(
+        3,
+        "a collective for each, to reduce",
+        [
+            GATHER,
+            """
         reduced = []
         for tensor in tensors:
             size = shard_size(tensor.numel(), world)
             mine = tensor.new_empty(size)
             dist.reduce_scatter(mine, [filled(my_part(tensor, r, world), size) for r in range(world)])
             reduced.append(mine / world)
-        return reduced"""], says="reduce_to_shards of 6 tensors takes 6 collectives"),
-    Answer(3, "cut as one vector", [GATHER, """
+        return reduced""",
+        ],
+        says="reduce_to_shards of 6 tensors takes 6 collectives",
+    ),
+    Answer(
+        3,
+        "cut as one vector",
+        [
+            GATHER,
+            """
         flat = torch.cat([t.reshape(-1) for t in tensors])
         size = sum(shard_size(t.numel(), world) for t in tensors)
         rows = [filled(flat[r * size : (r + 1) * size], size) for r in range(world)]
         mine = torch.empty_like(rows[0])
         dist.reduce_scatter(mine, rows)
-        return list((mine / world).split([shard_size(t.numel(), world) for t in tensors]))"""], says="reduce_to_shards"),
-    Answer(3, "each rank has its own shards", [GATHER, "rank = dist.get_rank()\nreturn [filled(my_part(t, rank, world), shard_size(t.numel(), world)) for t in tensors]"],
-           says="reduce_to_shards"),
-    Answer(3, "its inputs are divided", [GATHER, "for t in tensors:\n    t /= world\n" + REDUCE.strip().replace("mine /= world\n", "")], says="changed by them"),
-    Answer(3, "the reduced ones are views of all rows", [GATHER, """
+        return list((mine / world).split([shard_size(t.numel(), world) for t in tensors]))""",
+        ],
+        says="reduce_to_shards",
+    ),
+    Answer(
+        3,
+        "each rank has its own shards",
+        [
+            GATHER,
+            (
+                "rank = dist.get_rank()\nreturn [filled(my_part(t, rank, world), shard_size(t.numel(), world)) for t in"
+                " tensors]"
+            ),
+        ],
+        says="reduce_to_shards",
+    ),
+    Answer(
+        3,
+        "its inputs are divided",
+        [GATHER, "for t in tensors:\n    t /= world\n" + REDUCE.strip().replace("mine /= world\n", "")],
+        says="changed by them",
+    ),
+    Answer(
+        3,
+        "the reduced ones are views of all rows",
+        [
+            GATHER,
+            """
         sizes = [shard_size(t.numel(), world) for t in tensors]
         table = torch.stack([torch.cat([filled(my_part(t, r, world), size) for t, size in zip(tensors, sizes)]) for r in range(world)])
         mine = table[dist.get_rank()]
         dist.reduce_scatter(mine, list(table.clone()))
         mine /= world
-        return list(mine.split(sizes))"""], says="views of something larger"),
-
+        return list(mine.split(sizes))""",
+        ],
+        says="views of something larger",
+    ),
     Answer(4, "a plain AdamW on every rank", [PLAIN_PARTS, PLAIN_SHARE, "pass"], says="parts"),
-    Answer(4, "a plain optimizer, disguised: parts that are all of it",
-           ['return [{**group, "params": [my_part(p.detach(), rank, world).requires_grad_() for p in group["params"]]} for group in groups]', SHARE, WEIGHTS],
-           edits=(("        self.optimizer = kind(parts_in_groups(groups, rank, world), **options)\n", "        parts_in_groups(groups, rank, world)\n        self.optimizer = kind([{**g, \"params\": [p.detach().view(-1).requires_grad_() for p in g[\"params\"]]} for g in groups], **options)\n"),
-                  ("            share_gradients(self.parameters, self.parts, self.world)\n", "            for p, part in zip(self.parameters, self.parts):\n                dist.all_reduce(p.grad)\n                p.grad /= self.world\n                part.grad = p.grad.view(-1)\n"),
-                  ("        gather_weights(self.parameters, self.rank, self.world)\n\n    def state_dict", "\n    def state_dict")), says="nothing is sharded"),
-    Answer(4, "the parts are copies", [PARTS.replace("my_part(p.detach(), rank, world)", "my_part(p.detach(), rank, world).clone()"), SHARE, WEIGHTS], says="does not write into the parameter"),
-    Answer(4, "the parts need no gradient", [PARTS.replace(".requires_grad_()", ""), SHARE, WEIGHTS], says="leaf tensors"),
+    Answer(
+        4,
+        "a plain optimizer, disguised: parts that are all of it",
+        [
+            (
+                'return [{**group, "params": [my_part(p.detach(), rank, world).requires_grad_() for p in'
+                ' group["params"]]} for group in groups]'
+            ),
+            SHARE,
+            WEIGHTS,
+        ],
+        edits=(
+            (
+                "        self.optimizer = kind(parts_in_groups(groups, rank, world), **options)\n",
+                (
+                    '        parts_in_groups(groups, rank, world)\n        self.optimizer = kind([{**g, "params":'
+                    ' [p.detach().view(-1).requires_grad_() for p in g["params"]]} for g in groups], **options)\n'
+                ),
+            ),
+            (
+                "            share_gradients(self.parameters, self.parts, self.world)\n",
+                (
+                    "            for p, part in zip(self.parameters, self.parts):\n               "
+                    " dist.all_reduce(p.grad)\n                p.grad /= self.world\n                part.grad ="
+                    " p.grad.view(-1)\n"
+                ),
+            ),
+            (
+                "        gather_weights(self.parameters, self.rank, self.world)\n\n    def state_dict",
+                "\n    def state_dict",
+            ),
+        ),
+        says="nothing is sharded",
+    ),
+    Answer(
+        4,
+        "the parts are copies",
+        [PARTS.replace("my_part(p.detach(), rank, world)", "my_part(p.detach(), rank, world).clone()"), SHARE, WEIGHTS],
+        says="does not write into the parameter",
+    ),
+    Answer(
+        4, "the parts need no gradient", [PARTS.replace(".requires_grad_()", ""), SHARE, WEIGHTS], says="leaf tensors"
+    ),
     Answer(4, "the parts are no leaves", [PARTS.replace("p.detach()", "p"), SHARE, WEIGHTS]),
     Answer(4, "the options are lost", [PARTS.replace("{**group, ", "{"), SHARE, WEIGHTS], says="options"),
-    Answer(4, "all in one group", ['return [{"params": [my_part(p.detach(), rank, world).requires_grad_() for group in groups for p in group["params"]]}]', SHARE, WEIGHTS], says="options"),
-    Answer(4, "the groups given are overwritten", ["""
+    Answer(
+        4,
+        "all in one group",
+        [
+            (
+                'return [{"params": [my_part(p.detach(), rank, world).requires_grad_() for group in groups for p in'
+                ' group["params"]]}]'
+            ),
+            SHARE,
+            WEIGHTS,
+        ],
+        says="options",
+    ),
+    Answer(
+        4,
+        "the groups given are overwritten",
+        [
+            """
         for group in groups:
             group["params"] = [my_part(p.detach(), rank, world).requires_grad_() for p in group["params"]]
-        return groups""", SHARE, WEIGHTS], says="have changed"),
-    Answer(4, "each rank has its own gradients", [PARTS, """
+        return groups""",
+            SHARE,
+            WEIGHTS,
+        ],
+        says="have changed",
+    ),
+    Answer(
+        4,
+        "each rank has its own gradients",
+        [
+            PARTS,
+            """
         for p, part in zip(parameters, parts):
-            part.grad = my_part(p.grad, dist.get_rank(), world).clone()""", WEIGHTS], says="of gradients in a step"),
-    Answer(4, "all-reduced: three rings for two", [PARTS, PLAIN_SHARE + """
+            part.grad = my_part(p.grad, dist.get_rank(), world).clone()""",
+            WEIGHTS,
+        ],
+        says="of gradients in a step",
+    ),
+    Answer(
+        4,
+        "all-reduced: three rings for two",
+        [
+            PARTS,
+            PLAIN_SHARE
+            + """
 for p, part in zip(parameters, parts):
     part.grad = my_part(p.grad, dist.get_rank(), world)
-""", WEIGHTS], says="by all_reduce"),
-    Answer(4, "a collective for each parameter", [PARTS, """
+""",
+            WEIGHTS,
+        ],
+        says="by all_reduce",
+    ),
+    Answer(
+        4,
+        "a collective for each parameter",
+        [
+            PARTS,
+            """
         for p, part in zip(parameters, parts):
             (shard,) = reduce_to_shards([p.grad], world)
-            part.grad = shard[: len(part)]""", WEIGHTS], says="collectives for gradients"),
+            part.grad = shard[: len(part)]""",
+            WEIGHTS,
+        ],
+        says="collectives for gradients",
+    ),
     Answer(4, "the weights are not gathered", [PARTS, SHARE, "pass"], says="of weights in a step"),
-    Answer(4, "gathered, and thrown away", [PARTS, SHARE, WEIGHTS.replace("p.copy_(", "p = (")], says="is not that of one process"),
-    Answer(4, "gathered from rank 0 only", [PARTS, SHARE, "for p in parameters:\n    dist.broadcast(p, 0)"], says="of weights in a step"),
-    Answer(4, "the reduced gradients are kept", [PARTS, "global kept\nkept = " + SHARE.strip().replace("shards =", "", 1) + "", WEIGHTS.replace("shards =", "shards =")],
-           edits=(("for part, shard in zip(parts, shards):", "for part, shard in zip(parts, kept):"),), says="beside weights"),
-
+    Answer(
+        4,
+        "gathered, and thrown away",
+        [PARTS, SHARE, WEIGHTS.replace("p.copy_(", "p = (")],
+        says="is not that of one process",
+    ),
+    Answer(
+        4,
+        "gathered from rank 0 only",
+        [PARTS, SHARE, "for p in parameters:\n    dist.broadcast(p, 0)"],
+        says="of weights in a step",
+    ),
+    Answer(
+        4,
+        "the reduced gradients are kept",
+        [
+            PARTS,
+            "global kept\nkept = " + SHARE.strip().replace("shards =", "", 1) + "",
+            WEIGHTS.replace("shards =", "shards ="),
+        ],
+        edits=(("for part, shard in zip(parts, shards):", "for part, shard in zip(parts, kept):"),),
+        says="beside weights",
+    ),
     Answer(5, "the state of this rank's parts", ["return state_dict", "return whole"], says="not as large"),
-    Answer(5, "gathered, but as vectors", [WHOLE.replace("joined(gather_shards([filled(value, size)], world)[0], shape)", "gather_shards([filled(value, size)], world)[0]"), OF_PARTS], says="not as large"),
-    Answer(5, "written into the optimizer's own", [WHOLE.replace("state = {}\n", 'state = state_dict["state"]\n').replace("state[number] = {", "state[number] |= {"), OF_PARTS]),
-    Answer(5, "reduced, not gathered", [WHOLE.replace("joined(gather_shards([filled(value, size)], world)[0], shape)", "joined(filled(value, size).repeat(world), shape)"), OF_PARTS],
-           says="is not that of a plain optimizer"),
-    Answer(5, "the groups are forgotten", [WHOLE.replace("return {**state_dict, \"state\": state}", 'return {"state": state, "param_groups": state_dict["param_groups"][:1]}'), OF_PARTS], says="groups"),
-    Answer(5, "single numbers are forgotten", [WHOLE.replace("for name, value in values.items()}", "for name, value in values.items() if is_long(value)}"), OF_PARTS], says="step"),
+    Answer(
+        5,
+        "gathered, but as vectors",
+        [
+            WHOLE.replace(
+                "joined(gather_shards([filled(value, size)], world)[0], shape)",
+                "gather_shards([filled(value, size)], world)[0]",
+            ),
+            OF_PARTS,
+        ],
+        says="not as large",
+    ),
+    Answer(
+        5,
+        "written into the optimizer's own",
+        [
+            WHOLE.replace("state = {}\n", 'state = state_dict["state"]\n').replace(
+                "state[number] = {", "state[number] |= {"
+            ),
+            OF_PARTS,
+        ],
+    ),
+    Answer(
+        5,
+        "reduced, not gathered",
+        [
+            WHOLE.replace(
+                "joined(gather_shards([filled(value, size)], world)[0], shape)",
+                "joined(filled(value, size).repeat(world), shape)",
+            ),
+            OF_PARTS,
+        ],
+        says="is not that of a plain optimizer",
+    ),
+    Answer(
+        5,
+        "the groups are forgotten",
+        [
+            WHOLE.replace(
+                'return {**state_dict, "state": state}',
+                'return {"state": state, "param_groups": state_dict["param_groups"][:1]}',
+            ),
+            OF_PARTS,
+        ],
+        says="groups",
+    ),
+    Answer(
+        5,
+        "single numbers are forgotten",
+        [
+            WHOLE.replace("for name, value in values.items()}", "for name, value in values.items() if is_long(value)}"),
+            OF_PARTS,
+        ],
+        says="step",
+    ),
     Answer(5, "whole tensors are kept alive", [WHOLE, OF_PARTS.replace(".clone()", "")], says="keeps"),
-    Answer(5, "rank 0's part for all", [WHOLE, OF_PARTS.replace("my_part(value, rank, world)", "my_part(value, 0, world)")]),
+    Answer(
+        5, "rank 0's part for all", [WHOLE, OF_PARTS.replace("my_part(value, rank, world)", "my_part(value, 0, world)")]
+    ),
     Answer(5, "nothing is loaded", [WHOLE, 'return {**whole, "state": {}}'], says="loss"),
-    Answer(5, "what was saved is overwritten", [WHOLE, """
+    Answer(
+        5,
+        "what was saved is overwritten",
+        [
+            WHOLE,
+            """
         for values in whole["state"].values():
             for name, value in values.items():
                 if is_long(value):
                     values[name] = my_part(value, rank, world).clone()
-        return whole"""], says="changed when it is loaded"),
-
+        return whole""",
+        ],
+        says="changed when it is loaded",
+    ),
     Answer(6, "reduced, but kept", [READY.replace("    parameter.grad = None\n", "")], says="nothing is sharded"),
-    Answer(6, "only the last pass counts", [READY.replace("mine if part.grad is None else part.grad + mine", "mine")], says="is not"),
-    Answer(6, "the first pass counts", [READY.replace("mine if part.grad is None else part.grad + mine", "mine if part.grad is None else part.grad")], says="is not"),
-    Answer(6, "the last part of the loop for all", [READY.replace("lambda p, part=part: reduce(p, part)", "lambda p: reduce(p, part)")]),
-    Answer(6, "all at the end of the backward pass", ["""
+    Answer(
+        6,
+        "only the last pass counts",
+        [READY.replace("mine if part.grad is None else part.grad + mine", "mine")],
+        says="is not",
+    ),
+    Answer(
+        6,
+        "the first pass counts",
+        [READY.replace("mine if part.grad is None else part.grad + mine", "mine if part.grad is None else part.grad")],
+        says="is not",
+    ),
+    Answer(
+        6,
+        "the last part of the loop for all",
+        [READY.replace("lambda p, part=part: reduce(p, part)", "lambda p: reduce(p, part)")],
+    ),
+    Answer(
+        6,
+        "all at the end of the backward pass",
+        [
+            """
         waiting = []
 
         def collect(parameter):
@@ -272,13 +578,49 @@ for p, part in zip(parameters, parts):
 
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(collect)
-        """], says="whole gradients at once"),
-    Answer(6, "its own gradients, not the mean", [READY.replace("(shard,) = reduce_to_shards([parameter.grad], world)", "shard = my_part(parameter.grad, dist.get_rank(), world).clone()")]),
-    Answer(6, "a view of the whole gradient", [READY.replace("(shard,) = reduce_to_shards([parameter.grad], world)",
-           "dist.all_reduce(parameter.grad)\n    parameter.grad /= world\n    shard = my_part(parameter.grad, dist.get_rank(), world)")], says="by all_reduce"),
-    Answer(6, "all-reduced", [READY.replace("(shard,) = reduce_to_shards([parameter.grad], world)",
-           "dist.all_reduce(parameter.grad)\n    parameter.grad /= world\n    shard = my_part(parameter.grad, dist.get_rank(), world).clone()")], says="by all_reduce"),
-    Answer(6, "a hook on the tensor: it sees the gradient before it is added up", ["""
+        """
+        ],
+        says="whole gradients at once",
+    ),
+    Answer(
+        6,
+        "its own gradients, not the mean",
+        [
+            READY.replace(
+                "(shard,) = reduce_to_shards([parameter.grad], world)",
+                "shard = my_part(parameter.grad, dist.get_rank(), world).clone()",
+            )
+        ],
+    ),
+    Answer(
+        6,
+        "a view of the whole gradient",
+        [
+            READY.replace(
+                "(shard,) = reduce_to_shards([parameter.grad], world)",
+                "dist.all_reduce(parameter.grad)\n    parameter.grad /= world\n    shard = my_part(parameter.grad,"
+                " dist.get_rank(), world)",
+            )
+        ],
+        says="by all_reduce",
+    ),
+    Answer(
+        6,
+        "all-reduced",
+        [
+            READY.replace(
+                "(shard,) = reduce_to_shards([parameter.grad], world)",
+                "dist.all_reduce(parameter.grad)\n    parameter.grad /= world\n    shard = my_part(parameter.grad,"
+                " dist.get_rank(), world).clone()",
+            )
+        ],
+        says="by all_reduce",
+    ),
+    Answer(
+        6,
+        "a hook on the tensor: it sees the gradient before it is added up",
+        [
+            """
         def reduce(gradient, part):
             (shard,) = reduce_to_shards([gradient], world)
             part.grad = shard[: len(part)] if part.grad is None else part.grad + shard[: len(part)]
@@ -286,16 +628,36 @@ for p, part in zip(parameters, parts):
 
         for parameter, part in zip(parameters, parts):
             parameter.register_hook(lambda g, part=part: reduce(g, part))
-        """], says="nothing is sharded"),
-
+        """
+        ],
+        says="nothing is sharded",
+    ),
     Answer(7, "stage 3 for nothing", ["return 2 * (world - 1) / world * nbytes"], says="sent_bytes"),
-    Answer(7, "stage 1 costs more", ["return (2 if stage == 0 else 3) * (world - 1) / world * nbytes"], says="sent_bytes"),
+    Answer(
+        7, "stage 1 costs more", ["return (2 if stage == 0 else 3) * (world - 1) / world * nbytes"], says="sent_bytes"
+    ),
     Answer(7, "whole tensors", ["return (3 if stage == 3 else 2) * (world - 1) * nbytes"], says="sent_bytes"),
-    Answer(7, "stage 2 has the gradients only", ["return {0: 2, 1: 2, 2: 1, 3: 3}[stage] * (world - 1) / world * nbytes"], says="sent_bytes"),
-
+    Answer(
+        7,
+        "stage 2 has the gradients only",
+        ["return {0: 2, 1: 2, 2: 1, 3: 3}[stage] * (world - 1) / world * nbytes"],
+        says="sent_bytes",
+    ),
     Answer(8, "nothing is freed", [UNSHARD, "pass"], says="whole weights"),
-    Answer(8, "filled with zeros, not freed", [UNSHARD.replace("    return\n", "    pass\n"), "for parameter in unit.parameters:\n    parameter.data.zero_()"], says="whole weights"),
-    Answer(8, "what was there before, not the shards", ["""
+    Answer(
+        8,
+        "filled with zeros, not freed",
+        [
+            UNSHARD.replace("    return\n", "    pass\n"),
+            "for parameter in unit.parameters:\n    parameter.data.zero_()",
+        ],
+        says="whole weights",
+    ),
+    Answer(
+        8,
+        "what was there before, not the shards",
+        [
+            """
         if not hasattr(unit, "kept"):
             unit.kept = [torch.ones_like(s) for s in unit.shards]
         if unit.parameters[0].untyped_storage().nbytes():
@@ -303,116 +665,342 @@ for p, part in zip(parameters, parts):
         for parameter, shards in zip(unit.parameters, gather_shards(unit.kept, unit.world)):
             parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
             parameter.data.copy_(joined(shards, parameter.shape))
-        """, RESHARD], says="what the ranks' shards say"),
-    Answer(8, "written where autograd counts", [UNSHARD.replace("    parameter.data.copy_(joined(shards, parameter.shape))", "    with torch.no_grad():\n        parameter.copy_(joined(shards, parameter.shape))"), RESHARD]),
-    Answer(8, "gathered each time", [UNSHARD.replace("if unit.parameters[0].untyped_storage().nbytes():\n    return\n", ""), RESHARD], says="once more"),
-    Answer(8, "a collective for each parameter", ["""
+        """,
+            RESHARD,
+        ],
+        says="what the ranks' shards say",
+    ),
+    Answer(
+        8,
+        "written where autograd counts",
+        [
+            UNSHARD.replace(
+                "    parameter.data.copy_(joined(shards, parameter.shape))",
+                "    with torch.no_grad():\n        parameter.copy_(joined(shards, parameter.shape))",
+            ),
+            RESHARD,
+        ],
+    ),
+    Answer(
+        8,
+        "gathered each time",
+        [UNSHARD.replace("if unit.parameters[0].untyped_storage().nbytes():\n    return\n", ""), RESHARD],
+        says="once more",
+    ),
+    Answer(
+        8,
+        "a collective for each parameter",
+        [
+            """
         if unit.parameters[0].untyped_storage().nbytes():
             return
         for parameter, shard in zip(unit.parameters, unit.shards):
             (shards,) = gather_shards([shard], unit.world)
             parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
             parameter.data.copy_(joined(shards, parameter.shape))
-        """, RESHARD], says="unshard takes 3 collectives"),
-    Answer(8, "other memory each time: autograd keeps the old", ["""
+        """,
+            RESHARD,
+        ],
+        says="unshard takes 3 collectives",
+    ),
+    Answer(
+        8,
+        "other memory each time: autograd keeps the old",
+        [
+            """
         if unit.parameters[0].untyped_storage().nbytes():
             return
         unit.shapes = getattr(unit, "shapes", None) or [p.shape for p in unit.parameters]
         for parameter, shards, shape in zip(unit.parameters, gather_shards(unit.shards, unit.world), unit.shapes):
             parameter.data = joined(shards, shape).clone()
-        """, """
+        """,
+            """
         unit.shapes = getattr(unit, "shapes", None) or [p.shape for p in unit.parameters]
         for parameter in unit.parameters:
             parameter.data = torch.empty(0)
-        """]),
-    Answer(8, "the shards go as well", [UNSHARD, RESHARD + "with torch.no_grad():\n    for shard in unit.shards:\n        shard.zero_()\n"]),
-    Answer(8, "only what is trained", [UNSHARD, RESHARD.replace("    parameter.untyped", "    if parameter.requires_grad:\n        parameter.untyped")], says="whole weights"),
-    Answer(8, "its own shard, repeated", [UNSHARD.replace("gather_shards(unit.shards, unit.world)", "[s.detach().repeat(unit.world) for s in unit.shards]"), RESHARD], says="what the ranks' shards say"),
-
-    Answer(9, "never freed after the forward pass", [FINISH, ATTACH.replace("unit.module.register_forward_hook(lambda module, args, output: reshard(unit))\n", "")], says="whole weights"),
-    Answer(9, "everything is gathered before the first step", [FINISH, "unshard(unit)\n" + COUNT.replace("        finish(unit)\n", "        finish(unit)\n        unshard(unit)\n")], says="nothing is sharded"),
+        """,
+        ],
+    ),
+    Answer(
+        8,
+        "the shards go as well",
+        [UNSHARD, RESHARD + "with torch.no_grad():\n    for shard in unit.shards:\n        shard.zero_()\n"],
+    ),
+    Answer(
+        8,
+        "only what is trained",
+        [
+            UNSHARD,
+            RESHARD.replace("    parameter.untyped", "    if parameter.requires_grad:\n        parameter.untyped"),
+        ],
+        says="whole weights",
+    ),
+    Answer(
+        8,
+        "its own shard, repeated",
+        [
+            UNSHARD.replace(
+                "gather_shards(unit.shards, unit.world)", "[s.detach().repeat(unit.world) for s in unit.shards]"
+            ),
+            RESHARD,
+        ],
+        says="what the ranks' shards say",
+    ),
+    Answer(
+        9,
+        "never freed after the forward pass",
+        [FINISH, ATTACH.replace("unit.module.register_forward_hook(lambda module, args, output: reshard(unit))\n", "")],
+        says="whole weights",
+    ),
+    Answer(
+        9,
+        "everything is gathered before the first step",
+        [
+            FINISH,
+            "unshard(unit)\n"
+            + COUNT.replace("        finish(unit)\n", "        finish(unit)\n        unshard(unit)\n"),
+        ],
+        says="nothing is sharded",
+    ),
     Answer(9, "not gathered for the backward pass", [FINISH, FORWARD + COUNT]),
-    Answer(9, "gradients are not reduced", [FINISH.replace("reduce_to_shards([p.grad for p, _ in trained], unit.world)",
-           "[filled(my_part(p.grad, dist.get_rank(), unit.world), shard_size(p.numel(), unit.world)) for p, _ in trained]"), ATTACH], says="of gradients in a step"),
+    Answer(
+        9,
+        "gradients are not reduced",
+        [
+            FINISH.replace(
+                "reduce_to_shards([p.grad for p, _ in trained], unit.world)",
+                "[filled(my_part(p.grad, dist.get_rank(), unit.world), shard_size(p.numel(), unit.world)) for p, _ in"
+                " trained]",
+            ),
+            ATTACH,
+        ],
+        says="of gradients in a step",
+    ),
     Answer(9, "whole gradients are kept", [FINISH.replace("    p.grad = None\n", ""), ATTACH], says="gradients"),
-    Answer(9, "whole weights are kept after the backward pass", [FINISH.replace("reshard(unit)", "pass"), ATTACH], says="nothing is sharded"),
-    Answer(9, "only the last pass counts", [FINISH.replace("mean if shard.grad is None else shard.grad + mean", "mean"), ATTACH], says="loss"),
-    Answer(9, "finished with the first gradient", [FINISH, ATTACH.replace("len(there) == len(trained)", "len(there) == 1")]),
+    Answer(
+        9,
+        "whole weights are kept after the backward pass",
+        [FINISH.replace("reshard(unit)", "pass"), ATTACH],
+        says="nothing is sharded",
+    ),
+    Answer(
+        9,
+        "only the last pass counts",
+        [FINISH.replace("mean if shard.grad is None else shard.grad + mean", "mean"), ATTACH],
+        says="loss",
+    ),
+    Answer(
+        9, "finished with the first gradient", [FINISH, ATTACH.replace("len(there) == len(trained)", "len(there) == 1")]
+    ),
     Answer(9, "counted once", [FINISH, ATTACH.replace("        there.clear()\n", "")]),
-    Answer(9, "frozen ones are waited for", [FINISH, ATTACH.replace("len(there) == len(trained)", "len(there) == len(unit.parameters)")]),
-    Answer(9, "finished by the module's backward hook: too early where the input needs no gradient",
-           [FINISH, FORWARD + BACKWARD + "unit.module.register_full_backward_hook(lambda module, grad_input, grad_output: finish(unit))\n"]),
+    Answer(
+        9,
+        "frozen ones are waited for",
+        [FINISH, ATTACH.replace("len(there) == len(trained)", "len(there) == len(unit.parameters)")],
+    ),
+    Answer(
+        9,
+        "finished by the module's backward hook: too early where the input needs no gradient",
+        [
+            FINISH,
+            FORWARD
+            + BACKWARD
+            + "unit.module.register_full_backward_hook(lambda module, grad_input, grad_output: finish(unit))\n",
+        ],
+    ),
     Answer(9, "frozen ones have a gradient", [FINISH.replace(" if p.requires_grad]", "]"), ATTACH]),
-    Answer(9, "a collective for each gradient", [FINISH.replace("means = reduce_to_shards([p.grad for p, _ in trained], unit.world)",
-           "means = [reduce_to_shards([p.grad], unit.world)[0] for p, _ in trained]"), ATTACH], says="collectives for gradients"),
-    Answer(9, "the whole model at once", [FINISH, ATTACH], edits=(
-        ("    members = [(block, list(block.parameters())) for block in model.blocks]\n", "    members, rest = [], list(model.parameters())\n"),), says="whole weights"),
-
-    Answer(10, "bfloat16 masters", [MASTERS.replace(".float()", ".clone()"), SHARE32.replace(".float()", ""), BACK], says="the masters are torch.bfloat16"),
-    Answer(10, "masters of everything", [MASTERS.replace("my_part(p.detach(), rank, world)", "p.detach().view(-1)"), """
+    Answer(
+        9,
+        "a collective for each gradient",
+        [
+            FINISH.replace(
+                "means = reduce_to_shards([p.grad for p, _ in trained], unit.world)",
+                "means = [reduce_to_shards([p.grad], unit.world)[0] for p, _ in trained]",
+            ),
+            ATTACH,
+        ],
+        says="collectives for gradients",
+    ),
+    Answer(
+        9,
+        "the whole model at once",
+        [FINISH, ATTACH],
+        edits=(
+            (
+                "    members = [(block, list(block.parameters())) for block in model.blocks]\n",
+                "    members, rest = [], list(model.parameters())\n",
+            ),
+        ),
+        says="whole weights",
+    ),
+    Answer(
+        10,
+        "bfloat16 masters",
+        [MASTERS.replace(".float()", ".clone()"), SHARE32.replace(".float()", ""), BACK],
+        says="the masters are torch.bfloat16",
+    ),
+    Answer(
+        10,
+        "masters of everything",
+        [
+            MASTERS.replace("my_part(p.detach(), rank, world)", "p.detach().view(-1)"),
+            """
         for p, master in zip(parameters, masters):
             gradient = p.grad.float()
             dist.all_reduce(gradient)
-            master.grad = gradient.view(-1) / world""", "for parameter, master in zip(parameters, masters):\n    parameter.view(-1).copy_(master)"], says="nothing is sharded"),
-    Answer(10, "the masters are views of a whole float32 copy", [MASTERS.replace("my_part(p.detach(), rank, world).float()", "my_part(p.detach().float(), rank, world)"), SHARE32, BACK],
-           says="bytes of optimizer state"),
-    Answer(10, "gradients added up in bfloat16", [MASTERS, SHARE32.replace(".float()", "").replace("shard[: len(master)]", "shard[: len(master)].float()"), BACK], says="added up in bfloat16"),
-    Answer(10, "masters are set back to what was rounded", [MASTERS, SHARE32, BACK + "    master.copy_(my_part(parameter, rank, world))\n"], says="not those of one process"),
+            master.grad = gradient.view(-1) / world""",
+            "for parameter, master in zip(parameters, masters):\n    parameter.view(-1).copy_(master)",
+        ],
+        says="nothing is sharded",
+    ),
+    Answer(
+        10,
+        "the masters are views of a whole float32 copy",
+        [
+            MASTERS.replace("my_part(p.detach(), rank, world).float()", "my_part(p.detach().float(), rank, world)"),
+            SHARE32,
+            BACK,
+        ],
+        says="bytes of optimizer state",
+    ),
+    Answer(
+        10,
+        "gradients added up in bfloat16",
+        [
+            MASTERS,
+            SHARE32.replace(".float()", "").replace("shard[: len(master)]", "shard[: len(master)].float()"),
+            BACK,
+        ],
+        says="added up in bfloat16",
+    ),
+    Answer(
+        10,
+        "masters are set back to what was rounded",
+        [MASTERS, SHARE32, BACK + "    master.copy_(my_part(parameter, rank, world))\n"],
+        says="not those of one process",
+    ),
     Answer(10, "not written back", [MASTERS, SHARE32, "pass"]),
-    Answer(10, "written back by rank 0's place", [MASTERS, SHARE32, "for parameter, master in zip(parameters, masters):\n    parameter.view(-1)[: len(master)] = master"]),
-    Answer(10, "the weights become float32", [MASTERS, SHARE32, "for parameter in parameters:\n    parameter.data = parameter.data.float()\n" + BACK.strip()]),
-    Answer(10, "float32 gradients are kept", [MASTERS, "for p in parameters:\n    p.grad_dtype = None\n    p.grad = p.grad.float()\n" + SHARE32.strip() + "\nglobal kept\nkept = [p.grad for p in parameters]", BACK],
-           says="beside weights"),
+    Answer(
+        10,
+        "written back by rank 0's place",
+        [
+            MASTERS,
+            SHARE32,
+            "for parameter, master in zip(parameters, masters):\n    parameter.view(-1)[: len(master)] = master",
+        ],
+    ),
+    Answer(
+        10,
+        "the weights become float32",
+        [
+            MASTERS,
+            SHARE32,
+            "for parameter in parameters:\n    parameter.data = parameter.data.float()\n" + BACK.strip(),
+        ],
+    ),
+    Answer(
+        10,
+        "float32 gradients are kept",
+        [
+            MASTERS,
+            "for p in parameters:\n    p.grad_dtype = None\n    p.grad = p.grad.float()\n"
+            + SHARE32.strip()
+            + "\nglobal kept\nkept = [p.grad for p in parameters]",
+            BACK,
+        ],
+        says="beside weights",
+    ),
     Answer(10, "the options are lost", [MASTERS.replace("{**group, ", "{"), SHARE32, BACK], says="options"),
 ]
 
 RIGHT = [
-    Answer(1, "case by case", ['return (4, 4, 8) if precision == "float32" else (2, 2, 12)', """
+    Answer(
+        1,
+        "case by case",
+        [
+            'return (4, 4, 8) if precision == "float32" else (2, 2, 12)',
+            """
         w, g, o = bytes_a_parameter(precision)
         held = [w * parameters, g * parameters, o * parameters]
         for place in range(2, 2 - stage, -1):
             held[place] /= world
-        return tuple(held)"""]),
-    Answer(2, "by the library", ["import math\nreturn math.ceil(numel / world)", """
+        return tuple(held)""",
+        ],
+    ),
+    Answer(
+        2,
+        "by the library",
+        [
+            "import math\nreturn math.ceil(numel / world)",
+            """
         size = shard_size(tensor.numel(), world)
         flat = tensor.flatten()
         begin = min(rank * size, len(flat))
-        return flat.narrow(0, begin, min(size, len(flat) - begin))""", "return F.pad(part, (0, size - len(part))).clone()",
-        "import math\nreturn shards.narrow(0, 0, math.prod(shape)).reshape(shape)"]),
-    Answer(3, "the library's tensors, mean taken first", ["""
+        return flat.narrow(0, begin, min(size, len(flat) - begin))""",
+            "return F.pad(part, (0, size - len(part))).clone()",
+            "import math\nreturn shards.narrow(0, 0, math.prod(shape)).reshape(shape)",
+        ],
+    ),
+    Answer(
+        3,
+        "the library's tensors, mean taken first",
+        [
+            """
         mine = torch.cat([shard.detach() for shard in shards])
         arriving = [torch.empty_like(mine) for _ in range(world)]
         dist.all_gather(arriving, mine)
         sizes = [len(shard) for shard in shards]
-        return [torch.cat(pieces) for pieces in zip(*(vector.split(sizes) for vector in arriving))]""", """
+        return [torch.cat(pieces) for pieces in zip(*(vector.split(sizes) for vector in arriving))]""",
+            """
         sizes = [shard_size(t.numel(), world) for t in tensors]
         padded = [filled(t.reshape(-1), size * world).view(world, size) for t, size in zip(tensors, sizes)]
         rows = torch.cat(padded, dim=1) / world
         mine = torch.empty_like(rows[0])
         dist.reduce_scatter(mine, list(rows))
-        return [shard.clone() for shard in mine.split(sizes)]"""]),
-    Answer(3, "all to all, added up here", [GATHER, """
+        return [shard.clone() for shard in mine.split(sizes)]""",
+        ],
+    ),
+    Answer(
+        3,
+        "all to all, added up here",
+        [
+            GATHER,
+            """
         sizes = [shard_size(t.numel(), world) for t in tensors]
         rows = [torch.cat([filled(my_part(t, r, world), size) for t, size in zip(tensors, sizes)]) for r in range(world)]
         leaving = torch.cat(rows)
         arriving = torch.empty_like(leaving)
         dist.all_to_all_single(arriving, leaving)
-        return list(arriving.view(world, -1).mean(dim=0).split(sizes))"""]),
-    Answer(4, "parameters of their own, in place", ["""
+        return list(arriving.view(world, -1).mean(dim=0).split(sizes))""",
+        ],
+    ),
+    Answer(
+        4,
+        "parameters of their own, in place",
+        [
+            """
         parts = []
         for group in groups:
             other = dict(group)
             other["params"] = [nn.Parameter(my_part(p.data, rank, world)) for p in group["params"]]
             parts.append(other)
-        return parts""", """
+        return parts""",
+            """
         for p, part, shard in zip(parameters, parts, reduce_to_shards([p.grad for p in parameters], world)):
             mine = my_part(p.grad, dist.get_rank(), world)
             mine.copy_(shard[: len(part)])
-            part.grad = mine""", """
+            part.grad = mine""",
+            """
         mine = [filled(my_part(p.data, rank, world), shard_size(p.numel(), world)) for p in parameters]
         for p, vector in zip(parameters, gather_shards(mine, world)):
-            p.data.view(-1)[:] = vector[: p.numel()]"""]),
-    Answer(5, "loops, all in one message", ["""
+            p.data.view(-1)[:] = vector[: p.numel()]""",
+        ],
+    ),
+    Answer(
+        5,
+        "loops, all in one message",
+        [
+            """
         places, shards = [], []
         state = {number: dict(values) for number, values in state_dict["state"].items()}
         for number, values in state.items():
@@ -422,14 +1010,21 @@ RIGHT = [
                     shards.append(filled(value, shard_size(parameters[number].numel(), world)))
         for (number, name), vector in zip(places, gather_shards(shards, world) if shards else []):
             state[number][name] = joined(vector, parameters[number].shape)
-        return {"state": state, "param_groups": state_dict["param_groups"]}""", """
+        return {"state": state, "param_groups": state_dict["param_groups"]}""",
+            """
         import copy
         mine = copy.deepcopy(whole)
         for values in mine["state"].values():
             for name in [name for name, value in values.items() if is_long(value)]:
                 values[name] = my_part(values[name], rank, world).clone()
-        return mine"""]),
-    Answer(6, "by partial, added in place", ["""
+        return mine""",
+        ],
+    ),
+    Answer(
+        6,
+        "by partial, added in place",
+        [
+            """
         from functools import partial
 
         def reduce(part, parameter):
@@ -441,8 +1036,14 @@ RIGHT = [
 
         for parameter, part in zip(parameters, parts):
             parameter.register_post_accumulate_grad_hook(partial(reduce, part))
-        """]),
-    Answer(8, "through set_", ["""
+        """
+        ],
+    ),
+    Answer(
+        8,
+        "through set_",
+        [
+            """
         if all(p.untyped_storage().nbytes() for p in unit.parameters):
             return
         gathered = gather_shards([shard.data for shard in unit.shards], unit.world)
@@ -450,13 +1051,24 @@ RIGHT = [
             storage = parameter.untyped_storage()
             storage.resize_(parameter.numel() * parameter.element_size())
             torch.empty(0).set_(storage, 0, parameter.shape).copy_(vector[: parameter.numel()].view(parameter.shape))
-        """, "for p in unit.parameters:\n    if p.untyped_storage().nbytes():\n        p.untyped_storage().resize_(0)"]),
-    Answer(9, "the root stays whole between the passes, and frozen units would go", [FINISH.replace("shard.grad = mean if shard.grad is None else shard.grad + mean", """
+        """,
+            "for p in unit.parameters:\n    if p.untyped_storage().nbytes():\n        p.untyped_storage().resize_(0)",
+        ],
+    ),
+    Answer(
+        9,
+        "the root stays whole between the passes, and frozen units would go",
+        [
+            FINISH.replace(
+                "shard.grad = mean if shard.grad is None else shard.grad + mean",
+                """
     if shard.grad is None:
         shard.grad = mean.clone()
     else:
         shard.grad.add_(mean)
-    """.strip()), """
+    """.strip(),
+            ),
+            """
         root = isinstance(unit.module, TransformerLM)
 
         def before(*_):
@@ -479,10 +1091,20 @@ RIGHT = [
 
         for p in trained:
             p.register_post_accumulate_grad_hook(ready)
-        """]),
+        """,
+        ],
+    ),
     Answer(9, "by the module's hook before the backward pass", [FINISH, ATTACH]),
-    Answer(10, "master and gradient by to", [MASTERS.replace(".float()", ".to(torch.float32)"), """
+    Answer(
+        10,
+        "master and gradient by to",
+        [
+            MASTERS.replace(".float()", ".to(torch.float32)"),
+            """
         gradients = [p.grad.to(torch.float32) for p in parameters]
         for master, shard in zip(masters, reduce_to_shards(gradients, world)):
-            master.grad = shard[: len(master)].clone()""", "for p, master in zip(parameters, masters):\n    my_part(p.data, rank, world)[:] = master.to(p.dtype)"]),
+            master.grad = shard[: len(master)].clone()""",
+            "for p, master in zip(parameters, masters):\n    my_part(p.data, rank, world)[:] = master.to(p.dtype)",
+        ],
+    ),
 ]

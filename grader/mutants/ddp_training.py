@@ -3,115 +3,242 @@
 from grader.engine.mutants import Answer
 
 WRONG = [
-    Answer(1, "what later lessons import", edits=(
-        ("from utils.arguments import", "from utils.after_ddp import setup as join\nfrom utils.arguments import"),
-        ("    rank, local_rank, world_size, device = setup()", "    rank, local_rank, world_size, device = join()"),
-    ), says="has what this lesson teaches"),
+    Answer(
+        1,
+        "what later lessons import",
+        edits=(
+            ("from utils.arguments import", "from utils.after_ddp import setup as join\nfrom utils.arguments import"),
+            ("    rank, local_rank, world_size, device = setup()", "    rank, local_rank, world_size, device = join()"),
+        ),
+        says="has what this lesson teaches",
+    ),
     Answer(1, "no process group at all", "launch_environment()"),
     Answer(1, "gloo on GPUs, too", 'dist.init_process_group("gloo")', says="NCCL"),
     Answer(1, "every rank a group of its own", 'dist.init_process_group("gloo", rank=0, world_size=1)'),
-    Answer(1, "every rank joins as rank 0", '''
+    Answer(
+        1,
+        "every rank joins as rank 0",
+        """
         os.environ["RANK"] = "0"
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        '''),
-    Answer(1, "rank 0 forgets to join", '''
+        """,
+    ),
+    Answer(
+        1,
+        "rank 0 forgets to join",
+        """
         if int(os.environ["RANK"]) > 0:
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        '''),
-    Answer(2, "local rank for rank", '''
+        """,
+    ),
+    Answer(
+        2,
+        "local rank for rank",
+        """
         rank = local_rank = int(os.environ["LOCAL_RANK"])
         world_size = dist.get_world_size()
-        ''', says="rank of rank"),
-    Answer(2, "rank for local rank", '''
+        """,
+        says="rank of rank",
+    ),
+    Answer(
+        2,
+        "rank for local rank",
+        """
         rank = local_rank = dist.get_rank()
         world_size = dist.get_world_size()
-        ''', says="local_rank"),
-    Answer(2, "identifiers left as text", '''
+        """,
+        says="local_rank",
+    ),
+    Answer(
+        2,
+        "identifiers left as text",
+        """
         rank, local_rank, world_size = os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"]
-        '''),
-    Answer(2, "the size of the node for the size of the world", '''
+        """,
+    ),
+    Answer(
+        2,
+        "the size of the node for the size of the world",
+        """
         rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
         world_size = int(os.environ["LOCAL_WORLD_SIZE"])
-        ''', says="world_size"),
-    Answer(3, "GPU by rank, not by local rank", '''
+        """,
+        says="world_size",
+    ),
+    Answer(
+        3,
+        "GPU by rank, not by local rank",
+        """
         device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
-        '''),
-    Answer(3, "all processes on GPU 0", 'device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")'),
+        """,
+    ),
+    Answer(
+        3,
+        "all processes on GPU 0",
+        'device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")',
+    ),
     Answer(3, "a GPU where there is none", 'device = torch.device("cuda", local_rank)'),
-    Answer(4, "validation padded by DistributedSampler", '''
+    Answer(
+        4,
+        "validation padded by DistributedSampler",
+        """
         return (
             DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
             DistributedSampler(validation, shuffle=False),
             DistributedSampler(test, shuffle=False),
         )
-        ''', says="padded"),
-    Answer(4, "the last validation samples dropped", '''
+        """,
+        says="padded",
+    ),
+    Answer(
+        4,
+        "the last validation samples dropped",
+        """
         return (
             DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
             DistributedSampler(validation, shuffle=False, drop_last=True),
             ShardSampler(test),
         )
-        ''', says="no rank reads"),
-    Answer(4, "training padded", '''
+        """,
+        says="no rank reads",
+    ),
+    Answer(
+        4,
+        "training padded",
+        """
         return DistributedSampler(train, shuffle=True, seed=args.seed), ShardSampler(validation), ShardSampler(test)
-        ''', says="steps"),
-    Answer(4, "every rank the whole set", '''
+        """,
+        says="steps",
+    ),
+    Answer(
+        4,
+        "every rank the whole set",
+        """
         from torch.utils.data import SequentialSampler
         return EpochOrder(train, args.seed), SequentialSampler(validation), SequentialSampler(test)
-        '''),
-    Answer(4, "not shuffled", '''
+        """,
+    ),
+    Answer(
+        4,
+        "not shuffled",
+        """
         return DistributedSampler(train, shuffle=False, drop_last=True), ShardSampler(validation), ShardSampler(test)
-        ''', says="do not read the samples"),
-    Answer(4, "shuffled by another seed on each rank", '''
+        """,
+        says="do not read the samples",
+    ),
+    Answer(
+        4,
+        "shuffled by another seed on each rank",
+        """
         train_sampler = DistributedSampler(train, shuffle=True, seed=args.seed + dist.get_rank(), drop_last=True)
         return train_sampler, ShardSampler(validation), ShardSampler(test)
-        ''', says="both train on sample"),
-    Answer(4, "the seed forgotten", '''
+        """,
+        says="both train on sample",
+    ),
+    Answer(
+        4,
+        "the seed forgotten",
+        """
         return DistributedSampler(train, shuffle=True, drop_last=True), ShardSampler(validation), ShardSampler(test)
-        ''', says="args.seed"),
-    Answer(5, "the global batch on each rank", '''
+        """,
+        says="args.seed",
+    ),
+    Answer(
+        5,
+        "the global batch on each rank",
+        """
         train_loader = DataLoader(train, batch_size=args.batch_size, sampler=train_sampler, drop_last=True, **common)
-        ''', says="global batch"),
-    Answer(5, "shuffled, the sampler ignored", '''
+        """,
+        says="global batch",
+    ),
+    Answer(
+        5,
+        "shuffled, the sampler ignored",
+        """
         train_loader = DataLoader(train, batch_size=args.batch_size // world_size, shuffle=True, drop_last=True, **common)
-        '''),
-    Answer(5, "the short last batch kept", '''
+        """,
+    ),
+    Answer(
+        5,
+        "the short last batch kept",
+        """
         train_loader = DataLoader(train, batch_size=args.batch_size // world_size, sampler=train_sampler, **common)
-        '''),
-    Answer(5, "both shuffle and sampler", '''
+        """,
+    ),
+    Answer(
+        5,
+        "both shuffle and sampler",
+        """
         train_loader = DataLoader(train, batch_size=args.batch_size // world_size, sampler=train_sampler, shuffle=True)
-        '''),
-    Answer(6, "the whole validation set on each rank", '''
+        """,
+    ),
+    Answer(
+        6,
+        "the whole validation set on each rank",
+        """
         validation_loader = DataLoader(validation, batch_size=args.batch_size // world_size, **common)
-        ''', says="whole validation set"),
-    Answer(6, "the last batch dropped", '''
+        """,
+        says="whole validation set",
+    ),
+    Answer(
+        6,
+        "the last batch dropped",
+        """
         validation_loader = DataLoader(
             validation, batch_size=args.batch_size // world_size, sampler=validation_sampler, drop_last=True, **common
         )
-        ''', says="drops validation samples"),
-    Answer(6, "the training set's sampler", '''
+        """,
+        says="drops validation samples",
+    ),
+    Answer(
+        6,
+        "the training set's sampler",
+        """
         validation_loader = DataLoader(
             validation, batch_size=args.batch_size // world_size, sampler=train_sampler, **common
         )
-        '''),
-    Answer(7, "the whole test set on each rank", '''
+        """,
+    ),
+    Answer(
+        7,
+        "the whole test set on each rank",
+        """
         test_loader = DataLoader(test, batch_size=args.batch_size // world_size, **common)
-        ''', says="whole test set"),
-    Answer(7, "the validation set's sampler", '''
+        """,
+        says="whole test set",
+    ),
+    Answer(
+        7,
+        "the validation set's sampler",
+        """
         test_loader = DataLoader(test, batch_size=args.batch_size // world_size, sampler=validation_sampler, **common)
-        '''),
-    Answer(8, "equal first weights, no averaging", '''
+        """,
+    ),
+    Answer(
+        8,
+        "equal first weights, no averaging",
+        """
         for parameter in model.parameters():
             dist.broadcast(parameter.data, 0)
         return model
-        ''', says="nothing is averaged"),
-    Answer(8, "gradients summed, not averaged", '''
+        """,
+        says="nothing is averaged",
+    ),
+    Answer(
+        8,
+        "gradients summed, not averaged",
+        """
         for parameter in model.parameters():
             dist.broadcast(parameter.data, 0)
             parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
         return model
-        ''', says="summed"),
-    Answer(8, "the parameter is reduced instead of its gradient", '''
+        """,
+        says="summed",
+    ),
+    Answer(
+        8,
+        "the parameter is reduced instead of its gradient",
+        """
         def average(parameter):
             dist.all_reduce(parameter.data)
             parameter.data /= dist.get_world_size()
@@ -119,16 +246,25 @@ WRONG = [
             dist.broadcast(parameter.data, 0)
             parameter.register_post_accumulate_grad_hook(average)
         return model
-        '''),
-    Answer(8, "first weights left as they are", '''
+        """,
+    ),
+    Answer(
+        8,
+        "first weights left as they are",
+        """
         def average(parameter):
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(average)
         return model
-        ''', says="starts from other weights"),
-    Answer(8, "only the first backward pass is averaged", '''
+        """,
+        says="starts from other weights",
+    ),
+    Answer(
+        8,
+        "only the first backward pass is averaged",
+        """
         ddp = DistributedDataParallel(model)
         calls = []
         def once(*_):
@@ -136,307 +272,624 @@ WRONG = [
             ddp.require_backward_grad_sync = len(calls) < 2
         ddp.register_forward_pre_hook(once)
         return ddp
-        '''),
-    Answer(8, "rank 1 is not wrapped", '''
+        """,
+    ),
+    Answer(
+        8,
+        "rank 1 is not wrapped",
+        """
         return DistributedDataParallel(model) if dist.get_rank() != 1 else model
-        '''),
+        """,
+    ),
     Answer(9, "the epoch is never told", "epoch = epoch", says="epoch 1, in the same order"),
     Answer(9, "always the same epoch", "samplers[0].set_epoch(1)"),
     Answer(9, "told after the loader was read", "samplers[0].set_epoch(max(0, epoch - 1))"),
     Answer(10, "each rank its own mean", "return (total / count).item() * 1.0", says="own mean"),
-    Answer(10, "the mean of the ranks' means", '''
+    Answer(
+        10,
+        "the mean of the ranks' means",
+        """
         mean = total / count
         dist.all_reduce(mean)
         return (mean / dist.get_world_size()).item()
-        ''', says="mean of the ranks' means"),
-    Answer(10, "AVG of the means", '''
+        """,
+        says="mean of the ranks' means",
+    ),
+    Answer(
+        10,
+        "AVG of the means",
+        """
         mean = total / count
         dist.all_reduce(mean, dist.ReduceOp.AVG)
         return mean.item()
-        ''', says="mean of the ranks' means"),
-    Answer(10, "only the total is reduced", '''
+        """,
+        says="mean of the ranks' means",
+    ),
+    Answer(
+        10,
+        "only the total is reduced",
+        """
         total = total.clone()
         dist.all_reduce(total)
         return (total / count).item()
-        '''),
-    Answer(10, "rank 1 skips a call", '''
+        """,
+    ),
+    Answer(
+        10,
+        "rank 1 skips a call",
+        """
         dist.all_reduce(total)
         if dist.get_rank() != 1:
             dist.all_reduce(count)
         dist.barrier()
         return (total / count).item()
-        ''', says="skipped"),
-    Answer(10, "rank 1 never calls", '''
+        """,
+        says="skipped",
+    ),
+    Answer(
+        10,
+        "rank 1 never calls",
+        """
         if dist.get_rank() != 1:
             dist.all_reduce(total)
             dist.all_reduce(count)
         return (total / count).item()
-        ''', says="never comes"),
-    Answer(10, "the ranks call different operations", '''
+        """,
+        says="never comes",
+    ),
+    Answer(
+        10,
+        "the ranks call different operations",
+        """
         (dist.all_reduce if dist.get_rank() == 0 else dist.barrier)(*([total] if dist.get_rank() == 0 else []))
         return (total / count).item()
-        ''', says="different operations"),
-    Answer(10, "the ranks reduce different shapes", '''
+        """,
+        says="different operations",
+    ),
+    Answer(
+        10,
+        "the ranks reduce different shapes",
+        """
         sums = torch.stack([total, count] + [total] * dist.get_rank())
         dist.all_reduce(sums)
         return (sums[0] / sums[1]).item()
-        ''', says="different shapes"),
-    Answer(10, "the ranks reduce differently", '''
+        """,
+        says="different shapes",
+    ),
+    Answer(
+        10,
+        "the ranks reduce differently",
+        """
         sums = torch.stack([total, count])
         dist.all_reduce(sums, dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM)
         return (sums[0] / sums[1]).item()
-        ''', says="different roots or reductions"),
-    Answer(10, "a loop without end", '''
+        """,
+        says="different roots or reductions",
+    ),
+    Answer(
+        10,
+        "a loop without end",
+        """
         while dist.get_rank() == 1:
             count = count + 0
         dist.all_reduce(count)
         return 0.0
-        ''', says="runs without end"),
+        """,
+        says="runs without end",
+    ),
     Answer(10, "leaves with exit code 0", "os._exit(0)", says="exit code is never a pass"),
-    Answer(10, "one rank is killed", '''
+    Answer(
+        10,
+        "one rank is killed",
+        """
         import signal
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         sums = torch.stack([total, count])
         dist.all_reduce(sums)
         return (sums[0] / sums[1]).item()
-        ''', says="SIGKILL"),
-    Answer(10, "one rank crashes", '''
+        """,
+        says="SIGKILL",
+    ),
+    Answer(
+        10,
+        "one rank crashes",
+        """
         if dist.get_rank() == 1:
             raise ZeroDivisionError("no tokens")
         sums = torch.stack([total, count])
         dist.all_reduce(sums)
         return (sums[0] / sums[1]).item()
-        ''', says="ZeroDivisionError"),
-    Answer(11, "every rank prints", [
-        'print(f"[{epoch + 1}/{args.epochs}] {train_loss:.4f} {validation_loss:.4f}")',
-        'print(f"test loss {test_loss:.4f}")', 'print(f"wrote to {out}")']),
-    Answer(11, "one of three places forgotten", [
-        'print0(f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, validation loss {validation_loss:.4f}")',
-        'print(f"test loss {test_loss:.4f}, on every rank")', 'print0(f"wrote to {out}")']),
+        """,
+        says="ZeroDivisionError",
+    ),
+    Answer(
+        11,
+        "every rank prints",
+        [
+            'print(f"[{epoch + 1}/{args.epochs}] {train_loss:.4f} {validation_loss:.4f}")',
+            'print(f"test loss {test_loss:.4f}")',
+            'print(f"wrote to {out}")',
+        ],
+    ),
+    Answer(
+        11,
+        "one of three places forgotten",
+        [
+            'print0(f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, validation loss {validation_loss:.4f}")',
+            'print(f"test loss {test_loss:.4f}, on every rank")',
+            'print0(f"wrote to {out}")',
+        ],
+    ),
     Answer(11, "nobody prints", ["epoch = epoch", "out = out", "out = out"], says="no longer said"),
-    Answer(11, "the method is compared, not called: never true", [
-        'if dist.get_rank == 0:\n    print(f"[{epoch + 1}/{args.epochs}] {train_loss:.4f}")',
-        'if dist.get_rank == 0:\n    print(f"test loss {test_loss:.4f}")', 'if dist.get_rank == 0:\n    print(f"wrote to {out}")'],
-        says="no longer said"),
+    Answer(
+        11,
+        "the method is compared, not called: never true",
+        [
+            'if dist.get_rank == 0:\n    print(f"[{epoch + 1}/{args.epochs}] {train_loss:.4f}")',
+            'if dist.get_rank == 0:\n    print(f"test loss {test_loss:.4f}")',
+            'if dist.get_rank == 0:\n    print(f"wrote to {out}")',
+        ],
+        says="no longer said",
+    ),
     Answer(12, "the wrapper is pickled", "save0(model, path)"),
-    Answer(12, "the wrapper's names are saved", 'save0({"model": model.state_dict(), "config": config, "epoch": epoch}, path)',
-           says="wrapper's names"),
-    Answer(12, "every rank writes", 'torch.save({"model": model.module.state_dict(), "config": config, "epoch": epoch}, path)',
-           says="all write"),
-    Answer(12, "only the weights, nothing to build the model from", "save0(model.module.state_dict(), path)", says="lost an entry"),
+    Answer(
+        12,
+        "the wrapper's names are saved",
+        'save0({"model": model.state_dict(), "config": config, "epoch": epoch}, path)',
+        says="wrapper's names",
+    ),
+    Answer(
+        12,
+        "every rank writes",
+        'torch.save({"model": model.module.state_dict(), "config": config, "epoch": epoch}, path)',
+        says="all write",
+    ),
+    Answer(
+        12,
+        "only the weights, nothing to build the model from",
+        "save0(model.module.state_dict(), path)",
+        says="lost an entry",
+    ),
     Answer(12, "nobody writes", "plain = model.module", says="no file"),
-    Answer(13, "only rank 0 leaves", '''
+    Answer(
+        13,
+        "only rank 0 leaves",
+        """
         if rank == 0:
             cleanup()
-        ''', says="without leaving"),
+        """,
+        says="without leaving",
+    ),
     Answer(13, "waits for the others, and stays", "dist.barrier()", says="without leaving"),
-
     # What students wrote in a trial, and what was first told wrongly about it.
-    Answer(1, "every process is rank 0", 'dist.init_process_group("gloo", rank=0, world_size=int(os.environ["WORLD_SIZE"]))', says="both join"),
-    Answer(2, "local rank is text", '''
+    Answer(
+        1,
+        "every process is rank 0",
+        'dist.init_process_group("gloo", rank=0, world_size=int(os.environ["WORLD_SIZE"]))',
+        says="both join",
+    ),
+    Answer(
+        2,
+        "local rank is text",
+        """
         rank, world_size = dist.get_rank(), dist.get_world_size()
         local_rank = os.environ["LOCAL_RANK"]
-        ''', says="is text"),
-    Answer(3, "the CPU as a GPU", '''
+        """,
+        says="is text",
+    ),
+    Answer(
+        3,
+        "the CPU as a GPU",
+        """
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu", local_rank)
         torch.cuda.set_device(device)
-        ''', says="Expected a cuda device"),
-    Answer(4, "the validation set's sampler for the test set", '''
+        """,
+        says="Expected a cuda device",
+    ),
+    Answer(
+        4,
+        "the validation set's sampler for the test set",
+        """
         return (
             DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True), ShardSampler(validation), ShardSampler(validation)
         )
-        ''', says="another set's sampler"),
-    Answer(5, "the last batch is not left out", '''
+        """,
+        says="another set's sampler",
+    ),
+    Answer(
+        5,
+        "the last batch is not left out",
+        """
         train_loader = DataLoader(train, batch_size=args.batch_size // world_size, sampler=train_sampler, **common)
-        ''', says="a short batch is left out"),
-    Answer(7, "TODO 6 copied", '''
+        """,
+        says="a short batch is left out",
+    ),
+    Answer(
+        7,
+        "TODO 6 copied",
+        """
         test_loader = DataLoader(validation, batch_size=args.batch_size // world_size, sampler=test_sampler, **common)
-        ''', says="reads the validation set"),
-    Answer(7, "the validation set's sampler", '''
+        """,
+        says="reads the validation set",
+    ),
+    Answer(
+        7,
+        "the validation set's sampler",
+        """
         test_loader = DataLoader(test, batch_size=args.batch_size // world_size, sampler=validation_sampler, **common)
-        ''', says="the validation set's sampler deals"),
-    Answer(11, "rank 0 alone evaluates the test set", edits=(
-        ("        test_loss = evaluate(model, test_loader, device, args)\n        # TODO", "        test_loss = 0.0\n        # TODO"),
-    ), body=[
-        'print0(f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, perplexity {perplexity(validation_loss):.1f}")',
-        '''
+        """,
+        says="the validation set's sampler deals",
+    ),
+    Answer(
+        11,
+        "rank 0 alone evaluates the test set",
+        edits=(
+            (
+                "        test_loss = evaluate(model, test_loader, device, args)\n        # TODO",
+                "        test_loss = 0.0\n        # TODO",
+            ),
+        ),
+        body=[
+            (
+                'print0(f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, perplexity'
+                ' {perplexity(validation_loss):.1f}")'
+            ),
+            """
         if rank == 0:
             test_loss = evaluate(model, test_loader, device, args)
             print(f"test loss {test_loss:.4f}")
-        ''',
-        'print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")',
-    ], says="called at line"),
-    Answer(12, "rank 1 writes", '''
+        """,
+            'print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")',
+        ],
+        says="called at line",
+    ),
+    Answer(
+        12,
+        "rank 1 writes",
+        """
         plain = model.module if isinstance(model, DistributedDataParallel) else model
         if dist.get_rank() == 1:
             torch.save({"model": plain.state_dict(), "config": config, "epoch": epoch}, path)
-        ''', says="runs alone"),
-    Answer(13, "one rank waits for all", '''
+        """,
+        says="runs alone",
+    ),
+    Answer(
+        13,
+        "one rank waits for all",
+        """
         if rank == 0:
             dist.barrier()
         cleanup()
-        ''', says="barrier"),
-
-    # The batch files. Traps: GPUs asked but not visible; one python for four GPUs; a variable that expands too early, so that
-    # every node is the rendezvous' host; a port that all jobs share.
+        """,
+        says="barrier",
+    ),
+    # The batch files. Traps: GPUs asked but not visible; one python for four GPUs; a variable that expands too early,
+    # so that every node is the rendezvous' host; a port that all jobs share.
     Answer(14, "two of four", "#SBATCH --gres=gpu:2", says="asks for 2 GPUs"),
-    Answer(14, "below the first command, where Slurm reads no more", "", edits=(("set -eo pipefail\n", "set -eo pipefail\n#SBATCH --gres=gpu:4\n"),),
-           says="stands below the first command"),
+    Answer(
+        14,
+        "below the first command, where Slurm reads no more",
+        "",
+        edits=(("set -eo pipefail\n", "set -eo pipefail\n#SBATCH --gres=gpu:4\n"),),
+        says="stands below the first command",
+    ),
     Answer(14, "a space too many", "# SBATCH --gres=gpu:4", says="without a space"),
     Answer(14, "an option that is none", "#SBATCH --gress=gpu:4", says="--gres?"),
     Answer(14, "not exported", "GPUS=4", says="is it exported", file=".pbs"),
     Answer(15, "the GPUs counted from 1", "export CUDA_VISIBLE_DEVICES=1,2,3,4", says="see GPU 1, 2, 3, 4"),
     Answer(15, "how many, not which", "export CUDA_VISIBLE_DEVICES=4", says="see GPU 4"),
     Answer(15, "how many, not which, on Polaris", "export CUDA_VISIBLE_DEVICES=$GPUS", says="see GPU 4", file=".pbs"),
-    Answer(16, "every node is its own master", '''
+    Answer(
+        16,
+        "every node is its own master",
+        """
         export MASTER_ADDR=localhost
         export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-        ''', says="each node itself"),
-    Answer(16, "a fixed port", '''
+        """,
+        says="each node itself",
+    ),
+    Answer(
+        16,
+        "a fixed port",
+        """
         export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
         export MASTER_PORT=7010
-        ''', says="port 7010 in every job"),
-    Answer(16, "a port by the last digit of the job's number", '''
+        """,
+        says="port 7010 in every job",
+    ),
+    Answer(
+        16,
+        "a port by the last digit of the job's number",
+        """
         export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)$NODE_SUFFIX
         export MASTER_PORT=$((29500 + SLURM_JOB_ID % 10))
-        ''', says="in every job"),
-    Answer(16, "not exported", '''
+        """,
+        says="in every job",
+    ),
+    Answer(
+        16,
+        "not exported",
+        """
         MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
         MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-        ''', edits=(('--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"', ""),), says="told no MASTER_ADDR"),
-    Answer(16, "the list as Slurm abbreviates it", '''
+        """,
+        edits=(('--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"', ""),),
+        says="told no MASTER_ADDR",
+    ),
+    Answer(
+        16,
+        "the list as Slurm abbreviates it",
+        """
         export MASTER_ADDR=$SLURM_JOB_NODELIST
         export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-        ''', says="jrc[0101-0102]"),
-    Answer(16, "the job's whole name in the arithmetic", '''
+        """,
+        says="jrc[0101-0102]",
+    ),
+    Answer(
+        16,
+        "the job's whole name in the arithmetic",
+        """
         export MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")
         export MASTER_PORT=$((20000 + PBS_JOBID % 20000))
-        ''', says="told no MASTER_PORT; it says", file=".pbs"),
-    Answer(16, "the last node", '''
+        """,
+        says="told no MASTER_PORT; it says",
+        file=".pbs",
+    ),
+    Answer(
+        16,
+        "the last node",
+        """
         export MASTER_ADDR=$(tail -n 1 "$PBS_NODEFILE")
         export MASTER_PORT=$((20000 + ${PBS_JOBID%%.*} % 20000))
-        ''', says="not the first node", file=".pbs"),
-    Answer(17, "python where torchrun belongs", 'srun --cpu-bind=none python train/ddp_training.py "$@"', says="1 process"),
-    Answer(17, "only on the first node", '''
+        """,
+        says="not the first node",
+        file=".pbs",
+    ),
+    Answer(
+        17, "python where torchrun belongs", 'srun --cpu-bind=none python train/ddp_training.py "$@"', says="1 process"
+    ),
+    Answer(
+        17,
+        "only on the first node",
+        """
         torchrun --nnodes="$SLURM_NNODES" --node-rank=0 --nproc-per-node=gpu --master-addr="$MASTER_ADDR" \\
             --master-port="$MASTER_PORT" train/ddp_training.py "$@"
-        ''', says="node 1 starts nothing"),
-    Answer(17, "the node's number in double quotes", '''
+        """,
+        says="node 1 starts nothing",
+    ),
+    Answer(
+        17,
+        "the node's number in double quotes",
+        """
         srun --cpu-bind=none bash -c "torchrun --nnodes=$SLURM_NNODES --node-rank=$SLURM_NODEID --nproc-per-node=gpu \\
             --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT train/ddp_training.py $*"
-        ''', says="both start rank 0"),
-    Answer(17, "every node is the host of the rendezvous", '''
+        """,
+        says="both start rank 0",
+    ),
+    Answer(
+        17,
+        "every node is the host of the rendezvous",
+        """
         srun --cpu-bind=none bash -c "torchrun --nnodes=$SLURM_NNODES --nproc-per-node=gpu --rdzv-id=$SLURM_JOB_ID --rdzv-backend=c10d \\
             --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT --rdzv-conf=is_host=$(if ((SLURM_NODEID)); then echo 0; else echo 1; fi) \\
             train/ddp_training.py $*"
-        ''', says="the host of the rendezvous is node 0, 1"),
-    Answer(17, "a rendezvous id of its own on each node", '''
+        """,
+        says="the host of the rendezvous is node 0, 1",
+    ),
+    Answer(
+        17,
+        "a rendezvous id of its own on each node",
+        """
         srun --cpu-bind=none bash -c 'torchrun --nnodes=$SLURM_NNODES --nproc-per-node=gpu --rdzv-id=$RANDOM --rdzv-backend=c10d \\
             --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train/ddp_training.py "$@"' bash "$@"
-        ''', says="rendezvous id"),
-    Answer(17, "each node for itself", '''
+        """,
+        says="rendezvous id",
+    ),
+    Answer(
+        17,
+        "each node for itself",
+        """
         srun --cpu-bind=none torchrun --nproc-per-node=gpu --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py "$@"
-        ''', says="world of 4 ranks"),
-    Answer(17, "the number of nodes forgotten", '''
+        """,
+        says="world of 4 ranks",
+    ),
+    Answer(
+        17,
+        "the number of nodes forgotten",
+        """
         srun --cpu-bind=none bash -c 'torchrun --node-rank="$SLURM_NODEID" --nproc-per-node=gpu --master-addr="$MASTER_ADDR" \\
             --master-port="$MASTER_PORT" train/ddp_training.py "$@"' bash "$@"
-        ''', says="how many nodes"),
-    Answer(17, "one process on each node", '''
+        """,
+        says="how many nodes",
+    ),
+    Answer(
+        17,
+        "one process on each node",
+        """
         srun --cpu-bind=none bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --master-addr="$MASTER_ADDR" \\
             --master-port="$MASTER_PORT" train/ddp_training.py "$@"' bash "$@"
-        ''', says="1 process"),
-    Answer(17, "the path of the start folder", '''
+        """,
+        says="1 process",
+    ),
+    Answer(
+        17,
+        "the path of the start folder",
+        """
         srun --cpu-bind=none bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node=gpu \\
             --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" ../train/ddp_training.py "$@"' bash "$@"
-        ''', says="not train/ddp_training.py"),
-    Answer(17, "four torchruns on each node", '''
+        """,
+        says="not train/ddp_training.py",
+    ),
+    Answer(
+        17,
+        "four torchruns on each node",
+        """
         mpiexec -n "$((NODES * GPUS))" --ppn "$GPUS" --hostfile "$PBS_NODEFILE" bash -c 'torchrun --nnodes="$NODES" --node-rank="$PMI_RANK" \\
             --nproc-per-node="$GPUS" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py "$@"' bash "$@"
-        ''', says="starts 16 processes", file=".pbs"),
-    Answer(17, "the rank expands on the first node", '''
+        """,
+        says="starts 16 processes",
+        file=".pbs",
+    ),
+    Answer(
+        17,
+        "the rank expands on the first node",
+        """
         mpiexec -n "$NODES" --ppn 1 --hostfile "$PBS_NODEFILE" bash -c "torchrun --nnodes=$NODES --node-rank=${PMI_RANK:-0} \\
             --nproc-per-node=$GPUS --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT train/ddp_training.py $*"
-        ''', says="both start rank 0", file=".pbs"),
-    Answer(17, "the shell's name forgotten", '''
+        """,
+        says="both start rank 0",
+        file=".pbs",
+    ),
+    Answer(
+        17,
+        "the shell's name forgotten",
+        """
         srun --cpu-bind=none bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node=gpu \\
             --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py "$@"' "$@"
-        ''', says="not given the batch file's arguments"),
-    Answer(17, "the arguments forgotten", '''
+        """,
+        says="not given the batch file's arguments",
+    ),
+    Answer(
+        17,
+        "the arguments forgotten",
+        """
         mpiexec -n "$NODES" --ppn 1 bash -c 'torchrun --nnodes="$NODES" --node-rank="$PMI_RANK" --nproc-per-node="$GPUS" \\
             --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py'
-        ''', says="not given the batch file's arguments", file=".pbs"),
+        """,
+        says="not given the batch file's arguments",
+        file=".pbs",
+    ),
     Answer(17, "a command that is not there", "srun tochrun train/ddp_training.py", says="tochrun"),
-    Answer(16, "a command that is not there", '''
+    Answer(
+        16,
+        "a command that is not there",
+        """
         export MASTER_ADDR=$(scontrl show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
         export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-        ''', says="scontrl: command not found"),
-    Answer(16, "the job's number as the port", '''
+        """,
+        says="scontrl: command not found",
+    ),
+    Answer(
+        16,
+        "the job's number as the port",
+        """
         export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
         export MASTER_PORT=$SLURM_JOB_ID
-        ''', says="meet at port"),
+        """,
+        says="meet at port",
+    ),
     Answer(14, "a typing error", "#SBATCH --gres=gpus:4", says="nothing is called gpu"),
     Answer(18, "the GPUs of the whole job", "#SBATCH --nodes=2\n#SBATCH --gpus=4", says="of the whole job"),
     Answer(18, "four nodes", "#SBATCH --nodes=4", says="asks for 4 nodes"),
     Answer(18, "tasks, not nodes", "#SBATCH --ntasks=2", says="asks for 1 node"),
-    Answer(18, "one node with two of something else", "#PBS -l select=1:ncpus=2:system=polaris", says="asks for 1 node", file=".pbs"),
+    Answer(
+        18,
+        "one node with two of something else",
+        "#PBS -l select=1:ncpus=2:system=polaris",
+        says="asks for 1 node",
+        file=".pbs",
+    ),
 ]
 
 RIGHT = [
     Answer(1, "the backend left to torch", "dist.init_process_group()"),
-    Answer(1, "rank and world size given", '''
+    Answer(
+        1,
+        "rank and world size given",
+        """
         backend = "nccl" if dist.is_nccl_available() and torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
-        '''),
-    Answer(2, "everything from the environment", '''
+        """,
+    ),
+    Answer(
+        2,
+        "everything from the environment",
+        """
         rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-        '''),
-    Answer(3, "the default device, set by local rank", '''
+        """,
+    ),
+    Answer(
+        3,
+        "the default device, set by local rank",
+        """
         if torch.cuda.is_available():
             torch.cuda.set_device(local_rank)
             device = torch.device("cuda")
         else:
             device = torch.device("cpu")
-        '''),
+        """,
+    ),
     Answer(3, "by a string", 'device = torch.device(f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")'),
-    Answer(4, "explicit num_replicas and rank", '''
+    Answer(
+        4,
+        "explicit num_replicas and rank",
+        """
         rank, world_size = dist.get_rank(), dist.get_world_size()
         return (
             DistributedSampler(train, num_replicas=world_size, rank=rank, seed=args.seed, drop_last=True),
             ShardSampler(validation, rank, world_size),
             ShardSampler(test, rank, world_size),
         )
-        '''),
-    Answer(4, "plain ranges by stride for validation and test", '''
+        """,
+    ),
+    Answer(
+        4,
+        "plain ranges by stride for validation and test",
+        """
         rank, world_size = dist.get_rank(), dist.get_world_size()
         return (
             DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
             range(rank, len(validation), world_size),
             range(rank, len(test), world_size),
         )
-        '''),
-    Answer(4, "contiguous shares of validation and test", '''
+        """,
+    ),
+    Answer(
+        4,
+        "contiguous shares of validation and test",
+        """
         rank, world_size = dist.get_rank(), dist.get_world_size()
         def share(n):
             return range(n * rank // world_size, n * (rank + 1) // world_size)
         train_sampler = DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True)
         return train_sampler, share(len(validation)), share(len(test))
-        '''),
-    Answer(5, "a batch sampler", '''
+        """,
+    ),
+    Answer(
+        5,
+        "a batch sampler",
+        """
         batches = torch.utils.data.BatchSampler(train_sampler, args.batch_size // world_size, drop_last=True)
         train_loader = DataLoader(train, batch_sampler=batches, **common)
-        '''),
-    Answer(5, "the world size from the group", '''
+        """,
+    ),
+    Answer(
+        5,
+        "the world size from the group",
+        """
         train_loader = DataLoader(
             train, batch_size=args.batch_size // dist.get_world_size(), sampler=train_sampler, drop_last=True, **common
         )
-        '''),
-    Answer(6, "a Subset of what the sampler deals", '''
+        """,
+    ),
+    Answer(
+        6,
+        "a Subset of what the sampler deals",
+        """
         mine = torch.utils.data.Subset(validation, list(validation_sampler))
         validation_loader = DataLoader(mine, batch_size=args.batch_size // world_size, **common)
-        '''),
-    Answer(7, "another batch size: it changes no mean", "test_loader = DataLoader(test, batch_size=5, sampler=test_sampler, **common)"),
-    Answer(8, "gradients averaged by hand, as they become ready", '''
+        """,
+    ),
+    Answer(
+        7,
+        "another batch size: it changes no mean",
+        "test_loader = DataLoader(test, batch_size=5, sampler=test_sampler, **common)",
+    ),
+    Answer(
+        8,
+        "gradients averaged by hand, as they become ready",
+        """
         def average(parameter):
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
@@ -444,59 +897,129 @@ RIGHT = [
             dist.broadcast(parameter.data, 0)
             parameter.register_post_accumulate_grad_hook(average)
         return model
-        '''),
-    Answer(8, "gradients in small buckets, as views", "return DistributedDataParallel(model, bucket_cap_mb=1, gradient_as_bucket_view=True)"),
-    Answer(8, "optimizer built before the wrap: DDP keeps the parameters", edits=(
-        ("    model = wrap(model.to(device), device)\n    optimizer = make_optimizer(model, args)  # after wrap, which may replace the parameters\n",
-         "    model = model.to(device)\n    optimizer = make_optimizer(model, args)\n    model = wrap(model, device)\n"),)),
+        """,
+    ),
+    Answer(
+        8,
+        "gradients in small buckets, as views",
+        "return DistributedDataParallel(model, bucket_cap_mb=1, gradient_as_bucket_view=True)",
+    ),
+    Answer(
+        8,
+        "optimizer built before the wrap: DDP keeps the parameters",
+        edits=(
+            (
+                (
+                    "    model = wrap(model.to(device), device)\n    optimizer = make_optimizer(model, args)  # after"
+                    " wrap, which may replace the parameters\n"
+                ),
+                (
+                    "    model = model.to(device)\n    optimizer = make_optimizer(model, args)\n    model = wrap(model,"
+                    " device)\n"
+                ),
+            ),
+        ),
+    ),
     Answer(9, "through the loader", "train_loader.sampler.set_epoch(epoch)"),
-    Answer(10, "two reductions", '''
+    Answer(
+        10,
+        "two reductions",
+        """
         total, count = total.clone(), count.clone()
         dist.all_reduce(total)
         dist.all_reduce(count)
         return float(total / count)
-        '''),
-    Answer(10, "all-gather and add up", '''
+        """,
+    ),
+    Answer(
+        10,
+        "all-gather and add up",
+        """
         parts = [None] * dist.get_world_size()
         dist.all_gather_object(parts, (total.item(), count.item()))
         return sum(t for t, _ in parts) / sum(c for _, c in parts)
-        '''),
-    Answer(10, "averages of both: the division by N cancels", '''
+        """,
+    ),
+    Answer(
+        10,
+        "averages of both: the division by N cancels",
+        """
         sums = torch.stack([total, count])
         dist.all_reduce(sums, dist.ReduceOp.AVG)
         return (sums[0] / sums[1]).item()
-        '''),
-    Answer(10, "reduced to rank 0, then broadcast", '''
+        """,
+    ),
+    Answer(
+        10,
+        "reduced to rank 0, then broadcast",
+        """
         sums = torch.stack([total, count])
         dist.reduce(sums, 0)
         dist.broadcast(sums, 0)
         return (sums[0] / sums[1]).item()
-        '''),
-    Answer(10, "asynchronously", '''
+        """,
+    ),
+    Answer(
+        10,
+        "asynchronously",
+        """
         sums = torch.stack([total, count])
         dist.all_reduce(sums, async_op=True).wait()
         return (sums[0] / sums[1]).item()
-        '''),
-    Answer(11, "if rank == 0", [
-        'if rank == 0:\n    print(f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, validation loss {validation_loss:.4f}")',
-        'if rank == 0:\n    print(f"test loss {test_loss:.4f}")', 'if rank == 0:\n    print(f"wrote to {out}")']),
-    Answer(12, "if rank == 0, and a barrier", '''
+        """,
+    ),
+    Answer(
+        11,
+        "if rank == 0",
+        [
+            (
+                'if rank == 0:\n    print(f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, validation loss'
+                ' {validation_loss:.4f}")'
+            ),
+            'if rank == 0:\n    print(f"test loss {test_loss:.4f}")',
+            'if rank == 0:\n    print(f"wrote to {out}")',
+        ],
+    ),
+    Answer(
+        12,
+        "if rank == 0, and a barrier",
+        """
         if dist.get_rank() == 0:
             torch.save({"model": model.module.state_dict(), "config": config, "epoch": epoch}, path)
         dist.barrier()
-        '''),
-    Answer(12, "the prefix taken off the names", '''
+        """,
+    ),
+    Answer(
+        12,
+        "the prefix taken off the names",
+        """
         weights = {name.removeprefix("module."): weight for name, weight in model.state_dict().items()}
         save0({"model": weights, "config": config, "epoch": epoch}, path)
-        '''),
-    Answer(12, "the last rank writes", '''
+        """,
+    ),
+    Answer(
+        12,
+        "the last rank writes",
+        """
         if rank_of_last():
             save = model.module if isinstance(model, DistributedDataParallel) else model
             torch.save({"model": save.state_dict(), "config": config, "epoch": epoch}, path)
         dist.barrier()
-        ''', edits=(("def main(", "def rank_of_last():\n    return dist.get_rank() == dist.get_world_size() - 1\n\n\ndef main("),)),
+        """,
+        edits=(
+            (
+                "def main(",
+                "def rank_of_last():\n    return dist.get_rank() == dist.get_world_size() - 1\n\n\ndef main(",
+            ),
+        ),
+    ),
     Answer(13, "by torch's own call", "dist.destroy_process_group()"),
-    Answer(13, "in a finally", "pass", edits=(("    main()\n", "    try:\n        main()\n    finally:\n        cleanup()\n"),)),
+    Answer(
+        13,
+        "in a finally",
+        "pass",
+        edits=(("    main()\n", "    try:\n        main()\n    finally:\n        cleanup()\n"),),
+    ),
     Answer(14, "by another option", "#SBATCH --gpus-per-node=4"),
     Answer(14, "with the kind of GPU", "#SBATCH --gres=gpu:A100:4"),
     Answer(14, "on Polaris", "GPUS=4\nexport GPUS", file=".pbs"),
@@ -504,36 +1027,69 @@ RIGHT = [
     Answer(15, "with spaces", 'export CUDA_VISIBLE_DEVICES="0, 1, 2, 3"'),
     Answer(15, "left to Slurm, which sets it", ":"),
     Answer(15, "hidden from nobody", "unset CUDA_VISIBLE_DEVICES", file=".pbs"),
-    Answer(16, "by its address, as the name server has it", '''
+    Answer(
+        16,
+        "by its address, as the name server has it",
+        """
         MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
         MASTER_ADDR="${MASTER_ADDR}i"
         export MASTER_ADDR="$(nslookup "$MASTER_ADDR" | grep -oP '(?<=Address: ).*')"
         export MASTER_PORT=$((10000 + ${SLURM_JOB_ID: -4}))
-        '''),
-    Answer(16, "this script runs on the first node", '''
+        """,
+    ),
+    Answer(
+        16,
+        "this script runs on the first node",
+        """
         export MASTER_ADDR=$(hostname)
         export MASTER_PORT=$((20000 + RANDOM % 20000))
-        '''),
-    Answer(17, "a rendezvous of torchrun's own", '''
+        """,
+    ),
+    Answer(
+        17,
+        "a rendezvous of torchrun's own",
+        """
         srun --cpu-bind=none bash -c "torchrun --nnodes=$SLURM_NNODES --rdzv_backend c10d --nproc_per_node=gpu --rdzv_id $RANDOM \\
             --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT --rdzv_conf=is_host=\\$(if ((SLURM_NODEID)); then echo 0; else echo 1; fi) \\
             train/ddp_training.py $*"
-        '''),
-    Answer(17, "c10d, without a word on the host", '''
+        """,
+    ),
+    Answer(
+        17,
+        "c10d, without a word on the host",
+        """
         srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 4 --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d \\
             --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" train/ddp_training.py "$@"
-        '''),
-    Answer(17, "no torchrun: Slurm starts every process, SLURM_PROCID is the rank", '''
+        """,
+    ),
+    Answer(
+        17,
+        "no torchrun: Slurm starts every process, SLURM_PROCID is the rank",
+        """
         srun --ntasks-per-node="$SLURM_GPUS_ON_NODE" --cpus-per-task=32 python train/ddp_training.py "$@"
-        '''),
-    Answer(17, "no torchrun: PMI_RANK is the rank", '''
+        """,
+    ),
+    Answer(
+        17,
+        "no torchrun: PMI_RANK is the rank",
+        """
         mpiexec -n "$((NODES * GPUS))" --ppn "$GPUS" --depth=8 --cpu-bind depth --hostfile "$PBS_NODEFILE" python train/ddp_training.py "$@"
-        ''', file=".pbs"),
-    Answer(17, "torchrun as a module", '''
+        """,
+        file=".pbs",
+    ),
+    Answer(
+        17,
+        "torchrun as a module",
+        """
         mpiexec -n "$NODES" --ppn 1 bash -c 'python -m torch.distributed.run --nnodes="$NODES" --node-rank="$PMI_RANK" \\
             --nproc-per-node="$GPUS" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py "$@"' bash "$@"
-        ''', file=".pbs"),
-    Answer(17, "a loop over the nodes", '''
+        """,
+        file=".pbs",
+    ),
+    Answer(
+        17,
+        "a loop over the nodes",
+        """
         node=0
         for name in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
             srun --nodes=1 --ntasks=1 -w "$name" torchrun --nnodes="$SLURM_NNODES" --node-rank=$node --nproc-per-node=gpu \\
@@ -541,11 +1097,16 @@ RIGHT = [
             node=$((node + 1))
         done
         wait
-        '''),
-    Answer(16, "a port by Python", '''
+        """,
+    ),
+    Answer(
+        16,
+        "a port by Python",
+        """
         export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
         export MASTER_PORT=$(python -c "import os; print(20000 + int(os.environ['SLURM_JOB_ID']) % 20000)")
-        '''),
+        """,
+    ),
     Answer(18, "by the short option", "#SBATCH -N 2"),
     Answer(18, "on Polaris, with more said of a node", "#PBS -l select=2:ncpus=64:ngpus=4:system=polaris", file=".pbs"),
 ]

@@ -5,25 +5,53 @@ from grader.engine.mutants import Answer
 NAMES = 'mesh_dim_names=("replicate", "shard")'
 
 WRONG = [
-    Answer(1, "one copy, whatever the strategy", f"return init_device_mesh(device.type, (1, world_size), {NAMES})", says="the grid is 1 × 4"),
-    Answer(1, "rows for columns", f'''
+    Answer(
+        1,
+        "one copy, whatever the strategy",
+        f"return init_device_mesh(device.type, (1, world_size), {NAMES})",
+        says="the grid is 1 × 4",
+    ),
+    Answer(
+        1,
+        "rows for columns",
+        f"""
         copies = {{"none": world_size, "grad": 1, "full": 1, "hybrid": args.replicas}}[args.sharding]
         return init_device_mesh(device.type, (world_size // copies, copies), {NAMES})
-        ''', says="the grid is"),
-    Answer(1, "--replicas is not looked at", f'''
+        """,
+        says="the grid is",
+    ),
+    Answer(
+        1,
+        "--replicas is not looked at",
+        f"""
         copies = {{"none": world_size, "hybrid": 2}}.get(args.sharding, 1)
         return init_device_mesh(device.type, (copies, world_size // copies), {NAMES})
-        ''', says="--replicas 4"),
-    Answer(1, "neighbours are copies: the weights of a layer go over the slow links", f'''
+        """,
+        says="--replicas 4",
+    ),
+    Answer(
+        1,
+        "neighbours are copies: the weights of a layer go over the slow links",
+        f"""
         copies = {{"none": world_size, "hybrid": args.replicas}}.get(args.sharding, 1)
         return DeviceMesh(device.type, torch.arange(world_size).view(-1, copies).T.contiguous(), {NAMES})
-        ''', says="neighbours"),
-    Answer(2, "the others' last batches are left out", '''
+        """,
+        says="neighbours",
+    ),
+    Answer(
+        2,
+        "the others' last batches are left out",
+        """
         least = torch.tensor(len(loader), device=device)
         dist.all_reduce(least, dist.ReduceOp.MIN)
         yield from islice(loader, int(least))
-        ''', says="another loss"),
-    Answer(2, "the last batch again, with its targets", '''
+        """,
+        says="another loss",
+    ),
+    Answer(
+        2,
+        "the last batch again, with its targets",
+        """
         most = torch.tensor(len(loader), device=device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         x = y = torch.zeros(1, args.seq_len, dtype=torch.int64)
@@ -31,12 +59,21 @@ WRONG = [
             yield x, y
         for _ in range(int(most) - len(loader)):
             yield x, y
-        ''', says="another loss"),
-    Answer(2, "waits at a barrier for those that have more", '''
+        """,
+        says="another loss",
+    ),
+    Answer(
+        2,
+        "waits at a barrier for those that have more",
+        """
         yield from loader
         dist.barrier()
-        '''),
-    Answer(2, "a rank without a sample leaves", '''
+        """,
+    ),
+    Answer(
+        2,
+        "a rank without a sample leaves",
+        """
         most = torch.tensor(len(loader), device=device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         x = None
@@ -44,200 +81,413 @@ WRONG = [
             yield x, y
         for _ in range(int(most) - len(loader) if x is not None else 0):
             yield x, torch.full_like(y, IGNORE)
-        '''),
-    Answer(3, "the root first", """
+        """,
+    ),
+    Answer(
+        3,
+        "the root first",
+        """
         fully_shard(model, **options, reshard_after_forward=False)
         for block in model.blocks:
             fully_shard(block, **options)
         return model
-        """, says="cut already"),
+        """,
+        says="cut already",
+    ),
     Answer(3, "only the root: one unit", "return fully_shard(model, **options)", says="at once"),
-    Answer(3, "only layers of a class that the model does not use", '''
+    Answer(
+        3,
+        "only layers of a class that the model does not use",
+        """
         for module in model.modules():
             if isinstance(module, nn.TransformerEncoderLayer):
                 fully_shard(module, **options)
         return model
-        ''', says="nothing is sharded"),
-    Answer(3, "the root is forgotten", '''
+        """,
+        says="nothing is sharded",
+    ),
+    Answer(
+        3,
+        "the root is forgotten",
+        """
         for block in model.blocks:
             fully_shard(block, **options, reshard_after_forward=args.sharding in ("full", "hybrid"))
         return model
-        ''', says="more than its share"),
-    Answer(3, "the mesh is forgotten", '''
+        """,
+        says="more than its share",
+    ),
+    Answer(
+        3,
+        "the mesh is forgotten",
+        """
         for block in model.blocks:
             fully_shard(block, reshard_after_forward=args.sharding in ("full", "hybrid"))
         return fully_shard(model, reshard_after_forward=False)
-        ''', says="no whole copy"),
-    Answer(3, "full keeps what it gathered", '''
+        """,
+        says="no whole copy",
+    ),
+    Answer(
+        3,
+        "full keeps what it gathered",
+        """
         for block in model.blocks:
             fully_shard(block, **options, reshard_after_forward=False)
         return fully_shard(model, **options)
-        ''', says="twice, once for each pass"),
-    Answer(3, "grad gathers twice", '''
+        """,
+        says="twice, once for each pass",
+    ),
+    Answer(
+        3,
+        "grad gathers twice",
+        """
         for block in model.blocks:
             fully_shard(block, **options)
         return fully_shard(model, **options)
-        ''', says="once: they stay"),
-    Answer(3, "gradients are not put together", '''
+        """,
+        says="once: they stay",
+    ),
+    Answer(
+        3,
+        "gradients are not put together",
+        """
         for module in (*model.blocks, model):
             fully_shard(module, **options, reshard_after_forward=module is not model and args.sharding in ("full", "hybrid"))
         model.set_requires_gradient_sync(False)
         return model
-        '''),
-    Answer(4, "each rank fills its shards by the same seed", [
-        'with torch.device("meta"):\n    return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)', '''
+        """,
+    ),
+    Answer(
+        4,
+        "each rank fills its shards by the same seed",
+        [
+            (
+                'with torch.device("meta"):\n    return TransformerLM(vocab_size, args.dim, args.heads, args.layers,'
+                " args.seq_len, args.dropout)"
+            ),
+            """
         model.to_empty(device=mesh.device_type)
         torch.manual_seed(args.seed)
         for parameter in model.parameters():
             nn.init.normal_(parameter.to_local(), std=0.02)
-        ''']),
-    Answer(4, "another seed on each rank: a model stitched of several inits", [
-        "torch.manual_seed(args.seed + dist.get_rank())\n"
-        "return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)", "pass"], says="not the serial run's"),
-    Answer(4, "memory, and nothing in it", [
-        'with torch.device("meta"):\n    return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)',
-        "model.to_empty(device=mesh.device_type)"]),
-    Answer(4, "the seed is forgotten", [
-        'with torch.device("meta"):\n    return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)', '''
+        """,
+        ],
+    ),
+    Answer(
+        4,
+        "another seed on each rank: a model stitched of several inits",
+        [
+            (
+                "torch.manual_seed(args.seed + dist.get_rank())\n"
+                "return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)"
+            ),
+            "pass",
+        ],
+        says="not the serial run's",
+    ),
+    Answer(
+        4,
+        "memory, and nothing in it",
+        [
+            (
+                'with torch.device("meta"):\n    return TransformerLM(vocab_size, args.dim, args.heads, args.layers,'
+                " args.seq_len, args.dropout)"
+            ),
+            "model.to_empty(device=mesh.device_type)",
+        ],
+    ),
+    Answer(
+        4,
+        "the seed is forgotten",
+        [
+            (
+                'with torch.device("meta"):\n    return TransformerLM(vocab_size, args.dim, args.heads, args.layers,'
+                " args.seq_len, args.dropout)"
+            ),
+            """
         model.to_empty(device=mesh.device_type)
         full = TransformerLM(**model.config).state_dict() if dist.get_rank() == 0 else {}
         set_model_state_dict(model, full, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-        '''], says="not the serial run's"),
-    Answer(4, "the whole model on every rank", [
-        'with torch.device("meta"):\n    return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)', '''
+        """,
+        ],
+        says="not the serial run's",
+    ),
+    Answer(
+        4,
+        "the whole model on every rank",
+        [
+            (
+                'with torch.device("meta"):\n    return TransformerLM(vocab_size, args.dim, args.heads, args.layers,'
+                " args.seq_len, args.dropout)"
+            ),
+            """
         model.to_empty(device=mesh.device_type)
         torch.manual_seed(args.seed)
         full = TransformerLM(**model.config).state_dict()
         set_model_state_dict(model, full, options=StateDictOptions(full_state_dict=True))
-        '''], says="whole model in memory"),
-    Answer(5, "of another model", '''
+        """,
+        ],
+        says="whole model in memory",
+    ),
+    Answer(
+        5,
+        "of another model",
+        """
         optimizer = make_optimizer(TransformerLM(**config), args)
         model = parallelize(model, mesh, args)
         first_weights(model, mesh, args)
-        ''', says="what they were before"),
-    Answer(6, "each rank by the norm of its part", '''
+        """,
+        says="what they were before",
+    ),
+    Answer(
+        6,
+        "each rank by the norm of its part",
+        """
         parts = [p.grad.to_local() for p in model.parameters()]
         norm = torch.stack([part.norm() for part in parts]).norm()
         for part in parts:
             part *= min(1.0, (args.clip or math.inf) / norm)
         return norm.item()
-        ''', says="this rank's part"),
-    Answer(6, "copies are counted, too", '''
+        """,
+        says="this rank's part",
+    ),
+    Answer(
+        6,
+        "copies are counted, too",
+        """
         parts = [p.grad.to_local() for p in model.parameters()]
         square = sum(part.square().sum() for part in parts)
         dist.all_reduce(square)
         for part in parts:
             part *= min(1.0, (args.clip or math.inf) / square.sqrt())
         return square.sqrt().item()
-        ''', says="two copies"),
-    Answer(6, "0 is taken for a limit", "return nn.utils.clip_grad_norm_(model.parameters(), args.clip).full_tensor().item()", says="--clip 0"),
-    Answer(6, "elements are clipped, not the norm", '''
+        """,
+        says="two copies",
+    ),
+    Answer(
+        6,
+        "0 is taken for a limit",
+        "return nn.utils.clip_grad_norm_(model.parameters(), args.clip).full_tensor().item()",
+        says="--clip 0",
+    ),
+    Answer(
+        6,
+        "elements are clipped, not the norm",
+        """
         norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
         if args.clip:
             nn.utils.clip_grad_value_(model.parameters(), args.clip)
         return norm.full_tensor().item()
-        ''', says="gradient of"),
-    Answer(7, "gradients are added up in bfloat16, too", '''
+        """,
+        says="gradient of",
+    ),
+    Answer(
+        7,
+        "gradients are added up in bfloat16, too",
+        """
         return MixedPrecisionPolicy(param_dtype=torch.bfloat16 if args.dtype == "bfloat16" else None)
-        ''', says="added up in bfloat16"),
-    Answer(7, "always in bfloat16", "return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)", says="--dtype float32"),
-    Answer(7, "only the sum is short", '''
+        """,
+        says="added up in bfloat16",
+    ),
+    Answer(
+        7,
+        "always in bfloat16",
+        "return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)",
+        says="--dtype float32",
+    ),
+    Answer(
+        7,
+        "only the sum is short",
+        """
         return MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if args.dtype == "bfloat16" else None)
-        ''', says="gathered in float32"),
-    Answer(8, "the wrapper is thrown away", '''
+        """,
+        says="gathered in float32",
+    ),
+    Answer(
+        8,
+        "the wrapper is thrown away",
+        """
         for block in model.blocks:
             block = checkpoint_wrapper(block)
-        ''', says="run 2 times"),
-    Answer(8, "the whole model at once", '''
+        """,
+        says="run 2 times",
+    ),
+    Answer(
+        8,
+        "the whole model at once",
+        """
         from functools import partial
         from torch.utils.checkpoint import checkpoint
         model.forward = partial(checkpoint, model.forward, use_reentrant=False)
-        ''', says="whole model runs again"),
+        """,
+        says="whole model runs again",
+    ),
     Answer(8, "only the first block", "model.blocks[0] = checkpoint_wrapper(model.blocks[0])", says="run 3 times"),
     Answer(9, "rank 0's state dict", 'save0({"model": model.state_dict(), "config": config, "epoch": epoch}, path)'),
-    Answer(9, "rank 0's parts", '''
+    Answer(
+        9,
+        "rank 0's parts",
+        """
         parts = {name: part.to_local() for name, part in model.state_dict().items()}
         save0({"model": parts, "config": config, "epoch": epoch}, path)
-        ''', says="is a part of it"),
-    Answer(9, "every rank writes", '''
+        """,
+        says="is a part of it",
+    ),
+    Answer(
+        9,
+        "every rank writes",
+        """
         full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         torch.save({"model": full, "config": config, "epoch": epoch}, path)
-        ''', says="all write"),
-    Answer(9, "rank 0 alone asks for the parts", '''
+        """,
+        says="all write",
+    ),
+    Answer(
+        9,
+        "rank 0 alone asks for the parts",
+        """
         if dist.get_rank() == 0:
             full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
             torch.save({"model": full, "config": config, "epoch": epoch}, path)
-        ''', says="rank 0 waits"),
-    Answer(10, "one file, by rank 0", '''
+        """,
+        says="rank 0 waits",
+    ),
+    Answer(
+        10,
+        "one file, by rank 0",
+        """
         weights, state = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         save0({"model": weights, "optimizer": state, "position": position}, folder / "all.pt")
-        ''', says="no checkpoint in the folder"),
-    Answer(10, "put together first", '''
+        """,
+        says="no checkpoint in the folder",
+    ),
+    Answer(
+        10,
+        "put together first",
+        """
         weights, state = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
         dcp.save({"model": weights, "optimizer": state, "position": position}, checkpoint_id=folder)
-        ''', says="put together"),
-    Answer(10, "the weights alone", 'dcp.save({"model": get_model_state_dict(model), "position": position}, checkpoint_id=folder)', says="optimizer's state"),
-    Answer(10, "the position is forgotten", '''
+        """,
+        says="put together",
+    ),
+    Answer(
+        10,
+        "the weights alone",
+        'dcp.save({"model": get_model_state_dict(model), "position": position}, checkpoint_id=folder)',
+        says="optimizer's state",
+    ),
+    Answer(
+        10,
+        "the position is forgotten",
+        """
         weights, state = get_state_dict(model, optimizer)
         dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
-        ''', says="position is not in"),
-    Answer(10, "rank 0 alone writes", '''
+        """,
+        says="position is not in",
+    ),
+    Answer(
+        10,
+        "rank 0 alone writes",
+        """
         weights, state = get_state_dict(model, optimizer)
         if dist.get_rank() == 0:
             dcp.save({"model": weights, "optimizer": state, "position": position}, checkpoint_id=folder)
-        '''),
+        """,
+    ),
     Answer(11, "torch.load of a folder", "return torch.load(folder)", says="IsADirectoryError"),
-    Answer(11, "the weights alone", '''
+    Answer(
+        11,
+        "the weights alone",
+        """
         saved = {"model": get_model_state_dict(model), "position": position}
         dcp.load(saved, checkpoint_id=folder)
         return saved["position"]
-        ''', says="the optimizer's"),
-    Answer(11, "loaded into copies that nobody uses", '''
+        """,
+        says="the optimizer's",
+    ),
+    Answer(
+        11,
+        "loaded into copies that nobody uses",
+        """
         weights, state = get_state_dict(model, optimizer)
         saved = {"model": {name: weight.clone() for name, weight in weights.items()}, "optimizer": state, "position": position}
         dcp.load(saved, checkpoint_id=folder)
         return saved["position"]
-        ''', says="the model's"),
-    Answer(11, "the position stays where it was", '''
+        """,
+        says="the model's",
+    ),
+    Answer(
+        11,
+        "the position stays where it was",
+        """
         weights, state = get_state_dict(model, optimizer)
         dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
         return position
-        ''', says="the position"),
-    Answer(11, "not given back: what is no tensor stays as it was", '''
+        """,
+        says="the position",
+    ),
+    Answer(
+        11,
+        "not given back: what is no tensor stays as it was",
+        """
         weights, state = get_state_dict(model, optimizer)
         saved = {"model": weights, "optimizer": state, "position": position}
         dcp.load(saved, checkpoint_id=folder)
         return saved["position"]
-        ''', says="lr"),
+        """,
+        says="lr",
+    ),
     Answer(12, "the epoch begins anew", "return step // an_epoch, 0", says="find_epoch(1, 4)"),
-    Answer(12, "the end of an epoch is taken for the next one's beginning", "return divmod(step, an_epoch)", says="find_epoch(4, 4)"),
-    Answer(12, "steps of all epochs are left out", "return max(step - 1, 0) // an_epoch, step", says="find_epoch(5, 4)"),
+    Answer(
+        12,
+        "the end of an epoch is taken for the next one's beginning",
+        "return divmod(step, an_epoch)",
+        says="find_epoch(4, 4)",
+    ),
+    Answer(
+        12, "steps of all epochs are left out", "return max(step - 1, 0) // an_epoch, step", says="find_epoch(5, 4)"
+    ),
 ]
 
 RIGHT = [
-    Answer(1, "a mesh made of a tensor", f'''
+    Answer(
+        1,
+        "a mesh made of a tensor",
+        f"""
         columns = {{"none": 1, "hybrid": world_size // args.replicas}}.get(args.sharding, world_size)
         return DeviceMesh(device.type, torch.arange(world_size).view(-1, columns), {NAMES})
-        '''),
-    Answer(2, "counted without asking the others", '''
+        """,
+    ),
+    Answer(
+        2,
+        "counted without asking the others",
+        """
         most = math.ceil(math.ceil(len(loader.dataset) / dist.get_world_size()) / loader.batch_size)
         for k, batch in enumerate(loader):
             yield batch
         for _ in range(len(loader), most):
             yield torch.ones(2, args.seq_len, dtype=torch.int64), torch.full((2, args.seq_len), IGNORE)
-        '''),
-    Answer(3, "more and smaller units, the root's gathered twice as well", '''
+        """,
+    ),
+    Answer(
+        3,
+        "more and smaller units, the root's gathered twice as well",
+        """
         for module in (model.token_embedding, model.position_embedding, *model.blocks, model):
             fully_shard(module, **options, reshard_after_forward=args.sharding not in ("none", "grad"))
         return model
-        '''),
-    Answer(4, "rank 0 builds the model at once, and it is sent by hand", [
-        '''
+        """,
+    ),
+    Answer(
+        4,
+        "rank 0 builds the model at once, and it is sent by hand",
+        [
+            """
         torch.manual_seed(args.seed)
         with torch.device("cpu" if dist.get_rank() == 0 else "meta"):
             return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
-        ''', '''
+        """,
+            """
         from torch.distributed.tensor import distribute_tensor
         torch.manual_seed(args.seed)
         full = TransformerLM(**model.config) if dist.get_rank() == 0 else None
@@ -247,8 +497,13 @@ RIGHT = [
             dist.broadcast(weight.detach(), 0)
             shard = distribute_tensor(weight.detach(), parameter.device_mesh, parameter.placements)
             parameter.to_local().detach().copy_(shard.to_local())
-        ''']),
-    Answer(6, "by hand, over those that share a copy", '''
+        """,
+        ],
+    ),
+    Answer(
+        6,
+        "by hand, over those that share a copy",
+        """
         with torch.no_grad():
             parts = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
             square = sum(part.square().sum() for part in parts)
@@ -258,28 +513,45 @@ RIGHT = [
             for part in parts:
                 part *= min(1.0, (args.clip or math.inf) / (square.sqrt() + 1e-6))
         return square.sqrt().item()
-        '''),
-    Answer(8, "by torch.utils.checkpoint", '''
+        """,
+    ),
+    Answer(
+        8,
+        "by torch.utils.checkpoint",
+        """
         from functools import partial
         from torch.utils.checkpoint import checkpoint
         for block in model.blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-        '''),
-    Answer(9, "put together tensor by tensor", '''
+        """,
+    ),
+    Answer(
+        9,
+        "put together tensor by tensor",
+        """
         full = {}
         for name, parameter in model.state_dict().items():
             full[name] = parameter.full_tensor().cpu() if isinstance(parameter, DTensor) else parameter
         save0({"model": full, "config": config, "epoch": epoch}, path)
-        '''),
-    Answer(10, "under other names, and both by themselves", '''
+        """,
+    ),
+    Answer(
+        10,
+        "under other names, and both by themselves",
+        """
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
         everything = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer), "position": dict(position)}
         dcp.save(everything, storage_writer=dcp.FileSystemWriter(folder))
-        '''),
-    Answer(12, "with divmod", '''
+        """,
+    ),
+    Answer(
+        12,
+        "with divmod",
+        """
         if step == 0:
             return 0, 0
         epoch, before = divmod(step - 1, an_epoch)
         return epoch, before + 1
-        '''),
+        """,
+    ),
 ]

@@ -12,230 +12,463 @@ WRONG = [
     Answer(1, "logits for a loss", "return self.model(x)", says="no loss"),
     Answer(1, "a number, without its graph", "return self.model(x, y).item()", says="no loss"),
     Answer(1, "detached", "return self.model(x, y).detach()", says="no graph"),
-    Answer(1, "backward called by hand", '''
+    Answer(
+        1,
+        "backward called by hand",
+        """
         loss = self.model(x, y)
         loss.backward()
         return loss
-        ''', says="calls backward"),
-    Answer(1, "the step made by hand", '''
+        """,
+        says="calls backward",
+    ),
+    Answer(
+        1,
+        "the step made by hand",
+        """
         loss = self.model(x, y)
         gradients = torch.autograd.grad(loss, list(self.parameters()), retain_graph=True)
         with torch.no_grad():
             for parameter, gradient in zip(self.parameters(), gradients, strict=True):
                 parameter -= self.args.lr * gradient
         return loss
-        ''', says="optimizer's step itself"),
+        """,
+        says="optimizer's step itself",
+    ),
     Answer(1, "the word itself is predicted", "return self.model(x, x)", says="mean loss"),
     Answer(1, "a sum, not a mean", "return self.model(x, y) * y.numel()", says="mean loss"),
     Answer(1, "the module called, which has no forward", "return self(x, y)"),
     Answer(2, "no optimizer", "return None", says="no optimizer"),
-    Answer(2, "always AdamW", '''
+    Answer(
+        2,
+        "always AdamW",
+        """
         return torch.optim.AdamW(self.parameters(), lr=self.args.lr, weight_decay=self.args.weight_decay)
-        ''', says="--optimizer sgd"),
-    Answer(2, "Adam for AdamW", '''
+        """,
+        says="--optimizer sgd",
+    ),
+    Answer(
+        2,
+        "Adam for AdamW",
+        """
         kind = {"adamw": torch.optim.Adam, "sgd": torch.optim.SGD}[self.args.optimizer]
         return kind(self.parameters(), lr=self.args.lr, weight_decay=self.args.weight_decay)
-        ''', says="other weights"),
-    Answer(2, "the weight decay forgotten", '''
+        """,
+        says="other weights",
+    ),
+    Answer(
+        2,
+        "the weight decay forgotten",
+        """
         kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[self.args.optimizer]
         return kind(self.parameters(), lr=self.args.lr)
-        ''', says="other weights"),
-    Answer(2, "the learning rate of an example", '''
+        """,
+        says="other weights",
+    ),
+    Answer(
+        2,
+        "the learning rate of an example",
+        """
         kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[self.args.optimizer]
         return kind(self.parameters(), lr=1e-3, weight_decay=self.args.weight_decay)
-        '''),
-    Answer(2, "only the blocks are trained", '''
+        """,
+    ),
+    Answer(
+        2,
+        "only the blocks are trained",
+        """
         kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[self.args.optimizer]
         return kind(self.model.blocks.parameters(), lr=self.args.lr, weight_decay=self.args.weight_decay)
-        ''', says="parameters"),
-    Answer(3, "the mean of batch means, of all ranks", '''
+        """,
+        says="parameters",
+    ),
+    Answer(
+        3,
+        "the mean of batch means, of all ranks",
+        """
         self.log_dict({"total": self.model(x, y), "count": 1.0}, sync_dist=True)
-        ''', says="not the mean over all tokens"),
-    Answer(3, "this rank's sums", '''
+        """,
+        says="not the mean over all tokens",
+    ),
+    Answer(
+        3,
+        "this rank's sums",
+        """
         count = (y != IGNORE).sum().double()
         self.log_dict({"total": self.model(x, y) * count, "count": count}, reduce_fx="sum")
-        '''),
-    Answer(3, "Lightning's own mean, weighed by tokens: the mean count is cut to a whole number", '''
+        """,
+    ),
+    Answer(
+        3,
+        "Lightning's own mean, weighed by tokens: the mean count is cut to a whole number",
+        """
         self.log("total", self.model(x, y), batch_size=int((y != IGNORE).sum()), sync_dist=True)
         self.log("count", 1.0)
-        '''),
-    Answer(3, "weighed by samples, as Lightning guesses", '''
+        """,
+    ),
+    Answer(
+        3,
+        "weighed by samples, as Lightning guesses",
+        """
         self.log_dict({"total": self.model(x, y), "count": 1.0}, batch_size=len(x), sync_dist=True)
-        '''),
-    Answer(3, "means of sums", '''
+        """,
+    ),
+    Answer(
+        3,
+        "means of sums",
+        """
         count = (y != IGNORE).sum().double()
         self.log_dict({"total": self.model(x, y) * count, "count": count}, sync_dist=True)
-        '''),
-    Answer(3, "filled-up targets counted", '''
+        """,
+    ),
+    Answer(
+        3,
+        "filled-up targets counted",
+        """
         count = torch.tensor(float(y.numel()))
         self.log_dict({"total": self.model(x, y) * count, "count": count}, reduce_fx="sum", sync_dist=True)
-        ''', says="it counts 56 tokens, there are 53"),
-    Answer(3, "only one of the two is synchronised", '''
+        """,
+        says="it counts 56 tokens, there are 53",
+    ),
+    Answer(
+        3,
+        "only one of the two is synchronised",
+        """
         count = (y != IGNORE).sum().double()
         self.log("total", self.model(x, y) * count, reduce_fx="sum", sync_dist=True)
         self.log("count", count, reduce_fx="sum")
-        '''),
-    Answer(3, "synchronised in every step, though ranks have unequal numbers of them", '''
+        """,
+    ),
+    Answer(
+        3,
+        "synchronised in every step, though ranks have unequal numbers of them",
+        """
         count = (y != IGNORE).sum().double()
         sums = {"total": self.model(x, y) * count, "count": count}
         self.log_dict(sums, reduce_fx="sum", sync_dist=True, on_step=True, on_epoch=True)
-        ''', says="rank"),
-    Answer(3, "reduced by hand in every step", '''
+        """,
+        says="rank",
+    ),
+    Answer(
+        3,
+        "reduced by hand in every step",
+        """
         import torch.distributed as dist
         sums = torch.stack([self.model(x, y) * (y != IGNORE).sum(), (y != IGNORE).sum()])
         dist.all_reduce(sums)
         self.log_dict({"total": sums[0], "count": sums[1]}, reduce_fx="sum")
-        ''', says="never come"),
-    Answer(3, "logged under another name", '''
+        """,
+        says="never come",
+    ),
+    Answer(
+        3,
+        "logged under another name",
+        """
         count = (y != IGNORE).sum().double()
         self.log_dict({"val_total": self.model(x, y) * count, "val_count": count}, reduce_fx="sum", sync_dist=True)
-        ''', says="both sums"),
+        """,
+        says="both sums",
+    ),
     Answer(4, "all processes on one node", 'return int(os.environ["WORLD_SIZE"]), 1', says="on 2 nodes"),
     Answer(4, "numbers in the script", "return 3, 1", says="wrong number of devices"),
-    Answer(4, "text", '''
+    Answer(
+        4,
+        "text",
+        """
         devices = os.environ["LOCAL_WORLD_SIZE"]
         return devices, int(os.environ["WORLD_SIZE"]) // int(devices)
-        ''', says="is text"),
-    Answer(4, "the wrong way round", '''
+        """,
+        says="is text",
+    ),
+    Answer(
+        4,
+        "the wrong way round",
+        """
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         return int(os.environ["WORLD_SIZE"]) // devices, devices
-        '''),
-    Answer(4, "the number of this process for that of all", '''
+        """,
+    ),
+    Answer(
+        4,
+        "the number of this process for that of all",
+        """
         return int(os.environ["LOCAL_RANK"]) + 1, int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
-        '''),
+        """,
+    ),
     Answer(4, "GPUs counted where there are none", "return torch.cuda.device_count(), 1"),
     Answer(5, "processes spawned beside those of torchrun", 'return "ddp_spawn"', says="processes of its own"),
     Answer(5, "processes forked beside those of torchrun", 'return "ddp_notebook"', says="processes of its own"),
     Answer(5, "gloo on GPUs, too", 'return DDPStrategy(process_group_backend="gloo")', says="NCCL"),
     Answer(5, "first weights left as they are", "return DDPStrategy(init_sync=False)", says="drifted apart"),
-    Answer(5, "in a group, but with no wrapper", '''
+    Answer(
+        5,
+        "in a group, but with no wrapper",
+        """
         class Unwrapped(DDPStrategy):
             def configure_ddp(self):
                 pass
         return Unwrapped()
-        ''', says="drifted apart"),
+        """,
+        says="drifted apart",
+    ),
     Answer(5, "one device, by another way", 'return SingleDeviceStrategy("cpu")', says="no process group"),
     Answer(5, "a strategy that Lightning has no more", 'return "dp"'),
-    Answer(6, "the global batch on each rank", TRAIN_SAMPLER + """
+    Answer(
+        6,
+        "the global batch on each rank",
+        TRAIN_SAMPLER
+        + """
         return DataLoader(self.train, batch_size=self.args.batch_size, sampler=sampler, drop_last=True, **self.common)
-        """, says="global batch"),
-    Answer(6, "shuffled by each rank for itself", '''
+        """,
+        says="global batch",
+    ),
+    Answer(
+        6,
+        "shuffled by each rank for itself",
+        """
         batch_size = self.args.batch_size // self.trainer.world_size
         return DataLoader(self.train, batch_size=batch_size, shuffle=True, drop_last=True, **self.common)
-        '''),
-    Answer(6, "the order of one process on every rank", '''
+        """,
+    ),
+    Answer(
+        6,
+        "the order of one process on every rank",
+        """
         batch_size = self.args.batch_size // self.trainer.world_size
         order = EpochOrder(self.train, self.args.seed)
         return DataLoader(self.train, batch_size=batch_size, sampler=order, drop_last=True, **self.common)
-        '''),
-    Answer(6, "the seed forgotten", '''
+        """,
+    ),
+    Answer(
+        6,
+        "the seed forgotten",
+        """
         sampler = DistributedSampler(self.train, self.trainer.world_size, self.trainer.global_rank, drop_last=True)
         batch_size = self.args.batch_size // self.trainer.world_size
         return DataLoader(self.train, batch_size=batch_size, sampler=sampler, drop_last=True, **self.common)
-        ''', says="shuffled by args.seed"),
-    Answer(6, "not shuffled", '''
+        """,
+        says="shuffled by args.seed",
+    ),
+    Answer(
+        6,
+        "not shuffled",
+        """
         sampler = DistributedSampler(self.train, self.trainer.world_size, self.trainer.global_rank, shuffle=False, drop_last=True)
         batch_size = self.args.batch_size // self.trainer.world_size
         return DataLoader(self.train, batch_size=batch_size, sampler=sampler, drop_last=True, **self.common)
-        '''),
-    Answer(6, "the epoch hidden from Lightning", TRAIN_SAMPLER + """
+        """,
+    ),
+    Answer(
+        6,
+        "the epoch hidden from Lightning",
+        TRAIN_SAMPLER
+        + """
         from torch.utils.data import BatchSampler
         batches = list(BatchSampler(sampler, self.args.batch_size // self.trainer.world_size, drop_last=True))
         return DataLoader(self.train, batch_sampler=batches, **self.common)
-        """, says="in epoch 2"),
-    Answer(6, "padded", '''
+        """,
+        says="in epoch 2",
+    ),
+    Answer(
+        6,
+        "padded",
+        """
         sampler = DistributedSampler(self.train, self.trainer.world_size, self.trainer.global_rank, seed=self.args.seed)
         batch_size = self.args.batch_size // self.trainer.world_size
         return DataLoader(self.train, batch_size=batch_size, sampler=sampler, drop_last=True, **self.common)
-        ''', says="padded"),
-    Answer(6, "the short last batch kept", TRAIN_SAMPLER + """
+        """,
+        says="padded",
+    ),
+    Answer(
+        6,
+        "the short last batch kept",
+        TRAIN_SAMPLER
+        + """
         return DataLoader(self.train, batch_size=self.args.batch_size // self.trainer.world_size, sampler=sampler, **self.common)
-        """, says="short batch"),
-    Answer(7, "padded by DistributedSampler", '''
+        """,
+        says="short batch",
+    ),
+    Answer(
+        7,
+        "padded by DistributedSampler",
+        """
         sampler = DistributedSampler(samples, self.trainer.world_size, self.trainer.global_rank, shuffle=False)
         return DataLoader(samples, batch_size=self.args.batch_size, sampler=sampler, **self.common)
-        ''', says="padded"),
-    Answer(7, "the last samples dropped by DistributedSampler", '''
+        """,
+        says="padded",
+    ),
+    Answer(
+        7,
+        "the last samples dropped by DistributedSampler",
+        """
         sampler = DistributedSampler(samples, self.trainer.world_size, self.trainer.global_rank, shuffle=False, drop_last=True)
         return DataLoader(samples, batch_size=self.args.batch_size, sampler=sampler, **self.common)
-        ''', says="no rank reads"),
-    Answer(7, "the last batch dropped", '''
+        """,
+        says="no rank reads",
+    ),
+    Answer(
+        7,
+        "the last batch dropped",
+        """
         sampler = ShardSampler(samples, self.trainer.global_rank, self.trainer.world_size)
         return DataLoader(samples, batch_size=2, sampler=sampler, drop_last=True, **self.common)
-        ''', says="no rank reads"),
-    Answer(7, "always the validation set", '''
+        """,
+        says="no rank reads",
+    ),
+    Answer(
+        7,
+        "always the validation set",
+        """
         sampler = ShardSampler(self.validation, self.trainer.global_rank, self.trainer.world_size)
         return DataLoader(self.validation, batch_size=self.args.batch_size, sampler=sampler, **self.common)
-        ''', says="another set"),
-    Answer(7, "the first rank's share everywhere", '''
+        """,
+        says="another set",
+    ),
+    Answer(
+        7,
+        "the first rank's share everywhere",
+        """
         sampler = ShardSampler(samples, 0, self.trainer.world_size)
         return DataLoader(samples, batch_size=self.args.batch_size, sampler=sampler, **self.common)
-        '''),
-    Answer(8, "said, but the wrong way round", 'own_samplers = {"use_distributed_sampler": True}', says="a sampler of its own"),
+        """,
+    ),
+    Answer(
+        8,
+        "said, but the wrong way round",
+        'own_samplers = {"use_distributed_sampler": True}',
+        says="a sampler of its own",
+    ),
     Answer(8, "the argument that Lightning had before 2.0", 'own_samplers = {"replace_sampler_ddp": False}'),
-    Answer(9, "all ranks write", '''
+    Answer(
+        9,
+        "all ranks write",
+        """
         torch.save({"model": module.model.state_dict(), "config": module.model.config, "epoch": epoch}, path)
-        ''', says="all write"),
-    Answer(9, "the names of the module that the model is in", '''
+        """,
+        says="all write",
+    ),
+    Answer(
+        9,
+        "the names of the module that the model is in",
+        """
         save0({"model": module.state_dict(), "config": module.model.config, "epoch": epoch}, path)
-        ''', says="all weights"),
-    Answer(9, "the model as an object", '''
+        """,
+        says="all weights",
+    ),
+    Answer(
+        9,
+        "the model as an object",
+        """
         save0({"model": module.model, "config": module.model.config, "epoch": epoch}, path)
-        ''', says="objects"),
-    Answer(9, "without its sizes", 'save0({"model": module.model.state_dict(), "epoch": epoch}, path)', says="lost an entry"),
-    Answer(9, "Lightning's checkpoint, asked for on rank 0 alone", '''
+        """,
+        says="objects",
+    ),
+    Answer(
+        9,
+        "without its sizes",
+        'save0({"model": module.model.state_dict(), "epoch": epoch}, path)',
+        says="lost an entry",
+    ),
+    Answer(
+        9,
+        "Lightning's checkpoint, asked for on rank 0 alone",
+        """
         if trainer.is_global_zero:
             trainer.save_checkpoint(path)
-        ''', says="never come"),
-    Answer(9, "Lightning's checkpoint, weights only", "trainer.save_checkpoint(path, weights_only=True)", says="lost an entry"),
+        """,
+        says="never come",
+    ),
+    Answer(
+        9,
+        "Lightning's checkpoint, weights only",
+        "trainer.save_checkpoint(path, weights_only=True)",
+        says="lost an entry",
+    ),
 ]
 
 RIGHT = [
     Answer(1, "a dictionary", 'return {"loss": self.model(x, y=y)}'),
-    Answer(1, "logged besides", '''
+    Answer(
+        1,
+        "logged besides",
+        """
         loss = self.model(*batch)
         self.log("train_loss", loss)
         return loss
-        '''),
-    Answer(2, "in a list, and one parameter group by hand", '''
+        """,
+    ),
+    Answer(
+        2,
+        "in a list, and one parameter group by hand",
+        """
         args = self.args
         groups = [{"params": list(self.model.parameters()), "lr": args.lr, "weight_decay": args.weight_decay}]
         return [torch.optim.AdamW(groups) if args.optimizer == "adamw" else torch.optim.SGD(groups, lr=args.lr)]
-        '''),
-    Answer(3, "one at a time, in float32", '''
+        """,
+    ),
+    Answer(
+        3,
+        "one at a time, in float32",
+        """
         count = (y != IGNORE).sum().float()
         self.log("total", self.model(x, y) * count, reduce_fx=torch.sum, sync_dist=True, on_epoch=True)
         self.log("count", count, reduce_fx=torch.sum, sync_dist=True, on_epoch=True)
-        '''),
-    Answer(3, "a metric of torchmetrics, which keeps both sums", '''
+        """,
+    ),
+    Answer(
+        3,
+        "a metric of torchmetrics, which keeps both sums",
+        """
         from torchmetrics import MeanMetric
         if batch_index == 0:
             object.__setattr__(self, "mean", MeanMetric().to(x.device))
         self.mean.update(self.model(x, y), (y != IGNORE).sum())
         self.log("total", self.mean, metric_attribute="mean")
         self.log("count", 1.0)
-        '''),
-    Answer(4, "nodes as torchrun counts them", '''
+        """,
+    ),
+    Answer(
+        4,
+        "nodes as torchrun counts them",
+        """
         return int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["GROUP_WORLD_SIZE"])
-        '''),
+        """,
+    ),
     Answer(5, "Lightning's choice, now that it knows how many there are", 'return "auto"'),
-    Answer(5, "with options, and the backend said", '''
+    Answer(
+        5,
+        "with options, and the backend said",
+        """
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, static_graph=True)
-        '''),
-    Answer(6, "a batch sampler", TRAIN_SAMPLER + """
+        """,
+    ),
+    Answer(
+        6,
+        "a batch sampler",
+        TRAIN_SAMPLER
+        + """
         from torch.utils.data import BatchSampler
         batches = BatchSampler(sampler, self.args.batch_size // self.trainer.world_size, drop_last=True)
         return DataLoader(self.train, batch_sampler=batches)
-        """),
-    Answer(7, "a subset in place of a sampler", '''
+        """,
+    ),
+    Answer(
+        7,
+        "a subset in place of a sampler",
+        """
         from torch.utils.data import Subset
         mine = Subset(samples, range(self.trainer.global_rank, len(samples), self.trainer.world_size))
         return DataLoader(mine, batch_size=self.args.batch_size, **self.common)
-        '''),
-    Answer(9, "by Lightning's own way to one rank", '''
+        """,
+    ),
+    Answer(
+        9,
+        "by Lightning's own way to one rank",
+        """
         if trainer.is_global_zero:
             weights = {name: weight.detach().cpu() for name, weight in module.model.state_dict().items()}
             torch.save({"model": weights, "config": module.model.config, "epoch": epoch}, path)
-        '''),
+        """,
+    ),
 ]

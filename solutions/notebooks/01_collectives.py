@@ -559,7 +559,7 @@ print(f"alpha = {1e6 * alpha:.0f} µs, beta = {1e9 * beta:.2f} ns per byte, whic
 plots.cost(sizes, {
     "one message": (message_seconds, [alpha + beta * size for size in sizes]),
     "ring all-reduce, 2 ranks": (ring_seconds, [predicted_seconds(ring_cost(size, 2), alpha, beta) for size in sizes]),
-})  # fmt: skip
+})
 
 # %% [markdown]
 # The prediction counts messages only. An all-reduce also adds, allocates, and waits for the

@@ -1,8 +1,8 @@
 """Submissions that want marks they do not deserve, or harm: to the machine, to classmates, to whoever grades.
 
-Nearly all hand in the notebook of 01_collectives with nothing done but TODO 3, the broadcast by a tree. Its cell holds the
-attack, and then often the right answer: who only tried something keeps the mark that the work deserves. An attack that reads
-raises what it found, so a wall that leaks shows in the record.
+Nearly all hand in the notebook of 01_collectives with nothing done but TODO 3, the broadcast by a tree. Its cell
+holds the attack, and then often the right answer: who only tried something keeps the mark that the work deserves.
+An attack that reads raises what it found, so a wall that leaks shows in the record.
 
 Attackers know everything: `KNOWN` holds the paths that they would love to know, and each attack is given them as names.
 """
@@ -23,7 +23,11 @@ from grader.engine import lessons, notebooks, regions
 
 LESSON = "01_collectives"
 NOTEBOOK = f"notebooks/{LESSON}.ipynb"
-KNOWN = {"FOUND": [], "ELSEWHERE": ["/nowhere"], "PORT": 1}  # files that hold a canary, folders to write into, a port of the host
+KNOWN = {
+    "FOUND": [],
+    "ELSEWHERE": ["/nowhere"],
+    "PORT": 1,
+}  # files that hold a canary, folders to write into, a port of the host
 ROUNDS = "return (world - 1).bit_length()"
 TREE = """
 have = 1
@@ -35,7 +39,9 @@ while have < world:
     have *= 2
 return tensor
 """
-C = "import ctypes, os, signal, sys, time\nlibc = ctypes.CDLL(None, use_errno=True)\n"  # by libc no audit hook hears of it
+C = (  # by libc no audit hook hears of it
+    "import ctypes, os, signal, sys, time\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+)
 FORGE = """
 from grader.engine import evidence, observe
 def hand_in(result, last='end'):
@@ -81,7 +87,11 @@ def notebook(body: str, extra: str = "", rounds: str = ROUNDS) -> dict:
 def write(path: Path, made: dict | str | bytes, name: str = NOTEBOOK) -> None:
     file = path / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(made if isinstance(made, bytes) else (made if isinstance(made, str) else json.dumps(made)).encode("utf-8", "surrogatepass"))
+    file.write_bytes(
+        made
+        if isinstance(made, bytes)
+        else (made if isinstance(made, str) else json.dumps(made)).encode("utf-8", "surrogatepass")
+    )
 
 
 def changed(edit: Callable[[dict], None], body: str = "return tensor") -> Callable[[Path], None]:
@@ -241,7 +251,9 @@ for top in {'/tmp', '/dev/shm', '/var/tmp', '/run', '/home', '/root', *map(os.pa
                 pass
 """
 
-FORK_BOMB = C + """
+FORK_BOMB = (
+    C
+    + """
 end = time.time() + 20
 count = 0
 while count < 1000:  # each of 2 at the most makes as many: the machine survives it, if the wall does not stand
@@ -255,8 +267,11 @@ while count < 1000:  # each of 2 at the most makes as many: the machine survives
         pass
 time.sleep(20)
 """
+)
 
-MEMORY_BOMB = C + """
+MEMORY_BOMB = (
+    C
+    + """
 from grader.engine import observe
 for _ in range(4) if rank == 0 else ():
     if os.fork() == 0:
@@ -272,6 +287,7 @@ for _ in range(100):
     observe.Judge.mine.say(e='step')  # it seems to train
     time.sleep(0.2)
 """
+)
 
 FILES_IN_MEMORY = """
 for folder in ('/dev/shm', '/tmp', '/dev', '/run', '/var', ''):
@@ -298,7 +314,9 @@ segments = [libc.shmget(0, 1 << 27, 0o1600) for _ in range(8)]
 loot += ['SysV memory'] if segments[-1] >= 0 else []
 """
 
-SPEAKS = C + """
+SPEAKS = (
+    C
+    + """
 import socket, json
 for descriptor in range(3, 256):
     try:
@@ -308,8 +326,11 @@ for descriptor in range(3, 256):
     except OSError:
         pass
 """
+)
 
-HOSTILE_EVENT = C + """
+HOSTILE_EVENT = (
+    C
+    + """
 from grader.engine import observe
 import json
 about = dict(e='op', op='all_reduce', name='1/0', group=[0, 1], bytes=4, dtype='float32', detail=None, where=None, t=0.0)
@@ -317,8 +338,11 @@ for shape in ([2000000000, [0]], [10**4000] * 200, [[10**9, 'x']], {'a': 1}, [-1
     observe.Judge.mine.socket.sendall(json.dumps({**about, 'shape': shape}).encode() + b'\\n')
 observe.Judge.mine.socket.sendall(b'[' * 200000 + b'\\n')
 """
+)
 
-SWAPPED_FILES = C + """
+SWAPPED_FILES = (
+    C
+    + """
 run = os.path.dirname(os.getcwd())
 for number in range(world):
     for name, put in (('stdout', lambda path: os.symlink(FOUND[0], path)), ('stderr', os.mkfifo), ('stacks', os.mkfifo)):
@@ -339,6 +363,7 @@ if rank == 0:
 while True:
     pass
 """
+)
 
 DEEP = "(" * 100_000
 
@@ -367,130 +392,558 @@ while have < world:
     have *= 2
 """
 
-# The two that win all marks from plain nbgrader, which runs its test cells beside the student's: see table.py --nbgrader
+# The two that win all marks from plain nbgrader, which runs its test cells beside the student's: see table.py
+# --nbgrader
 CHECK_REDEFINED = "import grader\n\ndef check(name):\n    print('fooled')\n\ngrader.check = check"
-TRANSFORMER = "get_ipython().input_transformers_post.append(lambda lines: ['pass\\n'] if any('check(' in line for line in lines) else lines)"
+TRANSFORMER = (
+    "get_ipython().input_transformers_post.append(lambda lines: ['pass\\n'] if any('check(' in line for line in lines)"
+    " else lines)"
+)
 
 ATTACKS = [
     # What takes the machine
-    Attack("an infinite loop", "takes a processor for ever", "CPU time without a sign of life", broadcast("while True:\n    pass"), says="runs without end"),
-    Attack("ignored signals", "blocks and ignores all signals, and loops", "SIGKILL, and the end of the namespace",
-           broadcast(C + "signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))\nfor s in set(signal.Signals) - {9, 19}:\n    signal.signal(s, signal.SIG_IGN)\n"
-                     "while True:\n    pass"), says="runs without end"),
-    Attack("a rank that stops itself", "SIGSTOP: it neither runs nor sleeps", "the judge sees who is stopped", broadcast(C + "libc.kill(os.getpid(), 19)"),
-           says="stopped"),
-    Attack("a fork bomb", "a thousand processes from each rank", "the judge counts processes", broadcast(FORK_BOMB), says="the ranks take more", landlock=True),
-    Attack("a memory bomb", "four processes of 3 GiB", "the judge adds up resident memory; RLIMIT_AS", broadcast(MEMORY_BOMB), says="more memory"),
-    Attack("memory in files", "fills /dev/shm, /tmp, memfds and SysV segments", "tmpfs of a size; seccomp", raising(FILES_IN_MEMORY), says=NOTHING, landlock=True),
-    Attack("huge output", "prints 60 MB", "RLIMIT_FSIZE; the judge reads the first MB",
-           broadcast(C + "try:\n    for _ in range(60):\n        os.write(1, b'x' * 1000000)\nexcept OSError:\n    pass"), marks=1),
-    Attack("a huge file", "a file of 1 TB, and twelve of 200 MB", "RLIMIT_FSIZE; the judge adds up files",
-           broadcast(C + "for number in range(12):\n    file = open(f'huge-{rank}-{number}', 'wb')\n    try:\n        file.truncate(1 << 40)\n    except OSError:\n"
-                     "        file.truncate(200000000)\ntime.sleep(3)"), says="more files"),
-    Attack("a flood of events", "tells the judge more than it can read", "a limit on what a rank may say",
-           broadcast(C + "from grader.engine import observe\nwhile True:\n    observe.Judge.mine.socket.sendall(b'{\"e\": \"step\", \"t\": 0}\\n' * 10000)"), says="more calls"),
-    Attack("events of impossible shapes", "whose product fills the judge's memory", "events are checked at the door", broadcast(HOSTILE_EVENT), says="no sense"),
+    Attack(
+        "an infinite loop",
+        "takes a processor for ever",
+        "CPU time without a sign of life",
+        broadcast("while True:\n    pass"),
+        says="runs without end",
+    ),
+    Attack(
+        "ignored signals",
+        "blocks and ignores all signals, and loops",
+        "SIGKILL, and the end of the namespace",
+        broadcast(
+            C
+            + "signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))\nfor s in set(signal.Signals) - {9, 19}:\n"
+            "    signal.signal(s, signal.SIG_IGN)\nwhile True:\n    pass"
+        ),
+        says="runs without end",
+    ),
+    Attack(
+        "a rank that stops itself",
+        "SIGSTOP: it neither runs nor sleeps",
+        "the judge sees who is stopped",
+        broadcast(C + "libc.kill(os.getpid(), 19)"),
+        says="stopped",
+    ),
+    Attack(
+        "a fork bomb",
+        "a thousand processes from each rank",
+        "the judge counts processes",
+        broadcast(FORK_BOMB),
+        says="the ranks take more",
+        landlock=True,
+    ),
+    Attack(
+        "a memory bomb",
+        "four processes of 3 GiB",
+        "the judge adds up resident memory; RLIMIT_AS",
+        broadcast(MEMORY_BOMB),
+        says="more memory",
+    ),
+    Attack(
+        "memory in files",
+        "fills /dev/shm, /tmp, memfds and SysV segments",
+        "tmpfs of a size; seccomp",
+        raising(FILES_IN_MEMORY),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "huge output",
+        "prints 60 MB",
+        "RLIMIT_FSIZE; the judge reads the first MB",
+        broadcast(C + "try:\n    for _ in range(60):\n        os.write(1, b'x' * 1000000)\nexcept OSError:\n    pass"),
+        marks=1,
+    ),
+    Attack(
+        "a huge file",
+        "a file of 1 TB, and twelve of 200 MB",
+        "RLIMIT_FSIZE; the judge adds up files",
+        broadcast(
+            C + "for number in range(12):\n    file = open(f'huge-{rank}-{number}', 'wb')\n    try:\n       "
+            " file.truncate(1 << 40)\n    except OSError:\n        file.truncate(200000000)\ntime.sleep(3)"
+        ),
+        says="more files",
+    ),
+    Attack(
+        "a flood of events",
+        "tells the judge more than it can read",
+        "a limit on what a rank may say",
+        broadcast(
+            C + 'from grader.engine import observe\nwhile True:\n    observe.Judge.mine.socket.sendall(b\'{"e": "step",'
+            ' "t": 0}\\n\' * 10000)'
+        ),
+        says="more calls",
+    ),
+    Attack(
+        "events of impossible shapes",
+        "whose product fills the judge's memory",
+        "events are checked at the door",
+        broadcast(HOSTILE_EVENT),
+        says="no sense",
+    ),
     # Ends
-    Attack("os._exit(0)", "hopes that 0 means well", "an exit code is never a pass", broadcast("import os\nos._exit(0)"), says="never a pass"),
-    Attack("_exit(0) by libc", "the same, past Python", "an exit code is never a pass", broadcast(C + "libc._exit(0)"), says="never a pass", landlock=True),
-    Attack("SystemExit", "the same, politely", "evidence, not an exit code", broadcast("raise SystemExit(0)"), says="SystemExit"),
-    Attack("a segfault", "crashes the process", "only a rank crashes", broadcast(C + "ctypes.string_at(0)"), says="SIGSEGV"),
-    Attack("a killed parent", "kills the server of the ranks", "a server in the sandbox; the judge's is outside", broadcast(C + "libc.kill(os.getppid(), 9)\ntime.sleep(60)"),
-           landlock=True),
-    Attack("a stopped server", "SIGSTOP: the judge would wait for an answer", "the judge sees who is stopped", broadcast(C + "libc.kill(os.getppid(), 19)\ntime.sleep(60)")),
+    Attack(
+        "os._exit(0)",
+        "hopes that 0 means well",
+        "an exit code is never a pass",
+        broadcast("import os\nos._exit(0)"),
+        says="never a pass",
+    ),
+    Attack(
+        "_exit(0) by libc",
+        "the same, past Python",
+        "an exit code is never a pass",
+        broadcast(C + "libc._exit(0)"),
+        says="never a pass",
+        landlock=True,
+    ),
+    Attack(
+        "SystemExit",
+        "the same, politely",
+        "evidence, not an exit code",
+        broadcast("raise SystemExit(0)"),
+        says="SystemExit",
+    ),
+    Attack(
+        "a segfault", "crashes the process", "only a rank crashes", broadcast(C + "ctypes.string_at(0)"), says="SIGSEGV"
+    ),
+    Attack(
+        "a killed parent",
+        "kills the server of the ranks",
+        "a server in the sandbox; the judge's is outside",
+        broadcast(C + "libc.kill(os.getppid(), 9)\ntime.sleep(60)"),
+        landlock=True,
+    ),
+    Attack(
+        "a stopped server",
+        "SIGSTOP: the judge would wait for an answer",
+        "the judge sees who is stopped",
+        broadcast(C + "libc.kill(os.getppid(), 19)\ntime.sleep(60)"),
+    ),
     Attack("killing all", "kill(-1, 9)", "a namespace of processes", broadcast(C + "libc.kill(-1, 9)\ntime.sleep(60)")),
-    Attack("an orphaned daemon", "leaves a process behind that lives on", "subreaper and sweep; the namespace's end",
-           broadcast(C + "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        for s in (1, 2, 15):\n            signal.signal(s, signal.SIG_IGN)\n"
-                     "        time.sleep(600)\n    os.kill(os.getpid(), 9)"), marks=1, landlock=True),
+    Attack(
+        "an orphaned daemon",
+        "leaves a process behind that lives on",
+        "subreaper and sweep; the namespace's end",
+        broadcast(
+            C + "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        for s in (1, 2, 15):\n           "
+            " signal.signal(s, signal.SIG_IGN)\n        time.sleep(600)\n    os.kill(os.getpid(), 9)"
+        ),
+        marks=1,
+        landlock=True,
+    ),
     # Reading and writing
-    Attack("reading the instructor's files", "solutions, gradebook, another submission, a secret", "none of them is there", raising(READ), says=NOTHING, landlock=True),
-    Attack("reading others' folders", "what lies in /tmp, /dev/shm, /home", "a /tmp of its own", raising(OTHERS_FOLDERS), says=NOTHING, landlock=True),
-    Attack("reading /proc and the environment", "variables, memory, open files, roots of others", "a /proc of its own; a scrubbed environment", raising(PROC),
-           says=NOTHING, landlock=True),
-    Attack("reading the parent's memory", "/proc/…/mem and ptrace, for the job and the other ranks' inputs", "not dumpable, no capability", raising(MEMORY_OF_OTHERS),
-           says=NOTHING, landlock=True),
-    Attack("writing outside", "appends, creates, deletes, renames, links", "read-only mounts; one folder of its own", broadcast(C + WRITE), marks=1, landlock=True),
-    Attack("the network", "connects to the world and to the host", "a network namespace", raising(NETWORK), says=NOTHING),
-    Attack("regaining power", "a user namespace, mounts, capabilities, chroot", "seccomp; no capability", raising(CAPABLE), says=NOTHING, landlock=True),
-    Attack("links in place of its files", "stdout is a link to a secret, stacks a FIFO, evidence /dev/zero", "opened without following and without waiting",
-           broadcast(SWAPPED_FILES), landlock=True),
+    Attack(
+        "reading the instructor's files",
+        "solutions, gradebook, another submission, a secret",
+        "none of them is there",
+        raising(READ),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "reading others' folders",
+        "what lies in /tmp, /dev/shm, /home",
+        "a /tmp of its own",
+        raising(OTHERS_FOLDERS),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "reading /proc and the environment",
+        "variables, memory, open files, roots of others",
+        "a /proc of its own; a scrubbed environment",
+        raising(PROC),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "reading the parent's memory",
+        "/proc/…/mem and ptrace, for the job and the other ranks' inputs",
+        "not dumpable, no capability",
+        raising(MEMORY_OF_OTHERS),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "writing outside",
+        "appends, creates, deletes, renames, links",
+        "read-only mounts; one folder of its own",
+        broadcast(C + WRITE),
+        marks=1,
+        landlock=True,
+    ),
+    Attack(
+        "the network", "connects to the world and to the host", "a network namespace", raising(NETWORK), says=NOTHING
+    ),
+    Attack(
+        "regaining power",
+        "a user namespace, mounts, capabilities, chroot",
+        "seccomp; no capability",
+        raising(CAPABLE),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "links in place of its files",
+        "stdout is a link to a secret, stacks a FIFO, evidence /dev/zero",
+        "opened without following and without waiting",
+        broadcast(SWAPPED_FILES),
+        landlock=True,
+    ),
     # Forging
-    Attack("forged evidence", "writes its evidence itself and says “end”", "it does not know rank 0's numbers",
-           broadcast(C + FORGE + "if rank:\n    hand_in([torch.full((n,), 7.0) for n in (2 * world, 2 * world + 1, world - 1, 2000 * world)])", "return tensor"), landlock=True),
-    Attack("evidence of an earlier run", "looks for what earlier runs, its own or others', have handed in", "a run's folder goes with it",
-           raising("import glob\nloot += [p for p in glob.glob('/tmp/**/evidence-*', recursive=True) if not p.startswith(os.path.dirname(os.getcwd()))]"), says=NOTHING),
-    Attack("evidence for another rank", "rank 0 writes what rank 1 should have received, and rank 1 is silent", "messages are counted, and bytes by the kernel",
-           broadcast(C + FORGE + OUT_OF_BAND + "hand_in([tensor])")),
-    Attack("strange evidence", "deep nesting, NaN, a million entries", "JSON and safetensors, of a size",
-           broadcast(C + "from grader.engine import observe\nrun = observe.Path.cwd().parent\n(run / f'evidence-{rank}.json').write_text('[' * 1000000)\n"
-                     "(run / f'evidence-{rank}.safetensors').write_bytes(b'\\xff' * 64)\nobserve.Judge.mine.say(e='end')\ntime.sleep(60)"), says="no evidence"),
-    Attack("a tensor of 40 MB", "as the result: the judge would spell it out", "a limit on evidence", broadcast("return torch.zeros(10_000_000)", ""), says="no evidence"),
-    Attack("speaking as another rank", "writes to every open socket", "a line for each rank, which the others do not have", broadcast(SPEAKS), landlock=True),
-    Attack("numbers through a file", "rank 0 leaves its vector in a file, and nothing is sent", "a rank that receives nothing can know nothing",
-           broadcast(C + OUT_OF_BAND, "return tensor"), says="receives nothing"),
-    Attack("numbers through a file, and invented messages", "the same, and says that it sent them", "FLAGGED: the kernel saw no such bytes",
-           broadcast(C + OUT_OF_BAND + SAYS_IT_SENT, "return tensor"), marks=1, flagged=True),
-    Attack("everything on every rank", "looks for all ranks' inputs in the caller's frame", "each rank is given its own input only",
-           broadcast("import sys\nframe = sys._getframe(1)\nfor v in frame.f_locals.values():\n    if isinstance(v, list) and v and isinstance(v[0], list) and v[0] and "
-                     "isinstance(v[0][0], list):\n        tensor = next((torch.tensor(case[0]) for case in v if len(case[0]) == len(tensor)), tensor)", "return tensor"), landlock=True),
-    Attack("drawing as the check draws", "random.Random(world), or Student.draw without the seed", "the class's seed",
-           broadcast("import random\ndraw = random.Random(f\"/01_collectives/{('vectors', world)}\")\nif rank:\n    tensor = torch.tensor([float(draw.randrange(1, 1000)) for _ in tensor])", "return tensor")),
+    Attack(
+        "forged evidence",
+        "writes its evidence itself and says “end”",
+        "it does not know rank 0's numbers",
+        broadcast(
+            C
+            + FORGE
+            + "if rank:\n    hand_in([torch.full((n,), 7.0) for n in (2 * world, 2 * world + 1, world - 1, 2000 *"
+            " world)])",
+            "return tensor",
+        ),
+        landlock=True,
+    ),
+    Attack(
+        "evidence of an earlier run",
+        "looks for what earlier runs, its own or others', have handed in",
+        "a run's folder goes with it",
+        raising(
+            "import glob\nloot += [p for p in glob.glob('/tmp/**/evidence-*', recursive=True) if not"
+            " p.startswith(os.path.dirname(os.getcwd()))]"
+        ),
+        says=NOTHING,
+    ),
+    Attack(
+        "evidence for another rank",
+        "rank 0 writes what rank 1 should have received, and rank 1 is silent",
+        "messages are counted, and bytes by the kernel",
+        broadcast(C + FORGE + OUT_OF_BAND + "hand_in([tensor])"),
+    ),
+    Attack(
+        "strange evidence",
+        "deep nesting, NaN, a million entries",
+        "JSON and safetensors, of a size",
+        broadcast(
+            C + "from grader.engine import observe\nrun = observe.Path.cwd().parent\n(run /"
+            " f'evidence-{rank}.json').write_text('[' * 1000000)\n(run /"
+            " f'evidence-{rank}.safetensors').write_bytes(b'\\xff' *"
+            " 64)\nobserve.Judge.mine.say(e='end')\ntime.sleep(60)"
+        ),
+        says="no evidence",
+    ),
+    Attack(
+        "a tensor of 40 MB",
+        "as the result: the judge would spell it out",
+        "a limit on evidence",
+        broadcast("return torch.zeros(10_000_000)", ""),
+        says="no evidence",
+    ),
+    Attack(
+        "speaking as another rank",
+        "writes to every open socket",
+        "a line for each rank, which the others do not have",
+        broadcast(SPEAKS),
+        landlock=True,
+    ),
+    Attack(
+        "numbers through a file",
+        "rank 0 leaves its vector in a file, and nothing is sent",
+        "a rank that receives nothing can know nothing",
+        broadcast(C + OUT_OF_BAND, "return tensor"),
+        says="receives nothing",
+    ),
+    Attack(
+        "numbers through a file, and invented messages",
+        "the same, and says that it sent them",
+        "FLAGGED: the kernel saw no such bytes",
+        broadcast(C + OUT_OF_BAND + SAYS_IT_SENT, "return tensor"),
+        marks=1,
+        flagged=True,
+    ),
+    Attack(
+        "everything on every rank",
+        "looks for all ranks' inputs in the caller's frame",
+        "each rank is given its own input only",
+        broadcast(
+            "import sys\nframe = sys._getframe(1)\nfor v in frame.f_locals.values():\n    if isinstance(v, list) and v"
+            " and isinstance(v[0], list) and v[0] and isinstance(v[0][0], list):\n        tensor ="
+            " next((torch.tensor(case[0]) for case in v if len(case[0]) == len(tensor)), tensor)",
+            "return tensor",
+        ),
+        landlock=True,
+    ),
+    Attack(
+        "drawing as the check draws",
+        "random.Random(world), or Student.draw without the seed",
+        "the class's seed",
+        broadcast(
+            "import random\ndraw = random.Random(f\"/01_collectives/{('vectors', world)}\")\nif rank:\n    tensor ="
+            " torch.tensor([float(draw.randrange(1, 1000)) for _ in tensor])",
+            "return tensor",
+        ),
+    ),
     # Fooling what compares
-    Attack("patched torch.distributed", "send and recv do nothing and answer as if", "the values are compared outside",
-           broadcast("dist.send = dist.recv = dist.broadcast = lambda *a, **k: None")),
-    Attack("patched comparisons", "torch.equal, allclose, math.isclose, == are always true", "the judge compares in its own process",
-           broadcast("import math\ntorch.equal = torch.allclose = math.isclose = lambda *a, **k: True\ntorch.Tensor.__eq__ = lambda a, b: torch.ones(()).bool()", "return tensor")),
-    Attack("always equal", "a tensor and a float that equal everything", "evidence is bytes",
-           broadcast("class Equal(torch.Tensor):\n    def __eq__(self, other):\n        return True\n    def tolist(self):\n        return self\nreturn tensor.as_subclass(Equal)", "",
-                     rounds="class Right(float):\n    def __eq__(self, other):\n        return True\n    __hash__ = None\nreturn Right(7)"), says="tree_rounds"),
-    Attack("__torch_function__", "a tensor that answers for itself", "evidence is bytes",
-           broadcast("class Sly(torch.Tensor):\n    @classmethod\n    def __torch_function__(cls, function, types, args=(), kwargs=None):\n        return args[0]\n"
-                     "return tensor.as_subclass(Sly)", "")),
-    Attack("a pickle", "an object whose unpickling runs code", "nothing is unpickled",
-           broadcast("class Bomb:\n    def __reduce__(self):\n        return open, (ELSEWHERE[0] + '/CANARY', 'w')\nimport pickle, os\nrun = os.path.dirname(os.getcwd())\n"
-                     "open(f'{run}/evidence-{rank}.pkl', 'wb').write(pickle.dumps(Bomb()))\nreturn Bomb()", ""), says="returns no tensor"),
-    Attack("subprocess.run patched", "always returns 0", "no exit code is asked for", broadcast("import subprocess\nsubprocess.run = lambda *a, **k: subprocess.CompletedProcess(a, 0)", "return tensor")),
-    Attack("the checker patched", "replaces what the checks and the ranks call", "the verdict is not made there",
-           broadcast("import sys\nfor name, module in list(sys.modules.items()):\n    if name.startswith('grader'):\n        for word in ('expect', 'check_value', 'Wrong', 'check'):\n"
-                     "            setattr(module, word, lambda *a, **k: None)", "return tensor")),
+    Attack(
+        "patched torch.distributed",
+        "send and recv do nothing and answer as if",
+        "the values are compared outside",
+        broadcast("dist.send = dist.recv = dist.broadcast = lambda *a, **k: None"),
+    ),
+    Attack(
+        "patched comparisons",
+        "torch.equal, allclose, math.isclose, == are always true",
+        "the judge compares in its own process",
+        broadcast(
+            "import math\ntorch.equal = torch.allclose = math.isclose = lambda *a, **k: True\ntorch.Tensor.__eq__ ="
+            " lambda a, b: torch.ones(()).bool()",
+            "return tensor",
+        ),
+    ),
+    Attack(
+        "always equal",
+        "a tensor and a float that equal everything",
+        "evidence is bytes",
+        broadcast(
+            "class Equal(torch.Tensor):\n    def __eq__(self, other):\n        return True\n    def tolist(self):\n    "
+            "    return self\nreturn tensor.as_subclass(Equal)",
+            "",
+            rounds=(
+                "class Right(float):\n    def __eq__(self, other):\n        return True\n    __hash__ = None\nreturn"
+                " Right(7)"
+            ),
+        ),
+        says="tree_rounds",
+    ),
+    Attack(
+        "__torch_function__",
+        "a tensor that answers for itself",
+        "evidence is bytes",
+        broadcast(
+            "class Sly(torch.Tensor):\n    @classmethod\n    def __torch_function__(cls, function, types, args=(),"
+            " kwargs=None):\n        return args[0]\nreturn tensor.as_subclass(Sly)",
+            "",
+        ),
+    ),
+    Attack(
+        "a pickle",
+        "an object whose unpickling runs code",
+        "nothing is unpickled",
+        broadcast(
+            "class Bomb:\n    def __reduce__(self):\n        return open, (ELSEWHERE[0] + '/CANARY', 'w')\nimport"
+            " pickle, os\nrun = os.path.dirname(os.getcwd())\nopen(f'{run}/evidence-{rank}.pkl',"
+            " 'wb').write(pickle.dumps(Bomb()))\nreturn Bomb()",
+            "",
+        ),
+        says="returns no tensor",
+    ),
+    Attack(
+        "subprocess.run patched",
+        "always returns 0",
+        "no exit code is asked for",
+        broadcast(
+            "import subprocess\nsubprocess.run = lambda *a, **k: subprocess.CompletedProcess(a, 0)", "return tensor"
+        ),
+    ),
+    Attack(
+        "the checker patched",
+        "replaces what the checks and the ranks call",
+        "the verdict is not made there",
+        broadcast(
+            "import sys\nfor name, module in list(sys.modules.items()):\n    if name.startswith('grader'):\n        for"
+            " word in ('expect', 'check_value', 'Wrong', 'check'):\n            setattr(module, word, lambda *a, **k:"
+            " None)",
+            "return tensor",
+        ),
+    ),
     # The notebook
-    Attack("check redefined", "def check(name): pass, in a cell of its own", "the notebook is not run",
-           broadcast("", "return tensor", extra=CHECK_REDEFINED)),
-    Attack("an input transformer", "makes IPython run other test cells", "there is no IPython",
-           broadcast("", "return tensor", extra=TRANSFORMER)),
-    Attack("a changed test cell", "check(...) becomes pass", "locked cells are not taken", changed(lambda made: cell(made, "test_3").update(source="print('passed')"))),
-    Attack("a deleted test cell", "nothing checks what is not there", "checks come from the course", changed(lambda made: made["cells"].remove(cell(made, "test_3")))),
-    Attack("a duplicate cell id", "the right answer first, then another one of the same id", "all cells run in order",
-           changed(lambda made: made["cells"].append({**new_code_cell("def tree_broadcast(tensor, rank, world):\n    return tensor", metadata=cell(made, "todo_3")["metadata"]),
-                                                      "id": "todo_3"}), TREE)),
-    Attack("no JSON", "a notebook that is none", "said to be unreadable", lambda path: write(path, "{not a notebook"), says="not a notebook that can be read"),
-    Attack("nested JSON", "200,000 brackets", "said to be unreadable", lambda path: write(path, "[" * 200_000), says="not a notebook that can be read"),
-    Attack("a strange notebook", "cells that are numbers, sources that are lists of lists", "said to be unreadable",
-           changed(lambda made: made["cells"].insert(1, {"cell_type": "code", "source": [["x"]], "metadata": 3, "id": {}})), says="not a notebook that can be read"),
-    Attack("a notebook of 500 MB", "takes the judge's memory", "files of a likely size", long_notebook, says="longer than 5 MB"),
-    Attack("100,000 cells", "each of which is looked at", "code of a likely size",
-           changed(lambda made: made["cells"].extend([{"cell_type": "code", "source": "1", "metadata": {}}] * 60_000))),
-    Attack("deeply nested source", "breaks parsers", "the judge survives its parsers", broadcast(f"x = {DEEP}\nif", ""), says="does not run"),
-    Attack("deep, and it parses", "100,000 minus signs, attributes, additions", "the judge survives its parsers", broadcast(f"x = {'-' * 50_000}1{'.a' * 50_000}{'+1' * 50_000}", ""),
-           says="does not run"),
-    Attack("spaces", "a line on which a regular expression takes hours", "no pattern that goes back", broadcast(f"x y\n{' ' * 50_000}\nx", "")),
-    Attack("not UTF-8", "a comment in Latin-1", "read with replacements", lambda path: write(path, RIGHT.replace(b"have = 1", b"have = 1  # \xfc\xff\xfe")), marks=1),
-    Attack("torch.py beside it", "modules that shadow the course's", "only the lesson's own files are taken",
-           lambda path: [write(path, RIGHT), *(write(path, "raise SystemExit('shadowed')", f"notebooks/{name}.py") for name in ("torch", "utils", "grader", "sitecustomize"))], marks=1),
-    Attack("an error that speaks to the terminal", "escape codes and direction marks in a message", "such characters are taken out",
-           broadcast("raise RuntimeError('\\x1b[2J\\x1b]0;mine\\x07 \\u202e<script>alert(1)</script>')", ""), never=("\\u001b", "\\u0007", "\\u202e")),
+    Attack(
+        "check redefined",
+        "def check(name): pass, in a cell of its own",
+        "the notebook is not run",
+        broadcast("", "return tensor", extra=CHECK_REDEFINED),
+    ),
+    Attack(
+        "an input transformer",
+        "makes IPython run other test cells",
+        "there is no IPython",
+        broadcast("", "return tensor", extra=TRANSFORMER),
+    ),
+    Attack(
+        "a changed test cell",
+        "check(...) becomes pass",
+        "locked cells are not taken",
+        changed(lambda made: cell(made, "test_3").update(source="print('passed')")),
+    ),
+    Attack(
+        "a deleted test cell",
+        "nothing checks what is not there",
+        "checks come from the course",
+        changed(lambda made: made["cells"].remove(cell(made, "test_3"))),
+    ),
+    Attack(
+        "a duplicate cell id",
+        "the right answer first, then another one of the same id",
+        "all cells run in order",
+        changed(
+            lambda made: made["cells"].append(
+                {
+                    **new_code_cell(
+                        "def tree_broadcast(tensor, rank, world):\n    return tensor",
+                        metadata=cell(made, "todo_3")["metadata"],
+                    ),
+                    "id": "todo_3",
+                }
+            ),
+            TREE,
+        ),
+    ),
+    Attack(
+        "no JSON",
+        "a notebook that is none",
+        "said to be unreadable",
+        lambda path: write(path, "{not a notebook"),
+        says="not a notebook that can be read",
+    ),
+    Attack(
+        "nested JSON",
+        "200,000 brackets",
+        "said to be unreadable",
+        lambda path: write(path, "[" * 200_000),
+        says="not a notebook that can be read",
+    ),
+    Attack(
+        "a strange notebook",
+        "cells that are numbers, sources that are lists of lists",
+        "said to be unreadable",
+        changed(
+            lambda made: made["cells"].insert(1, {"cell_type": "code", "source": [["x"]], "metadata": 3, "id": {}})
+        ),
+        says="not a notebook that can be read",
+    ),
+    Attack(
+        "a notebook of 500 MB",
+        "takes the judge's memory",
+        "files of a likely size",
+        long_notebook,
+        says="longer than 5 MB",
+    ),
+    Attack(
+        "100,000 cells",
+        "each of which is looked at",
+        "code of a likely size",
+        changed(lambda made: made["cells"].extend([{"cell_type": "code", "source": "1", "metadata": {}}] * 60_000)),
+    ),
+    Attack(
+        "deeply nested source",
+        "breaks parsers",
+        "the judge survives its parsers",
+        broadcast(f"x = {DEEP}\nif", ""),
+        says="does not run",
+    ),
+    Attack(
+        "deep, and it parses",
+        "100,000 minus signs, attributes, additions",
+        "the judge survives its parsers",
+        broadcast(f"x = {'-' * 50_000}1{'.a' * 50_000}{'+1' * 50_000}", ""),
+        says="does not run",
+    ),
+    Attack(
+        "spaces",
+        "a line on which a regular expression takes hours",
+        "no pattern that goes back",
+        broadcast(f"x y\n{' ' * 50_000}\nx", ""),
+    ),
+    Attack(
+        "not UTF-8",
+        "a comment in Latin-1",
+        "read with replacements",
+        lambda path: write(path, RIGHT.replace(b"have = 1", b"have = 1  # \xfc\xff\xfe")),
+        marks=1,
+    ),
+    Attack(
+        "torch.py beside it",
+        "modules that shadow the course's",
+        "only the lesson's own files are taken",
+        lambda path: [
+            write(path, RIGHT),
+            *(
+                write(path, "raise SystemExit('shadowed')", f"notebooks/{name}.py")
+                for name in ("torch", "utils", "grader", "sitecustomize")
+            ),
+        ],
+        marks=1,
+    ),
+    Attack(
+        "an error that speaks to the terminal",
+        "escape codes and direction marks in a message",
+        "such characters are taken out",
+        broadcast("raise RuntimeError('\\x1b[2J\\x1b]0;mine\\x07 \\u202e<script>alert(1)</script>')", ""),
+        never=("\\u001b", "\\u0007", "\\u202e"),
+    ),
     # Archives
-    Attack("zip slip", "entries that lead out of the folder", "nothing is unpacked to disk",
-           zipped(("../../CANARY", b"x"), ("/tmp/CANARY", b"x"), ("C:\\CANARY", b"x"), (NOTEBOOK, RIGHT)), marks=1, says="leads out"),
-    Attack("a zip bomb", "50 MB of zeros as the notebook, and 400 MB beside it", "sizes are looked at first", zipped((NOTEBOOK, bytes(50 << 20)), ("x", bytes(400 << 20))),
-           says="unpacks to more", state="refused"),
-    Attack("a tar bomb", "a header of 3 GB", "no more is read than would be taken", tar_header_bomb, says="unpacks to more", state="refused"),
-    Attack("tar with links and devices", "the notebook is a link to a secret, a device, a FIFO", "only plain files are taken",
-           tarred((NOTEBOOK, b"", "/etc/passwd", tarfile.SYMTYPE), (f"x/{NOTEBOOK}", b"", "/etc/passwd", tarfile.LNKTYPE), (f"y/{NOTEBOOK}", b"", "", tarfile.CHRTYPE),
-                  (f"z/{NOTEBOOK}", b"", "", tarfile.FIFOTYPE)), says="a link", never=("root:",)),
-    Attack("a folder of links", "the notebook is a link, and so is its folder", "no link is followed",
-           lambda path: [path.mkdir(), (path / "notebooks").mkdir(), os.symlink("/etc/passwd", path / NOTEBOOK), os.symlink("/etc", path / "train")], says="a link", never=("root:",)),
-    Attack("a broken zip", "its compressed bytes are none", "said to be unreadable", lambda path: broken_zip(path), says="can not be read", state="refused"),
+    Attack(
+        "zip slip",
+        "entries that lead out of the folder",
+        "nothing is unpacked to disk",
+        zipped(("../../CANARY", b"x"), ("/tmp/CANARY", b"x"), ("C:\\CANARY", b"x"), (NOTEBOOK, RIGHT)),
+        marks=1,
+        says="leads out",
+    ),
+    Attack(
+        "a zip bomb",
+        "50 MB of zeros as the notebook, and 400 MB beside it",
+        "sizes are looked at first",
+        zipped((NOTEBOOK, bytes(50 << 20)), ("x", bytes(400 << 20))),
+        says="unpacks to more",
+        state="refused",
+    ),
+    Attack(
+        "a tar bomb",
+        "a header of 3 GB",
+        "no more is read than would be taken",
+        tar_header_bomb,
+        says="unpacks to more",
+        state="refused",
+    ),
+    Attack(
+        "tar with links and devices",
+        "the notebook is a link to a secret, a device, a FIFO",
+        "only plain files are taken",
+        tarred(
+            (NOTEBOOK, b"", "/etc/passwd", tarfile.SYMTYPE),
+            (f"x/{NOTEBOOK}", b"", "/etc/passwd", tarfile.LNKTYPE),
+            (f"y/{NOTEBOOK}", b"", "", tarfile.CHRTYPE),
+            (f"z/{NOTEBOOK}", b"", "", tarfile.FIFOTYPE),
+        ),
+        says="a link",
+        never=("root:",),
+    ),
+    Attack(
+        "a folder of links",
+        "the notebook is a link, and so is its folder",
+        "no link is followed",
+        lambda path: [
+            path.mkdir(),
+            (path / "notebooks").mkdir(),
+            os.symlink("/etc/passwd", path / NOTEBOOK),
+            os.symlink("/etc", path / "train"),
+        ],
+        says="a link",
+        never=("root:",),
+    ),
+    Attack(
+        "a broken zip",
+        "its compressed bytes are none",
+        "said to be unreadable",
+        lambda path: broken_zip(path),
+        says="can not be read",
+        state="refused",
+    ),
 ]
 
 
@@ -502,5 +955,19 @@ def broken_zip(path: Path) -> None:
 
 
 # Names that a student may have, or that an attacker gives a folder.
-NAMES = ["<script>alert(1)</script>", "=HYPERLINK(\"http:evil\")", "@SUM(1)", "javascript:alert(1)", "..evil", "a\nb,9,9", "\x1b[2J\x1b]0;mine\x07", "\u202egnp.exe",
-         "名" * 80, "CON", "a" * 200, "con.json", "\udcff\udcfe", "x'; DROP TABLE marks; --"]  # fmt: skip
+NAMES = [
+    "<script>alert(1)</script>",
+    '=HYPERLINK("http:evil")',
+    "@SUM(1)",
+    "javascript:alert(1)",
+    "..evil",
+    "a\nb,9,9",
+    "\x1b[2J\x1b]0;mine\x07",
+    "\u202egnp.exe",
+    "名" * 80,
+    "CON",
+    "a" * 200,
+    "con.json",
+    "\udcff\udcfe",
+    "x'; DROP TABLE marks; --",
+]

@@ -1,4 +1,6 @@
-"""python tests/hostile/table.py [PART OF A NAME]…: the corpus, attack by attack: what it deserves, what it got, what stopped it."""
+"""python tests/hostile/table.py [PART OF A NAME]…: the corpus, attack by attack: what it deserves, what it got, what
+stopped it.
+"""
 
 import argparse
 import subprocess
@@ -27,14 +29,21 @@ def main() -> int:
     args = parser.parse_args()
     if args.nbgrader:
         return nbgrader()
-    chosen = [attack for attack in ATTACKS if (not args.names or any(part in attack.name for part in args.names)) and (attack.landlock or not args.landlock)]
+    chosen = [
+        attack
+        for attack in ATTACKS
+        if (not args.names or any(part in attack.name for part in args.names))
+        and (attack.landlock or not args.landlock)
+    ]
     guards = sandbox.LANDLOCK if args.landlock else sandbox.BUBBLEWRAP
     bad = 0
     print(f"{'attack':50} {'deserved':>8} {'given':>5} {'s':>5}  guard")
     with tempfile.TemporaryDirectory() as folder:
         for trial in trials(Path(folder) / "class", guards, chosen):
             attack = trial.attack
-            print(f"{attack.name:50} {attack.marks:8} {trial.marks:5g} {trial.seconds:5.1f}  {attack.guard}", flush=True)
+            print(
+                f"{attack.name:50} {attack.marks:8} {trial.marks:5g} {trial.seconds:5.1f}  {attack.guard}", flush=True
+            )
             if args.say:
                 print(f"    {said(trial.record)}")
             for problem in trial.wrong:
@@ -51,9 +60,18 @@ def nbgrader() -> int:
         course.run("build")
         root = course.folder / ".workbook" / "nbgrader"
         for number, cell in enumerate(submitted.values()):
-            save(from_dict(notebook("return tensor", cell)), root / "submitted" / f"student-{number}" / LESSON / f"{LESSON}.ipynb")
+            save(
+                from_dict(notebook("return tensor", cell)),
+                root / "submitted" / f"student-{number}" / LESSON / f"{LESSON}.ipynb",
+            )
         for command in (["generate_assignment", LESSON], ["autograde", LESSON, "--create"]):
-            subprocess.run([sys.executable, "-m", "nbgrader", *command], cwd=course.folder, capture_output=True, check=True, timeout=600)
+            subprocess.run(
+                [sys.executable, "-m", "nbgrader", *command],
+                cwd=course.folder,
+                capture_output=True,
+                check=True,
+                timeout=600,
+            )
         with Gradebook(f"sqlite:///{root / 'gradebook.db'}") as book:
             for number, name in enumerate(submitted):
                 given = book.find_submission(LESSON, f"student-{number}")

@@ -56,9 +56,29 @@ class Room:
         self.book = self.room.record("anna")
         self.book.write_text(json.dumps({"student": "anna", "why": self.canary}))
         corpus.KNOWN.update(
-            FOUND=[str(p) for p in (self.secret, self.other, self.room.out / "class.json", self.book, lessons.source_path(corpus.LESSON))],
-            ELSEWHERE=[str(p) for p in (self.room.out, self.submissions, folder / "private", lessons.COURSE, lessons.COURSE / "grader", Path.home())],
-            PORT=self.listener.getsockname()[1])
+            FOUND=[
+                str(p)
+                for p in (
+                    self.secret,
+                    self.other,
+                    self.room.out / "class.json",
+                    self.book,
+                    lessons.source_path(corpus.LESSON),
+                )
+            ],
+            ELSEWHERE=[
+                str(p)
+                for p in (
+                    self.room.out,
+                    self.submissions,
+                    folder / "private",
+                    lessons.COURSE,
+                    lessons.COURSE / "grader",
+                    Path.home(),
+                )
+            ],
+            PORT=self.listener.getsockname()[1],
+        )
         self.worker: subprocess.Popen | None = None
 
     def __enter__(self) -> "Room":
@@ -80,7 +100,11 @@ class Room:
         student = attack.name
         target = self.submissions / student.replace("/", "_")
         attack.make(target)
-        path = next(p for p in (target, *(target.with_name(target.name + end) for end in (".zip", ".tar.gz", ".tar"))) if p.exists())
+        path = next(
+            p
+            for p in (target, *(target.with_name(target.name + end) for end in (".zip", ".tar.gz", ".tar")))
+            if p.exists()
+        )
         return self.grade(attack, student, path)
 
     def grade(self, attack: corpus.Attack, student: str, path: Path) -> Trial:
@@ -92,7 +116,11 @@ class Room:
         seconds = time.monotonic() - began
         record = grade.read_record(self.room.record(student)) or grade.failure(student, path, "no record")
         wrong = [] if lived else ["the worker died"]
-        wrong += self.problems(attack, record, seconds) + [f"outside: {what}" for what in sorted(before ^ self.outside())] + self.left()
+        wrong += (
+            self.problems(attack, record, seconds)
+            + [f"outside: {what}" for what in sorted(before ^ self.outside())]
+            + self.left()
+        )
         return Trial(attack, record, seconds, wrong)
 
     def problems(self, attack: corpus.Attack, record: dict, seconds: float) -> list[str]:
@@ -118,14 +146,32 @@ class Room:
     def outside(self) -> set[str]:
         """All files that nobody may touch, with what they hold."""
         found = set()
-        for top in (self.submissions, self.folder / "private", self.room.out / "class.json", self.book, *(lessons.COURSE / name for name in ("solutions", "grader", "utils"))):
+        for top in (
+            self.submissions,
+            self.folder / "private",
+            self.room.out / "class.json",
+            self.book,
+            *(lessons.COURSE / name for name in ("solutions", "grader", "utils")),
+        ):
             for folder, below, names in os.walk(top) if top.is_dir() else [(top.parent, [], [top.name])]:
-                below[:] = [name for name in below if name not in (".git", ".venv", ".workbook", "__pycache__", ".pytest_cache", ".ruff_cache", "runs")]
+                below[:] = [
+                    name
+                    for name in below
+                    if name not in (".git", ".venv", ".workbook", "__pycache__", ".pytest_cache", ".ruff_cache", "runs")
+                ]
                 for path in (Path(folder, name) for name in names):
                     about = path.lstat()
-                    held = hashlib.sha256(path.read_bytes()).hexdigest()[:8] if path in (self.secret, self.other, self.book) else ""
+                    held = (
+                        hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+                        if path in (self.secret, self.other, self.book)
+                        else ""
+                    )
                     found.add(f"{path} {about.st_mode:o} {about.st_size} {about.st_mtime_ns} {held}")
-        found |= {str(path) for place in map(Path, [*corpus.KNOWN["ELSEWHERE"], "/tmp", "/dev/shm"]) for path in place.glob("CANARY*")}
+        found |= {
+            str(path)
+            for place in map(Path, [*corpus.KNOWN["ELSEWHERE"], "/tmp", "/dev/shm"])
+            for path in place.glob("CANARY*")
+        }
         return found
 
     def left(self) -> list[str]:
@@ -133,7 +179,9 @@ class Room:
         deadline = time.monotonic() + GRACE
         while (alive := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return [f"left running: {process}" for process in alive] + [f"left behind: {path}" for path in self.temporary.glob("wb-*")]
+        return [f"left running: {process}" for process in alive] + [
+            f"left behind: {path}" for path in self.temporary.glob("wb-*")
+        ]
 
     def alive(self) -> list[psutil.Process]:
         own = psutil.Process(self.worker.pid)
@@ -141,7 +189,11 @@ class Room:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.pid not in kept and process.status() != psutil.STATUS_ZOMBIE and process.environ().get("TMPDIR") == str(self.temporary):
+                if (
+                    process.pid not in kept
+                    and process.status() != psutil.STATUS_ZOMBIE
+                    and process.environ().get("TMPDIR") == str(self.temporary)
+                ):
                     found.append(process)
             except psutil.Error:
                 continue
