@@ -385,7 +385,8 @@ def test_todo2_broadcast_state(student):
             expect(
                 held is not None and torch.equal(held, wanted),
                 f"after broadcast_state, rank {rank} has another {name} than rank 0 had: a {kind}"
-                f"{', which no state_dict has' if name == 'scale' else ''}{', which is frozen' if name.startswith('frozen') else ''}",
+                f"{', which no state_dict has' if name == 'scale' else ''}"
+                f"{', which is frozen' if name.startswith('frozen') else ''}",
                 numbers(wanted.double()),
                 "none" if held is None else numbers(held.double()),
                 rank,

@@ -120,7 +120,7 @@ def together(ranks, what):
 
 
 def close(a, b):
-    """float32 sums in another order: 4e-7 of a gradient's largest element was measured, 1e-3 and more for a wrong one."""
+    """float32 sums in another order: 4e-7 of a gradient's largest element measured, 1e-3 and more for a wrong one."""
     return a.shape == b.shape and bool((a - b).norm() <= REL * b.norm())
 
 

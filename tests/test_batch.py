@@ -128,7 +128,8 @@ sys.path.insert(0, {course!r})
 from grader.engine import launchers
 options, command = launchers.parse(sys.argv[1:])
 tasks = [told for _, told in launchers.mpiexec(options, 2, 1)]
-running = {{subprocess.Popen(command, env={{**os.environ, **{{k: str(v) for k, v in told.items()}}}}).pid for told in tasks}}
+shells = [{{**os.environ, **{{k: str(v) for k, v in told.items()}}}} for told in tasks]
+running = {{subprocess.Popen(command, env=env).pid for env in shells}}
 worst = 0
 while running:
     pid, status = os.wait()

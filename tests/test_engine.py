@@ -357,7 +357,8 @@ def test_correct_communication_is_no_fault(engine):
         if rank == 1:
             time.sleep(0.8)
         dist.all_reduce(t)
-        requests = dist.batch_isend_irecv([dist.P2POp(dist.isend, t, (rank + 1) % world), dist.P2POp(dist.irecv, t.clone(), (rank - 1) % world)])
+        leaves = dist.P2POp(dist.isend, t, (rank + 1) % world)
+        requests = dist.batch_isend_irecv([leaves, dist.P2POp(dist.irecv, t.clone(), (rank - 1) % world)])
         [r.wait() for r in requests]
         pair = dist.new_group([0, 1])
         if rank < 2:

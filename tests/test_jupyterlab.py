@@ -19,7 +19,7 @@ from grader.engine.regions import compose
 from student_notebook import LESSON, MEAN, answer, blank, save
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install selenium")
-from selenium.webdriver.support.ui import WebDriverWait  # only where it is installed
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402  only where it is installed
 
 PROGRAMS = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
 missing = [name for name, path in PROGRAMS.items() if path is None]

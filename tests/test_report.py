@@ -67,7 +67,7 @@ class Clock:
 
 
 def train(parts, steps, forwards=1, evaluate=False, closed=False, clock=time):
-    """A step whose forward pass is slow, and whose other parts are not; `closed`: the optimizer calls the rest of it."""
+    """A step with a slow forward pass, its other parts quick; `closed`: the optimizer calls the rest of it."""
 
     class Slow(nn.Module):
         def __init__(self):

@@ -11,13 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from utils.wikitext2 import (
-    SPLITS,
-    DataError,
-    download_wikitext2,
-    wikitext2_is_cached,
-    wikitext2_rows,
-)
+from utils.wikitext2 import SPLITS, DataError, download_wikitext2, wikitext2_is_cached, wikitext2_rows
 
 __all__ = [
     "IGNORE",

@@ -84,8 +84,9 @@ def cleanup() -> None:
 def _let_gloo_rest(seconds: float = 5.0) -> None:
     """Wait until gloo's threads sleep, and so have let go of the last tensors.
 
-    A thread that does so while Python is ending needs a lock that is no longer given, and the process aborts, with all its
-    work done (https://github.com/pytorch/pytorch/pull/179291). Only Linux says what a thread is doing; elsewhere this does nothing.
+    A thread that does so while Python is ending needs a lock that is no longer given, and the process aborts, with
+    all its work done (https://github.com/pytorch/pytorch/pull/179291). Only Linux says what a thread is doing;
+    elsewhere this does nothing.
     """
     deadline = time.monotonic() + seconds
     for thread in Path("/proc/self/task").glob("*"):

@@ -47,7 +47,8 @@ class HeadLoss(torch.autograd.Function):
             sum_1C = e_VC.exp2_().sum(dim=0, keepdim=True)
             total += ((sum_1C.log2() - at_target_1C) * counts_1C).sum()
             if learn:
-                # The softmax is e / sum. What is one number a token is put to the small factors; what does not count gives no gradient.
+                # The softmax is e / sum. What is one number a token is put to the small factors; what does not count
+                # gives no gradient.
                 e_VC.scatter_add_(0, target_1C, -sum_1C)
                 scale_C1 = (counts_1C / sum_1C).T
                 grad_VC = e_VC.to(h_ND.dtype)
@@ -68,7 +69,8 @@ class HeadLoss(torch.autograd.Function):
 
 
 def head_loss(h: Tensor, weight: Tensor, y: Tensor, ignore: int) -> Tensor:
-    """Mean cross-entropy in nats of the logits `h @ weight.T`, as a scalar of at least float32; 0 where no target counts.
+    """Mean cross-entropy in nats of the logits `h @ weight.T`, as a scalar of at least float32; 0 where no target
+    counts.
 
     Args:
         h: (…, D), the stream after its last norm.

@@ -86,7 +86,12 @@ class Metrics:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         recorder = self.recorder and self.recorder.__exit__
-        for part in (recorder, self.bar and self.bar.stop, self.writer and self.writer.close, self.file and self.file.close):
+        for part in (
+            recorder,
+            self.bar and self.bar.stop,
+            self.writer and self.writer.close,
+            self.file and self.file.close,
+        ):
             if part:
                 part()
 

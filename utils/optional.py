@@ -16,5 +16,7 @@ def lacks(package: str) -> str:
     if find_spec(package):
         return ""
     file = Path(__file__).resolve().parents[1] / f"requirements-{package}.txt"
-    python, file = (os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path for path in (Path(sys.executable), file))
+    python, file = (
+        os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path for path in (Path(sys.executable), file)
+    )
     return f"{package} is not installed; run: {python} -m pip install -r {file}"

@@ -1,6 +1,7 @@
 """Draw the records of runs, and what notebooks measure.
 
-What is drawn for a notebook is a `Picture`: the last line of a cell shows it. No backend is chosen, no global state touched.
+What is drawn for a notebook is a `Picture`: the last line of a cell shows it. No backend is chosen, no global state
+touched.
 """
 
 import io
@@ -42,7 +43,13 @@ def messages(sent: Sequence["Message"], title: str) -> Picture:
         figure = Figure(figsize=(12, 0.9 + 0.42 * max(world, 4)), layout="constrained")
         figure.suptitle(f"{title}: {len(sent)} messages")
         table, rounds, clock = figure.subplots(1, 3, width_ratios=(1, 1.3, 1.3))
-        bytes_table(table, [[sum(m.bytes for m in sent if (m.source, m.target) == (i, j)) for j in range(world)] for i in range(world)])
+        bytes_table(
+            table,
+            [
+                [sum(m.bytes for m in sent if (m.source, m.target) == (i, j)) for j in range(world)]
+                for i in range(world)
+            ],
+        )
 
         last = max((m.round for m in sent), default=1)
         began = min((m.sent for m in sent), default=0.0)
@@ -78,7 +85,9 @@ def bytes_table(axes: "Axes", counts: list[list[int]]) -> None:
 
 
 def arrow(axes: "Axes", start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0})
+    axes.annotate(
+        "", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
+    )
 
 
 def spoken_bytes(count: float) -> str:
@@ -92,7 +101,13 @@ def spoken_bytes(count: float) -> str:
 Cost = Callable[[float, int], tuple[int, float]]  # (bytes, ranks) -> (rounds, bytes one after the other)
 
 
-def ring_and_tree(links: dict[str, tuple[float, float]], world: int, ring: Cost, tree: Cost, equal: Callable[[int, float, float], float]) -> Picture:
+def ring_and_tree(
+    links: dict[str, tuple[float, float]],
+    world: int,
+    ring: Cost,
+    tree: Cost,
+    equal: Callable[[int, float, float], float],
+) -> Picture:
     """What two algorithms take over the size, on links of (alpha, beta), and the size for which they are equal."""
     sizes = [2.0**k for k in range(10, 31)]
     costs = {"ring": [ring(size, world) for size in sizes], "tree": [tree(size, world) for size in sizes]}
@@ -103,9 +118,13 @@ def ring_and_tree(links: dict[str, tuple[float, float]], world: int, ring: Cost,
 
         figure = Figure(figsize=(10, 3.6), layout="constrained")
         figure.suptitle(f"All-reduce on {world} ranks, as computed")
-        for axes, (name, (alpha, beta)), size in zip(figure.subplots(1, len(links), sharey=True, squeeze=False)[0], links.items(), equal_sizes, strict=True):
+        for axes, (name, (alpha, beta)), size in zip(
+            figure.subplots(1, len(links), sharey=True, squeeze=False)[0], links.items(), equal_sizes, strict=True
+        ):
             for (label, cost_of_size), colour in zip(costs.items(), COLOURS, strict=False):
-                axes.plot(sizes, [rounds * alpha + count * beta for rounds, count in cost_of_size], label=label, color=colour)
+                axes.plot(
+                    sizes, [rounds * alpha + count * beta for rounds, count in cost_of_size], label=label, color=colour
+                )
             axes.axvline(size, color="#999999", linestyle=":", label=f"equal at {spoken_bytes(size)}")
             log_axes(axes, name)
             axes.legend(frameon=False)
@@ -137,8 +156,15 @@ def cost(sizes: Sequence[int], curves: dict[str, tuple[Sequence[float], Sequence
     return Picture(draw)
 
 
-def caps(sizes: Sequence[int], links: dict[str, tuple[float, float]], ends: Callable[[int, float, float], float], backward: float) -> Picture:
-    """Seconds of a backward pass and its communication over the size of buckets, `ends(size, alpha, beta)`, and of the backward pass alone."""
+def caps(
+    sizes: Sequence[int],
+    links: dict[str, tuple[float, float]],
+    ends: Callable[[int, float, float], float],
+    backward: float,
+) -> Picture:
+    """Seconds of a backward pass and its communication over the size of buckets, `ends(size, alpha, beta)`, and of the
+    backward pass alone.
+    """
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure
@@ -146,9 +172,17 @@ def caps(sizes: Sequence[int], links: dict[str, tuple[float, float]], ends: Call
         figure = Figure(figsize=(8, 3.6), layout="constrained")
         axes = figure.subplots()
         for (name, (alpha, beta)), colour in zip(links.items(), COLOURS, strict=False):
-            axes.plot(sizes, [1000 * ends(size, alpha, beta) for size in sizes], "o-", markersize=4, color=colour, label=name)
+            axes.plot(
+                sizes, [1000 * ends(size, alpha, beta) for size in sizes], "o-", markersize=4, color=colour, label=name
+            )
         axes.axhline(1000 * backward, color="#999999", linestyle=":", label="the backward pass alone")
-        axes.set(title="Until the last all-reduce is over, as computed", xlabel="bytes a bucket holds at most", ylabel="milliseconds", xscale="log", ylim=(0, None))
+        axes.set(
+            title="Until the last all-reduce is over, as computed",
+            xlabel="bytes a bucket holds at most",
+            ylabel="milliseconds",
+            xscale="log",
+            ylim=(0, None),
+        )
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
@@ -158,9 +192,11 @@ def caps(sizes: Sequence[int], links: dict[str, tuple[float, float]], ends: Call
 
 
 def steps(runs: "dict[str, RanksRun]") -> Picture:
-    """Training steps of rank 0, one below the other: the backward pass, its gradients, and the all-reduces in as many lanes as overlap.
+    """Training steps of rank 0, one below the other: the backward pass, its gradients, and the all-reduces in as many
+    lanes as overlap.
 
-    Each run's results have, for each rank, the times "began", "ready" (several), "backward" and "over" of a step, in seconds.
+    Each run's results have, for each rank, the times "began", "ready" (several), "backward" and "over" of a step,
+    in seconds.
     """
 
     def draw() -> "Figure":
@@ -169,7 +205,11 @@ def steps(runs: "dict[str, RanksRun]") -> Picture:
         panels = []
         for name, run in runs.items():
             step = run.results[0]
-            calls = [c for c in run.collectives if c.rank == 0 and c.op == "all_reduce" and step["began"] <= c.began <= step["over"]]
+            calls = [
+                c
+                for c in run.collectives
+                if c.rank == 0 and c.op == "all_reduce" and step["began"] <= c.began <= step["over"]
+            ]
             panels.append((name, step, calls, lanes(calls)))
         rows_of = [1 + max(lane, default=0) for *_, lane in panels]
         height = [2 + min(0.35 * rows, 4) for rows in rows_of]  # many lanes are thin
@@ -185,10 +225,23 @@ def steps(runs: "dict[str, RanksRun]") -> Picture:
                 if call.over is None:
                     axes.plot(left, y, marker=">", color=colour, markersize=5)
                 else:
-                    axes.barh(y, 1000 * (call.over - call.began), left=left, height=0.85 * pitch, color=colour, edgecolor="white", linewidth=0.4)
+                    axes.barh(
+                        y,
+                        1000 * (call.over - call.began),
+                        left=left,
+                        height=0.85 * pitch,
+                        color=colour,
+                        edgecolor="white",
+                        linewidth=0.4,
+                    )
             axes.axvline(1000 * (step["over"] - start), color="#d55e00", linewidth=1.2)
             total = spoken_bytes(sum(call.bytes for call in calls))
-            axes.set_title(f"{name}: {len(calls)} all-reduces of {total} in all, over after {1000 * (step['over'] - start):.1f} ms", loc="left", fontsize=10)
+            axes.set_title(
+                f"{name}: {len(calls)} all-reduces of {total} in all, over after"
+                f" {1000 * (step['over'] - start):.1f} ms",
+                loc="left",
+                fontsize=10,
+            )
             axes.set(yticks=[], ylim=(0.9 + pitch * count, -0.6))
             axes.spines[["top", "right", "left"]].set_visible(False)
         rows[-1].set_xlabel("milliseconds from the begin of the backward pass (grey; a tick: a gradient is ready)")
@@ -209,7 +262,9 @@ def lanes(calls: "Sequence[Collective]") -> list[int]:
 
 
 def held(measured: dict[str, Sequence[dict[str, int]]], predicted: dict[str, Sequence[float]]) -> Picture:
-    """Bytes of weights, gradients and optimizer state: a bar for each rank of each scheme, and lines where they were predicted to end."""
+    """Bytes of weights, gradients and optimizer state: a bar for each rank of each scheme, and lines where they were
+    predicted to end.
+    """
     kinds = ("weights", "gradients", "optimizer")
 
     def draw() -> "Figure":
@@ -227,8 +282,12 @@ def held(measured: dict[str, Sequence[dict[str, int]]], predicted: dict[str, Seq
                     below += mine[kind]
                 place += 1
             ends = [sum(predicted[name][: n + 1]) for n in range(len(kinds))]
-            axes.hlines(ends, first - 0.5, place - 0.5, color="black", linestyle=":", label="predicted" if first == 0 else None)
-            names[(first + place - 1) / 2] = f"{name}\n{spoken_bytes(max(sum(mine.values()) for mine in ranks))}, predicted {spoken_bytes(ends[-1])}"
+            axes.hlines(
+                ends, first - 0.5, place - 0.5, color="black", linestyle=":", label="predicted" if first == 0 else None
+            )
+            names[(first + place - 1) / 2] = (
+                f"{name}\n{spoken_bytes(max(sum(mine.values()) for mine in ranks))}, predicted {spoken_bytes(ends[-1])}"
+            )
             place += 1
         bars_axes(axes, names, "bytes held, a bar for each rank")
         return figure
@@ -237,7 +296,9 @@ def held(measured: dict[str, Sequence[dict[str, int]]], predicted: dict[str, Seq
 
 
 def sent(measured: "dict[str, Sequence[Collective]]", predicted: dict[str, float]) -> Picture:
-    """Bytes that each rank sent in the collectives of each scheme, by rings, and lines where they were predicted to be."""
+    """Bytes that each rank sent in the collectives of each scheme, by rings, and lines where they were predicted to
+    be.
+    """
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure
@@ -256,7 +317,14 @@ def sent(measured: "dict[str, Sequence[Collective]]", predicted: dict[str, float
                         labelled.add(op)
                     below += height
                 place += 1
-            axes.hlines(predicted[name], first - 0.5, place - 0.5, color="black", linestyle=":", label="predicted" if first == 0 else None)
+            axes.hlines(
+                predicted[name],
+                first - 0.5,
+                place - 0.5,
+                color="black",
+                linestyle=":",
+                label="predicted" if first == 0 else None,
+            )
             names[(first + place - 1) / 2] = f"{name}\n{sum(call.rank == 0 for call in calls)} collectives"
             place += 1
         bars_axes(axes, names, "bytes sent in a step, a bar for each rank")

@@ -23,7 +23,9 @@ def has_units(device_type: str) -> bool:
 def product_dtype(x: Tensor) -> torch.dtype:
     """What a product of x is made in: autocast's dtype, which leaves float64 alone, else x's own."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) and x.dtype != torch.float64 else x.dtype
+    return (
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) and x.dtype != torch.float64 else x.dtype
+    )
 
 
 def only_rounds(x: Tensor) -> bool:

@@ -49,8 +49,18 @@ class Recorder:
 
     def __enter__(self) -> "Recorder":
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        self.write("start", rank=self.rank, local_rank=self.local_rank, world=self.world, node=os.environ.get("SLURMD_NODENAME", socket.gethostname()), device=device,
-                   threads=torch.get_num_threads(), torch=torch.__version__, command=sys.argv, job=_job())
+        self.write(
+            "start",
+            rank=self.rank,
+            local_rank=self.local_rank,
+            world=self.world,
+            node=os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+            device=device,
+            threads=torch.get_num_threads(),
+            torch=torch.__version__,
+            command=sys.argv,
+            job=_job(),
+        )
         self.parts = Parts(self.write)
         self.thread.start()
         return self
@@ -173,15 +183,21 @@ class Parts:
             self.close()
 
     def communication(self, events: Any) -> dict[str, Any]:
-        """The share of each part in which a message was under way and nothing was computed; and of those hidden by work."""
+        """The share of each part in which a message was under way and nothing was computed; and of those hidden by
+        work.
+        """
         clock = next(e for e in events if e.name == "clock").time_range.start
         spans: dict[bool, Spans] = {True: [], False: []}
         for event in events:
             message = event.name.startswith(("gloo:", "nccl"))
             # On a GPU its kernels count, on a CPU the operations that torch runs.
-            work = event.device_type == torch.autograd.DeviceType.CUDA if self.on_gpu else event.name.startswith("aten::")
+            work = (
+                event.device_type == torch.autograd.DeviceType.CUDA if self.on_gpu else event.name.startswith("aten::")
+            )
             if message or work:
-                spans[message].append(tuple(self.clock + (t - clock) / 1e6 for t in (event.time_range.start, event.time_range.end)))
+                spans[message].append(
+                    tuple(self.clock + (t - clock) / 1e6 for t in (event.time_range.start, event.time_range.end))
+                )
         messages, work = union(spans[True]), union(spans[False])
         alone = minus(messages, work)
         shares = {}
@@ -248,7 +264,10 @@ class _Nvml:
     def sample(self) -> dict[str, float]:
         """Percent, bytes and, where the GPU tells, watts."""
         nvml, handle = self.nvml, self.handle
-        found = {"gpu": nvml.nvmlDeviceGetUtilizationRates(handle).gpu, "gpu_memory": nvml.nvmlDeviceGetMemoryInfo(handle).used}
+        found = {
+            "gpu": nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "gpu_memory": nvml.nvmlDeviceGetMemoryInfo(handle).used,
+        }
         try:
             found["watts"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
         except nvml.NVMLError:

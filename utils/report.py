@@ -24,7 +24,13 @@ from matplotlib.ticker import MaxNLocator
 from utils.plots import loss_curve, read_lines
 
 # Told apart by the colour-blind, too (Okabe and Ito).
-COLOURS = {"data": "#999999", "forward": "#56b4e9", "backward": "#0072b2", "communication": "#d55e00", "optimizer": "#009e73"}
+COLOURS = {
+    "data": "#999999",
+    "forward": "#56b4e9",
+    "backward": "#0072b2",
+    "communication": "#d55e00",
+    "optimizer": "#009e73",
+}
 BLUE, ORANGE = "#0072b2", "#d55e00"
 # Minutes by GPUs, as measured for the DDP exercise of the Jülich course from which this one grew.
 JUELICH = {1: 92, 4: 25, 8: 14}
@@ -43,7 +49,7 @@ class Rank:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Median seconds of each part of a step; the time in which only a message was under way is a part of its own."""
+        """Median seconds of each part of a step; time with nothing but a message under way is a part of its own."""
         if not self.steps:
             return {}
         parts = {part: statistics.median(step[part] for step in self.steps) for part in self.steps[0]}
@@ -55,7 +61,11 @@ class Rank:
     @property
     def peak(self) -> int:
         """Bytes: of the GPU if there is one, else of the process."""
-        return (self.end or {}).get("peak_gpu_memory") or (self.end or {}).get("peak_memory") or max((memory(line) for line in self.usage), default=0)
+        return (
+            (self.end or {}).get("peak_gpu_memory")
+            or (self.end or {}).get("peak_memory")
+            or max((memory(line) for line in self.usage), default=0)
+        )
 
 
 @dataclass
@@ -88,19 +98,28 @@ def read(folder: Path) -> Run:
             by_kind.setdefault(line["kind"], []).append(line)
         if start := by_kind.get("start"):
             steps = [step for line in by_kind.get("parts", []) for step in line["steps"]]
-            ranks.append(Rank(start[0], by_kind.get("usage", []), steps, *(by_kind.get(kind, [None])[0] for kind in ("communication", "end"))))
+            ranks.append(
+                Rank(
+                    start[0],
+                    by_kind.get("usage", []),
+                    steps,
+                    *(by_kind.get(kind, [None])[0] for kind in ("communication", "end")),
+                )
+            )
     return Run(folder, lines, ranks)
 
 
 def write(folder: Path) -> Path:
-    """Write folder/report.html and its pictures. Returns the page. Raises ValueError if there is no run in the folder."""
+    """Write folder/report.html and its pictures. Returns the page. Raises ValueError if the folder has no run."""
     found = records(folder)
     if not found or found[-1].parent == folder:
         return write_run(read(folder))
     runs = [read(path.parent) for path in found if path.parent != folder]
     latest = runs[-1]
     # Runs that were started otherwise, some other day, are no comparison.
-    alike = sorted((run for run in runs if run.ranks and arguments(run) == arguments(latest)), key=lambda run: len(run.ranks))
+    alike = sorted(
+        (run for run in runs if run.ranks and arguments(run) == arguments(latest)), key=lambda run: len(run.ranks)
+    )
     for run in alike:
         write_run(run)
     return write_speed(folder, {len(run.ranks): run for run in alike})
@@ -108,7 +127,9 @@ def write(folder: Path) -> Path:
 
 def records(folder: Path) -> list[Path]:
     """The metrics.jsonl of the folder's own run and of those on several numbers of processes, the newest last."""
-    return sorted([*folder.glob("metrics.jsonl"), *folder.glob("nproc-*/metrics.jsonl")], key=lambda path: path.stat().st_mtime)
+    return sorted(
+        [*folder.glob("metrics.jsonl"), *folder.glob("nproc-*/metrics.jsonl")], key=lambda path: path.stat().st_mtime
+    )
 
 
 def newest(folder: Path) -> float:
@@ -127,19 +148,48 @@ def arguments(run: Run) -> list[str]:
 
 def write_run(run: Run) -> Path:
     pictures = [
-        ("loss.png", draw_loss, "Loss and speed", "The loss of the training set, and of the validation set after each epoch. A token is a word or a sign."),
-        ("step.png", draw_step, "Where a step's time goes",
-         "Medians over a few steps of each rank. Communication is the time in which a message was under way and nothing was computed: "
-         "also the wait for a slower rank. What is hidden behind the backward pass does not count. The loss makes its own "
-         "gradient in the forward pass, so part of what elsewhere is backward is forward here."),
+        (
+            "loss.png",
+            draw_loss,
+            "Loss and speed",
+            "The loss of the training set, and of the validation set after each epoch. A token is a word or a sign.",
+        ),
+        (
+            "step.png",
+            draw_step,
+            "Where a step's time goes",
+            (
+                "Medians over a few steps of each rank. Communication is the time in which a message was under way and"
+                " nothing was computed: also the wait for a slower rank. What is hidden behind the backward pass does"
+                " not count. The loss makes its own gradient in the forward pass, so part of what elsewhere is backward"
+                " is forward here."
+            ),
+        ),
         ("memory.png", draw_memory, "Memory of each rank", "What the process holds; on a GPU, what is in use on it."),
-        ("usage.png", draw_usage, "Utilisation", "A row a CPU or GPU, once a second; above those of a node, its mean. What is pale is idle."),
+        (
+            "usage.png",
+            draw_usage,
+            "Utilisation",
+            "A row a CPU or GPU, once a second; above those of a node, its mean. What is pale is idle.",
+        ),
         ("power.png", draw_power, "Power", "Of each GPU, in watts."),
     ]
     command = run.ranks[0].start["command"] if run.ranks else []
-    return page(run.folder, title(run), command, facts(run), [(name, *rest) for name, draw, *rest in pictures if save(draw, run, run.folder / name)],
-                note="" if run.ranks else "This run was not recorded, so its loss is all that there is. "
-                "./workbook run records; elsewhere, give the script --record.")
+    return page(
+        run.folder,
+        title(run),
+        command,
+        facts(run),
+        [(name, *rest) for name, draw, *rest in pictures if save(draw, run, run.folder / name)],
+        note=(
+            ""
+            if run.ranks
+            else (
+                "This run was not recorded, so its loss is all that there is. "
+                "./workbook run records; elsewhere, give the script --record."
+            )
+        ),
+    )
 
 
 def save(draw: Callable[[Any], Figure | None], what: Any, path: Path) -> bool:
@@ -159,7 +209,11 @@ def title(run: Run) -> str:
 
 def facts(run: Run) -> dict[str, str]:
     steps, epochs, tests = run.of("step"), run.of("epoch"), run.of("test")
-    out = {"steps": f"{max(line['step'] for line in run.lines):,}", "training loss": f"{steps[-1]['loss']:.3f}", "tokens/s": f"{run.tokens_per_s:,.0f}"}
+    out = {
+        "steps": f"{max(line['step'] for line in run.lines):,}",
+        "training loss": f"{steps[-1]['loss']:.3f}",
+        "tokens/s": f"{run.tokens_per_s:,.0f}",
+    }
     for name, lines, key in (("validation perplexity", epochs, "validation_loss"), ("test perplexity", tests, "loss")):
         if lines:
             out[name] = f"{math.exp(min(lines[-1][key], 700)):,.1f}"
@@ -174,15 +228,24 @@ def facts(run: Run) -> dict[str, str]:
         if len(run.ranks) > 1 and any(rank.communication for rank in run.ranks):
             waits = [rank.parts["communication"] / sum(rank.parts.values()) for rank in run.ranks if rank.parts]
             out["communication"] = f"{min(waits):.0%}" + (f" … {max(waits):.0%}" if len(waits) > 1 else "")
-            out["messages hidden by work"] = f"{statistics.mean(rank.communication['hidden'] for rank in run.ranks if rank.communication):.0%}"
+            out["messages hidden by work"] = (
+                f"{statistics.mean(rank.communication['hidden'] for rank in run.ranks if rank.communication):.0%}"
+            )
     out["memory of a rank, at most"] = size(max(rank.peak for rank in run.ranks))
     out["nodes"] = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
     if first["job"]:
         out["job"] = first["job"]
-    last = max(line["time"] for rank in run.ranks for line in [rank.start, *rank.usage, *([rank.end] if rank.end else [])])
+    last = max(
+        line["time"] for rank in run.ranks for line in [rank.start, *rank.usage, *([rank.end] if rank.end else [])]
+    )
     out["began"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first["time"]))
-    out["took"] = f"{last - first['time']:,.0f} s" + ("" if all(rank.end for rank in run.ranks) else ", and did not end in order")
-    out["device"] = f"{first['device']}, {first['threads']} thread{'s' if first['threads'] > 1 else ''} a rank, torch {first['torch']}"
+    out["took"] = f"{last - first['time']:,.0f} s" + (
+        "" if all(rank.end for rank in run.ranks) else ", and did not end in order"
+    )
+    out["device"] = (
+        f"{first['device']}, {first['threads']} thread{'s' if first['threads'] > 1 else ''} a rank, torch"
+        f" {first['torch']}"
+    )
     return out
 
 
@@ -190,7 +253,13 @@ def draw_loss(run: Run) -> Figure:
     figure, (loss, speed) = axes_in_a_row(2)
     steps, epochs = run.of("step"), run.of("epoch")
     loss.plot([line["step"] for line in steps], [line["loss"] for line in steps], color=BLUE, label="training")
-    loss.plot([line["step"] for line in epochs], [line["validation_loss"] for line in epochs], "o", color=ORANGE, label="validation")
+    loss.plot(
+        [line["step"] for line in epochs],
+        [line["validation_loss"] for line in epochs],
+        "o",
+        color=ORANGE,
+        label="validation",
+    )
     loss.set(xlabel="step", ylabel="loss (nats per token)")
     loss.legend(frameon=False)
     speed.plot([line["step"] for line in steps], [line["tokens_per_s"] for line in steps], color=BLUE)
@@ -224,8 +293,12 @@ def draw_memory(run: Run) -> Figure | None:
     begin = run.ranks[0].start["time"]
     for rank in run.ranks:
         number = rank.start["rank"]
-        axes.plot([line["time"] - begin for line in rank.usage], [memory(line) / 2**30 for line in rank.usage],
-                  color=f"C{number}", label=f"rank {number}" if len(run.ranks) <= 16 else None)
+        axes.plot(
+            [line["time"] - begin for line in rank.usage],
+            [memory(line) / 2**30 for line in rank.usage],
+            color=f"C{number}",
+            label=f"rank {number}" if len(run.ranks) <= 16 else None,
+        )
     axes.set(xlabel="seconds", ylabel="GiB", ylim=(0, None))
     if len(run.ranks) <= 16:
         axes.legend(frameon=False, ncols=4)
@@ -249,8 +322,12 @@ def draw_usage(run: Run) -> Figure | None:
     figure = Figure(figsize=(10, sum(heights) + 0.4), layout="constrained")
     shown = figure.subplots(len(maps), 1, height_ratios=heights, squeeze=False)[:, 0]
     for axes, (kind, rows) in zip(shown, maps, strict=True):
-        picture = axes.imshow(list(rows.values()), aspect="auto", interpolation="nearest", cmap="YlGnBu", vmin=0, vmax=100)
-        axes.set_yticks(range(len(rows)), rows if len(rows) <= 40 else [name if "mean" in name else "" for name in rows])
+        picture = axes.imshow(
+            list(rows.values()), aspect="auto", interpolation="nearest", cmap="YlGnBu", vmin=0, vmax=100
+        )
+        axes.set_yticks(
+            range(len(rows)), rows if len(rows) <= 40 else [name if "mean" in name else "" for name in rows]
+        )
         axes.set(xlabel="seconds", title=f"{kind}s")
         for i, name in enumerate(rows):
             if "mean" in name:
@@ -276,7 +353,9 @@ def usage_rows(run: Run, kind: str) -> dict[str, list[float]]:
                 for name, percent in values.items():
                     of_node.setdefault(name, [math.nan] * seconds)[int(line["time"] - begin)] = percent
         if of_node:
-            known = [[value for value in column if not math.isnan(value)] for column in zip(*of_node.values(), strict=True)]
+            known = [
+                [value for value in column if not math.isnan(value)] for column in zip(*of_node.values(), strict=True)
+            ]
             rows[f"{node}: mean"] = [statistics.mean(column) if column else math.nan for column in known]
             many = len({rank.start["node"] for rank in run.ranks}) > 1
             rows |= {f"{node}: {name}" if many else name: values for name, values in of_node.items()}
@@ -290,7 +369,11 @@ def draw_power(run: Run) -> Figure | None:
     begin = run.ranks[0].start["time"]
     for rank in run.ranks:
         lines = [line for line in rank.usage if "watts" in line]
-        axes.plot([line["time"] - begin for line in lines], [line["watts"] for line in lines], label=f"rank {rank.start['rank']}")
+        axes.plot(
+            [line["time"] - begin for line in lines],
+            [line["watts"] for line in lines],
+            label=f"rank {rank.start['rank']}",
+        )
     axes.set(xlabel="seconds", ylabel="watts", ylim=(0, None))
     axes.legend(frameon=False, ncols=4)
     return figure
@@ -301,20 +384,37 @@ def draw_power(run: Run) -> Figure | None:
 
 def write_speed(folder: Path, runs: dict[int, Run]) -> Path:
     rows = speed_rows(runs)
-    found = {f"{row['processes']} process{'es' if row['processes'] > 1 else ''}":
-             f"{row['tokens_per_s']:,.0f} tokens/s, speed-up {row['speed_up']:.2f}, efficiency {row['efficiency']:.0%}" for row in rows}
+    found = {
+        f"{row['processes']} process{'es' if row['processes'] > 1 else ''}": (
+            f"{row['tokens_per_s']:,.0f} tokens/s, speed-up {row['speed_up']:.2f}, efficiency {row['efficiency']:.0%}"
+        )
+        for row in rows
+    }
     worst = max(row["difference"] for row in rows)
     found["losses differ by at most"] = f"{worst:.1e}, relative"
     name = title(next(iter(runs.values()))).partition(" on ")[0]
     save(draw_speed, runs, folder / "speed.png")
     labels = [f"{nproc} process{'es' if nproc > 1 else ''}" for nproc in runs]
     loss_curve([run.folder / "metrics.jsonl" for run in runs.values()], folder / "loss.png", labels)
-    text = ("Speed-up is tokens/s over those of the fewest processes, and efficiency is speed-up by process. Processes on one machine without "
-            "GPUs share its cores, so more of them bring little. The crosses: 92, 25 and 14 minutes on 1, 4 and 8 GPUs, "
-            "measured in the Jülich course from which this one grew.")
-    return page(folder, f"{name}: how the speed grows", arguments(next(iter(runs.values()))), found,
-                [("speed.png", "Speed-up", text), ("loss.png", "Losses", "Laid over one another: the parallel run is the serial run.")],
-                links={f"{run.folder.name}/report.html": f"the report of {nproc} process{'es' if nproc > 1 else ''}" for nproc, run in runs.items()})
+    text = (
+        "Speed-up is tokens/s over those of the fewest processes, and efficiency is speed-up by process. Processes on"
+        " one machine without GPUs share its cores, so more of them bring little. The crosses: 92, 25 and 14 minutes on"
+        " 1, 4 and 8 GPUs, measured in the Jülich course from which this one grew."
+    )
+    return page(
+        folder,
+        f"{name}: how the speed grows",
+        arguments(next(iter(runs.values()))),
+        found,
+        [
+            ("speed.png", "Speed-up", text),
+            ("loss.png", "Losses", "Laid over one another: the parallel run is the serial run."),
+        ],
+        links={
+            f"{run.folder.name}/report.html": f"the report of {nproc} process{'es' if nproc > 1 else ''}"
+            for nproc, run in runs.items()
+        },
+    )
 
 
 def speed_rows(runs: dict[int, Run]) -> list[dict[str, float]]:
@@ -324,9 +424,18 @@ def speed_rows(runs: dict[int, Run]) -> list[dict[str, float]]:
     rows = []
     for nproc, run in runs.items():
         speed_up = run.tokens_per_s / (base.tokens_per_s or 1.0)
-        differences = [abs(line["loss"] / losses[line["step"]] - 1) for line in run.of("step") if losses.get(line["step"])]
-        rows.append(dict(processes=nproc, tokens_per_s=run.tokens_per_s, speed_up=speed_up, efficiency=speed_up * fewest / nproc,
-                         difference=max(differences, default=0.0)))
+        differences = [
+            abs(line["loss"] / losses[line["step"]] - 1) for line in run.of("step") if losses.get(line["step"])
+        ]
+        rows.append(
+            dict(
+                processes=nproc,
+                tokens_per_s=run.tokens_per_s,
+                speed_up=speed_up,
+                efficiency=speed_up * fewest / nproc,
+                difference=max(differences, default=0.0),
+            )
+        )
     return rows
 
 
@@ -335,8 +444,16 @@ def draw_speed(runs: dict[int, Run]) -> Figure:
     rows = speed_rows(runs)
     fewest, most = rows[0]["processes"], max(8, *runs)
     axes.plot([1, most], [1, most], color="#999999", linestyle="--", label="ideal")
-    axes.plot([row["processes"] for row in rows], [row["speed_up"] * fewest for row in rows], "o-", color=BLUE, label="these runs")
-    axes.plot(list(JUELICH), [JUELICH[1] / minutes for minutes in JUELICH.values()], "x", color=ORANGE, label="Jülich, GPUs")
+    axes.plot(
+        [row["processes"] for row in rows],
+        [row["speed_up"] * fewest for row in rows],
+        "o-",
+        color=BLUE,
+        label="these runs",
+    )
+    axes.plot(
+        list(JUELICH), [JUELICH[1] / minutes for minutes in JUELICH.values()], "x", color=ORANGE, label="Jülich, GPUs"
+    )
     axes.set(xlabel="processes", ylabel="speed-up", xlim=(0, most + 0.5), ylim=(0, most + 0.5))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
@@ -385,7 +502,8 @@ PAGE = """<!doctype html>
 {% if command %}<code>{{ command }}</code>{% endif %}
 {% if note %}<p><strong>{{ note }}</strong></p>{% endif %}
 <dl>
-{% for name, value in facts.items() %}<div{% if value|length > 26 %} class="wide"{% endif %}><dt>{{ name }}</dt><dd>{{ value }}</dd></div>
+{% for name, value in facts.items() %}
+<div{% if value|length > 26 %} class="wide"{% endif %}><dt>{{ name }}</dt><dd>{{ value }}</dd></div>
 {% endfor %}</dl>
 {% for address, text in links.items() %}<p><a href="{{ address }}">{{ text }}</a></p>
 {% endfor %}
@@ -398,12 +516,31 @@ PAGE = """<!doctype html>
 """
 
 
-def page(folder: Path, title: str, command: list[str], facts: dict[str, str], pictures: list[tuple[str, str, str]], note: str = "",
-         links: dict[str, str] | None = None) -> Path:
+def page(
+    folder: Path,
+    title: str,
+    command: list[str],
+    facts: dict[str, str],
+    pictures: list[tuple[str, str, str]],
+    note: str = "",
+    links: dict[str, str] | None = None,
+) -> Path:
     """Write folder/report.html; `pictures`: file, title, text."""
-    shown = [dict(title=heading, text=text, bytes=base64.b64encode((folder / name).read_bytes()).decode()) for name, heading, text in pictures]
+    shown = [
+        dict(title=heading, text=text, bytes=base64.b64encode((folder / name).read_bytes()).decode())
+        for name, heading, text in pictures
+    ]
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(PAGE)
     path = folder / "report.html"
-    path.write_text(template.render(title=title, facts=facts, pictures=shown, note=note, links=links or {},
-                                    command=shlex.join([Path(part).name for part in command[:1]] + command[1:])), "utf-8")
+    path.write_text(
+        template.render(
+            title=title,
+            facts=facts,
+            pictures=shown,
+            note=note,
+            links=links or {},
+            command=shlex.join([Path(part).name for part in command[:1]] + command[1:]),
+        ),
+        "utf-8",
+    )
     return path

@@ -50,6 +50,7 @@ from utils import plots
 # Before you let a library do this on real ranks, be the library. Here `inputs` is a list
 # with the vector of each rank; return the list of what each rank holds afterwards.
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def all_reduce(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """What each rank holds after an all-reduce (sum) of the 1-D tensors ``inputs``."""
@@ -113,6 +114,7 @@ check("01_collectives/1")
 # a ring. **Predict** how many of the ring's links lead from one node to another. (Here and
 # below, a prediction is a formula that you write down before you run anything.)
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def node_and_local_rank(rank: int, ranks_a_node: int) -> tuple[int, int]:
     """On which node a rank is, and which number it has there. All count from 0."""
@@ -162,6 +164,7 @@ check("01_collectives/2")
 # Here two ranks swap their tensors. `run_on_ranks` runs a function of this notebook on
 # fresh processes, one for each input, as `function(input, rank, world)`.
 
+
 # %%
 def swap(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
     """What the other one of two ranks holds."""
@@ -194,6 +197,7 @@ plots.messages(run.messages, "swap")
 # ![Eight ranks in three rounds: 0 sends to 1; 0 and 1 to 2 and 3; these four to the other four](../images/tree.png)
 #
 # **Predict** the number of rounds for $N$ ranks, also where $N$ is no power of two.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def tree_rounds(world: int) -> int:
@@ -248,6 +252,7 @@ plots.messages(run.messages, "tree_broadcast")
 # the last to do so is rank $p$, who keeps it. **Predict** where it begins, or in other
 # words: which piece does rank $r$ send first?
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def first_piece(rank: int, world: int) -> int:
     """The number of the piece that a rank sends in the first round of the reduce-scatter."""
@@ -293,6 +298,7 @@ plots.messages(run.messages, "ring_reduce_scatter")
 #
 # **Predict** which piece arrives at rank $r$ in round $s$, if all send to the right. The
 # first round is $s = 0$.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def arriving_piece(rank: int, step: int, world: int) -> int:
@@ -340,6 +346,7 @@ plots.messages(run.messages, "ring_all_gather")
 # **Predict** how many bytes each rank sends in all, for a tensor of $S$ bytes on $N$ ranks.
 # What happens to that number as $N$ grows?
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def all_reduce_bytes(nbytes: int, world: int) -> float:
     """How many bytes each rank sends in a ring all-reduce of ``nbytes`` bytes, a multiple of ``world``."""
@@ -381,6 +388,7 @@ plots.messages(run.messages, "ring_all_reduce")
 #
 # Here no rank passes anything on, so there are many pairs that talk, and they must not wait
 # for each other in a circle. **Predict** how many bytes a rank sends.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def all_to_all_bytes(nbytes: int, world: int) -> float:
@@ -434,6 +442,7 @@ plots.messages(run.messages, "all_to_all")
 # So a small tensor is for the tree, a large one for the ring. **Predict** the size at which they
 # take equally long.
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def ring_cost(nbytes: float, world: int) -> tuple[int, float]:
     """Rounds, and bytes one after the other, of a ring all-reduce of ``nbytes``, a multiple of ``world``."""
@@ -481,6 +490,7 @@ plots.ring_and_tree(links, 64, ring_cost, tree_cost, equal_size)
 # that of one message. Of ten tries the fastest counts, since all that disturbs a message
 # makes it slower.
 
+
 # %%
 def time_messages(sizes: list[int], rank: int, world: int) -> list[float]:
     """Seconds that a message takes from rank 0 to rank 1, for each size in bytes."""
@@ -520,6 +530,7 @@ def time_all_reduce(sizes: list[int], rank: int, world: int) -> list[float]:
 # $\alpha + \beta n$ for which the sum of the squared differences to the measured seconds is
 # the smallest. All points have a say in it, not just two of them.
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
     """alpha (seconds) and beta (seconds per byte) that fit these messages by least squares."""
@@ -556,10 +567,16 @@ message_seconds = run_on_ranks("01_collectives/time_messages", [sizes] * 2, time
 ring_seconds = run_on_ranks("01_collectives/time_all_reduce", [sizes] * 2, timed=True).results[0]
 alpha, beta = fit(sizes, message_seconds)
 print(f"alpha = {1e6 * alpha:.0f} µs, beta = {1e9 * beta:.2f} ns per byte, which is {1e-9 / beta:.1f} GB/s")
-plots.cost(sizes, {
-    "one message": (message_seconds, [alpha + beta * size for size in sizes]),
-    "ring all-reduce, 2 ranks": (ring_seconds, [predicted_seconds(ring_cost(size, 2), alpha, beta) for size in sizes]),
-})
+plots.cost(
+    sizes,
+    {
+        "one message": (message_seconds, [alpha + beta * size for size in sizes]),
+        "ring all-reduce, 2 ranks": (
+            ring_seconds,
+            [predicted_seconds(ring_cost(size, 2), alpha, beta) for size in sizes],
+        ),
+    },
+)
 
 # %% [markdown]
 # The prediction counts messages only. An all-reduce also adds, allocates, and waits for the

@@ -45,6 +45,7 @@ from utils.model import TransformerLM
 # rank sends in a step, if gradients are float32 numbers. What happens to it when you double
 # the ranks, and what when you double the batch?
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def whole_gradient(gradients: list[Tensor], samples: list[int]) -> Tensor:
     """The gradient of the mean loss over all samples, from each rank's own and its number of samples."""
@@ -87,6 +88,7 @@ for world in (1, 2, 8, 1024):
 # Two layers may share one parameter: the input embedding and the head of a language model
 # often do. It is **tied**, is one tensor, and need not go twice. And other objects, the
 # optimizer for one, already hold the model's tensors: write into them, and do not replace them.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def broadcast_state(model: nn.Module) -> None:
@@ -134,6 +136,7 @@ print(f"rank 0 made {sum(call.rank == 0 for call in run.collectives)} calls")
 #
 # `ReduceOp.AVG` seems made for it. But gloo knows it only lately: older releases of torch
 # refuse it, and some take it for a sum, silently (pytorch issue 162338). So add up, then divide.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def average_gradients(model: nn.Module) -> None:
@@ -224,6 +227,7 @@ plots.steps(runs)
 # `work.wait()` the tensor belongs to the all-reduce: neither read it nor write to it. A hook
 # that waits would hold up the backward pass.
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def communication_ends(ready: list[float], seconds: list[float]) -> float:
     """When the last all-reduce is over: number i can start at ``ready[i]``, in ascending order, and takes ``seconds[i]``."""
@@ -285,6 +289,7 @@ plots.steps(runs)
 #
 # Buckets are filled in **reverse** order of the parameters, since that is about the order in
 # which gradients become ready; otherwise the first bucket would wait for the last gradient.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def assign_buckets(sizes: list[int], cap: int) -> list[list[int]]:
@@ -360,6 +365,7 @@ plots.caps([2**k for k in range(12, 34)], links, step_ends, BACKWARD)
 # - **What is not full at the end is sent at the end.** A parameter that this pass did not use has
 #   no news; but all ranks must call. It contributes what stands in its `grad`: what earlier passes
 #   left there, or zeros if that is `None`.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 class Bucketed:
@@ -451,6 +457,7 @@ plots.steps(runs)
 # All micro-batches of all ranks have equally many samples here. Mind that gradients *add up*, and that
 # what you want is the gradient of a mean.
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def accumulate(model: nn.Module, reducer: Bucketed, micro_batches: list[tuple[Tensor, Tensor]]) -> None:
     """Leave in each ``grad`` the gradient of the mean loss over all micro-batches of all ranks.
@@ -495,6 +502,7 @@ for number in (1, 2, 3, 6):
 # the right one in TODO 1. It can be had without a change to the reducer, if each rank makes up for it
 # in its loss. Which factor does it need?
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def weighted(loss: Tensor, count: int) -> Tensor:
     """From the mean loss of this rank's ``count`` samples, the loss to call ``backward`` on.
@@ -526,6 +534,7 @@ check("02_data_parallel/8")
 # | the cap of `assign_buckets` | `bucket_cap_mb`, in units of $2^{20}$ bytes |
 # | what `finish` does for unused parameters | `find_unused_parameters=True`: else an error in the next pass, or a rank that waits for ever |
 # | `sync = False` | `with ddp.no_sync():` around the forward **and** the backward pass |
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def with_torch(model: nn.Module, micro_batches: list[tuple[Tensor, Tensor]], cap: int) -> DistributedDataParallel:

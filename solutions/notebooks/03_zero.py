@@ -56,6 +56,7 @@ from utils.model import TransformerLM
 #
 # **Predict** what a rank holds. How much of the 112 GB is left on each of 64 ranks, in each stage?
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def bytes_a_parameter(precision: str) -> tuple[int, int, int]:
     """Bytes that weight, gradient and AdamW's state of one parameter take, for "float32" or "mixed"."""
@@ -104,6 +105,7 @@ check("03_zero/1")
 # You need it in two ways. A rank's **part** is a view of the tensor: it takes no memory, and
 # who writes into it writes into the tensor. A **shard** is filled up, and has memory of its own,
 # so that the tensor may go. That matters: a view of a hundred bytes keeps the whole tensor alive.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def shard_size(numel: int, world: int) -> int:
@@ -163,6 +165,7 @@ check("03_zero/2")
 # `dist.all_gather(list_of_tensors, tensor)` and `dist.reduce_scatter(tensor, list_of_tensors)` have
 # a list with one entry for each rank. Rows of a table are tensors as well: `list(table)`.
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 @torch.no_grad()
 def gather_shards(shards: list[Tensor], world: int) -> list[Tensor]:
@@ -212,6 +215,7 @@ check("03_zero/3")
 # The class below does it in this order. It takes any optimizer that works number by number (AdamW
 # or SGD, but not Adafactor or Muon, which look at whole matrices), and **parameter groups** as
 # torch's optimizers do: usual are two, since norms and biases get no weight decay.
+
 
 # %%
 class ShardedOptimizer:
@@ -263,7 +267,8 @@ def parts_in_groups(groups: list[dict], rank: int, world: int) -> list[dict]:
     # (In this lesson every trained parameter has a gradient when the optimizer steps.)
     ### BEGIN SOLUTION
     return [
-        {**group, "params": [my_part(p.detach(), rank, world).requires_grad_() for p in group["params"]]} for group in groups
+        {**group, "params": [my_part(p.detach(), rank, world).requires_grad_() for p in group["params"]]}
+        for group in groups
     ]
     ### END SOLUTION
 
@@ -298,6 +303,7 @@ check("03_zero/4")
 # makes the state). Stage 0 is for comparison: it reduces gradients, and steps everything on every rank.
 #
 # The model is the one that all lessons train, made small, and each rank has its own batch.
+
 
 # %%
 def small_model() -> TransformerLM:
@@ -363,6 +369,7 @@ plots.held(bytes_held, predictions)
 # `exp_avg_sq`, as large as the parameter. Parameters are numbered through all groups. How many collectives it
 # takes is up to you: it is done once in a while.
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def whole_state(state_dict: dict, parameters: list[Tensor], world: int) -> dict:
     """The state dictionary that a plain optimizer of ``parameters`` would have. ``state_dict`` is that of this rank's parts.
@@ -388,7 +395,9 @@ def state_of_parts(whole: dict, rank: int, world: int) -> dict:
     # TODO 5, again: what of it is this rank's.
     ### BEGIN SOLUTION
     state = {
-        number: {name: my_part(value, rank, world).clone() if is_long(value) else value for name, value in values.items()}
+        number: {
+            name: my_part(value, rank, world).clone() if is_long(value) else value for name, value in values.items()
+        }
         for number, values in whole["state"].items()
     }
     return {**whole, "state": state}
@@ -415,9 +424,11 @@ check("03_zero/5")
 # gets its gradient in one go. But there may be several backward passes before a step: gradients
 # **accumulate**, now in the parts.
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def reduce_when_ready(parameters: list[Tensor], parts: list[Tensor], world: int) -> None:
     """From now on, whenever a parameter has its gradient: reduce it, add this rank's part to that of the part, and free it."""
+
     # TODO 6: Reduce gradients in the backward pass, and free them (ZeRO stage 2).
     # One reduce-scatter for each parameter and backward pass.
     ### BEGIN SOLUTION
@@ -450,6 +461,7 @@ plots.held(bytes_held, predictions)
 # thrown away, and gathered once more for the backward pass; and gradients are reduced as in stage 2.
 #
 # **Predict** the bytes that a rank sends in a step. All collectives are done by rings, as in lesson 01.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def sent_bytes(nbytes: int, world: int, stage: int) -> float:
@@ -484,6 +496,7 @@ check("03_zero/7")
 # is right for autograd, too. One thing is in the way: autograd stops when a weight was written to in
 # between. Write into `parameter.data`: that is the same memory, and autograd does not count it.
 # (FSDP2 frees and refills storages, too.)
+
 
 # %%
 class Unit:
@@ -557,6 +570,7 @@ check("03_zero/8")
 # `register_full_backward_hook`, but where a module's input needs no gradient it is called too early.)
 # Frozen parameters get none. Each unit here trains at least one.
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def finish(unit: Unit) -> None:
     """After the unit's backward pass: add the reduced gradients to those of the shards, free the whole ones, and the weights."""
@@ -607,6 +621,7 @@ check("03_zero/9")
 
 # %% [markdown]
 # Now measure stage 3, too. The optimizer is a plain one: it trains the shards, and knows of nothing else.
+
 
 # %%
 def measure_stage_3(_: None, rank: int, world: int) -> dict[str, int]:
@@ -681,6 +696,7 @@ print(f"1 less 1000 × 0.001 in bfloat16: {short.item():.3f}, in float32: {maste
 # Sums over many ranks lose small numbers in the same way: gradients are added up in float32. So they are sent in
 # float32, too, 4 bytes each, and for that moment there is a copy of them in it.
 
+
 # %%
 class MixedOptimizer:
     """Stage 1 for parameters in bfloat16, with master weights in float32. Otherwise as ShardedOptimizer."""
@@ -739,6 +755,7 @@ def write_back(parameters: list[Tensor], masters: list[Tensor], rank: int, world
 
 # %% nbgrader={"grade": true, "grade_id": "test_10", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("03_zero/10")
+
 
 # %%
 def measure_mixed(_: None, rank: int, world: int) -> dict[str, int]:
