@@ -27,7 +27,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from grader.kit import Fault, Judge, Wrong, check_answers, collectives, expect, mark, merciless_messages, place, todo
+from grader.kit import Fault, Line, Wrong, check_answers, collectives, expect, mark, merciless_messages, place, todo
 
 WORLD = 3  # where a gradient may be missing, or shares be unequal; else 2
 CAP = 150  # bytes: four buckets of the model's nine trainable parameters
@@ -108,7 +108,7 @@ def serial(passes, seeds):
 
 
 def tell(what, **about):
-    Judge.mine.say(e=what, **about)
+    Line.mine.say(e=what, **about)
 
 
 def watch_gradients(model):

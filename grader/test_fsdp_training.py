@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from grader.kit import (
-    Judge,
+    Line,
     Wrong,
     check_checkpoint,
     corpus,
@@ -578,7 +578,7 @@ def mains_on_rank(code, rank, world, runs, data):
         path = Path(f"{rank}") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    record, left = record_training(Judge.mine), []
+    record, left = record_training(Line.mine), []
     for number, (ranks, flags) in enumerate(runs):
         if rank >= ranks:
             left.append(None)

@@ -4,8 +4,10 @@ import textwrap
 
 import pytest
 
-from grader.engine import cgroup, launch, lessons, sandbox
-from grader.engine.launch import Engine
+from grader.engine.lesson import lessons
+from grader.engine.ranks import session
+from grader.engine.ranks.engine import Engine
+from grader.engine.walls import cgroup, sandbox
 
 MIB = 1 << 20
 
@@ -56,7 +58,7 @@ def held(monkeypatch):
     monkeypatch.setattr(sandbox, "KEPT_MEMORY", 900 * MIB)
     monkeypatch.setattr(sandbox, "KEPT_PROCESSES", 60)
     monkeypatch.setattr(
-        launch, "SILENT_CPU", launch.TOTAL_CPU
+        session, "SILENT_CPU", session.TOTAL_CPU
     )  # to be given so much memory may take a busy machine long
     with Engine() as outside, Engine(outside, sandbox.available(), lessons.COURSE, ["tests.on_ranks"]) as inside:
         yield inside

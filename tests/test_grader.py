@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from grader.engine import lessons, regions
-from grader.engine.checks import Judge, check_module, checks_of
-from grader.engine.launch import Engine
+from grader.engine.judge.judge import Judge, check_module, checks_of
+from grader.engine.lesson import lessons, regions
+from grader.engine.ranks.engine import Engine
 
 FIELDS = {
     "lesson",

@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell
 from nbgrader.api import Gradebook
 
 from course_copy import Course
-from grader.engine import lessons, regions
+from grader.engine.lesson import lessons, regions
 from student_notebook import LESSON, Kernel, blank, cell, save
 
 # Each cell that runs after this one warns on stderr, the test cell too.

@@ -14,7 +14,7 @@ import pytest
 from nbformat.v4 import new_code_cell
 
 from course_copy import Course
-from grader.engine import lessons
+from grader.engine.lesson import lessons
 from student_notebook import LESSON, MEAN, SUM, Kernel, blank, cell, filled, save, solved
 
 PASSED = "✓ 01_collectives/1  Predict what each rank holds"

@@ -12,9 +12,9 @@ import torch
 from grader import test_ddp_training as ddp
 from grader import test_fsdp_training as fsdp
 from grader import test_lightning_training as lightning
-from grader.engine import lessons, regions
-from grader.engine.checks import Student
-from grader.engine.launch import Engine
+from grader.engine.judge.student import Student
+from grader.engine.lesson import lessons, regions
+from grader.engine.ranks.engine import Engine
 from grader.kit import reported
 
 FIFTY = [
