@@ -20,6 +20,6 @@ from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, left_in_flight, rehearse, written_in_flight
 from grader.engine.ranks.observe import Line, mark, merciless_messages, next_world
 from grader.engine.ranks.recording import elements, record_files, record_training
-from grader.engine.ranks.session import Run
+from grader.engine.ranks.run import Run
 from grader.predictions import check_answers, plain
 from grader.scripts import REL, check_checkpoint, corpus, each_once, reported, same_run, training

@@ -274,7 +274,7 @@ def check_collective(student, name, right, budget, rubbish=None):
                 told = seen[rank][case].tolist() != vectors_of_ranks[rank][: len(seen[rank][case])]
                 expect(
                     not told or any(message.target == rank for message in messages),
-                    f"{what}: rank {rank} receives nothing, and so can not know the other ranks' numbers",
+                    f"{what}: rank {rank} receives nothing, and so cannot know the other ranks' numbers",
                     "a message from another rank",
                     "none",
                     rank,

@@ -1168,7 +1168,7 @@ def test_todo10_save_sharded(student):
         )
     total = sum(seen["wrote"] for seen in ranks)
     for rank, seen in enumerate(ranks):
-        # An even share is a quarter; the rest is for shards that can not be dealt evenly, and for headers.
+        # An even share is a quarter; the rest is for shards that cannot be dealt evenly, and for headers.
         expect(
             seen["wrote"] < 0.5 * total,
             f"rank {rank} writes {seen['wrote']:,} of {total:,} bytes: the ranks do not share the work",

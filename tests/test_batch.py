@@ -18,7 +18,7 @@ FILES = sorted(path.name for path in SOURCES.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("header", "gpus", "nodes"),
+    ("head", "gpus", "nodes"),
     [
         ("#SBATCH --gres=gpu:4\n#SBATCH --nodes=2", 4, 2),
         ("#SBATCH --gres=gpu:A100:3 # of which kind\n#SBATCH -N 2", 3, 2),
@@ -30,8 +30,8 @@ FILES = sorted(path.name for path in SOURCES.iterdir())
         ("#PBS -l select=2:system=polaris\n#PBS -l walltime=00:10:00", 0, 2),
     ],
 )
-def test_headers(header, gpus, nodes):
-    text = f"#!/bin/bash\n{header}\n"
+def test_headers(head, gpus, nodes):
+    text = f"#!/bin/bash\n{head}\n"
     assert (header.gpus_asked(text), header.nodes_asked(text)) == (gpus, nodes)
 
 
@@ -95,7 +95,7 @@ def test_arguments_reach_the_script(kind, tmp_path, monkeypatch):
 
 def test_a_file_that_never_ends_is_stopped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(batch, "LIMIT", 0.2)
+    monkeypatch.setattr(stand_ins, "LIMIT", 0.2)
     seen = stand_ins.submit("#!/bin/bash\nwhile :; do :; done\n", "sbatch", "ddp_training")["1"]
     assert seen["code"] != 0 and "does not end" in seen["said"]
 

@@ -329,8 +329,8 @@ def test_ranks_die_with_their_server():
         "import os, threading; from grader.engine.ranks.engine import Engine; from tests.test_engine import launch\n"
         "e = Engine(); launch(e, 'return 0')\n"
         "def end(*_): print(*session[0].pids, flush=True); os.kill(e.process.pid, 9); os.kill(os.getpid(), 9)\n"
-        "from grader.engine.ranks import session as module; session = []; plain = session.Session.look\n"
-        "session.Session.look = lambda self: (session.append(self), end())\n"
+        "from grader.engine.ranks import session as module; session = []; plain = module.Session.look\n"
+        "module.Session.look = lambda self: (session.append(self), end())\n"
         "launch(e, 'while True: pass')"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=lessons.COURSE, stdout=subprocess.PIPE, text=True)

@@ -81,7 +81,7 @@ def test_every_submission_has_its_marks(graded):
     assert marks(graded) == {student: str(points) for student, points in MARKS.items()}
     assert len((graded / "journal.jsonl").read_text().splitlines()) == len(MARKS)
     record = records.read_record(graded / "records" / "broken.json")
-    assert record["state"] == records.REFUSED and "broken.zip can not be read" in record["refused"][0]
+    assert record["state"] == records.REFUSED and "broken.zip cannot be read" in record["refused"][0]
     assert all(v["message"] == record["refused"][0] for v in record["verdicts"]) and len(record["verdicts"]) == 9
     assert {v["message"] for v in records.read_record(graded / "records" / "empty.json")["verdicts"]} == {
         "it was not handed in"

@@ -33,7 +33,7 @@ def cheat():
 
 
 def honest():
-    """TODO 4 wrong, and so 6 can not be checked; 8 not begun; the rest right. And warnings."""
+    """TODO 4 wrong, and so 6 cannot be checked; 8 not begun; the rest right. And warnings."""
     wrong = next(
         answer.body for answer in importlib.import_module(f"grader.mutants.{LESSON}").WRONG if answer.todo == 4
     )

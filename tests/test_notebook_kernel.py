@@ -250,7 +250,7 @@ STOPS = {
     ),
     "a loop": ("def f(x, rank, world):\n    while True:\n        pass", "runs without end at"),
     "no function": ("f = 1", "stopped with TypeError: 'int' object is not callable"),
-    "a value that is none": ("def f(x, rank, world):\n    return dist", "evidence can not hold a module"),
+    "a value that is none": ("def f(x, rank, world):\n    return dist", "evidence cannot hold a module"),
 }
 
 

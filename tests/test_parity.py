@@ -298,7 +298,7 @@ def test_a_batch_that_does_not_divide_is_refused_in_one_line(tmp_path):
 
 
 def test_fsdp_stops_and_goes_on_as_typed(tmp_path):
-    """Saved on two processes, gone on with on one; and what can not be is refused in one line."""
+    """Saved on two processes, gone on with on one; and what cannot be is refused in one line."""
     script = "solutions/train/fsdp_training.py"
     one = typed(
         sys.executable, "train/single_gpu_training.py", *SHORT, "--log-every", "1", "--out", str(tmp_path / "one")

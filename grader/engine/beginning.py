@@ -11,7 +11,7 @@ from rich.markup import escape
 from grader.engine.launching import run_once, say_report
 from grader.engine.lesson import lessons
 from grader.engine.lesson.progress import lesson_map
-from grader.engine.named import BASELINE, BEGIN, app, say_next
+from grader.engine.named import BEGIN, app, say_next
 from grader.engine.screen import fail, say
 
 
@@ -26,7 +26,7 @@ def start() -> None:
     out, began = lessons.COURSE / "runs" / "start", time.time()
     # One pass over the built-in text: 75 steps, half a minute on two cores.
     short = ["--data", "builtin", "--epochs", "1", "--max-steps", "75", "--batch-size", "12", "--log-every", "2"]
-    if code := run_once(lessons.student_path(BASELINE), 1, short, out):
+    if code := run_once(lessons.student_path(lessons.BASELINE), 1, short, out):
         fail("the baseline does not run, see above; ./workbook reset single_gpu_training brings it back", code)
     say_report(out, began)
     say("\nThe lessons:\n" + "\n".join(lesson_map()))

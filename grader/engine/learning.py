@@ -160,7 +160,7 @@ def reset(lesson: Lesson) -> None:
 def solution(todo: Todo) -> None:
     """Show the reference solution of a TODO that you have solved."""
     lesson, number = todo_named(todo)
-    if lessons.source_root().name != "solutions":
+    if not lessons.has_solutions():
         fail("the solutions are not in this copy of the course: your instructor keeps them", 1)
     if Progress().read().get((lesson, number), Entry()).state != "pass":
         fail(f"first make it pass (./workbook check {todo}); a hint? ./workbook hint {todo}", 1)

@@ -23,10 +23,7 @@ app = typer.Typer(
 BEGIN, LEARN, TEACH = "To begin", "To learn", "For instructors and maintainers"
 
 
-BASELINE = "single_gpu_training"
-
-
-STUDENTS = lessons.source_root().name != "solutions"  # this is a student's copy of the course
+STUDENTS = not lessons.has_solutions()  # this is a student's copy of the course
 
 
 Lesson = Annotated[str, typer.Argument(metavar="LESSON", help="such as ddp_training")]

@@ -55,7 +55,7 @@ def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[st
         units = lessons.units(lesson, folder_of(lesson), as_run(cells))
     except (FileNotFoundError, ValueError) as error:
         raise RanksStopped(
-            f"the notebook can not be read: {error}. `./workbook reset {lesson}` brings it back"
+            f"the notebook cannot be read: {error}. `./workbook reset {lesson}` brings it back"
         ) from None
     run = engine.run(
         units,

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from grader.engine.launching import out_folder, run_as_job, run_once, say_report, values_of
 from grader.engine.lesson import lessons
-from grader.engine.named import BASELINE, LEARN, Lesson, app, lesson_named, own_file
+from grader.engine.named import LEARN, Lesson, app, lesson_named, own_file
 from grader.engine.screen import fail, say
 
 
@@ -42,7 +42,7 @@ def run(
         fail(f"there is no {own_file(lesson)}: ./workbook reset {lesson} brings it back")
     if lacking := lessons.lacking(lesson):
         fail(lacking)
-    counts = nproc.split(",") if nproc else ["1" if lesson == BASELINE else "2"]
+    counts = nproc.split(",") if nproc else ["1" if lesson == lessons.BASELINE else "2"]
     if not all(count.isdecimal() and int(count) for count in counts):
         fail(f"--nproc {nproc}: a number of processes, or several, as in --nproc 1,2,4")
     counts = sorted({int(count) for count in counts})

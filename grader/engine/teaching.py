@@ -24,7 +24,7 @@ def test(
 
     workers = str(min(os.cpu_count() or 1, 4))  # a test waits much: for ranks to start, for a kernel
     suites = [["tests", "-n", workers, "--dist", "worksteal"]] if (lessons.COURSE / "tests").is_dir() else []
-    if (lessons.COURSE / "solutions").is_dir():
+    if lessons.has_solutions():
         suites.append(["grader", "--target", "solutions"])
     if not suites:
         fail("a student's copy of the course has no tests; ./workbook check checks your files")
@@ -59,7 +59,7 @@ def build(
             fail(problem)
         return
     problems = builder.check_sources()
-    if not problems:  # broken sources can not be judged
+    if not problems:  # broken sources cannot be judged
         from grader.engine.ranks.engine import Engine
 
         with Engine() as engine:
@@ -244,5 +244,5 @@ def mutants(names: Annotated[list[str] | None, typer.Argument(metavar="[LESSON |
 
 
 def needs_solutions() -> None:
-    if lessons.source_root().name != "solutions":
+    if not lessons.has_solutions():
         fail("this is a student's copy of the course: it has no solutions/ to work from")

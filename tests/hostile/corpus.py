@@ -943,7 +943,7 @@ ATTACKS = [
         "its compressed bytes are none",
         "said to be unreadable",
         lambda path: broken_zip(path),
-        says="can not be read",
+        says="cannot be read",
         state="refused",
     ),
 ]

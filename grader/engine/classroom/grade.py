@@ -37,7 +37,7 @@ SLACK = 120.0  # seconds that a worker may take beside those of a submission's r
 
 
 class NoCluster(RuntimeError):
-    """The jobs can not be submitted; the message says why."""
+    """The jobs cannot be submitted; the message says why."""
 
 
 # The class
@@ -56,7 +56,7 @@ def open_class(out: Path, stems: list[str], seed: str | None, guards: sandbox.Gu
     course = out / "course"
     if not known:
         shutil.rmtree(course, ignore_errors=True)
-        if lessons.source_root().name == "solutions":
+        if lessons.has_solutions():
             release.release(course)
         else:  # this is a release already
             shutil.copytree(

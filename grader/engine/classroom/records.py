@@ -11,11 +11,11 @@ import datetime
 import fcntl
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 
 from grader.engine.walls import sandbox
+from utils.whole import written_whole
 
 VERSION = 1  # of a record
 KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"}  # of the environment, in a worker
@@ -79,12 +79,9 @@ def keep(room: Class, record: dict) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(part, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    """Text of which some may be a stranger's: what no encoding has is written as its number."""
+    with written_whole(path) as part:
+        part.write_text(text, "utf-8", "backslashreplace")
 
 
 def read_record(path: Path) -> dict | None:

@@ -31,7 +31,7 @@ ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 
 
 class Refused(ValueError):
-    """A submission that can not be opened; the message says why."""
+    """A submission that cannot be opened; the message says why."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ def students(folder: Path) -> dict[str, Path]:
 
 
 def take(path: Path, stems: list[str]) -> Taken:
-    """The student's files of these lessons. Raises Refused if the whole can not be opened."""
+    """The student's files of these lessons. Raises Refused if the whole cannot be opened."""
     wanted = {PurePosixPath(own.as_posix()) for stem in stems for own in files.own_files(stem)}
     taken = Taken()
     entries = _folder(path, taken) if path.is_dir() else _archive(path, taken)
@@ -94,7 +94,7 @@ def take(path: Path, stems: list[str]) -> Taken:
     except Exception as error:  # what a broken archive raises no library says in full
         if isinstance(error, (Refused, MemoryError)) or getattr(error, "errno", None) is not None:
             raise  # the last: the machine's own failure, no fault of the submission's
-        raise Refused(plain.plain_text(f"{path.name} can not be read: {type(error).__name__}: {error}", 300)) from None
+        raise Refused(plain.plain_text(f"{path.name} cannot be read: {type(error).__name__}: {error}", 300)) from None
     finally:
         more = len(taken.refused) - MOST_REASONS
         taken.refused[:] = [plain.plain_text(reason, 300) for reason in taken.refused[:MOST_REASONS]] + [

@@ -25,13 +25,13 @@ def problems(engine: Engine) -> list[str]:
     ]
     for lesson in checked_lessons():
         about_checks = list(said(lesson))
-        if about_checks or not lessons.lacking(lesson):  # without its package it can not be put to the judge
+        if about_checks or not lessons.lacking(lesson):  # without its package it cannot be put to the judge
             found += about_checks or [*starts(engine, lesson), *solutions(engine, lesson)]
     return found
 
 
 def unchecked() -> list[str]:
-    """Lessons that can not be put to the judge here, and what they need."""
+    """Lessons that cannot be put to the judge here, and what they need."""
     return [f"{lesson} is not checked: {line}" for lesson in checked_lessons() if (line := lessons.lacking(lesson))]
 
 

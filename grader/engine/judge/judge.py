@@ -114,7 +114,7 @@ class Judge:
                 number,
                 Fault(
                     "crash",
-                    f"the check can not make sense of what the ranks left: {type(error).__name__}: {error}"[:500],
+                    f"the check cannot make sense of what the ranks left: {type(error).__name__}: {error}"[:500],
                 ),
             )
         return self._say(number, "pass", None)
@@ -127,7 +127,7 @@ class Judge:
             if owner == number:
                 break
             if owner in self.checks:
-                # The line belongs to another TODO. If that one is wrong, it is to blame, and this one can not be
+                # The line belongs to another TODO. If that one is wrong, it is to blame, and this one cannot be
                 # judged.
                 self.blamed.setdefault(owner, problem)
                 if not self.verdict(owner).passed:

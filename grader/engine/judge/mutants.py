@@ -96,7 +96,7 @@ def trials(engine: Engine, lesson: str, only: Collection[int] = ()) -> Iterator[
 
 
 def dependents(lesson: str, todo: int) -> set[int]:
-    """This TODO, and those that can not be checked without it."""
+    """This TODO, and those that cannot be checked without it."""
     needs = {check.todo.number: set(check.todo.needs) for check in checks_of(check_module(lesson))}
     found = {todo}
     while more := {number for number, needed in needs.items() if needed & found} - found:

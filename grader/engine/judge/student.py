@@ -14,9 +14,7 @@ from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where
 from grader.engine.ranks.engine import Engine, Private
 from grader.engine.ranks.messages import least_bytes
-from grader.engine.ranks.session import Run
-
-BASELINE = "single_gpu_training"  # the serial run that every parallel run must equal
+from grader.engine.ranks.run import Run
 
 
 class Student:
@@ -119,10 +117,10 @@ class Student:
 
     def serial(self, argv: list[str], files: dict[str, str]) -> Run:
         """The same with the baseline on one process: what the parallel run must equal."""
-        source = lessons.source_path(BASELINE).read_text("utf-8")
+        source = lessons.source_path(lessons.BASELINE).read_text("utf-8")
         key = json.dumps([source, argv, files])
         if key not in SERIAL:
-            unit = lessons.Unit(f"train/{BASELINE}.py", regions.compose(source), source)
+            unit = lessons.Unit(f"train/{lessons.BASELINE}.py", regions.compose(source), source)
             SERIAL[key] = self._launch([unit], self.trusted, world=1, argv=argv, files=files)
         if SERIAL[key].fault:
             raise Unjudged(f"the baseline itself fails: {SERIAL.pop(key).fault.message}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 # nbformat's validator would load a grammar of international web addresses, which takes two seconds and which no
-# notebook of ours needs. It does without where the module can not be imported.
+# notebook of ours needs. It does without where the module cannot be imported.
 sys.modules.setdefault("rfc3987_syntax", None)
 
 COURSE = Path(__file__).resolve().parents[3]
@@ -45,6 +45,7 @@ ORDER = (
     "resilient_training",
 )
 
+BASELINE = ORDER[0]  # complete as given: the serial run that every parallel run must equal
 BATCH = (".sbatch", ".pbs")  # for Slurm, for PBS
 MOST_CODE, MOST_LINES = 500_000, 20_000  # of a script, or of all cells of a notebook
 MOST_CELLS = 1000
@@ -67,8 +68,12 @@ class Ran(NamedTuple):
 
 def source_root() -> Path:
     """The folder of the sources: they are complete in solutions/, stripped in a release."""
-    solutions = COURSE / "solutions"
-    return solutions if solutions.is_dir() else COURSE / "grader" / "start"
+    return COURSE / "solutions" if has_solutions() else COURSE / "grader" / "start"
+
+
+def has_solutions() -> bool:
+    """Whether this is the whole course; a student's copy has none."""
+    return (COURSE / "solutions").is_dir()
 
 
 def sources(stem: str) -> list[Path]:

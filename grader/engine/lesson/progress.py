@@ -6,7 +6,6 @@ It may be edited, and a later version of the course may know other lessons:
 lines that say nothing to this one are kept as they are.
 """
 
-import os
 import re
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from rich.markup import escape
 
 from grader.engine.lesson import lessons
 from grader.engine.lesson.lessons import titles
+from utils.whole import written_whole
 
 LINE = re.compile(r"(\w+)/(\d+) (\w+)(?: hints=(\d+))?\s*$")
 Id = tuple[str, int]  # lesson, TODO
@@ -49,10 +49,8 @@ class Progress:
             f"{lesson}/{number} {e.state}" + (f" hints={e.hints}" if e.hints else "")
             for (lesson, number), e in entries.items()
         ]
-        self.path.parent.mkdir(exist_ok=True)
-        part = self.path.with_suffix(f".{os.getpid()}")
-        part.write_text("\n".join([*lines, *foreign]) + "\n", "utf-8")
-        part.replace(self.path)  # whoever reads it meanwhile gets a whole file
+        with written_whole(self.path) as part:  # `watch` and `check` may run at the same time
+            part.write_text("\n".join([*lines, *foreign]) + "\n", "utf-8")
 
     def forget(self, lesson: str) -> None:
         """Drop all that is known of a lesson that begins anew."""

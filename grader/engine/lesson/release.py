@@ -30,7 +30,6 @@ WITHOUT_GIT = (
     "grader",
     "images",
 )
-BASELINE = "single_gpu_training"  # complete as given: every lesson refers to it
 
 # Below this many significant characters a body says nothing ("pass", "return x").
 TOO_SHORT = 12
@@ -100,7 +99,7 @@ def _selection(selected: Sequence[str] | None) -> list[str]:
     stems = lessons.stems()
     if unknown := [stem for stem in selected or () if stem not in stems]:
         raise ReleaseError(f"no lesson {', '.join(unknown)}; there are {', '.join(stems)}")
-    return [stem for stem in stems if selected is None or stem in selected or stem == BASELINE]
+    return [stem for stem in stems if selected is None or stem in selected or stem == lessons.BASELINE]
 
 
 def _write(folder: Path, released: Sequence[str]) -> None:

@@ -16,7 +16,8 @@ import psutil
 
 from grader.engine.lesson import lessons
 from grader.engine.ranks.diagnose import Fault
-from grader.engine.ranks.session import Run, Session
+from grader.engine.ranks.run import Run
+from grader.engine.ranks.session import Session
 from grader.engine.walls import sandbox
 
 ANSWERS = 30.0  # seconds in which a server that is ready answers, or it never will

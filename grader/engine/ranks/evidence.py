@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 
 from grader.engine.walls.plain import plain_bytes
+from utils.whole import written_whole
 
 LARGEST = 20_000_000  # bytes of one rank's evidence: a check needs some kilobytes
 
@@ -39,13 +40,12 @@ def write(stem: Path, value: Any) -> None:
             return [encode(part) for part in item]
         if item is None or isinstance(item, (bool, int, float, str)):
             return item
-        raise TypeError(f"evidence can not hold a {type(item).__name__}")
+        raise TypeError(f"evidence cannot hold a {type(item).__name__}")
 
     tree = encode(value)
     safetensors.torch.save_file(tensors, f"{stem}.safetensors")
-    part = Path(f"{stem}.part")
-    part.write_text(json.dumps(tree))
-    part.rename(f"{stem}.json")
+    with written_whole(Path(f"{stem}.json")) as part:
+        part.write_text(json.dumps(tree))
 
 
 def read(stem: Path) -> Any:

@@ -52,6 +52,7 @@ import torch.utils.data.distributed
 import utils
 from grader.engine.ranks import observe, rank
 from grader.engine.walls import sandbox
+from grader.engine.walls.landlock import confine
 from utils.optional import lacks
 
 for part in pkgutil.iter_modules(utils.__path__, "utils."):  # what the students' code imports
@@ -244,7 +245,7 @@ def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], l
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if landlock:
-            landlock.landlock(job["folder"])
+            confine(job["folder"])
         rank.main(job, number, socket.socket(fileno=lines[number]))
         status = 0
     finally:

@@ -33,13 +33,13 @@ class Group:
                 for pid in (folder / "cgroup.procs").read_text().split():
                     with suppress(psutil.NoSuchProcess):  # it has left in the meantime
                         inside.append(psutil.Process(int(pid)))
-            psutil.wait_procs(inside, timeout=GONE)  # they were killed; a group with processes in it can not be removed
+            psutil.wait_procs(inside, timeout=GONE)  # they were killed; a group with processes in it cannot be removed
             with suppress(OSError):
                 folder.rmdir()
 
 
 def make(memory: int, processes: int, tree: Path = TREE, own: str | None = None) -> Group | None:
-    """A new group with these limits, in bytes and in processes (a thread counts as one); None where it can not be had.
+    """A new group with these limits, in bytes and in processes (a thread counts as one); None where it cannot be had.
 
     `own` is what /proc/self/cgroup says.
     """

@@ -20,7 +20,7 @@ def landlock_version() -> int:
     return max(0, ctypes.CDLL(None).syscall(SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)) if sys.platform == "linux" else 0
 
 
-def landlock(folder: str) -> None:
+def confine(folder: str) -> None:
     """From now on this process and its children read only what a lesson needs, write only in `folder`, signal only one
     another.
     """

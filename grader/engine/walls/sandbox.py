@@ -50,7 +50,7 @@ CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
 
 
 class NoSandbox(RuntimeError):
-    """The walls that were asked for can not be had; the message says why."""
+    """The walls that were asked for cannot be had; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +260,7 @@ def enter(first: int | None, doors: list[str]) -> None:
     `first` is the sandbox's first process; None where there is no bubblewrap. `doors` are those of its control group.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    opened = [os.open(door, os.O_WRONLY) for door in doors]  # inside they can not be seen
+    opened = [os.open(door, os.O_WRONLY) for door in doors]  # inside they cannot be seen
     if first is not None:
         for kind in ("user", "ipc", "uts", "net", "pid", "mnt"):
             namespace = os.open(f"/proc/{first}/ns/{kind}", os.O_RDONLY)

@@ -40,7 +40,7 @@ FORBIDDEN = {  # name: its number on x86_64 (asm/unistd_64.h) and on aarch64 (as
 }
 CLONE = (56, 220)
 CLONE3 = (
-    435  # its flags lie in memory, where seccomp can not look: it is not there, and the C library takes clone instead
+    435  # its flags lie in memory, where seccomp cannot look: it is not there, and the C library takes clone instead
 )
 CLONE_NEWUSER = 0x10000000
 PR_SET_SECCOMP, FILTER = 22, 2
@@ -56,7 +56,7 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # SECCOMP_RET_…; REF
 
 
 def forbid_calls(libc: ctypes.CDLL) -> None:
-    """From now on this process and its children can not make these calls. Nothing where the processor is another one."""
+    """From now on this process and its children cannot make these calls. Nothing where the processor is another one."""
     machine = {"x86_64": 0, "aarch64": 1}.get(os.uname().machine)
     if sys.platform != "linux" or machine is None:
         return
