@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine.lesson import build, lessons, regions, release
+from grader.engine.lesson import build, lessons, reference, regions, release, seals
 
 NBGRADER = (
     '{"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}'
@@ -185,14 +185,54 @@ def test_part_of_a_solution_is_no_leak(course, tmp_path):
     assert release.leaks(tmp_path / "out") == []
 
 
-def test_a_later_lesson_starts_as_the_solution_and_says_so(course, tmp_path):
-    (course / "solutions" / "train" / "fsdp_training.py").write_text(FSDP)
-    warnings = release.release(tmp_path / "both")
-    assert len(warnings) == 5 and "train/fsdp_training.py:4: the solution of ddp_training/1, which" in warnings[2]
-    assert release.leaks(tmp_path / "both") == []
-    assert len(release.release(tmp_path / "alone", ["fsdp_training"])) == 1
+LATER = FSDP.replace("def make_sampler", "from utils.after_ddp import stop\n\n\ndef make_sampler")
+AFTER = f'TAUGHT_IN = "ddp_training"\n\n\ndef sampler():\n    {FIRST_LINE}\n    {SECOND_LINE}\n'
 
-    # the other way round nothing is by design
+
+def test_a_lesson_that_gives_another_away_is_sealed_until_that_is_right(course, tmp_path, monkeypatch):
+    (course / "solutions" / "train" / "fsdp_training.py").write_text(LATER)
+    (course / "utils" / "after_ddp.py").write_text(AFTER)
+    said = release.release(tmp_path / "both")
+    assert said[0].startswith("fsdp_training is sealed until 3 TODOs of ddp_training are right")
+    assert not any("fsdp_training." in name and "sealed" not in name for name in contents(tmp_path / "both"))
+    assert release.leaks(tmp_path / "both") == []
+
+    monkeypatch.setattr(lessons, "COURSE", tmp_path / "both")
+    assert lessons.stems() == ["single_gpu_training", "01_collectives", "ddp_training"]
+    assert seals.sealed() == {"fsdp_training": ["ddp_training/1", "ddp_training/2", "ddp_training/3"]}
+    assert "2 TODOs of ddp_training more" in seals.waits_for("fsdp_training", {"ddp_training/1"})
+    assert seals.unseal_due({"ddp_training/1", "ddp_training/2"}) == []
+    (tmp_path / "both" / "utils" / "after_ddp.py").write_text("mine\n")  # what is there is never written over
+    assert seals.unseal_due({"ddp_training/1", "ddp_training/2", "ddp_training/3"}) == ["fsdp_training"]
+    assert (tmp_path / "both" / "train" / "fsdp_training.py").read_text() == regions.compose(LATER)
+    assert (tmp_path / "both" / "utils" / "after_ddp.py").read_text() == "mine\n"
+    assert "fsdp_training" in lessons.stems() and seals.sealed() == {}
+
+
+def test_nothing_is_sealed_for_a_lesson_that_does_not_go_out(course, tmp_path):
+    (course / "solutions" / "train" / "fsdp_training.py").write_text(LATER)
+    (course / "utils" / "after_ddp.py").write_text(AFTER)
+    assert len(release.release(tmp_path / "alone", ["fsdp_training"])) == 1
+    assert {"utils/after_ddp.py", "train/fsdp_training.py"} <= contents(tmp_path / "alone")
+
+
+def test_an_earlier_lesson_never_gives_a_later_one_away(course, tmp_path):
     (course / "solutions" / "train" / "single_gpu_training.py").write_text(f"{FIRST_LINE}\n{SECOND_LINE}\n")
     with pytest.raises(release.ReleaseError, match="train/single_gpu_training.py:1: the solution of ddp_training/1"):
         release.release(tmp_path / "wrong")
+
+
+def test_revealed_solutions_are_sealed_and_are_no_leak(course, tmp_path, monkeypatch):
+    release.release(tmp_path / "out", reveal=True)
+    assert release.leaks(tmp_path / "out") == []
+    monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
+    assert FIRST_LINE in reference.reference("ddp_training", 1)
+    assert not reference.same(reference.own("ddp_training", 1), reference.reference("ddp_training", 1))
+    (tmp_path / "out" / "train" / "ddp_training.py").write_text(regions.compose(DDP, [1]))
+    assert reference.same(reference.own("ddp_training", 1), reference.reference("ddp_training", 1))
+
+
+def test_without_reveal_there_is_no_solution(course, tmp_path, monkeypatch):
+    release.release(tmp_path / "out")
+    monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
+    assert reference.reference("ddp_training", 1) is None

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, reference, seals
 from grader.engine.lesson.lessons import titles
-from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo
+from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo, right
 from grader.engine.named import (
     LEARN,
     Lesson,
@@ -21,7 +21,7 @@ from grader.engine.named import (
     todo_named,
     unreadable,
 )
-from grader.engine.screen import COLOURS, console, fail, say
+from grader.engine.screen import COLOURS, fail, say, say_reference
 
 
 @app.command("list", hidden=True)  # what many type first
@@ -34,13 +34,16 @@ def status(
         lesson_named(only)
     entries = Progress().read()
     marks = {"pass": "✓", "fail": "✗", "skipped": "–"}
-    for lesson, line in zip(lessons.stems(), lesson_map(), strict=True):
+    lines = lesson_map()
+    for lesson, line in zip(lessons.stems(), lines):
         if only not in (None, lesson):
             continue
         say(line)
         for number, title in titles(lesson).items():
             state = entries.get((lesson, number), Entry()).state
             say(f"     [{COLOURS.get(state, 'default')}]{marks.get(state, '·')} {number:2}  {escape(title)}[/]")
+    for line in lines[len(lessons.stems()) :] if only is None else ():  # the sealed ones
+        say(line)
     say_next()
 
 
@@ -87,6 +90,8 @@ def check(
     if json:
         json.write_text(dumps([verdict.as_dict() for verdict in found], indent=2) + "\n", "utf-8")
     passed = sum(verdict.passed for verdict in found)
+    if number is not None and passed and folder is None and reference.reference(lesson, number):
+        say_reference(lesson, number)
     say(f"\n{passed} of {len(found)} right")
     raise typer.Exit(passed < len(found))
 
@@ -158,23 +163,24 @@ def reset(lesson: Lesson) -> None:
 
 @app.command(rich_help_panel=LEARN)
 def solution(todo: Todo) -> None:
-    """Show the reference solution of a TODO that you have solved."""
+    """Show the reference solution of a TODO that you have solved, beside yours."""
     lesson, number = todo_named(todo)
-    if not lessons.has_solutions():
+    if reference.reference(lesson, number) is None:
         fail("the solutions are not in this copy of the course: your instructor keeps them", 1)
-    if Progress().read().get((lesson, number), Entry()).state != "pass":
+    if todo not in right():
         fail(f"first make it pass (./workbook check {todo}); a hint? ./workbook hint {todo}", 1)
-    import textwrap
+    say_reference(lesson, number)
 
-    from rich.syntax import Syntax
 
-    from grader.engine.lesson import regions
-
-    found = [(path, region) for path in lessons.sources(lesson) for region in regions.parse(path.read_text("utf-8"))]
-    for path, region in found:
-        if region.todo == number:
-            text = textwrap.dedent("\n".join([*region.intro, *region.solution]))
-            console.print(Syntax(text, "python", background_color="default") if console.is_terminal else escape(text))
+@app.command("open", rich_help_panel=LEARN)
+def open_lesson(lesson: Annotated[str, typer.Argument(metavar="LESSON", help="such as fsdp_training")]) -> None:
+    """Open a sealed lesson before its time: it begins with the solutions of an earlier one."""
+    if lesson not in seals.sealed():
+        say(f"{lesson_named(lesson)} is not sealed")
+        return
+    for name in seals.unseal(lesson):
+        say(f"  {name}")
+    say(f"{lesson} is open")
 
 
 @app.command(rich_help_panel=LEARN)

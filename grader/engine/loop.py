@@ -24,9 +24,9 @@ from rich.table import Table
 
 from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
 from grader.engine.judge.verdict import Verdict
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, seals
 from grader.engine.lesson.files import own_files
-from grader.engine.lesson.progress import Entry, Progress, lesson_map
+from grader.engine.lesson.progress import Entry, Progress, lesson_map, right
 from grader.engine.ranks.engine import Engine
 from grader.engine.screen import console, say, say_verdict
 
@@ -83,6 +83,8 @@ def remember(verdicts: list[Verdict]) -> None:
         (v.lesson, v.todo) for v in verdicts if v.status == "fail" and v.cause != "not_attempted"
     ]  # the first one comes with the failure
     progress.write({todo: 1 for todo in with_hint if not known[todo].hints})
+    for lesson in seals.unseal_due(right()):
+        say(f"[green]{lesson} is open now.[/]")
 
 
 def climb(lesson: str, number: int) -> str:

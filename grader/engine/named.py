@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, seals
 from grader.engine.lesson.lessons import titles
-from grader.engine.lesson.progress import exercises, next_todo
+from grader.engine.lesson.progress import exercises, next_todo, right
 from grader.engine.screen import fail, say
 
 app = typer.Typer(
@@ -34,6 +34,8 @@ Todo = Annotated[str, typer.Argument(metavar="LESSON/TODO", help="such as ddp_tr
 
 def lesson_named(name: str) -> str:
     stems = lessons.stems()
+    if name in seals.sealed():
+        fail(seals.waits_for(name, right()))
     if name not in stems:
         close = difflib.get_close_matches(name, stems, n=1)
         fail(f"no lesson {name}" + (f", did you mean {close[0]}?" if close else ".") + f" There are {', '.join(stems)}")

@@ -4,11 +4,14 @@ import textwrap
 from typing import NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from grader.engine.judge.verdict import Verdict
 from grader.engine.judge.words import heading, story
+from grader.engine.lesson import reference
 
 COLOURS = {"pass": "green", "fail": "red", "skipped": "dim"}
 
@@ -25,6 +28,17 @@ def say(text: str = "") -> None:
     """Print text with rich's markup; flushed, since somebody may read it through a pipe."""
     console.print(text)
     console.file.flush()
+
+
+def say_reference(lesson: str, number: int) -> None:
+    """The reference solution of a TODO beside the student's lines."""
+    mine, theirs = reference.own(lesson, number), reference.reference(lesson, number) or ""
+    if reference.same(mine, theirs):
+        say("  [dim]It is the reference's, line by line.[/]")
+        return
+    table = Table("yours", "the reference", box=box.SIMPLE_HEAD, padding=(0, 1), expand=console.is_terminal)
+    table.add_row(escape(mine), escape(theirs))
+    console.print(table, soft_wrap=False)
 
 
 def say_verdict(verdict: Verdict, brief: bool = False) -> None:

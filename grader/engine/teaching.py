@@ -81,13 +81,16 @@ def release(
     only: Annotated[
         list[str] | None, typer.Option("--with", metavar="LESSON", help="only this one; may be repeated")
     ] = None,
+    reveal: Annotated[
+        bool, typer.Option("--reveal", help="with the reference solutions, each sealed until its TODO is right")
+    ] = False,
 ) -> None:
     """Write the students' course: without solutions, and proven to be."""
     from grader.engine.lesson import release as releaser
 
     needs_solutions()
     try:
-        lines = releaser.release(folder.absolute(), only)
+        lines = releaser.release(folder.absolute(), only, reveal)
     except ValueError as problem:
         fail(problem)
     for line in lines:

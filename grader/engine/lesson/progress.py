@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rich.markup import escape
 
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, seals
 from grader.engine.lesson.lessons import titles
 from utils.whole import written_whole
 
@@ -70,6 +70,11 @@ class Progress:
         return entries, foreign
 
 
+def right() -> set[str]:
+    """The TODOs that have passed, as "ddp_training/4"."""
+    return {f"{lesson}/{number}" for (lesson, number), entry in Progress().read().items() if entry.state == "pass"}
+
+
 def exercises() -> list[str]:
     """The lessons with something to do, in course order."""
     return [lesson for lesson in lessons.stems() if titles(lesson)]
@@ -99,4 +104,9 @@ def lesson_map() -> list[str]:
                 f"  {mark} {lesson:22} [dim]{kind:9}[/] {done} of {len(todos)} TODOs"
                 + (f"; {escape(lacking)}" if lacking else "")
             )
+    if sealed := seals.sealed():
+        passed = right()
+        for lesson, until in sealed.items():
+            done = sum(todo in passed for todo in until)
+            lines.append(f"  [dim]· {lesson:22} sealed; {done} of the {len(until)} TODOs that open it are right[/]")
     return lines

@@ -1,6 +1,7 @@
 """Writes the student's course: all but the solutions, and proof that none slipped in."""
 
 import json
+import re
 import shutil
 import subprocess
 from bisect import bisect_right
@@ -9,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from grader.engine.lesson import build, lessons, regions
+from grader.engine.lesson import build, lessons, reference, regions, seals
 
 # The instructor's own, and the maintainer's.
 LEFT_OUT = ("solutions", "grader/mutants", "tests", "benchmarks", ".ci", ".github", ".workbook")
@@ -31,6 +32,8 @@ WITHOUT_GIT = (
     "images",
 )
 
+TAUGHT_IN = re.compile(r'^TAUGHT_IN = "(\w+)"', re.MULTILINE)  # in utils/after_*.py: the lesson
+
 # Below this many significant characters a body says nothing ("pass", "return x").
 TOO_SHORT = 12
 # Characters that quoting, joining, wrapping or commenting out a body adds or moves.
@@ -47,38 +50,41 @@ class Found(NamedTuple):
     path: str
     line: int
     todo: str  # lesson/number
-    by_design: bool  # a later lesson starts as this one ends
+    by_design: bool  # a later lesson starts as this one ends, and the library has what it has taught
+
+    @property
+    def lesson(self) -> str:
+        return self.todo.partition("/")[0]
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: the solution of {self.todo}"
 
 
-def release(folder: Path, selected: Sequence[str] | None = None) -> list[str]:
+def release(folder: Path, selected: Sequence[str] | None = None, reveal: bool = False) -> list[str]:
     """Writes the course for students into ``folder``, which must be new or empty.
 
     ``selected`` names the lessons to release (default: all); the baseline always
-    goes with them. Returns lines to show. Raises ReleaseError, and leaves no folder
-    behind, if a lesson is unknown, the folder is in use, or a solution leaks.
+    goes with them. A lesson that gives away another one's solutions is sealed (see `seals`); with ``reveal``, so are
+    the reference solutions. Returns lines to show. Raises ReleaseError, and leaves no folder behind, if a lesson is
+    unknown, the folder is in use, or a solution leaks.
     """
     released = _selection(selected)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ReleaseError(f"{folder}: not an empty folder; give a new one")
     try:
         _write(folder, released)
-        found = list(_scan(folder))
+        sealed = _seal(folder, released)
+        if reveal:
+            todos = [(stem, number) for stem in released for number in lessons.titles(stem)]
+            seals.seal_solutions(folder, {f"{stem}/{n}": reference.reference(stem, n) for stem, n in todos})
+        leaked = [str(found) for found in _scan(folder) if not found.by_design or found.lesson in released]
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    leaked = [str(leak) for leak in found if not leak.by_design]
     if leaked:
         shutil.rmtree(folder)
         raise ReleaseError("\n".join(leaked))
-    warnings = [
-        f"warning: {leak}, which goes out too: a lesson starts as the one before it ends"
-        for leak in found
-        if leak.todo.split("/")[0] in released
-    ]
-    return [*warnings, f"{folder}: {', '.join(released)}"]
+    return [*sealed, f"{folder}: {', '.join(released)}"]
 
 
 def leaks(folder: Path) -> list[str]:
@@ -90,7 +96,8 @@ def leaks(folder: Path) -> list[str]:
     - a body of less than 12 significant characters, or that is part of the TODO's own start;
     - a body of one line in the course's library (``utils/``, ``grader/engine/``): it is one
       call, and the library must be free to make it;
-    - a later lesson's student file: it starts as its predecessor's solution.
+    - a later lesson's student file, which starts as its predecessor's solution, and what the library has of earlier
+      lessons, ``utils/after_*.py``: in a release with the earlier lesson they are sealed.
     """
     return [str(found) for found in _scan(folder) if not found.by_design]
 
@@ -117,6 +124,48 @@ def _write(folder: Path, released: Sequence[str]) -> None:
         for source in lessons.sources(stem):
             start = folder / "grader" / "start" / source.relative_to(lessons.source_root())
             _put(start, regions.strip_solutions(source.read_text("utf-8")))
+
+
+def _seal(folder: Path, released: Sequence[str]) -> list[str]:
+    """Seal the lessons that begin with solutions of other released ones, and what the library has of these.
+
+    Returns a line for each.
+    """
+    opened_by: dict[str, set[tuple[str, int]]] = {}  # lesson -> TODOs of others that it gives away
+    for found in _scan(folder):
+        if found.by_design and found.lesson in released and (stem := Path(found.path).stem) in released:
+            opened_by.setdefault(stem, set()).add((found.lesson, int(found.todo.partition("/")[2])))
+    taught = {path: TAUGHT_IN.search(path.read_text("utf-8"))[1] for path in (folder / "utils").glob("after_*.py")}
+    files = {stem: _files_of(folder, stem) for stem in released}
+    for stem in released:
+        text = "\n".join(path.read_text("utf-8") for path in files[stem])
+        for module, lesson in taught.items():
+            if f"utils.{module.stem}" in text and lesson in released:
+                files[stem].append(module)
+                numbers = regions.titles(lessons.source_path(lesson).read_text("utf-8"))
+                opened_by.setdefault(stem, set()).update((lesson, number) for number in numbers)
+    lines = []
+    for stem in [stem for stem in released if stem in opened_by]:
+        packed = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in files[stem]}
+        until = [f"{lesson}/{number}" for lesson, number in sorted(opened_by[stem], key=_in_order)]
+        seals.seal(folder, stem, packed, until)
+        names = ", ".join(dict.fromkeys(todo.partition("/")[0] for todo in until))
+        lines.append(f"{stem} is sealed until {len(until)} TODOs of {names} are right: it begins with their solutions")
+        for path in _files_of(folder, stem):
+            path.unlink()
+    for module, lesson in taught.items():
+        if lesson in released:
+            module.unlink()
+    return lines
+
+
+def _in_order(todo: tuple[str, int]) -> tuple[int, int]:
+    return lessons.ORDER.index(todo[0]), todo[1]
+
+
+def _files_of(folder: Path, stem: str) -> list[Path]:
+    """A lesson's own files in a release."""
+    return sorted(path for name in GENERATED for path in (folder / name).rglob(f"{stem}.*"))
 
 
 def _shared_files() -> list[Path]:
@@ -158,7 +207,8 @@ def _scan(folder: Path) -> Iterator[Found]:
                 continue
             places = [line for haystack in haystacks if (line := haystack.find(body)) is not None]
             if places:
-                yield Found(path.as_posix(), min(places), f"{stem}/{todo}", _starts_as(path, stem))
+                by_design = _starts_as(path, stem) or path.match("utils/after_*.py")
+                yield Found(path.as_posix(), min(places), f"{stem}/{todo}", by_design)
 
 
 def _bodies() -> Iterator[tuple[str, int, str, int]]:

@@ -1,0 +1,90 @@
+"""Lessons that give away another lesson's solutions, sealed until those TODOs are right.
+
+A script starts as the one before it ends, and the library has what earlier lessons have taught. In a release such a
+lesson lies in one file, `grader/sealed/LESSON.seal`: a line with the TODOs that open it, then its files, packed. It
+keeps an honest student from reading ahead by chance. It is no secret: `./workbook open LESSON` opens it at any time.
+
+Sealed as well, with `release --reveal`, are the reference solutions, each of which opens with its own TODO.
+"""
+
+import base64
+import json
+import zlib
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from grader.engine.lesson import lessons
+
+FOLDER = Path("grader") / "sealed"
+REVEALED = "solutions.seal"
+
+
+def seal(course: Path, stem: str, files: Mapping[str, str], until: Collection[str]) -> None:
+    """Pack a lesson's files (path in the course -> text) in a `course`, to be opened by the TODOs in `until`."""
+    _write(course / FOLDER / f"{stem}.seal", " ".join(until), dict(files))
+
+
+def sealed() -> dict[str, list[str]]:
+    """The sealed lessons, in course order: lesson -> TODOs (as "ddp_training/4") that open it."""
+    found = {}
+    for stem in lessons.ORDER:
+        path = lessons.COURSE / FOLDER / f"{stem}.seal"
+        if path.is_file():
+            with path.open(encoding="utf-8") as file:
+                found[stem] = file.readline().split()
+    return found
+
+
+def unseal(stem: str) -> list[str]:
+    """Write a sealed lesson's files, none over one that is there; returns their paths in the course."""
+    path = lessons.COURSE / FOLDER / f"{stem}.seal"
+    written = []
+    for name, text in _read(path).items():
+        file = lessons.COURSE / name
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, "utf-8")
+            written.append(name)
+    path.unlink()
+    return written
+
+
+def unseal_due(right: Collection[str]) -> list[str]:
+    """Unseal what the TODOs that are `right` open; returns the lessons."""
+    due = [stem for stem, until in sealed().items() if set(until) <= set(right)]
+    for stem in due:
+        unseal(stem)
+    return due
+
+
+def waits_for(stem: str, right: Collection[str]) -> str:
+    """One line that says why a lesson is sealed, and what opens it."""
+    missing = Counter(todo.partition("/")[0] for todo in sealed()[stem] if todo not in right)
+    counts = " and ".join(f"{count} TODO{'s' if count > 1 else ''} of {lesson}" for lesson, count in missing.items())
+    return (
+        f"{stem} is sealed, for it begins with solutions of earlier lessons: it opens when {counts} more are right;"
+        f" ./workbook open {stem} opens it now"
+    )
+
+
+def seal_solutions(course: Path, solutions: Mapping[str, str]) -> None:
+    """Pack reference solutions, TODO ("ddp_training/4") -> text, each to be shown when its TODO is right."""
+    _write(course / FOLDER / REVEALED, "reference solutions", dict(solutions))
+
+
+def sealed_solution(todo: str) -> str | None:
+    """The reference solution of a TODO, where the release has it."""
+    path = lessons.COURSE / FOLDER / REVEALED
+    return _read(path).get(todo) if path.is_file() else None
+
+
+def _write(path: Path, first: str, content: dict[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    packed = base64.encodebytes(zlib.compress(json.dumps(content).encode(), 9)).decode()
+    path.write_text(f"{first}\n{packed}", "utf-8")
+
+
+def _read(path: Path) -> dict[str, str]:
+    packed = path.read_text("utf-8").partition("\n")[2]
+    return json.loads(zlib.decompress(base64.decodebytes(packed.encode())))
