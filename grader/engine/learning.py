@@ -65,7 +65,7 @@ def check(
 
     from grader.engine.ranks.engine import Engine
 
-    with Engine() as engine:
+    with Engine(kept=True) as engine:
         engine.start()  # it loads torch while we load the checks
         from json import dumps
 
@@ -114,7 +114,7 @@ def watch(
 
     from grader.engine.ranks.engine import Engine
 
-    with Engine() as engine:
+    with Engine(kept=True) as engine:
         engine.start()
         from grader.engine.judge.judge import checked_lessons
         from grader.engine.loop import Watch
@@ -123,6 +123,14 @@ def watch(
             fail(f"{lesson} has no checks yet")
         say(f"watching {own_file(lesson)} …")
         Watch(engine, lesson).run()
+
+
+@app.command(rich_help_panel=LEARN)
+def stop() -> None:
+    """End the server that `check` and `watch` leave running for some minutes, so that the next one need not wait."""
+    from grader.engine.ranks import keeper
+
+    say("stopped" if keeper.stop() else "none is running")
 
 
 @app.command(rich_help_panel=LEARN)

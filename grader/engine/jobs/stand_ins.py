@@ -19,7 +19,7 @@ from pathlib import Path
 from grader.engine.jobs.header import GPUS, header, number
 
 SITE = Path(__file__).resolve().parents[3] / "utils" / "site.sh"
-LIMIT = 15.0  # seconds for a file that starts nothing but stand-ins, which take a tenth of one on a machine that is not busy
+LIMIT = 15.0  # seconds for a file that starts nothing but stand-ins, which take a tenth of one
 NODES = ("jrc0101", "jrc0102")
 # Two jobs: from the course's folder on one node, and from the folder below on two. Both end with the
 # same digit, for a port by the last digit of its number is one that one job in ten has.

@@ -1,4 +1,4 @@
-"""Another answer to a TODO, wrong or right, with which the grader is graded: `grader/mutants/<lesson>.py` lists them."""
+"""Another answer to a TODO, wrong or right, to grade the grader with: `grader/mutants/<lesson>.py` lists them."""
 
 import textwrap
 from collections.abc import Collection

@@ -39,7 +39,7 @@ class Endings:
         return any(words in text for words in ("closed by peer", "reset by peer", "Broken pipe", "Connection refused"))
 
     def line_of_check(self, frames: list) -> str:
-        """The check's own line that broke on what the student's code had returned; nothing if another's code did."""
+        """The check's own line that broke on what the student's code returned; else nothing."""
         file = Path(getattr(sys.modules.get(self.check), "__file__", None) or "")
         lines = [
             line

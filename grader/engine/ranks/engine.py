@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from grader.engine.lesson import lessons
+from grader.engine.ranks import keeper
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.run import Run
 from grader.engine.ranks.session import Session
@@ -35,6 +36,7 @@ class Engine:
         guards: with these walls
         course: and see this course.
         modules: what both shall have loaded.
+        kept: use the server of an earlier command, or leave one to the next, where that is wanted (see `keeper`).
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class Engine:
         guards: sandbox.Guards = sandbox.NONE,
         course: Path = lessons.COURSE,
         modules: Sequence[str] = (),
+        kept: bool = False,
     ) -> None:
+        self.kept = kept and keeper.wanted()
         self.outside, self.guards, self.course, self.modules = outside, guards, course, list(modules)
         self.socket: socket.socket | None = None
         self.process: subprocess.Popen | None = None
@@ -59,11 +63,13 @@ class Engine:
 
     def start(self) -> None:
         """Start the fork-server, if it is not up; does not wait until it is ready."""
-        if self.sandbox or (self.process and self.process.poll() is None):
+        if self.sandbox or (self.process and self.process.poll() is None) or (self.kept and self.socket):
             return
-        ours, theirs = socket.socketpair()
-        self.socket, self.ready = ours, False
-        self.heard, self.rest = [], b""
+        self.ready, self.heard, self.rest = False, [], b""
+        if self.kept and (line := keeper.connect(keeper.address())):
+            self.socket = line
+            return
+        self.socket, theirs = socket.socketpair()
         if self.outside:
             self._start_inside(theirs)
             return
@@ -75,14 +81,17 @@ class Engine:
             "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "grader.engine.ranks.server", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            cwd=lessons.COURSE,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        if self.kept:
+            keeper.start(theirs, keeper.address(), environment)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "grader.engine.ranks.server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                cwd=lessons.COURSE,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         theirs.close()
 
     def _start_inside(self, theirs: socket.socket) -> None:
@@ -108,6 +117,9 @@ class Engine:
             self.ready = True
 
     def close(self) -> None:
+        if self.kept and self.socket:
+            self.socket.close()  # the child that attends to us kills what still runs, and ends; its parent stays
+            self.socket = None
         if self.sandbox:
             self.socket.close()
             self.sandbox.end()

@@ -36,6 +36,7 @@ import signal
 import socket
 import sys
 from collections.abc import Collection
+from pathlib import Path
 
 import numpy
 import psutil
@@ -50,7 +51,7 @@ import torch.nn.parallel
 import torch.utils.data.distributed
 
 import utils
-from grader.engine.ranks import observe, rank
+from grader.engine.ranks import keeper, observe, rank
 from grader.engine.walls import sandbox
 from grader.engine.walls.landlock import confine
 from utils.optional import lacks
@@ -63,26 +64,39 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 MADV_COLLAPSE = 25  # linux/mman.h, from Linux 6.1
 
 
-def serve(judge: socket.socket) -> None:
-    """Answer the judge until it hangs up. Reaps every rank; leaves none behind."""
+def serve(judge: socket.socket, address: str | None = None) -> None:
+    """Answer the judge until it hangs up. Reaps every rank; leaves none behind.
+
+    With an `address`, be a server that is kept: a child answers this judge, and others those who call there.
+    """
     torch.set_num_threads(1)  # inherited by the ranks; takes no thread by itself
     # Inherited as well, and nothing is drawn here: two runs of the same code agree. (`torch.manual_seed` would also
     # prepare for GPUs, in 5 ms on each rank.)
     torch.default_generator.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the judge decides when to stop
-
     kernels = observe.stand_before_collectives()  # noqa: F841  held until this process ends
-    attend(judge, (wake_read, wake_write))
+    if address:
+        importlib.import_module("grader.kit")  # and with it what a check needs
+        keeper.keep(judge, Path(address), {keeper.ATTEND: attend, keeper.RUN: run_command})
+    else:
+        attend(judge)
 
 
-def attend(judge: socket.socket, wake: tuple[int, int], landlock: bool = False, inside_a_sandbox: bool = False) -> None:
+def run_command(line: socket.socket) -> None:
+    """Be a command that was handed over."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    cli = importlib.import_module("grader.engine.cli")  # by name: it lies above this room
+    keeper.take_over(line, cli.main)
+
+
+def attend(judge: socket.socket, landlock: bool = False, inside_a_sandbox: bool = False) -> None:
     """The life of a server that is ready."""
+    wake = os.pipe()
+    os.set_blocking(wake[1], False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake[1])
     if sys.platform == "linux":  # what a rank leaves behind becomes a child of this process, however it hides
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -221,10 +235,7 @@ def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:
             os.dup2(nothing, descriptor)
         sandbox.enter(job["enter"], job["doors"])
         die_with_the_server()
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)
-        signal.set_wakeup_fd(wake_write)
-        attend(socket.socket(fileno=line), (wake_read, wake_write), job["landlock"], inside_a_sandbox=True)
+        attend(socket.socket(fileno=line), job["landlock"], inside_a_sandbox=True)
         status = 0
     finally:
         os._exit(status)
@@ -261,4 +272,4 @@ def die_with_the_server() -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:])

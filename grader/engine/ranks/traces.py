@@ -17,7 +17,7 @@ ONE_FILE, ALL_FILES = 50_000_000, 200_000_000  # bytes of what the ranks write t
 
 
 class Traces:
-    """The folder of a run, in which everything may be a stranger's doing. `units` are the names of the student's code."""
+    """The folder of a run, in which all may be a stranger's doing. `units` are the names of the student's code."""
 
     def __init__(self, folder: Path, units: Collection[str]) -> None:
         self.folder, self.units = folder, units

@@ -1,0 +1,212 @@
+"""A fork-server that outlives the command that started it, so that the next one need not load torch again.
+
+One for each user, course folder and state of the preloaded files, whose digest is in its address: after a change
+nobody finds the old one any more. It forks a server of its own for each command that asks (`attend`), and runs a whole
+command, which then need not load the checks either (`hand_over`). It ends by itself when nobody has asked for a while,
+or by `./workbook stop`. Tests, grading and CI never use it.
+"""
+
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from grader.engine.lesson import lessons
+
+IDLE = 300.0  # seconds without a command, after which it ends
+STOP, ATTEND, RUN = b"s", b"a", b"r"  # what a command says first
+
+
+def wanted() -> bool:
+    """Whether a command should use, and leave behind, a server: somebody is at work here."""
+    return sys.platform == "linux" and not any(
+        name in os.environ for name in ("CI", "PYTEST_CURRENT_TEST", "WORKBOOK_NO_SERVER")
+    )
+
+
+def folder() -> Path:
+    """Where this user's servers have their addresses: nobody else may enter. Raises OSError where that cannot be."""
+    path = Path(tempfile.gettempdir()) / f"workbook-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    about = path.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise OSError(f"{path} is not this user's alone")
+    return path
+
+
+def address() -> Path:
+    """The address of the server for this course as it is now."""
+    course = hashlib.sha256(str(lessons.COURSE).encode()).hexdigest()[:10]
+    state = hashlib.sha256(f"{sys.executable} {sys.version}".encode())
+    for part in ("grader", "grader/engine", "utils"):
+        for file in sorted(
+            (lessons.COURSE / part).rglob("*.py") if "/" in part else (lessons.COURSE / part).glob("*.py")
+        ):
+            about = file.stat()
+            state.update(f"{file} {about.st_mtime_ns} {about.st_size}".encode())
+    return folder() / f"{course}-{state.hexdigest()[:10]}"
+
+
+def connect(path: Path, word: bytes = ATTEND) -> socket.socket | None:
+    """A line to the server at this address; None where there is none."""
+    line = socket.socket(socket.AF_UNIX)
+    try:
+        line.connect(str(path))
+        line.sendall(word)
+        return line
+    except OSError:
+        line.close()
+        return None
+
+
+def start(line: socket.socket, path: Path, environment: dict[str, str]) -> None:
+    """Start a server at this address; `line` is the first that it attends to."""
+    log = lessons.COURSE / ".workbook" / "server.log"
+    log.parent.mkdir(exist_ok=True)
+    with log.open("w") as said:
+        subprocess.Popen(
+            [sys.executable, "-m", "grader.engine.ranks.server", str(line.fileno()), str(path)],
+            pass_fds=[line.fileno()],
+            env=environment,
+            cwd=lessons.COURSE,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+
+
+def hand_over(arguments: list[str]) -> int | None:
+    """Have a server that is there run this command on this terminal.
+
+    Returns its exit code; None where there is no server.
+    """
+    line = connect(address(), RUN) if wanted() else None
+    if line is None:
+        return None
+    with line, line.makefile() as heard:
+        socket.send_fds(line, [b" "], [0, 1, 2])
+        line.sendall(json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode() + b"\n")
+        pid = int(heard.readline())
+        while True:
+            try:
+                return int(heard.readline() or 70)
+            except KeyboardInterrupt:  # the terminal tells only us
+                os.kill(pid, signal.SIGINT)
+
+
+def take_over(line: socket.socket, main: Callable[[], None]) -> None:
+    """The other end of `hand_over`: be that command."""
+    _, terminal, _, _ = socket.recv_fds(line, 1, 3)
+    heard = line.makefile()
+    arguments, here, environment = json.loads(heard.readline())
+    for number, descriptor in enumerate(terminal):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(here)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[1:] = arguments
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        setattr(sys, name, open(getattr(sys, f"__{name}__").fileno(), mode, closefd=False))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    line.sendall(f"{os.getpid()}\n".encode())
+    code = 70
+    try:
+        main()
+    except SystemExit as end:
+        code = int(end.code) if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        line.sendall(f"{code}\n".encode())
+
+
+def stop() -> int:
+    """End this user's servers of this course, whatever state of it they know. Returns how many there were."""
+    course = address().name.partition("-")[0]
+    count = 0
+    for path in folder().glob(f"{course}-*"):
+        line = connect(path, STOP)
+        if line is None:
+            path.unlink(missing_ok=True)
+            continue
+        count += 1
+        line.settimeout(5)
+        with line, suppress(OSError):
+            line.recv(1)  # it hangs up when it has ended
+    return count
+
+
+def keep(first: socket.socket, path: Path, does: dict[bytes, Callable[[socket.socket], None]]) -> None:
+    """The life of such a server: a child does what each caller asks for; it attends to `first` at once."""
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    children: set[int] = set()
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(part))
+        door.listen()
+        part.rename(path)
+        mine = path.stat().st_ino
+        try:
+            children.add(_fork(first, door, does[ATTEND]))
+            for line, word in _callers(door, children):
+                children.add(_fork(line, door, does[word]))
+        finally:
+            with suppress(OSError):
+                if path.stat().st_ino == mine:  # another one may have taken the address
+                    path.unlink()
+
+
+def _callers(door: socket.socket, children: set[int]) -> Iterator[tuple[socket.socket, bytes]]:
+    """The lines of those who call, until somebody says stop, or nobody has called for a while."""
+    while True:
+        ready, _, _ = select.select([door], [], [], IDLE)
+        for pid in list(children):
+            with suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    children.discard(pid)
+        if not ready and not children:
+            return
+        if ready:
+            line, _ = door.accept()
+            line.settimeout(5)
+            try:
+                word = line.recv(1)
+            except OSError:
+                word = b""
+            line.settimeout(None)
+            if word in (ATTEND, RUN):
+                yield line, word
+            else:
+                line.close()
+            if word == STOP:
+                for pid in children:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
+                return
+
+
+def _fork(line: socket.socket, door: socket.socket, do: Callable[[socket.socket], None]) -> int:
+    pid = os.fork()
+    if pid:
+        line.close()
+        return pid
+    status = 70
+    try:
+        door.close()
+        os.setsid()
+        do(line)
+        status = 0
+    finally:
+        os._exit(status)
