@@ -11,10 +11,11 @@ import pytest
 
 from course_copy import Course
 from grader.engine.jobs import batch, header, launchers, stand_ins
-from grader.engine.lesson import lessons
+from grader.engine.lesson import build, lessons
 
 SOURCES = lessons.COURSE / "solutions" / "sbatch"
 FILES = sorted(path.name for path in SOURCES.iterdir())
+LATER = [stem for stem in lessons.stems() if not lessons.is_notebook(stem) and not lessons.sources(stem)[1:]]
 
 
 @pytest.mark.parametrize(
@@ -68,10 +69,12 @@ def test_the_baseline_starts_one_process_on_one_gpu(kind, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("kind", ["sbatch", "pbs"])
-@pytest.mark.parametrize("lesson", ["fsdp_training", "lightning_training"])
+@pytest.mark.parametrize("lesson", LATER)
 def test_later_files_start_a_process_on_each_gpu(lesson, kind, nodes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    seen = stand_ins.submit((SOURCES / f"{lesson}.{kind}").read_text(), kind, lesson)[str(nodes)]
+    text = build.batch_file(lesson, f".{kind}")
+    assert "TODO" not in text.replace("TODOs", "") and f"train/{lesson}.py" in text
+    seen = stand_ins.submit(text, kind, lesson)[str(nodes)]
     assert seen["code"] == 0, seen
     starts = batch.started(seen)
     assert [rank for ranks in starts for rank in ranks.ranks] == list(range(4 * nodes))

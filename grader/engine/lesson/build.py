@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +19,11 @@ def student_files() -> dict[Path, str]:
     for path in sorted([*root.glob("train/*.py"), *root.glob("sbatch/*.*")]):
         regions.parse(path.read_text("utf-8"), _name(path))  # an error that names the file
         files[path.relative_to(root)] = regions.compose(path.read_text("utf-8"))
+    for path in sorted(root.glob("train/*.py")):
+        for kind in lessons.BATCH:
+            name = Path("sbatch") / f"{path.stem}{kind}"
+            if path.stem != lessons.BASELINE and name not in files and _batch_source(kind).is_file():
+                files[name] = batch_file(path.stem, kind)
     for path in sorted(root.glob("notebooks/*.py")):
         from grader.engine.lesson import notebooks  # nbgrader takes seconds to import; scripts need none
 
@@ -25,6 +31,21 @@ def student_files() -> dict[Path, str]:
         notebook = notebooks.to_notebook(path.read_text("utf-8"), path.stem, released=True)
         files[path.relative_to(root).with_suffix(".ipynb")] = notebooks.to_json(notebook)
     return files
+
+
+def batch_file(stem: str, kind: str) -> str:
+    """The batch file of a script that has none of its own: that of ddp_training, solved."""
+    text = regions.without_todos(_batch_source(kind).read_text("utf-8"))
+    solved = f"# It is the batch file of {lessons.WITH_BATCH_TODOS}, solved.\n"
+    text = re.sub(r"# As given(.|\n)*?(?=#(SBATCH|PBS))", solved, text, count=1)
+    text = text.replace(f"#PBS -N {lessons.WITH_BATCH_TODOS}", f"#PBS -N {stem[:15]}")  # PBS takes no longer name
+    return text.replace(lessons.WITH_BATCH_TODOS, stem).replace(
+        f"file of {stem}", f"file of {lessons.WITH_BATCH_TODOS}"
+    )
+
+
+def _batch_source(kind: str) -> Path:
+    return lessons.source_root() / "sbatch" / f"{lessons.WITH_BATCH_TODOS}{kind}"
 
 
 def build(force: bool = False) -> list[str]:

@@ -115,5 +115,6 @@ def is_pristine(path: Path, source: Path) -> bool:
 
 def course_digest(lesson: str) -> str:
     """The lesson's version: the same in the full course and in a release of it."""
-    texts = [regions.strip_solutions(source.read_text("utf-8")) for source in lessons.sources(lesson)]
+    texts = [source.read_text("utf-8") for source in lessons.sources(lesson)]
+    texts = [regions.strip_solutions(text) for text in texts if regions.titles(text)] or texts
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()

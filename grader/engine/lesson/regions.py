@@ -149,6 +149,15 @@ def solutions(source: str, todo: int) -> list[str]:
     return [textwrap.dedent("\n".join(region.solution)) for region in parse(source) if region.todo == todo]
 
 
+def without_todos(source: str) -> str:
+    """The solution without its TODOs' comments: a file in which nothing is left to do, and nothing tells of it."""
+    regions, lines, out, done = parse(source), source.split("\n"), [], 0
+    for region in regions:
+        out += lines[done : region.first - 1 - len(region.intro)] + list(region.solution)
+        done = region.last
+    return "\n".join(out + lines[done:])
+
+
 def strip_solutions(source: str) -> str:
     """The same source without its solution bodies; ``compose`` works on it as before."""
 

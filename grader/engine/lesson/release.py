@@ -120,6 +120,8 @@ def _write(folder: Path, released: Sequence[str]) -> None:
     for path, text in build.student_files().items():
         if path.stem in released:
             _put(folder / path, text)
+            if path.parts[0] == "sbatch":  # one without TODOs has no source to be reset from
+                _put(folder / "grader" / "start" / path, text)
     for stem in released:
         for source in lessons.sources(stem):
             start = folder / "grader" / "start" / source.relative_to(lessons.source_root())

@@ -39,7 +39,7 @@ class Endings:
         return any(words in text for words in ("closed by peer", "reset by peer", "Broken pipe", "Connection refused"))
 
     def line_of_check(self, frames: list) -> str:
-        """The check's own line that broke on what the student's code returned; else nothing."""
+        """The check's own line that broke on what the student code returned; else nothing."""
         file = Path(getattr(sys.modules.get(self.check), "__file__", None) or "")
         lines = [
             line
@@ -49,7 +49,7 @@ class Endings:
         return textwrap.shorten(linecache.getline(str(file), lines[-1]).strip(), 120, placeholder=" …") if lines else ""
 
     def crash(self, number: int, last: list[Where | None]) -> Fault:
-        """A rank that is gone without having reported its end; `last` are the lines that the ranks were last seen at."""
+        """A rank that is gone without having reported its end; `last`: the lines where the ranks were last seen."""
         word = self.last_word.get(number, {})
         if word.get("e") == "crash":
             frames = [f for f in word["frames"] if f[0] in self.traces.units]
