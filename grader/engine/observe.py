@@ -377,7 +377,7 @@ def report(judge: Judge, name: str, given: dict) -> dict:
     event = dict(op=SPOKEN.get(name, name.rstrip("_")), name=f"{judge.lives}/{group.group_name}", group=sorted(members),
                  shape=None, dtype=None, bytes=0, detail=None, where=where, callers=callers)
     tensors = given.get(AGREED.get(name, ""))
-    sent = tensors if tensors is not None else given.get("tensors", given.get("input"))
+    sent = tensors if tensors is not None else given.get("tensors", given.get("input", given.get("input_tensors")))
     sent = [t for t in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(t, torch.Tensor)]
     if sent:
         event["bytes"] = sum(t.numel() * t.element_size() for t in sent)
