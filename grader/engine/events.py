@@ -9,6 +9,7 @@ MOST = 1 << 48  # of whatever is counted
 NEEDED = {
     "op": {"op", "name", "group", "shape", "dtype", "bytes", "detail", "where"}, "crash": {"type", "text", "frames"},
     "broken": {"cell", "type", "text", "frames"}, "joins": {"rank", "where"}, "joined": {"rank", "world"}, "future": {"work"},
+    "product": {"size"},
 }  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def read(line: bytes, world: int) -> dict:
             isinstance(value, str) if name in ("e", "op", "name", "type", "text", "cell")
             else value is None or isinstance(value, str) if name in ("dtype", "detail")
             else isinstance(value, (int, float)) and math.isfinite(value) if name == "t"
-            else number(value) if name in ("bytes", "id", "of", "work", "tag", "status", "rank", "world")
+            else number(value) if name in ("bytes", "id", "of", "work", "tag", "status", "rank", "world", "size")
             else value is None or rank(value) if name in ("peer", "source")
             else isinstance(value, list) and all(map(rank, value)) if name == "group"
             else value is None or isinstance(value, list) and (all(map(number, value)) or all(map(sizes, value))) if name == "shape"
