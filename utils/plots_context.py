@@ -28,10 +28,14 @@ def work(measured: dict[str, Sequence[dict[str, int]]], predicted: dict[str, Seq
             axes.bar(range(len(ranks)), computed, color=PALE, label="computed, and masked out")
             axes.bar(range(len(ranks)), seen, color=COLOURS[0], label="seen")
             for rank, (line, number) in enumerate(zip(predicted[name], seen, strict=True)):
-                axes.hlines(line, rank - 0.4, rank + 0.4, color="black", linestyle=":", label="predicted" if rank == 0 else None)
+                axes.hlines(
+                    line, rank - 0.4, rank + 0.4, color="black", linestyle=":", label="predicted" if rank == 0 else None
+                )
                 axes.text(rank, number / 2, str(number), ha="center", va="center", color="white", fontsize=9)
             mean = sum(seen) / len(seen)
-            axes.set(title=f"{name}: at most {max(seen) / mean:.2f} × the mean", xlabel="rank", xticks=range(len(ranks)))
+            axes.set(
+                title=f"{name}: at most {max(seen) / mean:.2f} × the mean", xlabel="rank", xticks=range(len(ranks))
+            )
             axes.spines[["top", "right"]].set_visible(False)
         rows[0].set_ylabel("pairs of query and key")
         rows[-1].legend(frameon=False, fontsize=8)
@@ -81,7 +85,7 @@ def trained(runs: dict[int, Sequence[dict]]) -> Picture:
         for n, ranks in runs.items():
             first = place
             for mine in ranks:
-                held.bar(place, mine["activations"], 0.9, color=COLOURS[1])
+                held.bar(place, mine["activations"], 0.9, color=COLOURS[1], label="measured" if place == 0 else None)
                 place += 1
             if serial:
                 label = "that of one rank / N" if first == 0 else None

@@ -75,9 +75,14 @@ from utils.model import TransformerLM
 
 # %%
 def scores(q_BHTK: Tensor, k_BHSK: Tensor, mask_TS: Tensor | None) -> Tensor:
-    """The score of each query with each key, (B, H, T, S): minus infinity where the mask is False. None hides nothing."""
+    """The score of each query with each key, (B, H, T, S); minus infinity where the mask is False."""
     scores_BHTS = q_BHTK @ k_BHSK.transpose(-2, -1) / math.sqrt(q_BHTK.shape[-1])
     return scores_BHTS if mask_TS is None else scores_BHTS.masked_fill(~mask_TS, -math.inf)
+
+
+def finite(lse: Tensor) -> Tensor:
+    """The same, but never minus infinity: so that what is minus infinity, less this, still is."""
+    return lse.clamp(min=torch.finfo(lse.dtype).min)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -103,11 +108,6 @@ def merge(out_BHTK: Tensor, lse_BHT: Tensor, new_out_BHTK: Tensor, new_lse_BHT: 
     ### END SOLUTION
 
 
-def finite(lse: Tensor) -> Tensor:
-    """The same, but never minus infinity: so that what is minus infinity, less this, still is."""
-    return lse.clamp(min=torch.finfo(lse.dtype).min)
-
-
 # %%
 q, k, v = (torch.randn(1, 1, 8, 4, generator=torch.Generator().manual_seed(n)) for n in range(3))
 out, lse = attend(q, k[:, :, :3], v[:, :, :3])
@@ -126,7 +126,7 @@ check("06_context_parallel/1")
 # keys and values on to its right neighbour, the left one's arrive, and it attends to those. After $N$ steps its
 # queries have seen all keys, and it never held more than its own piece, the piece at hand, and the one that arrives.
 #
-# ![Four ranks in four steps: queries stay, the pieces of keys and values move one rank to the right](../images/context_ring.png)
+# ![Four ranks in four steps: queries stay, keys and values move to the right](../images/context_ring.png)
 #
 # Which scores are needed is said by a list of **blocks**: `(rows, columns, mask)` are the queries, the keys, and
 # which sees which. For now everybody sees everything, so there is one block: all of it. The causal mask comes
@@ -234,7 +234,7 @@ plots.messages(run.messages, "ring_forward")
 # %% [markdown]
 # ## The way back
 #
-# Autograd can not follow a tensor through a message, and it would keep every piece that went by. So write the backward
+# Autograd cannot follow a tensor through a message, and it would keep every piece that went by. So write the backward
 # pass yourself. With the log-sum-exp $L$ of the **whole** row, the weights of any block can be computed again, as
 # FlashAttention does; no scores are kept. For a block, with $\mathrm{d}O$ the gradient of the output $O$:
 #
@@ -252,7 +252,7 @@ plots.messages(run.messages, "ring_forward")
 # hand, and passes both on. After the last step the gradients are at the left neighbour of the rank they
 # belong to. How many rounds does it take until they are home?
 #
-# ![Three ranks: keys, values and their gradients go round; in a last round the gradients alone go home](../images/context_backward.png)
+# ![Three ranks: gradients go round with keys and values, and home](../images/context_backward.png)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -317,7 +317,7 @@ def ring_backward(
 # | | |
 # |---|---|
 # | `forward(ctx, …)` | computes; autograd records nothing of what happens inside |
-# | `ctx.save_for_backward(a, b)` | keeps tensors until the backward pass; the rest may be attributes: `ctx.world = world` |
+# | `ctx.save_for_backward(a, b)` | keeps tensors for the backward pass; the rest may be attributes: `ctx.world = world` |
 # | `backward(ctx, grad)` | gets the gradient of what `forward` returned, and has the tensors in `ctx.saved_tensors` |
 # | | returns a gradient for each argument of `forward`, `None` for what is no tensor |
 #
@@ -361,7 +361,7 @@ check("06_context_parallel/3")
 # $r$ and $2N - 1 - r$. This **zig-zag** is how Llama 3 was trained
 # ([arXiv:2407.21783](https://arxiv.org/abs/2407.21783), section 3.3.2).
 #
-# ![Which scores each of four ranks computes: in order, from 36 to 228; in zig-zag, 132 each](../images/context_blocks.png)
+# ![The scores of four ranks: in order, from 36 to 228; in zig-zag, 132 each](../images/context_blocks.png)
 #
 # From now on everything about a token goes by its place in the whole sequence: which keys its query sees, its
 # position in the model, its target. Nothing goes by its place on the rank.
@@ -468,9 +468,9 @@ plots_context.work(work, predicted_work)
 # is being sent is only read. So **start** the exchange first, compute, and wait when there is nothing else left to do.
 # If a step's products take longer than its messages, the messages are for free.
 #
-# ![Two timelines: compute and exchange in turns; and the exchange of the next piece below the products of this one](../images/context_overlap.png)
+# ![Two timelines: compute and exchange in turns, and at the same time](../images/context_overlap.png)
 #
-# In the backward pass, keys and values can be sent ahead in the same way. Their gradients can not: a rank must add its
+# In the backward pass, keys and values can be sent ahead in the same way. Their gradients cannot: a rank must add its
 # share before it passes them on. (With one more buffer those can hide, too: compute the share by
 # itself while the sum of the others arrives, then add.)
 #
@@ -532,16 +532,16 @@ check("06_context_parallel/5")
 # Attention mixes tokens, but it never mixes heads. So a rank may as well have **all tokens of some heads** in place of
 # some tokens of all heads. An all-to-all swaps the one for the other, before the attention and after it:
 #
-# ![A table of heads and tokens: before, each rank has columns; after the all-to-all, rows](../images/context_ulysses.png)
+# ![A table of heads and tokens: before, a rank has columns; after, rows](../images/context_ulysses.png)
 #
-# In between, the attention is any attention of one process, its fastest kernel included. The price: there can not be
+# In between, the attention is any attention of one process, its fastest kernel included. The price: there cannot be
 # more ranks than heads, and the ranks must divide the heads. The sequence is dealt out **in order** here (rank 0 has
 # the
 # first tokens): each rank has all of it while it attends, so there is nothing to balance.
 #
 # | call | |
 # |---|---|
-# | `dist.all_to_all_single(output, input)` | part $j$ of `input` goes to rank $j$; part $i$ of `output` is from rank $i$ |
+# | `dist.all_to_all_single(output, input)` | part $j$ of `input` goes to rank $j$; part $i$ of `output` comes from $i$ |
 # | | parts are $N$ equal ones of the first dimension, and both tensors must be contiguous |
 # | `x.unflatten(dim, (a, b))`, `x.flatten(dim, dim + 1)` | makes two dimensions of one, and one of two neighbours |
 # | `x.movedim(a, b)` | the same tensor with dimension `a` at place `b` |
@@ -642,7 +642,10 @@ check("06_context_parallel/6")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def ring_cost(nbytes: int, world: int) -> tuple[int, float]:
-    """Rounds, and bytes that a rank sends, in the ring's forward pass of one layer. A rank's queries have ``nbytes`` bytes."""
+    """Rounds, and bytes that a rank sends, in the ring's forward pass of one layer.
+
+    A rank's queries have ``nbytes`` bytes, and so have its keys and its values.
+    """
     # TODO 7: Predict what both ways cost. First the ring.
     ### BEGIN SOLUTION
     return world - 1, 2 * (world - 1) * nbytes
@@ -650,7 +653,10 @@ def ring_cost(nbytes: int, world: int) -> tuple[int, float]:
 
 
 def ulysses_cost(nbytes: int, world: int) -> tuple[int, float]:
-    """All-to-alls, and bytes that a rank sends to others, in Ulysses' forward pass of one layer; one for each tensor."""
+    """All-to-alls, and bytes that a rank sends to others, in Ulysses' forward pass of one layer.
+
+    Each of queries, keys, values and output has ``nbytes`` bytes on a rank, and an all-to-all of its own.
+    """
     # TODO 7, again: Ulysses. With one rank there are four, too; they send nothing.
     ### BEGIN SOLUTION
     return 4, 4 * (world - 1) / world * nbytes
@@ -666,11 +672,15 @@ def most_ranks(heads: int, available: int) -> int:
 
 
 def hiding_length(flops: float, bandwidth: float, itemsize: int, causal: bool) -> float:
-    """From how many tokens a rank on a step of the ring computes as long as it sends, with numbers of ``itemsize`` bytes.
+    """How many tokens a rank needs for a step of the ring to compute for as long as it sends.
 
-    ``flops`` and ``bandwidth`` are a second's. With ``causal``, for a step in which half of the scores are computed.
+    Args:
+        flops: floating-point operations a second.
+        bandwidth: bytes a second.
+        itemsize: bytes of a number.
+        causal: whether half of a step's scores are computed, as in zig-zag, and not all of them.
     """
-    # TODO 7, again: the length of a rank's share at which the ring hides its messages.
+    # TODO 7, again: from which length on does the ring hide its messages?
     ### BEGIN SOLUTION
     # Whole step: 4 B H c² K FLOPs, and 2 B H c K numbers to send.
     length = itemsize * flops / (2 * bandwidth)
@@ -823,10 +833,10 @@ plots_context.trained(trained)
 #
 # | there | here |
 # |---|---|
-# | torch's `context_parallel`, which torchtitan uses | deals out buffers in zig-zag, and puts a ring in place of attention |
-# | Megatron-LM's `--context-parallel-size` | the ring, or all-to-all, in zig-zag; gradients added to the data-parallel sum |
+# | torch's `context_parallel`, as torchtitan uses it | deals tensors out in zig-zag; a ring in place of attention |
+# | Megatron-LM's `--context-parallel-size` | a ring, or all-to-alls, in zig-zag |
 # | DeepSpeed-Ulysses' `DistributedAttention` | `ulysses`, around any attention |
-# | Llama 3 ([arXiv:2407.21783](https://arxiv.org/abs/2407.21783)) | zig-zag; keys and values are gathered, for they are few |
+# | Llama 3 ([arXiv:2407.21783](https://arxiv.org/abs/2407.21783)) | zig-zag; keys and values are gathered: they are few |
 #
 # (Llama 3 has 8 heads of keys and values for 64 or 128 of queries or more, which makes them small; and one all-gather
 # does with
