@@ -287,7 +287,7 @@ WRONG = [
     Answer(1, "no running maximum: exp overflows", ["""
         weights = scores(q_BHTK, k_BHSK, mask_TS).exp()
         total = weights.sum(dim=-1)
-        return weights @ v_BHSK / total.clamp(min=1e-30)[..., None], total.log()""", None], says="nan"),
+        return weights @ v_BHSK / total.clamp(min=1e-30)[..., None], total.log()""", None], says="attend to piece 1 of 2"),
     Answer(1, "softmax: nan where nothing is seen", ["""
         s = scores(q_BHTK, k_BHSK, mask_TS)
         return s.softmax(dim=-1) @ v_BHSK, s.logsumexp(dim=-1)""", None], says="sees none of these keys is nan"),
