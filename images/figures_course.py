@@ -5,10 +5,9 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ink import BLUE, DARK, GREEN, GREY, INK, MIDDLE, MONO, ORANGE, PALE, PINK, RED, arrow, box, canvas, write
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-
-from ink import BLUE, DARK, GREEN, GREY, INK, MIDDLE, MONO, ORANGE, PALE, PINK, RED, arrow, box, canvas, write
 
 HERE = Path(__file__).resolve().parent
 

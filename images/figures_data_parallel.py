@@ -1,9 +1,8 @@
 """The figures of 02_data_parallel."""
 
+from ink import BLUE, DARK, GREEN, GREY, INK, MIDDLE, ORANGE, PALE, PINK, RED, arrow, box, canvas, cell, write
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-
-from ink import BLUE, DARK, GREEN, GREY, INK, MIDDLE, ORANGE, PALE, PINK, RED, arrow, box, canvas, cell, write
 
 
 def data_parallel() -> Figure:

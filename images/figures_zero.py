@@ -1,9 +1,8 @@
 """The figures of 03_zero."""
 
+from ink import BLUE, GREEN, GREY, MIDDLE, ORANGE, PALE, canvas, cell, write
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-
-from ink import BLUE, GREEN, GREY, MIDDLE, ORANGE, PALE, canvas, cell, write
 
 
 def zero_stages() -> Figure:

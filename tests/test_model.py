@@ -146,6 +146,39 @@ def test_bad_sizes_are_refused():
         small()(torch.zeros(1, 17, dtype=torch.int64))
 
 
+# What the lessons on long sequences and on experts exchange
+
+
+def test_positions_are_those_of_the_sequence_unless_said_otherwise():
+    model, x, y = small(), torch.randint(10, (2, 8)), torch.randint(10, (2, 8))
+    in_order = torch.arange(8)
+    assert torch.equal(model(x), model(x, positions=in_order))
+    assert torch.equal(model(x, y), model(x, y, in_order.expand(2, 8)))
+    later = model(x, positions=in_order + 8)
+    assert not torch.allclose(later, model(x))
+    of_each = torch.stack([in_order, in_order + 8])
+    torch.testing.assert_close(model(x, positions=of_each), torch.stack([model(x)[0], later[1]]))
+
+
+def test_another_attention_and_another_mlp_take_the_places_of_the_models_own():
+    model, x = small(n_layers=1), torch.randint(10, (2, 8))
+    before = model(x)
+    (block,) = model.blocks
+    given = []
+
+    def attend(q_BHTK, k_BHTK, v_BHTK):
+        given.append([tuple(tensor.shape) for tensor in (q_BHTK, k_BHTK, v_BHTK)])
+        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+
+    block.attention.attend = attend
+    assert torch.equal(model(x), before)
+    assert given == [[(2, 4, 8, 8)] * 3]
+    block.attention.attend = lambda q_BHTK, k_BHTK, v_BHTK: torch.zeros_like(v_BHTK)
+    block.mlp = torch.nn.Identity()
+    h = model.token_embedding(x) + model.position_embedding(torch.arange(8))
+    torch.testing.assert_close(model(x), model.head(model.norm(h + block.mlp_norm(h))))
+
+
 # Checkpoints
 
 

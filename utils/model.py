@@ -33,9 +33,13 @@ class Attention(nn.Module):
         q_BHTK, k_BHTK, v_BHTK = (
             project(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2) for project in (self.q, self.k, self.v)
         )
-        dropout = self.dropout if self.training else 0.0
-        y_BHTK = attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
+        y_BHTK = self.attend(q_BHTK, k_BHTK, v_BHTK)
         return self.out(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+
+    def attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+        """Each token's mean of the values up to its own. A lesson may set another function: `attention.attend = ring`."""
+        dropout = self.dropout if self.training else 0.0
+        return attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
 
 
 class MLP(nn.Module):
@@ -118,12 +122,13 @@ class TransformerLM(nn.Module):
             elif parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
 
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits, or with targets the loss.
 
         Args:
             x: int64 (B, T), T at most max_len.
             y: int64 (B, T), the word that follows each of x's; IGNORE counts nothing.
+            positions: int64 (T,) or (B, T), each word's place in its sequence, below max_len; by default 0, 1, 2, …
 
         Returns:
             Without y the logits, (B, T, V). With y the mean cross-entropy in nats,
@@ -135,8 +140,9 @@ class TransformerLM(nn.Module):
         T = x.shape[1]
         if T > self.max_len:
             raise ValueError(f"input of {T} tokens, but the model was built for at most {self.max_len} (max_len)")
-        positions_T = torch.arange(T, device=x.device)
-        h_BTD = self.dropout(self.token_embedding(x) + self.position_embedding(positions_T))
+        if positions is None:
+            positions = torch.arange(T, device=x.device)
+        h_BTD = self.dropout(self.token_embedding(x) + self.position_embedding(positions))
         for block in self.blocks:
             h_BTD = block(h_BTD)
         h_BTD = self.norm(h_BTD)

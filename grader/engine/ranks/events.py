@@ -4,6 +4,7 @@ it may want it to choke.
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 LONGEST = 200_000  # bytes of one event; the frames of an endless recursion take half of it
@@ -15,6 +16,7 @@ NEEDED = {
     "joins": {"rank", "where"},
     "joined": {"rank", "world"},
     "future": {"work"},
+    "product": {"size"},
 }
 
 
@@ -37,54 +39,63 @@ def read(line: bytes, world: int) -> dict:
     if event.get("op") in ("send", "recv") and not {"peer", "tag", "id"} <= event.keys():
         raise ValueError("no message")
 
-    def rank(value: Any) -> bool:
-        return isinstance(value, int) and 0 <= value < world
-
     for name, value in event.items():
         if event["e"] == "mark" and name not in ("e", "t", "where"):
             continue  # a check's own notes, which it reads as it reads evidence
-        right = (
-            isinstance(value, str)
-            if name in ("e", "op", "name", "type", "text", "cell")
-            else (
-                value is None or isinstance(value, str)
-                if name in ("dtype", "detail")
-                else (
-                    isinstance(value, (int, float)) and math.isfinite(value)
-                    if name == "t"
-                    else (
-                        number(value)
-                        if name in ("bytes", "id", "of", "work", "tag", "status", "rank", "world")
-                        else (
-                            value is None or rank(value)
-                            if name in ("peer", "source")
-                            else (
-                                isinstance(value, list) and all(map(rank, value))
-                                if name == "group"
-                                else (
-                                    value is None
-                                    or isinstance(value, list)
-                                    and (all(map(number, value)) or all(map(sizes, value)))
-                                    if name == "shape"
-                                    else (
-                                        value is None or line_of_code(value)
-                                        if name == "where"
-                                        else (
-                                            isinstance(value, list) and all(map(line_of_code, value))
-                                            if name in ("callers", "frames")
-                                            else True
-                                        )
-                                    )
-                                )
-                            )
-                        )
-                    )
-                )
-            )
-        )
-        if not right:
+        if not FIELDS.get(name, anything)(value, world):
             raise ValueError(f"{name} is {str(value)[:40]!r}")
     return event
+
+
+# What a field may hold, of an event in a run of `world` ranks
+
+
+def anything(value: Any, world: int) -> bool:
+    return True
+
+
+def text(value: Any, world: int) -> bool:
+    return isinstance(value, str)
+
+
+def text_or_none(value: Any, world: int) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def time(value: Any, world: int) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def count(value: Any, world: int) -> bool:
+    return number(value)
+
+
+def rank(value: Any, world: int) -> bool:
+    return isinstance(value, int) and 0 <= value < world
+
+
+def rank_or_none(value: Any, world: int) -> bool:
+    return value is None or rank(value, world)
+
+
+def ranks(value: Any, world: int) -> bool:
+    return isinstance(value, list) and all(rank(part, world) for part in value)
+
+
+def pieces(value: Any, world: int) -> bool:
+    return sizes(value) and min(value, default=0) >= 0
+
+
+def shape(value: Any, world: int) -> bool:
+    return value is None or isinstance(value, list) and (all(map(number, value)) or all(map(sizes, value)))
+
+
+def place(value: Any, world: int) -> bool:
+    return value is None or line_of_code(value)
+
+
+def places(value: Any, world: int) -> bool:
+    return isinstance(value, list) and all(map(line_of_code, value))
 
 
 def number(value: Any) -> bool:
@@ -103,3 +114,13 @@ def line_of_code(value: Any) -> bool:
         and number(value[1])
         and isinstance(value[2], str)
     )
+
+
+FIELDS: dict[str, Callable[[Any, int], bool]] = (
+    dict.fromkeys(("e", "op", "name", "type", "text", "cell"), text)
+    | dict.fromkeys(("dtype", "detail"), text_or_none)
+    | dict.fromkeys(("bytes", "id", "of", "work", "tag", "status", "rank", "world", "size"), count)
+    | dict.fromkeys(("peer", "source"), rank_or_none)
+    | dict.fromkeys(("callers", "frames"), places)
+    | {"t": time, "group": ranks, "pieces": pieces, "shape": shape, "where": place}
+)

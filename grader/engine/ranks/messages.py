@@ -39,10 +39,13 @@ class Collective(NamedTuple):
     over: float | None = None  # and when the wait for it was over; None where Python did not wait
     written: bool = False  # whether its tensor was written to before that
     where: Where | None = None
+    pieces: tuple[tuple[int, int], ...] = ()  # of an all-to-all: (rank, bytes for it), for each other rank
 
     @property
     def sent(self) -> float:
         """Bytes that the rank sends if it is done by rings; of a broadcast or anything else, the whole tensor."""
+        if self.pieces:
+            return sum(nbytes for _, nbytes in self.pieces)
         rings = {"all_gather": self.world, "reduce_scatter": self.world, "all_reduce": 2.0, "all_to_all": 1.0}.get(
             self.op
         )
@@ -60,6 +63,9 @@ def collectives(events: Sequence[list[dict]]) -> list[Collective]:
         for event in mine:
             if event["e"] == "op" and "id" not in event and event["bytes"] and len(event["group"]) > 1:
                 work = event.get("work")
+                to = tuple(
+                    (rank, nbytes) for rank, nbytes in zip(event["group"], event.get("pieces", ())) if rank != number
+                )
                 found.append(
                     Collective(
                         number,
@@ -70,6 +76,7 @@ def collectives(events: Sequence[list[dict]]) -> list[Collective]:
                         over.get(work),
                         work in written,
                         event["where"],
+                        to,
                     )
                 )
     return found

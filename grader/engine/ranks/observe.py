@@ -7,6 +7,7 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
 
     {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
      "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
+                                     an all-to-all has "pieces" as well: the bytes for each rank of the group
     {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for
                                      this collective
     {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) that was not over was
@@ -57,7 +58,7 @@ AGREED = {
     "reduce_scatter_": "output_tensors",
     "_reduce_scatter_base_": "output_tensor",
     "allgather_into_tensor_coalesced_": "inputs",
-    "reduce_scatter_tensor_coalesced_": "inputs",
+    "reduce_scatter_tensor_coalesced_": "outputs",
     "allreduce_coalesced_": "tensors",
     "allgather_coalesced_": "input_list",
 }
@@ -329,13 +330,15 @@ def announce(line: Line, name: str, given: dict) -> dict:
         callers=callers,
     )
     tensors = given.get(AGREED.get(name, ""))
-    sent = tensors if tensors is not None else given.get("tensors", given.get("input"))
+    sent = tensors if tensors is not None else given.get("tensors", given.get("input_tensors", given.get("input")))
     sent = [t for t in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(t, torch.Tensor)]
     if sent:
         event["bytes"] = sum(t.numel() * t.element_size() for t in sent)
         event["dtype"] = str(sent[0].dtype).removeprefix("torch.")
         if tensors is not None or event["op"] in ("send", "recv"):
             event["shape"] = [list(t.shape) for t in sent] if len(sent) > 1 else list(sent[0].shape)
+    if event["op"] == "all_to_all":
+        event["pieces"] = pieces(sent, given.get("input_split_sizes"), len(members))
     if "root_rank" in given:
         event["detail"] = f"root {given['root_rank']}"
     elif "reduce_op" in given:
@@ -351,6 +354,16 @@ def announce(line: Line, name: str, given: dict) -> dict:
         line.collectives += 1
     line.say(e="op", **event)
     return event
+
+
+def pieces(sent: list[torch.Tensor], sizes: list[int] | None, ranks: int) -> list[int]:
+    """Bytes for each rank of the group, itself included, in an all-to-all: a tensor for each, or one that is cut along
+    its first dimension.
+    """
+    if sizes is None:
+        return [t.numel() * t.element_size() for t in sent]
+    nbytes, rows = sent[0].numel() * sent[0].element_size(), len(sent[0])
+    return [nbytes * max(size, 0) // max(rows, 1) for size in sizes] or [nbytes // ranks] * ranks
 
 
 def members_in_order(members: dict) -> list[int]:
