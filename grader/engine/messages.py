@@ -37,10 +37,13 @@ class Collective(NamedTuple):
     over: float | None = None  # and when the wait for it was over; None where Python did not wait
     written: bool = False  # whether its tensor was written to before that
     where: Where | None = None
+    pieces: tuple[tuple[int, int], ...] = ()  # of an all-to-all: (rank, bytes for it), for each other rank
 
     @property
     def sent(self) -> float:
         """Bytes that the rank sends if it is done by rings; of a broadcast or anything else, the whole tensor."""
+        if self.pieces:
+            return sum(nbytes for _, nbytes in self.pieces)
         rings = {"all_gather": self.world, "reduce_scatter": self.world, "all_reduce": 2.0, "all_to_all": 1.0}.get(self.op)
         return self.bytes if rings is None else rings * (self.world - 1) / self.world * self.bytes
 
@@ -54,7 +57,8 @@ def collectives(events: Sequence[list[dict]]) -> list[Collective]:
         for event in mine:
             if event["e"] == "op" and "id" not in event and event["bytes"] and len(event["group"]) > 1:
                 work = event.get("work")
-                found.append(Collective(number, event["op"], len(event["group"]), event["bytes"], event["t"], over.get(work), work in written, event["where"]))
+                to = tuple((r, n) for r, n in zip(event["group"], event.get("pieces", ())) if r != number)
+                found.append(Collective(number, event["op"], len(event["group"]), event["bytes"], event["t"], over.get(work), work in written, event["where"], to))
     return found
 
 

@@ -7,6 +7,7 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
 
     {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
      "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
+                                     an all-to-all has "pieces" as well: the bytes for each rank of the group
     {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for this collective
     {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) that was not over was written to
     {"e": "future", "work": 3}       the future of a collective was taken: where it is waited for is not seen
@@ -377,13 +378,15 @@ def report(judge: Judge, name: str, given: dict) -> dict:
     event = dict(op=SPOKEN.get(name, name.rstrip("_")), name=f"{judge.lives}/{group.group_name}", group=sorted(members),
                  shape=None, dtype=None, bytes=0, detail=None, where=where, callers=callers)
     tensors = given.get(AGREED.get(name, ""))
-    sent = tensors if tensors is not None else given.get("tensors", given.get("input"))
+    sent = tensors if tensors is not None else given.get("tensors", given.get("input_tensors", given.get("input")))
     sent = [t for t in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(t, torch.Tensor)]
     if sent:
         event["bytes"] = sum(t.numel() * t.element_size() for t in sent)
         event["dtype"] = str(sent[0].dtype).removeprefix("torch.")
         if tensors is not None or event["op"] in ("send", "recv"):
             event["shape"] = [list(t.shape) for t in sent] if len(sent) > 1 else list(sent[0].shape)
+    if event["op"] == "all_to_all":
+        event["pieces"] = pieces(sent, given.get("input_split_sizes"), len(members))
     if "root_rank" in given:
         event["detail"] = f"root {given['root_rank']}"
     elif "reduce_op" in given:
@@ -399,6 +402,14 @@ def report(judge: Judge, name: str, given: dict) -> dict:
         judge.collectives += 1
     judge.say(e="op", **event)
     return event
+
+
+def pieces(sent: list[torch.Tensor], sizes: list[int] | None, ranks: int) -> list[int]:
+    """Bytes for each rank of the group, itself included, in an all-to-all: a tensor for each, or one that is cut along its first dimension."""
+    if sizes is None:
+        return [t.numel() * t.element_size() for t in sent]
+    nbytes, rows = sent[0].numel() * sent[0].element_size(), len(sent[0])
+    return [nbytes * size // max(rows, 1) for size in sizes] or [nbytes // ranks] * ranks
 
 
 def members_in_order(members: dict) -> list[int]:
