@@ -70,7 +70,9 @@ def layer(calls: "Sequence[Collective]", predicted: Sequence[tuple[int, int]]) -
                 axes.bar(rank, call.sent, 0.8, below, color=colour, label=name if rank == 0 else None)
                 below += call.sent
             ends = (forward, forward + backward)
-            axes.hlines(ends, rank - 0.45, rank + 0.45, color="black", linestyle=":", label=None if rank else "predicted")
+            axes.hlines(
+                ends, rank - 0.45, rank + 0.45, color="black", linestyle=":", label=None if rank else "predicted"
+            )
         bars_axes(axes, {rank: f"rank {rank}" for rank in range(len(predicted))}, "bytes sent in a layer")
         axes.margins(y=0.35)
         return figure

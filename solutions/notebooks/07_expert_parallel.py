@@ -58,6 +58,7 @@ from utils.model import MLP, TransformerLM
 # | `x.gather(1, index_NK)` | from each row the numbers in these columns; differentiable |
 # | `x.softmax(dim=-1)` | probabilities, safe for large logits |
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def route(h_ND: Tensor, router_ED: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """The router's choice for each token.
@@ -98,6 +99,7 @@ check("07_expert_parallel/1")
 # |---|---|
 # | `(experts_NK == e).nonzero(as_tuple=True)` | two vectors: the token and the choice of each match |
 # | `out.index_add(0, index_R, rows_RD)` | a copy of `out` with each row added to row `index`; differentiable |
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def mixture(h_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor, experts: Sequence[nn.Module]) -> Tensor:
@@ -143,6 +145,7 @@ check("07_expert_parallel/2")
 # | `x.repeat_interleave(counts)` | each number as many times as its count says |
 #
 # Every rank makes every call, also one with no token to send or receive: the others wait for it.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def sort_slots(experts_NK: Tensor, n_experts: int) -> tuple[Tensor, Tensor]:
@@ -216,12 +219,15 @@ check("07_expert_parallel/3")
 # its tokens. Implementations that combine only the outputs of local experts lose the rest: the loss is right and the router learns
 # something else.
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 class Exchange(torch.autograd.Function):
     """`exchange_rows`, and the gradient of it."""
 
     @staticmethod
-    def forward(ctx, rows_RD: Tensor, leaving: list[int], arriving: list[int], group: dist.ProcessGroup | None) -> Tensor:
+    def forward(
+        ctx, rows_RD: Tensor, leaving: list[int], arriving: list[int], group: dist.ProcessGroup | None
+    ) -> Tensor:
         ctx.leaving, ctx.arriving, ctx.group = leaving, arriving, group
         return exchange_rows(rows_RD, leaving, arriving, group)
 
@@ -269,6 +275,7 @@ check("07_expert_parallel/4")
 # Look at a real journey: four ranks with eight experts, and a router that was not trained yet. On the right, the bytes that go
 # from rank to rank in the forward pass and in the backward pass.
 
+
 # %%
 def one_layer(_: None, rank: int, world: int) -> list[int]:
     """One mixture on this rank's tokens, forward and backward; how many rows left for each expert."""
@@ -305,6 +312,7 @@ plots_expert_parallel.journey(run.results, run.collectives)
 #
 # **Dropless** mixtures (MegaBlocks, [arXiv:2211.15841](https://arxiv.org/abs/2211.15841)) have no limit. Your exchange has pieces of any
 # length, so it can do both; with equal pieces of C rows each, as the first implementations had them, a capacity would be needed.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def capacity(tokens: int, k: int, n_experts: int, factor: float) -> int:
@@ -360,6 +368,7 @@ check("07_expert_parallel/5")
 # each rank has to give $W$ times the derivative of $L$ by its own probabilities. This can be done in one line:
 # `own + (total - own).detach()` has the value of `total` and the gradient of `own`.
 
+
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def balancing_loss(probs_NE: Tensor, experts_NK: Tensor, world: int) -> Tensor:
     """The balancing loss over the tokens of all ranks (the default group): a float32 scalar, the same on all ranks.
@@ -403,6 +412,7 @@ check("07_expert_parallel/6")
 # |---|---|
 # | `dist.new_group(ranks)` | a group of these ranks. **Every** rank makes **every** such call, in one order, also for groups that it is not in |
 # | `dist.all_reduce(tensor, group=group)` | the sum over a group, in place |
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def make_groups(rank: int, world: int, spread: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
@@ -455,6 +465,7 @@ check("07_expert_parallel/7")
 #
 # Unlike weights in FSDP or activations in tensor parallelism, the bytes depend on the tokens: they differ from rank to rank and from step to step.
 # And so does the work. All ranks wait for the one whose experts have the most rows, so **the busiest rank sets the time**.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def layer_bytes(rows: list[list[int]], rank: int, dim: int, element_size: int) -> tuple[int, int]:
@@ -509,6 +520,7 @@ plots_expert_parallel.layer(run.collectives, predicted)
 #
 # Now put experts in the place of each block's MLP. The model does not notice: `block.mlp = …` replaces a submodule. This is
 # the serial version. It keeps its last balancing loss and how many slots chose each expert, for you to add up and look at.
+
 
 # %%
 class Mixture(nn.Module):
@@ -565,7 +577,9 @@ def parallel_forward(layer: ParallelMixture, x_BTD: Tensor) -> Tensor:
     ### END SOLUTION
 
 
-def spread_experts(model: TransformerLM, world: int, tokens: dist.ProcessGroup) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def spread_experts(
+    model: TransformerLM, world: int, tokens: dist.ProcessGroup
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Replace each block's `Mixture` by a `ParallelMixture`; the parameters that all ranks hold, and those of my experts."""
     # TODO 9, again: the model. Each of its parameters is in one of the two lists, once.
     ### BEGIN SOLUTION
@@ -644,7 +658,9 @@ for world, spread in ((2, 2), (3, 3), (4, 2)):
     ranks = run_on_ranks("07_expert_parallel/train", [how] * world).results
     means = [sum(losses) / world for losses in zip(*(mine["losses"] for mine in ranks), strict=True)]
     apart = max(abs(a - b) / b for a, b in zip(means, serial["losses"], strict=True))
-    print(f"{world} ranks, experts over {spread}: loss {means[0]:.4f} → {means[-1]:.4f}, at most {apart:.1e} from the serial run")
+    print(
+        f"{world} ranks, experts over {spread}: loss {means[0]:.4f} → {means[-1]:.4f}, at most {apart:.1e} from the serial run"
+    )
 
 # %% [markdown]
 # And the experts' load over a training, one expert a token, with and without the balancing loss:
