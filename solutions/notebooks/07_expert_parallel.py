@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from grader import run_on_ranks
-from utils import plots, plots_expert_parallel
+from utils import plots_expert_parallel
 from utils.model import MLP, TransformerLM
 
 # %% [markdown]
