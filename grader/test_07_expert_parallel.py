@@ -1,19 +1,19 @@
 """Checks and hints of 07_expert_parallel.
 
-| TODO | achievement                                | evidence                                                                                  | needs            |
-|------|--------------------------------------------|-------------------------------------------------------------------------------------------|------------------|
-| 1    | a router: gates, experts, probabilities    | values, dtypes and gradients; ties; bfloat16 tokens; large logits                         |                  |
-| 2    | the mixture on one process                 | values, all gradients, rows that each expert computed                                     |                  |
-| 3    | rows brought to their experts              | order, counts and rows on 1 to 7 ranks and in groups; bytes; ranks without rows           |                  |
-| 4    | results combined, gradients brought back   | beside one process on 1 to 8 ranks and in groups; rows computed by each expert; bytes     | 3                |
-| 5    | capacity                                   | the formula; which slots are kept                                                         |                  |
-| 6    | the balancing loss over all ranks          | value, gradient and bytes on 1 to 5 ranks with unequal numbers of tokens                  |                  |
-| 7    | groups; whose gradients are averaged       | members of groups; gradients and bytes                                                    |                  |
-| 8    | bytes, messages, slowdown, predicted       | the formulas                                                                              |                  |
-| 9    | the course's model, trained                | losses, first gradients, weights, bytes held and sent, beside one process, on 2 to 4 ranks | 1, 3, 4, 5, 6, 7 |
+| TODO | achievement                           | evidence                                                   | needs  |
+|------|---------------------------------------|------------------------------------------------------------|--------|
+| 1    | router: gates, experts, probabilities | values, dtypes, gradients; ties; bfloat16; large logits    |        |
+| 2    | the mixture on one process            | values, all gradients, rows that each expert computed      |        |
+| 3    | rows brought to their experts         | order, counts, rows, bytes on 1 to 7 ranks, and in groups  |        |
+| 4    | results combined, gradients sent back | beside one process on 1 to 8 ranks; rows computed; bytes   | 3      |
+| 5    | capacity                              | the formula; which slots are kept                          |        |
+| 6    | the balancing loss over all ranks     | value, gradient, bytes; unequal numbers of tokens          |        |
+| 7    | groups; whose gradients are averaged  | members of groups; gradients and bytes                     |        |
+| 8    | bytes, messages, slowdown, predicted  | the formulas                                               |        |
+| 9    | the course's model, trained           | losses, gradients, weights, bytes held and sent            | 1, 3–7 |
 
-What is routed where is given to the checks of TODOs 2 to 4, so that no rounding decides it. In those of 1 and 9 the router decides; there
-the numbers are drawn until every decision has a MARGIN that is far above rounding errors.
+In the checks of TODOs 2 to 4 it is given what is routed where, so that no rounding decides it. In those of 1 and 9 the
+router decides; there the numbers are drawn until every decision has a MARGIN that is far above rounding errors.
 """
 
 import math
@@ -25,22 +25,29 @@ from torch import nn
 from grader.kit import Private, Wrong, cases, check_answers, collectives, elements, expect, mark, premise, todo
 from utils.model import MLP, TransformerLM
 
-# float32 sums in another order: over 40 draws gradients differ by 2e-6 of their largest number at most, bfloat16 ones by 1 in 128 for each rounding.
+# float32 sums in another order: gradients differ by 2e-6 of their largest number at most. In bfloat16 each rounding
+# adds up to 1 part in 256.
 REL = {"torch.float32": 1e-4, "torch.bfloat16": 3e-2, "torch.float64": 1e-4}
 # Logits of two runs of the same training differ by 3e-6 at most in the steps that are made here. They are about 1.
 MARGIN = 1e-4
 MOVED = 1e-2
 
 
+def described(value):
+    """What it is, in words: "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
 def told(value):
     """What a rank's evidence can hold of it: a tensor as it is, anything else in words."""
-    return value.detach().clone() if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    return value.detach().clone() if isinstance(value, torch.Tensor) else described(value)
 
 
 def told_all(value, count):
     """The same of a tuple of `count`."""
     if not isinstance(value, (tuple, list)) or len(value) != count:
-        return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
+        return described(value) + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
     return [told(part) for part in value]
 
 
@@ -50,7 +57,7 @@ def a_tensor(what, got, shape, dtype=None, rank=None):
     right = f"a tensor of shape {tuple(shape)}" + (f" and dtype {name}" if dtype else "")
     expect(
         isinstance(got, torch.Tensor),
-        f"{what} is {got if isinstance(got, str) else type(got).__name__}, not a tensor",
+        f"{what} is {got if isinstance(got, str) else described(got)}, not a tensor",
         right,
         got,
         rank,
@@ -77,7 +84,7 @@ def same_numbers(what, got, right, rank=None, rel=1e-4, why=""):
     worst = int((got.double() - right.double()).abs().nan_to_num(math.inf).flatten().argmax())
     place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), right.shape))
     raise Wrong(
-        f"{what}{why}: number {place if len(place) != 1 else place[0]} differs",
+        f"{what}{why}: the number at {place if len(place) != 1 else place[0]} differs",
         f"{right.flatten()[worst]:.6g}",
         f"{got.flatten()[worst]:.6g}",
         rank,
@@ -96,8 +103,12 @@ def s(n):
 # TODO 1: the router
 
 # (kind, tokens, width, experts, choices)
-ROUTES = (("random", 7, 5, 4, 1), ("random", 6, 3, 6, 2), ("random", 5, 4, 3, 3), ("random", 9, 8, 17, 4), ("random", 3, 2, 1, 1), ("random", 0, 4, 4, 2),
-          ("ties", 6, 3, 24, 1), ("ties", 6, 3, 24, 3), ("close", 4, 2, 6, 1), ("close", 4, 2, 6, 2), ("large", 5, 4, 4, 1), ("large", 5, 4, 4, 2))  # fmt: skip
+ROUTES = (
+    ("random", 7, 5, 4, 1), ("random", 6, 3, 6, 2), ("random", 5, 4, 3, 3), ("random", 9, 8, 17, 4),
+    ("random", 3, 2, 1, 1), ("random", 0, 4, 4, 2), ("ties", 6, 3, 24, 1), ("ties", 6, 3, 24, 3),
+    ("close", 4, 2, 6, 1), ("close", 4, 2, 6, 2),
+    ("large", 5, 4, 4, 1), ("large", 5, 4, 4, 2),
+)  # fmt: skip
 TOLD = {"random": "", "ties": ", some logits equal", "close": ", tokens in bfloat16", "large": ", logits of hundreds"}
 
 
@@ -169,13 +180,17 @@ def routed_on_rank(code, rank, world, trials):
 
 @todo(
     1,
-    why="Everything else follows the router. A choice that depends on rounding makes two runs, or a run and its resumed copy, send tokens to "
+    why="Everything else follows the router. A choice that depends on rounding makes two runs, or a run and its "
+    "resumed copy, send tokens to "
     "different experts; and a gate without a gradient leaves the router as it was drawn.",
     hints=(
-        "Logits, their softmax, the order of the logits, and the gates out of the probabilities: four steps, the first in float32.",
-        "h_ND.float() @ router_ED.float().T are the logits. argsort with stable=True and descending=True keeps the lower number first; cut it to k columns. "
+        "Logits, their softmax, the order of the logits, and the gates out of the probabilities: four steps, the "
+        "first in float32.",
+        "h_ND.float() @ router_ED.float().T are the logits. argsort with stable=True and descending=True keeps the "
+        "lower number first; cut it to k columns. "
         "probs.gather(1, experts) takes the gates, and keeps their gradient.",
-        "experts = logits.argsort(dim=-1, descending=True, stable=True)[:, :k]; gates = probs.gather(1, experts); for k > 1, gates / gates.sum(dim=-1, keepdim=True).",
+        "experts = logits.argsort(dim=-1, descending=True, stable=True)[:, :k]; gates = probs.gather(1, experts); "
+        "for k > 1, gates / gates.sum(dim=-1, keepdim=True).",
     ),
 )
 def test_todo1_route(student):
@@ -212,8 +227,8 @@ def test_todo1_route(student):
         a_tensor(f"{what}: the third result, probabilities,", probs, (n, experts), torch.float32)
         for token in range(n):
             got, due = chosen[token].tolist(), right[1][token].tolist()
-            logits = [round(float(right[3][token, e]), 4) for e in due]
-            others = [round(float(right[3][token, e]), 4) if 0 <= e < experts else None for e in got]
+            logits = [round(right[3][token, e].item(), 4) for e in due]
+            others = [round(right[3][token, e].item(), 4) if 0 <= e < experts else None for e in got]
             expect(
                 got == due,
                 f"{what}: token {token} goes to other experts",
@@ -288,7 +303,9 @@ def work_of(experts):
 
 
 def choices(draw, n, experts, k, home=None, dropped=0.0, avoid=None):
-    """k different experts for each of n tokens, as lists; with `home`, a range, three in four are of it. None chooses `avoid`."""
+    """k different experts for each of n tokens, as lists. With `home`, a range, three in four are of it; nobody chooses
+    `avoid`.
+    """
     chosen = []
     for _ in range(n):
         pool = [e for e in range(experts) if e != avoid]
@@ -347,13 +364,17 @@ def mixed_on_rank(code, rank, world, trials):
 
 @todo(
     2,
-    why="Without a serial run nobody can say whether the parallel one is right. And a mixture that computes all experts for all tokens "
+    why="Without a serial run nobody can say whether the parallel one is right. And a mixture that computes all "
+    "experts for all tokens "
     "is a dense layer with extra steps: all of its cost, none of its point.",
     hints=(
-        "For one expert: which tokens chose it, and by which of their choices? Compute these rows; add them to their tokens' results.",
-        "(experts_NK == e).nonzero(as_tuple=True) gives tokens and choices; h_ND[tokens] the rows; gates_NK[tokens, choices, None] a column of gates. "
+        "For one expert: which tokens chose it, and by which of their choices? Compute these rows; add them to "
+        "their tokens' results.",
+        "(experts_NK == e).nonzero(as_tuple=True) gives tokens and choices; h_ND[tokens] the rows; "
+        "gates_NK[tokens, choices, None] a column of gates. "
         "out.index_add(0, tokens, rows) adds. With no rows at all, all of this works as well.",
-        "for e, expert in enumerate(experts): tokens, choices = …; out = out.index_add(0, tokens, (gates_NK[tokens, choices, None] * expert(h_ND[tokens])).to(h_ND.dtype)).",
+        "for e, expert in enumerate(experts): tokens, choices = …; out = out.index_add(0, tokens, "
+        "(gates_NK[tokens, choices, None] * expert(h_ND[tokens])).to(h_ND.dtype)).",
     ),
 )
 def test_todo2_mixture(student):
@@ -523,8 +544,11 @@ def group_of(rank, world, size):
 
 
 def tables(draw, size, each):
-    """For each trial the rows from each rank of a group (row) to each expert (column): a common one, one with a rank that has no tokens
-    and a rank whose experts nobody chose, one where most stay, and one without any row."""
+    """For each trial the rows from each rank of a group (row) to each expert (column).
+
+    A common one, one with a rank that has no tokens and a rank whose experts nobody chose, one where most stay, and one
+    without any row.
+    """
     experts = size * each
     common = [[draw.randrange(6) for _ in range(experts)] for _ in range(size)]
     idle = [
@@ -585,7 +609,8 @@ def check_sent(what, events, rank, most, least, of):
     nbytes = sent_by(events, rank)
     expect(
         nbytes <= 1.1 * most,
-        f"{what}, rank {rank} sends {nbytes:,.0f} bytes of {of}, by {ways(events, rank)}: more than is needed elsewhere",
+        f"{what}, rank {rank} sends {nbytes:,.0f} bytes of {of}, by {ways(events, rank)}: more than is needed "
+        "elsewhere",
         f"{most:,} bytes",
         f"{nbytes:,.0f} bytes",
         rank,
@@ -601,13 +626,18 @@ def check_sent(what, events, rank, most, least, of):
 
 @todo(
     3,
-    why="A receiver that does not know how much comes has no room for it, so counts go first. And the all-to-all is the only collective here whose size the "
+    why="A receiver that does not know how much comes has no room for it, so counts go first. And the all-to-all "
+    "is the only collective here whose size the "
     "data decide: what a rank sends too much, it sends in every layer of every step.",
     hints=(
-        "Do it on paper for two ranks with two experts each: what leaves, in which order; what arrives, in which order; and what the experts want.",
-        "sort_slots: flatten, then argsort(stable=True); -1 sorts to the front, so cut it off, and leave it out of bincount. exchange_counts: an all-to-all of equal "
-        "pieces of L numbers, seen as a table. exchange_rows: new_empty(sum(arriving), D), and the lists of lengths. regroup: write down each arrived row's expert, then argsort.",
-        "dist.all_to_all_single(arrived, rows.contiguous(), arriving, leaving, group=group). regroup: torch.arange(L).repeat(W).repeat_interleave(arriving_WL.flatten()) is the expert "
+        "Do it on paper for two ranks with two experts each: what leaves, in which order; what arrives, in which "
+        "order; and what the experts want.",
+        "sort_slots: flatten, then argsort(stable=True); -1 sorts to the front, so cut it off, and leave it out of "
+        "bincount. exchange_counts: an all-to-all of equal "
+        "pieces of L numbers, seen as a table. exchange_rows: new_empty(sum(arriving), D), and the lists of "
+        "lengths. regroup: write down each arrived row's expert, then argsort.",
+        "dist.all_to_all_single(arrived, rows.contiguous(), arriving, leaving, group=group). regroup: "
+        "torch.arange(L).repeat(W).repeat_interleave(arriving_WL.flatten()) is the expert "
         "of each row; its stable argsort is the order.",
     ),
 )
@@ -743,7 +773,7 @@ def travelled_on_rank(code, rank, world, size, k, n, chosen, seeds, seed):
 
 
 def back_on_rank(code, rank, world, leaving, arriving, offset, backwards):
-    """The gradient of an exchange: with one that differs from row to row, and with that of a sum, which is not contiguous."""
+    """The gradient of an exchange, for one that differs from row to row, and for a sum's, which is not contiguous."""
     rows = row_numbers(offset, sum(leaving), "float32").requires_grad_()
     out = code.Exchange.apply(rows, leaving, arriving, None)
     weights = row_numbers(backwards, sum(arriving), "float32")
@@ -809,13 +839,18 @@ def check_combine(student):
 @todo(
     4,
     needs=(3,),
-    why="A result that lands on another token raises no error, and a gradient that does not come home raises none either: the loss falls, only less far. "
+    why="A result that lands on another token raises no error, and a gradient that does not come home raises none "
+    "either: the loss falls, only less far. "
     "Both were in libraries that many people used.",
     hints=(
-        "Follow one row: its slot, its place among what leaves, its place among what arrives, its place after regrouping, and all the way back.",
-        "The gradient of an exchange is an exchange with leaving and arriving swapped, and None for what is no tensor. slots_R // K is a slot's token, gates_NK.flatten()[slots_R] its "
-        "gate. order.argsort() undoes order. Lengths for lists: .sum(dim=1).tolist(). tensor.split(lengths) cuts the rows for the experts, torch.cat joins their results.",
-        "sort_slots; exchange_counts; leaving = counts_E.view(world, -1).sum(dim=1).tolist(); Exchange.apply(h_ND[slots_R // K], …); rows[order].split(…); each expert on its part; "
+        "Follow one row: its slot, its place among what leaves, its place among what arrives, its place after "
+        "regrouping, and all the way back.",
+        "The gradient of an exchange is an exchange with leaving and arriving swapped, and None for what is no "
+        "tensor. slots_R // K is a slot's token, gates_NK.flatten()[slots_R] its "
+        "gate. order.argsort() undoes order. Lengths for lists: .sum(dim=1).tolist(). tensor.split(lengths) cuts "
+        "the rows for the experts, torch.cat joins their results.",
+        "sort_slots; exchange_counts; leaving = counts_E.view(world, -1).sum(dim=1).tolist(); "
+        "Exchange.apply(h_ND[slots_R // K], …); rows[order].split(…); each expert on its part; "
         "Exchange.apply(results[order.argsort()], arriving, leaving, group); combine.",
     ),
 )
@@ -881,7 +916,10 @@ def check_journey(student, world, each, k, size, without):
 
 
 def traffic(chosen, place, each, row_bytes):
-    """(most, least) bytes that a member of a group sends in one pass: its rows, and results of others' rows. The least, if a token goes to a rank once."""
+    """(most, least) bytes that a member of a group sends in one pass: its rows, and results of others' rows.
+
+    The least is for a token that goes to a rank once, though two of its experts are there.
+    """
 
     def rows(source, target):
         slots = [e // each for row in chosen[source] for e in row if e // each == target]
@@ -921,13 +959,17 @@ def dropped_on_rank(code, rank, world, trials):
 
 @todo(
     5,
-    why="A capacity is what makes the memory and the time of a step predictable. And a serial run that drops by another rule than the ranks is another model: nobody can "
+    why="A capacity is what makes the memory and the time of a step predictable. And a serial run that drops by "
+    "another rule than the ranks is another model: nobody can "
     "tell then whether the parallel one is right.",
     hints=(
-        "Seat the slots in order: all first choices from the first token to the last, then all second ones. Each asks how many sit with its expert already.",
-        "experts_NK.T.reshape(-1) is that order. Compare it with arange(n_experts): a table with a row for each slot, a column for each expert. Its cumsum(dim=0), less 1, "
+        "Seat the slots in order: all first choices from the first token to the last, then all second ones. Each "
+        "asks how many sit with its expert already.",
+        "experts_NK.T.reshape(-1) is that order. Compare it with arange(n_experts): a table with a row for each "
+        "slot, a column for each expert. Its cumsum(dim=0), less 1, "
         "counts those before. In shares: cut the tokens with split, drop in each with its own limit, torch.cat.",
-        "taken = slots[:, None] == torch.arange(E); before = ((taken.cumsum(dim=0) - 1) * taken).sum(dim=1); where before < limit, the expert, else -1; and transposed back.",
+        "taken = slots[:, None] == torch.arange(E); before = ((taken.cumsum(dim=0) - 1) * taken).sum(dim=1); where "
+        "before < limit, the expert, else -1; and transposed back.",
     ),
 )
 def test_todo5_capacity(student):
@@ -987,7 +1029,10 @@ def test_todo5_capacity(student):
         due = [
             row for share in some for row in right_drop(share, experts, math.ceil(factor * (n // shares) * k / experts))
         ]
-        what = f"drop_in_shares of {n} tokens with {k} choice{s(k)} of {experts} experts, factor {factor}, {shares} share{s(shares)}"
+        what = (
+            f"drop_in_shares of {n} tokens with {k} choice{s(k)} of {experts} experts, factor {factor}, "
+            f"{shares} share{s(shares)}"
+        )
         a_tensor(what, found["shares"], (n, k), torch.int64)
         compare_kept(what, found["shares"].tolist(), due, chosen)
 
@@ -1046,13 +1091,17 @@ def right_balance(parts, experts, k):
 
 @todo(
     6,
-    why="A mean of local products is another loss: it punishes a rank whose own tokens are alike, as those of one document are, though the load of all "
+    why="A mean of local products is another loss: it punishes a rank whose own tokens are alike, as those of one "
+    "document are, though the load of all "
     "is even. Then the number of ranks decides what the model learns.",
     hints=(
         "Write down which sums over tokens the loss is made of. Sums can be added up over ranks; products can not.",
-        "Slots of each expert (bincount), sums of probabilities, and the number of tokens: joined in one vector, they take one all_reduce, of what is detached. "
-        "Then divide and multiply. For the gradient put your own sum, times world, in the place of its value: own + (total - own).detach().",
-        "totals = torch.cat([slots_E, own_E.detach(), tokens]); dist.all_reduce(totals); P_E = (world * own_E + (all_E - world * own_E).detach()) / tokens; E * (f_E * P_E).sum().",
+        "Slots of each expert (bincount), sums of probabilities, and the number of tokens: joined in one vector, "
+        "they take one all_reduce, of what is detached. "
+        "Then divide and multiply. For the gradient put your own sum, times world, in the place of its value: own "
+        "+ (total - own).detach().",
+        "totals = torch.cat([slots_E, own_E.detach(), tokens]); dist.all_reduce(totals); P_E = (world * own_E + "
+        "(all_E - world * own_E).detach()) / tokens; E * (f_E * P_E).sum().",
     ),
 )
 def test_todo6_balance(student):
@@ -1066,9 +1115,12 @@ def test_todo6_balance(student):
         right = right_balance(parts, experts, k)
         right.backward()
         right = right.detach()
-        local = [float(right_balance([part], experts, k)) if n else 0.0 for part, n in zip(parts, ns, strict=True)]
+        local = [right_balance([part], experts, k).item() if len(part[0]) else 0.0 for part in parts]
         premise(world == 1 or abs(sum(local) / world - float(right)) > 1e-2, "a mean of local products")
-        what = f"balancing_loss on {world} rank{s(world)} with {', '.join(map(str, ns))} tokens, {experts} experts, {k} a token"
+        what = (
+            f"balancing_loss on {world} rank{s(world)} with {', '.join(map(str, ns))} tokens, {experts} "
+            f"experts, {k} a token"
+        )
         for rank, found in enumerate(run.evidence):
             a_tensor(what, found["loss"], (), torch.float32, rank)
             got = float(found["loss"])
@@ -1104,7 +1156,8 @@ def test_todo6_balance(student):
                 same_way = close(found["grad"] / max(ratio, 1e-9), due, 1e-3)
                 wrong = f"{ratio:.4g} times the one that is due" if same_way else "another gradient"
                 raise Wrong(
-                    f"{what}: the probabilities on rank {rank} get {wrong}; it is {world} times the derivative of the loss, so that the ranks' average is right",
+                    f"{what}: the probabilities on rank {rank} get {wrong}; it is {world} times the derivative of "
+                    "the loss, so that the ranks' average is right",
                     f"norm {due.norm():.5g}",
                     f"norm {found['grad'].norm():.5g}",
                     rank,
@@ -1116,7 +1169,8 @@ def test_todo6_balance(student):
             nbytes = sent_by(events, rank)
             expect(
                 nbytes <= most,
-                f"{what}: rank {rank} sends {nbytes:,.0f} bytes, by {ways(events, rank)}; a few numbers for each expert are enough, however many tokens there are",
+                f"{what}: rank {rank} sends {nbytes:,.0f} bytes, by {ways(events, rank)}; a few numbers for each "
+                "expert are enough, however many tokens there are",
                 f"at most {most:,.0f} bytes",
                 f"{nbytes:,.0f} bytes",
                 rank,
@@ -1144,9 +1198,7 @@ def grouped_on_rank(code, rank, world, spread):
     for group in made:
         # A group that a rank is not in is a number to it.
         members.append(
-            sorted(dist.get_process_group_ranks(group))
-            if isinstance(group, dist.ProcessGroup)
-            else f"a {type(group).__name__}"
+            sorted(dist.get_process_group_ranks(group)) if isinstance(group, dist.ProcessGroup) else described(group)
         )
     return {"groups": members}
 
@@ -1180,13 +1232,17 @@ def averaged_on_rank(code, rank, world, spread, seed):
 
 @todo(
     7,
-    why="With the wrong group, different experts are averaged into one; with the wrong divisor, experts learn faster or slower than all else. Adam hides a wrong scale almost "
+    why="With the wrong group, different experts are averaged into one; with the wrong divisor, experts learn "
+    "faster or slower than all else. Adam hides a wrong scale almost "
     "entirely, so that nobody notices for months.",
     hints=(
-        "Draw four ranks as a table: a row for each set, a column for each place in a set. What travels along rows, what along columns?",
-        "[dist.new_group(ranks) for ranks in …] makes all of them on every rank; then pick the one this rank is in. For the divisor: the whole loss is the sum of the ranks' losses divided by world, "
+        "Draw four ranks as a table: a row for each set, a column for each place in a set. What travels along "
+        "rows, what along columns?",
+        "[dist.new_group(ranks) for ranks in …] makes all of them on every rank; then pick the one this rank is "
+        "in. For the divisor: the whole loss is the sum of the ranks' losses divided by world, "
         "and after the all-reduce over the copies an expert has the gradient of that whole sum.",
-        "sets: range(first, first + spread) for first in range(0, world, spread); copies: range(place, world, spread) for place in range(spread). Both kinds of gradients are divided by world.",
+        "sets: range(first, first + spread) for first in range(0, world, spread); copies: range(place, world, "
+        "spread) for place in range(spread). Both sorts of gradients are divided by world.",
     ),
 )
 def test_todo7_gradients(student):
@@ -1257,15 +1313,12 @@ def test_todo7_gradients(student):
                 "weights too",
                 rank,
             )
-            size = [
-                sum(math.prod(shape) * (8 if dtype == "float64" else 4) for shape, dtype in zip(shapes, dtypes))
-                for shapes, dtypes in ((SHARED, SHARED_DTYPES), (OWN, OWN_DTYPES))
-            ]
+            # The shared gradients, of two dtypes, may be joined in one message: then all of them are float64.
+            size = 8 * sum(map(math.prod, SHARED)), 4 * sum(map(math.prod, OWN))
             most = 2 * (world - 1) / world * size[0] + 2 * (len(holders) - 1) / len(holders) * size[1]
             nbytes = sent_by(events, rank)
-            # Gradients of two dtypes, joined in one message, are as wide as the wider one.
             expect(
-                nbytes <= 2.2 * most,
+                nbytes <= most,
                 f"{what}: rank {rank} sends {nbytes:,.0f} bytes, by {ways(events, rank)}; all-reduces send {most:,.0f}",
                 f"{most:,.0f} bytes",
                 f"{nbytes:,.0f} bytes",
@@ -1279,12 +1332,16 @@ def test_todo7_gradients(student):
 
 @todo(
     8,
-    why="Whoever can write down the table of rows can say beforehand which network a layer needs, and why the same layer takes twice as long on one batch as on another.",
+    why="Whoever can write down the table of rows can say beforehand which network a layer needs, and why the same "
+    "layer takes twice as long on one batch as on another.",
     hints=(
-        "Draw the table of rows for two ranks with two experts each, and cross out what stays on its rank. Who sends the rest, and who sends its results back?",
-        "Rows that leave: the rank's row of the table, without its own experts' columns. Results that go back: its experts' columns, without its own row. Both times dim times element_size; "
+        "Draw the table of rows for two ranks with two experts each, and cross out what stays on its rank. Who "
+        "sends the rest, and who sends its results back?",
+        "Rows that leave: the rank's row of the table, without its own experts' columns. Results that go back: its "
+        "experts' columns, without its own row. Both times dim times element_size; "
         "forward there are also 8 bytes for each expert elsewhere. Three all-to-alls forward, two backward.",
-        "there = sum(rows[rank]) - own; back = sum of the own columns - own; forward (there + back) * dim * element_size + 8 * (E - E // W). Messages 3 (W - 1) and 2 (W - 1). "
+        "there = sum(rows[rank]) - own; back = sum of the own columns - own; forward (there + back) * dim * "
+        "element_size + 8 * (E - E // W). Messages 3 (W - 1) and 2 (W - 1). "
         "slowdown: the largest sum of a rank's columns, divided by the mean.",
     ),
 )
@@ -1317,7 +1374,7 @@ WORDS, LENGTH, SEQUENCES, WEIGHT, STEPS = 29, 8, 2, 0.1, 3
 
 
 class Whole(nn.Module):
-    """The serial mixture, as the notebook's has it to be: with `k`, `factor`, `router` and `experts`. It keeps what it did."""
+    """The serial mixture, with the attributes that the notebook's `ParallelMixture` takes. It keeps what it did."""
 
     def __init__(self, dim, experts, k, factor, shares):
         super().__init__()
@@ -1366,7 +1423,7 @@ def lm_batch(seed, step):
 
 
 def serial(seeds, experts, k, factor):
-    """One process that has all ranks' batches: losses, first gradients, last weights; and what was routed in the first step."""
+    """One process that has all ranks' batches: losses, first gradients, last weights; what was routed in step 1."""
     model = lm(experts, k, factor, len(seeds))
     first = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -1416,7 +1473,6 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
     found = {
         "lists": [[names.get(id(p), "what is no parameter of the model") for p in part] for part in lists],
         "held": elements(model.parameters()),
-        "kinds": [type(block.mlp).__name__ for block in model.blocks],
     }
     if sorted(name for part in found["lists"] for name in part) != sorted(names.values()):
         return found
@@ -1457,13 +1513,18 @@ TRAININGS = ((2, 2, 2, 2, 1.0), (3, 3, 1, 1, None), (4, 2, 3, 2, 1.25))
 @todo(
     9,
     needs=(1, 3, 4, 5, 6, 7),
-    why="Each part can be right and the whole still wrong: a router's gradient that is averaged with the experts', a loss that is balanced twice, a rank that drops by all ranks' tokens. "
+    why="Each part can be right and the whole still wrong: a router's gradient that is averaged with the experts', "
+    "a loss that is balanced twice, a rank that drops by all ranks' tokens. "
     "Only the same losses, step by step, prove that it is the serial run.",
     hints=(
-        "Mixture.forward, line by line: which of its lines must know of the other ranks? Only two, and you have functions for both.",
-        "The layer has k, factor, world, tokens (a group), router, n_experts and experts. Its limit is capacity(its own tokens, …). The parameters of block.mlp.experts are this rank's; "
-        "the router is not among them. A loss to minimize: model(x, y) + weight * the sum of block.mlp.balance over the blocks, after the model ran.",
-        "x.flatten(0, 1); route; balancing_loss(…, layer.world); load by bincount; drop if there is a factor; parallel_mixture(…, layer.experts, layer.tokens).view_as(x). "
+        "Mixture.forward, line by line: which of its lines must know of the other ranks? Only two, and you have "
+        "functions for both.",
+        "The layer has k, factor, world, tokens (a group), router, n_experts and experts. Its limit is "
+        "capacity(its own tokens, …). The parameters of block.mlp.experts are this rank's; "
+        "the router is not among them. A loss to minimize: model(x, y) + weight * the sum of block.mlp.balance "
+        "over the blocks, after the model ran.",
+        "x.flatten(0, 1); route; balancing_loss(…, layer.world); load by bincount; drop if there is a factor; "
+        "parallel_mixture(…, layer.experts, layer.tokens).view_as(x). "
         "block.mlp = ParallelMixture(block.mlp, world, tokens). loss, loss + weight * sum(…).",
     ),
 )
@@ -1499,7 +1560,8 @@ def check_training(student, world, spread, each, seeds, how, right):
         held, due = found["held"], of_all + each * of_one
         expect(
             held <= due,
-            f"{told_size}: rank {rank}'s model has memory for {held:,} weights; its share is {due:,}, with {each} expert{s(each)} a layer",
+            f"{told_size}: rank {rank}'s model has memory for {held:,} weights; its share is {due:,}, with {each} "
+            f"expert{s(each)} a layer",
             f"{due:,} weights",
             f"{held:,} weights",
             rank,
@@ -1518,7 +1580,8 @@ def check_training(student, world, spread, each, seeds, how, right):
             stray = sorted(set(got) ^ set(those)) or [name for name in got if got.count(name) > 1]
             expect(
                 not stray,
-                f"spread_experts on {told_size}: the list of {what} on rank {rank} is another one, as to {stray[0] if stray else ''}",
+                f"spread_experts on {told_size}: the list of {what} on rank {rank} is another one, as to "
+                f"{stray[0] if stray else ''}",
                 f"{len(those)} parameters",
                 f"{len(got)} parameters",
                 rank,

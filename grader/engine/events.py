@@ -40,7 +40,7 @@ def read(line: bytes, world: int) -> dict:
             else number(value) if name in ("bytes", "id", "of", "work", "tag", "status", "rank", "world")
             else value is None or rank(value) if name in ("peer", "source")
             else isinstance(value, list) and all(map(rank, value)) if name == "group"
-            else sizes(value) and len(value) == len(event.get("group", ())) and min(value, default=0) >= 0 if name == "pieces"
+            else sizes(value) and min(value, default=0) >= 0 if name == "pieces"
             else value is None or isinstance(value, list) and (all(map(number, value)) or all(map(sizes, value))) if name == "shape"
             else value is None or line_of_code(value) if name == "where"
             else isinstance(value, list) and all(map(line_of_code, value)) if name in ("callers", "frames")

@@ -409,7 +409,7 @@ def pieces(sent: list[torch.Tensor], sizes: list[int] | None, ranks: int) -> lis
     if sizes is None:
         return [t.numel() * t.element_size() for t in sent]
     nbytes, rows = sent[0].numel() * sent[0].element_size(), len(sent[0])
-    return [nbytes * size // max(rows, 1) for size in sizes] or [nbytes // ranks] * ranks
+    return [nbytes * max(size, 0) // max(rows, 1) for size in sizes] or [nbytes // ranks] * ranks
 
 
 def members_in_order(members: dict) -> list[int]:

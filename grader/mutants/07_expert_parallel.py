@@ -111,7 +111,7 @@ WRONG = [
     Answer(1, "gates without a gradient", swap=("probs_NE.gather(1, experts_NK)", "probs_NE.detach().gather(1, experts_NK)"), says="have no gradient"),
     Answer(1, "the sum of the gates has no gradient", swap=("gates_NK.sum(dim=-1, keepdim=True)", "gates_NK.sum(dim=-1, keepdim=True).detach()"), says="gradient that gates give"),
     Answer(1, "probabilities without a gradient", swap=("return gates_NK, experts_NK, probs_NE", "return gates_NK, experts_NK, probs_NE.detach()"), says="probabilities have no gradient"),
-    Answer(1, "softmax by hand overflows", swap=("logits_NE.softmax(dim=-1)", "logits_NE.exp() / logits_NE.exp().sum(dim=-1, keepdim=True)"), says="logits of hundreds"),
+    Answer(1, "softmax by hand overflows", swap=("logits_NE.softmax(dim=-1)", "logits_NE.exp() / logits_NE.exp().sum(dim=-1, keepdim=True)"), says="probabilities"),
     Answer(1, "sigmoid", swap=("logits_NE.softmax(dim=-1)", "logits_NE.sigmoid()"), says="probabilities"),
     Answer(1, "gates in the tokens' dtype", swap=("return gates_NK, experts_NK", "return gates_NK.to(h_ND.dtype), experts_NK"), says="another dtype"),
     Answer(1, "int32", swap=("return gates_NK, experts_NK", "return gates_NK, experts_NK.int()"), says="another dtype"),

@@ -305,7 +305,7 @@ plots_expert_parallel.journey(run.results, run.collectives)
 # and among them earlier tokens before later ones. The gates of what is left stay as they are. A token whose slots were all dropped gets zeros
 # from the mixture; in the block they are added to the residual stream, so the token goes on as it was.
 #
-# ![Six tokens, two experts, a capacity of two each: first choices are seated first](../images/expert_capacity.png)
+# ![Six tokens and three experts that take three rows each: first choices are seated first](../images/expert_capacity.png)
 #
 # Each rank drops by its own count. So the kept slots depend on how many ranks there are, and
 # a serial run is the same run only if it drops as the ranks do: in shares.
