@@ -248,7 +248,7 @@ def test_todo1_route(student):
         weights = torch.randn(n, k, generator=draw), torch.randn(n, experts, generator=draw)
         for name, which, weight in (("gates", 0, weights[0]), ("probs", 2, weights[1])):
             due = torch.autograd.grad((right[which] * weight.double()).sum(), (h, router), retain_graph=True)
-            size = max(float(h.abs().max()), float(router.abs().max()), 1.0)
+            size = max(h.abs().max().item(), router.abs().max().item(), 1.0)
             for of, got, gradient in zip(("the tokens", "the router"), found[name], due, strict=True):
                 spoken = "probabilities" if name == "probs" else name
                 expect(
@@ -1491,6 +1491,9 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
         losses.append(float(both[0]))
         mark()
         both[1].backward()
+        without = [names[id(p)] for p in (*shared, *mine) if p.grad is None]
+        if without:
+            return found | {"without": without}
         mark()
         code.average_gradients(shared, mine, copies[rank % spread], world)
         mark()
@@ -1593,6 +1596,8 @@ def check_training(student, world, spread, each, seeds, how, right):
             found.get("loss"),
             rank,
         )
+        without = found.get("without", [""])[0]
+        expect(not without, f"{told_size}: no gradient reaches {without} on rank {rank}", "a gradient", "none", rank)
     for number, due in enumerate(right["losses"][:1]):
         check_loss(told_size, run.evidence, number, due)
     total = sum(found["total"] for found in run.evidence) / world
