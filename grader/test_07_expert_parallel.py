@@ -16,13 +16,15 @@ In the checks of TODOs 2 to 4 it is given what is routed where, so that no round
 router decides; there the numbers are drawn until every decision has a MARGIN that is far above rounding errors.
 """
 
+import gc
 import math
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from grader.kit import Private, Wrong, cases, check_answers, collectives, elements, expect, mark, premise, todo
+from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, mark, premise, todo
+from utils.memory import Storages
 from utils.model import MLP, TransformerLM
 
 # float32 sums in another order: gradients differ by 2e-6 of their largest number at most. In bfloat16 each rounding
@@ -1461,7 +1463,9 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
     sets = [dist.new_group(list(range(first, first + spread))) for first in range(0, world, spread)]
     copies = [dist.new_group(list(range(place, world, spread))) for place in range(spread)]
     model = lm(experts, k, factor, 1)
-    lists = code.spread_experts(model, world, sets[rank // spread])
+    with Storages(model.parameters()) as storages:
+        lists = code.spread_experts(model, world, sets[rank // spread])
+    gc.collect()
     if (
         not isinstance(lists, (tuple, list))
         or len(lists) != 2
@@ -1472,7 +1476,7 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
     names = {id(p): name for name, p in model.named_parameters()}
     found = {
         "lists": [[names.get(id(p), "what is no parameter of the model") for p in part] for part in lists],
-        "held": elements(model.parameters()),
+        "held": sum(storages.live().values()) // 4,
     }
     if sorted(name for part in found["lists"] for name in part) != sorted(names.values()):
         return found
@@ -1563,7 +1567,8 @@ def check_training(student, world, spread, each, seeds, how, right):
         held, due = found["held"], of_all + each * of_one
         expect(
             held <= due,
-            f"{told_size}: rank {rank}'s model has memory for {held:,} weights; its share is {due:,}, with {each} "
+            f"{told_size}: after spread_experts, rank {rank} has memory for {held:,} weights; its share is "
+            f"{due:,}, with {each} "
             f"expert{s(each)} a layer",
             f"{due:,} weights",
             f"{held:,} weights",
@@ -1600,12 +1605,14 @@ def check_training(student, world, spread, each, seeds, how, right):
         expect(not without, f"{told_size}: no gradient reaches {without} on rank {rank}", "a gradient", "none", rank)
     for number, due in enumerate(right["losses"][:1]):
         check_loss(told_size, run.evidence, number, due)
-    total = sum(found["total"] for found in run.evidence) / world
+    # Coarse, for in a wrong layer the next one's tokens are others: what is wrong there, gradients tell better.
+    excess = sum(found["total"] - found["losses"][0] for found in run.evidence) / world
+    due = WEIGHT * right["balance"]
     expect(
-        math.isclose(total, right["losses"][0] + WEIGHT * right["balance"], rel_tol=1e-4),
+        math.isclose(excess, due, rel_tol=1e-2),
         f"{told_size}: what is minimized is not the loss and {WEIGHT} times each block's balancing loss",
-        f"{right['losses'][0] + WEIGHT * right['balance']:.6f}",
-        f"{total:.6f}",
+        f"{due:.5f} more than the loss",
+        f"{excess:.5f} more than the loss",
     )
     check_first_gradients(told_size, run.evidence, right, world, spread, each)
     for rank, found in enumerate(run.evidence):

@@ -329,6 +329,7 @@ return combine(returned_RD, slots_R, gates_NK * local)""")),
     Answer(9, "tokens of all ranks", swap=("layer.experts, layer.tokens)", "layer.experts, None)")),
     Answer(9, "a router without gradient from the gates", swap=("parallel_mixture(h_ND, gates_NK,", "parallel_mixture(h_ND, gates_NK.detach(),"), says="gradient"),
     Answer(9, "all experts are kept", swap=("block.mlp = ParallelMixture(block.mlp, world, tokens)", "whole = block.mlp\n    block.mlp = ParallelMixture(whole, world, tokens)\n    block.mlp.whole = whole"), says="has memory for"),
+    Answer(9, "all experts are kept elsewhere", swap=("for block in model.blocks:\n    block.mlp = Par", "world_of_experts = spread_experts.__dict__.setdefault('kept', [])\nfor block in model.blocks:\n    world_of_experts.append(block.mlp)\n    block.mlp = Par"), says="has memory for"),
     Answer(9, "the router is an expert's", swap=("block.mlp.experts.parameters()", "block.mlp.parameters()"), says="spread_experts"),
     Answer(9, "experts are shared, too", swap=("return [parameter for parameter in model.parameters() if parameter not in of_experts], experts", "return list(model.parameters()), experts"), says="spread_experts"),
     Answer(9, "only the first block", swap=("for block in model.blocks:\n    block.mlp = Par", "for block in model.blocks[:1]:\n    block.mlp = Par")),
@@ -410,7 +411,7 @@ RIGHT = [
     Answer(4, "the library's gradient, inverse by scatter", ["return exchange_rows(grad_RD.contiguous(), ctx.arriving, ctx.leaving, ctx.group), None, None, None", """
         N, K = gates_NK.shape
         by_slot = returned_RD.new_zeros(N * K, returned_RD.shape[1]).index_copy(0, slots_R, returned_RD)
-        return (gates_NK[:, :, None] * by_slot.view(N, K, -1)).sum(dim=1).to(returned_RD.dtype)""", """
+        return (gates_NK[:, :, None] * by_slot.view(N, K, returned_RD.shape[1])).sum(dim=1).to(returned_RD.dtype)""", """
         from torch.distributed.nn.functional import all_to_all_single
 
         K, world, D = experts_NK.shape[1], dist.get_world_size(group), h_ND.shape[1]

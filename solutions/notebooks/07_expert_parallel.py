@@ -88,12 +88,13 @@ check("07_expert_parallel/1")
 # %% [markdown]
 # ## Compute it on one process
 #
-# First the serial run, against which all else is measured: a loop over all experts. Each computes the tokens that chose it
-# **and no others**, which is the point of a mixture. Its outputs, times their gates, are added to those tokens' results.
+# First the serial run, against which all else is measured: a loop over all experts. Each computes the tokens
+# that chose it **and no others**, which is the point of a mixture. Its outputs, times their gates, are added to
+# those tokens' results.
 #
-# Two details will matter later. An expert of **-1** means "none": nothing is computed for that choice, and it adds nothing.
-# And an expert that nobody chose still computes, on zero rows. It costs nothing, and its gradient is then zero
-# instead of missing, so that it can take part in an all-reduce.
+# Two details will matter later. An expert of **-1** means "none": nothing is computed for that choice, and it
+# adds nothing. And an expert that nobody chose still computes, on zero rows. It costs nothing, and its gradient
+# is then zero instead of missing, so that it can take part in an all-reduce.
 #
 # | call | meaning |
 # |---|---|
@@ -178,7 +179,8 @@ def exchange_counts(counts_E: Tensor, group: dist.ProcessGroup | None) -> Tensor
 
 def exchange_rows(rows_RD: Tensor, leaving: list[int], arriving: list[int], group: dist.ProcessGroup | None) -> Tensor:
     """The rows that arrive here, by source. ``leaving[r]`` of my rows go to rank r, and ``arriving[r]`` come from it."""
-    # TODO 3, again: the rows. Nothing travels that is not needed: each row goes to one rank. Rows may have any dtype.
+    # TODO 3, again: the rows. Nothing travels that is not needed: each row goes to one rank.
+    # Rows may have any dtype, and need not be contiguous (gradients often are not).
     ### BEGIN SOLUTION
     arrived_RD = rows_RD.new_empty(sum(arriving), rows_RD.shape[1])
     dist.all_to_all_single(arrived_RD, rows_RD.contiguous(), arriving, leaving, group=group)
@@ -205,19 +207,20 @@ check("07_expert_parallel/3")
 # %% [markdown]
 # ## Bring the results back
 #
-# The results go home by the same exchange, with what left and what arrived swapped. But first the regrouping must be
-# undone: results that come back in the order of the experts, and not in that in which the rows arrived, land on
-# *other tokens*. All shapes are right then, and all numbers wrong. At home, row $i$ belongs to slot `slots_R[i]`. It is
-# multiplied by the gate of **that** slot and added to that slot's token.
+# The results go home by the same exchange, with what left and what arrived swapped. But first the regrouping
+# must be undone: results that come back in the order of the experts, and not in that in which the rows arrived,
+# land on *other tokens*. All shapes are right then, and all numbers wrong. At home, row $i$ belongs to slot
+# `slots_R[i]`. It is multiplied by the gate of **that** slot and added to that slot's token.
 #
-# And the backward pass? It makes the same journey in reverse. A collective of `torch.distributed` is invisible to autograd, so you say
-# what its gradient is: a row's gradient goes back to where the row came from. `torch.autograd.Function` is
-# made for it: `Exchange.apply(rows_RD, leaving, arriving, group)` calls `forward`, and later autograd calls
-# `backward` with the gradient of what was returned; it returns a gradient for each argument, `None` for those that have none.
+# And the backward pass? It makes the same journey in reverse. A collective of `torch.distributed` is invisible
+# to autograd, so you say what its gradient is: a row's gradient goes back to where the row came from.
+# `torch.autograd.Function` is made for it: `Exchange.apply(rows_RD, leaving, arriving, group)` calls `forward`,
+# and later autograd calls `backward` with the gradient of what was returned; it returns a gradient for each
+# argument, `None` for those that have none.
 #
-# The gates multiply at home, where the router's logits are. So the gradient of a rank's logits holds what **all** experts say about
-# its tokens. Implementations that combine only the outputs of local experts lose the rest: the loss is right and the router learns
-# something else.
+# The gates multiply at home, where the router's logits are. So the gradient of a rank's logits holds what
+# **all** experts say about its tokens. Implementations that combine only the outputs of local experts lose the
+# rest: the loss is right and the router learns something else.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -252,8 +255,9 @@ def combine(returned_RD: Tensor, slots_R: Tensor, gates_NK: Tensor) -> Tensor:
 def parallel_mixture(
     h_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor, mine: Sequence[nn.Module], group: dist.ProcessGroup | None
 ) -> Tensor:
-    """As `mixture`, where the experts are spread over the group: rank r holds ``mine``, its L experts from number r L on."""
-    # TODO 4, again: the whole journey. Each expert is called once. Budget: the counts; and each row once there, once back.
+    """As `mixture`, with the experts spread over the group: rank r holds ``mine``, the L experts from number r L on."""
+    # TODO 4, again: the whole journey. Each expert is called once.
+    # Budget: the counts; and each row once there, once back.
     ### BEGIN SOLUTION
     K, world = experts_NK.shape[1], dist.get_world_size(group)
     slots_R, counts_E = sort_slots(experts_NK, world * len(mine))
@@ -272,8 +276,8 @@ def parallel_mixture(
 check("07_expert_parallel/4")
 
 # %% [markdown]
-# Look at a real journey: four ranks with eight experts, and a router that was not trained yet. On the right, the bytes that go
-# from rank to rank in the forward pass and in the backward pass.
+# Look at a real journey: four ranks with eight experts, and a router that was not trained yet. On the right,
+# the bytes that go from rank to rank in the forward pass and in the backward pass.
 
 
 # %%
@@ -296,22 +300,25 @@ plots_expert_parallel.journey(run.results, run.collectives)
 # %% [markdown]
 # ## A limit to what an expert takes
 #
-# Who decides how many rows an expert gets? The tokens do. On some batches one expert gets half of them, its rank needs the memory for them,
-# and all other ranks wait for it. Switch and GShard set a limit, the **capacity**: of its N tokens, a rank sends each expert at most
+# Who decides how many rows an expert gets? The tokens do. On some batches one expert gets half of them, its
+# rank needs the memory for them, and all other ranks wait for it. Switch and GShard set a limit, the
+# **capacity**: of its N tokens, a rank sends each expert at most
 #
 # $$C = \lceil \text{factor} \cdot NK / E \rceil$$
 #
-# rows, that is `factor` times a fair share. Further slots are **dropped**. First choices come before second ones,
-# and among them earlier tokens before later ones. The gates of what is left stay as they are. A token whose slots were all dropped gets zeros
-# from the mixture; in the block they are added to the residual stream, so the token goes on as it was.
+# rows, that is `factor` times a fair share. Further slots are **dropped**. First choices come before second
+# ones, and among them earlier tokens before later ones. The gates of what is left stay as they are. A token
+# whose slots were all dropped gets zeros from the mixture; in the block they are added to the residual stream,
+# so the token goes on as it was.
 #
 # ![Six tokens and three experts that take three rows each: first choices are seated first](../images/expert_capacity.png)
 #
 # Each rank drops by its own count. So the kept slots depend on how many ranks there are, and
 # a serial run is the same run only if it drops as the ranks do: in shares.
 #
-# **Dropless** mixtures (MegaBlocks, [arXiv:2211.15841](https://arxiv.org/abs/2211.15841)) have no limit. Your exchange has pieces of any
-# length, so it can do both; with equal pieces of C rows each, as the first implementations had them, a capacity would be needed.
+# **Dropless** mixtures (MegaBlocks, [arXiv:2211.15841](https://arxiv.org/abs/2211.15841)) have no limit. Your
+# exchange has pieces of any length, so it can do both; with equal pieces of C rows each, as the first
+# implementations had them, a capacity would be needed.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -324,7 +331,7 @@ def capacity(tokens: int, k: int, n_experts: int, factor: float) -> int:
 
 
 def drop(experts_NK: Tensor, n_experts: int, limit: int) -> Tensor:
-    """A copy of ``experts_NK`` with -1 for each slot beyond the limit of its expert. -1 in it counts for nothing, and stays."""
+    """A copy of ``experts_NK`` with -1 for each slot beyond its expert's limit. A -1 that is there already stays."""
     # TODO 5, again: which slots are kept? First choices before second ones, earlier tokens before later ones.
     # `x.cumsum(dim=0)` counts as it goes down the rows.
     ### BEGIN SOLUTION
@@ -351,22 +358,25 @@ check("07_expert_parallel/5")
 # %% [markdown]
 # ## Balance the load
 #
-# Left alone, routers collapse: an expert that is a little better gets more tokens, learns more, and gets better still.
-# Switch adds a second loss ([arXiv:2101.03961](https://arxiv.org/abs/2101.03961), eq. 4). Let $f_e$ be the fraction of all
-# slots that chose expert $e$, before anything is dropped, and $P_e$ the mean of its probability over all tokens:
+# Left alone, routers collapse: an expert that is a little better gets more tokens, learns more, and gets better
+# still. Switch adds a second loss ([arXiv:2101.03961](https://arxiv.org/abs/2101.03961), eq. 4). Let $f_e$ be
+# the fraction of all slots that chose expert $e$, before anything is dropped, and $P_e$ the mean of its
+# probability over all tokens:
 #
 # $$L = E \sum_e f_e P_e$$
 #
-# It is 1 where both are even, and more where the experts that are chosen most are also the most probable. $f$ counts, so it has
-# no gradient; through $P$ the router learns to be less sure of the crowded ones.
+# It is 1 where both are even, and more where the experts that are chosen most are also the most probable. $f$
+# counts, so it has no gradient; through $P$ the router learns to be less sure of the crowded ones.
 #
-# "All tokens" are those of **all ranks**. The product of two means is not the mean of the products: rank 0 may send
-# all its tokens to expert 0, and rank 1 to expert 1. On average that is even, though on each rank it is as uneven as can be. So reduce $f$ and $P$ first, then multiply.
+# "All tokens" are those of **all ranks**. The product of two means is not the mean of the products: rank 0 may
+# send all its tokens to expert 0, and rank 1 to expert 1. On average that is even, though on each rank it is as
+# uneven as can be. So reduce $f$ and $P$ first, then multiply.
 #
-# And the gradient? An all-reduce in place is unknown to autograd. What a rank adds to $P$ is its own, so it is only that which its backward pass
-# must reach. In the end the ranks' gradients are *averaged*, as those of their losses are. So that the average is right,
-# each rank has to give $W$ times the derivative of $L$ by its own probabilities. This can be done in one line:
-# `own + (total - own).detach()` has the value of `total` and the gradient of `own`.
+# And the gradient? An all-reduce in place is unknown to autograd. What a rank adds to $P$ is its own, so it is
+# only that which its backward pass must reach. In the end the ranks' gradients are *averaged*, as those of
+# their losses are. So that the average is right, each rank has to give $W$ times the derivative of $L$ by its
+# own probabilities. This can be done in one line: `own + (total - own).detach()` has the value of `total` and
+# the gradient of `own`.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -375,8 +385,8 @@ def balancing_loss(probs_NE: Tensor, experts_NK: Tensor, world: int) -> Tensor:
 
     Its backward pass gives ``probs_NE`` ``world`` times the derivative, so that an average over ranks is right.
     """
-    # TODO 6: Balance the load by a loss over all ranks' tokens. They may have unequal numbers of tokens, but not all none.
-    # Budget: a few numbers for each expert are sent, however many tokens there are; and nothing in the backward pass.
+    # TODO 6: Balance the load by a loss over all ranks' tokens. Some ranks may have more of them, some none at all.
+    # Budget: a few numbers for each expert are sent, however many tokens there are.
     ### BEGIN SOLUTION
     E = probs_NE.shape[1]
     slots_E = torch.bincount(experts_NK.flatten(), minlength=E).float()
@@ -396,17 +406,19 @@ check("07_expert_parallel/6")
 # %% [markdown]
 # ## Whose gradients are averaged with whose
 #
-# With many ranks the experts are spread over some of them only, say over $S$, and there are $W / S$ sets of all experts. That
-# is **data × expert parallelism**. Tokens stay within a set, which had better be a node. So there are two kinds of groups:
+# With many ranks the experts are spread over some of them only, say over $S$, and there are $W / S$ sets of all
+# experts. That is **data × expert parallelism**. Tokens stay within a set, which had better be a node. So there
+# are two kinds of groups:
 #
 # ![Four ranks in two sets: tokens are exchanged along rows, experts' gradients reduced along columns](../images/expert_groups.png)
 #
-# Every rank has other tokens, so what all ranks hold (attention, norms, embeddings, **the router**) has its gradients averaged over
-# **all** ranks. An expert's gradients belong together with those of the same expert in the other sets, and with nobody else's.
+# Every rank has other tokens, so what all ranks hold (attention, norms, embeddings, **the router**) has its
+# gradients averaged over **all** ranks. An expert's gradients belong together with those of the same expert in
+# the other sets, and with nobody else's.
 #
-# And by what number are an expert's divided? Each rank's loss is the mean over its own tokens, and the whole loss is the mean over the $W$ ranks.
-# The backward pass brings an expert the gradients of the rows of *all* ranks in its set, added up. **Predict** the divisor, before you
-# read the check's message.
+# And by what number are an expert's divided? Each rank's loss is the mean over its own tokens, and the whole
+# loss is the mean over the $W$ ranks. The backward pass brings an expert the gradients of the rows of *all*
+# ranks in its set, added up. **Predict** the divisor, before you read the check's message.
 #
 # | call | meaning |
 # |---|---|
@@ -418,7 +430,7 @@ check("07_expert_parallel/6")
 def make_groups(rank: int, world: int, spread: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """The ranks that exchange tokens with this one, and the ranks that hold the same experts; both with this one in it.
 
-    Ranks 0 … spread - 1 hold one set of all experts, the next ``spread`` ranks another one. ``spread`` divides ``world``.
+    The first ``spread`` ranks hold one set of all experts, the next ones another. ``spread`` divides ``world``.
     """
     # TODO 7: Average each gradient over those who share its parameter. First, the groups.
     ### BEGIN SOLUTION
@@ -458,13 +470,15 @@ check("07_expert_parallel/7")
 #
 # All can be computed from one table: how many rows rank $r$ sends to expert $e$. What stays on its rank is not sent.
 #
-# - **Forward**, a rank sends its counts (int64 numbers, one for each expert elsewhere), its rows, and later the results of the rows
-#   that came from others.
+# - **Forward**, a rank sends its counts (int64 numbers, one for each expert elsewhere), its rows, and later the
+#   results of the rows that came from others.
 # - **Backward**, the same rows once more, as gradients, without counts.
-# - A **message** goes from one rank to another one. An all-to-all is one message to each of the others, even if there is nothing in it.
+# - A **message** goes from one rank to another one. An all-to-all is one message to each of the others, even if
+#   there is nothing in it.
 #
-# Unlike weights in FSDP or activations in tensor parallelism, the bytes depend on the tokens: they differ from rank to rank and from step to step.
-# And so does the work. All ranks wait for the one whose experts have the most rows, so **the busiest rank sets the time**.
+# Unlike weights in FSDP or activations in tensor parallelism, the bytes depend on the tokens: they differ from
+# rank to rank and from step to step. And so does the work. All ranks wait for the one whose experts have the
+# most rows, so **the busiest rank sets the time**.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -495,7 +509,7 @@ def layer_messages(world: int) -> tuple[int, int]:
 
 
 def slowdown(rows: list[list[int]]) -> float:
-    """How many times as long as with an even load the experts take, if a rank's time is proportional to its experts' rows."""
+    """The experts' time, as a multiple of that with an even load. A rank's time is proportional to its experts' rows."""
     # TODO 8, again: the busiest rank. Somebody sends a row.
     ### BEGIN SOLUTION
     rows_WE = torch.tensor(rows, dtype=torch.float64)
@@ -518,8 +532,9 @@ plots_expert_parallel.layer(run.collectives, predicted)
 # %% [markdown]
 # ## Train the course's model
 #
-# Now put experts in the place of each block's MLP. The model does not notice: `block.mlp = …` replaces a submodule. This is
-# the serial version. It keeps its last balancing loss and how many slots chose each expert, for you to add up and look at.
+# Now put experts in the place of each block's MLP. The model does not notice: `block.mlp = …` replaces a
+# submodule. This is the serial version. It keeps its last balancing loss and how many slots chose each expert,
+# for you to add up and look at.
 
 
 # %%
@@ -563,7 +578,7 @@ class ParallelMixture(nn.Module):
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def parallel_forward(layer: ParallelMixture, x_BTD: Tensor) -> Tensor:
-    """What `Mixture.forward` does, on this rank's tokens. Sets ``layer.balance`` and ``layer.load`` (of this rank's tokens)."""
+    """What `Mixture.forward` does, for this rank's tokens. ``layer.load`` counts these tokens' slots."""
     # TODO 9: Train the model with its experts spread over the ranks. First, the layer.
     ### BEGIN SOLUTION
     h_ND = x_BTD.flatten(0, 1)
@@ -580,7 +595,7 @@ def parallel_forward(layer: ParallelMixture, x_BTD: Tensor) -> Tensor:
 def spread_experts(
     model: TransformerLM, world: int, tokens: dist.ProcessGroup
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Replace each block's `Mixture` by a `ParallelMixture`; the parameters that all ranks hold, and those of my experts."""
+    """Replace each block's `Mixture` by a `ParallelMixture`. Returns what all ranks hold, and my experts' parameters."""
     # TODO 9, again: the model. Each of its parameters is in one of the two lists, once.
     ### BEGIN SOLUTION
     for block in model.blocks:
@@ -592,7 +607,7 @@ def spread_experts(
 
 
 def whole_loss(model: TransformerLM, x: Tensor, y: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """This rank's loss of the language model; and what is to be minimized: that, and ``weight`` times each block's balancing loss."""
+    """The language model's loss on this rank; and that plus ``weight`` times each block's balancing loss, to minimize."""
     # TODO 9, again: the loss.
     ### BEGIN SOLUTION
     loss = model(x, y)
@@ -604,8 +619,8 @@ def whole_loss(model: TransformerLM, x: Tensor, y: Tensor, weight: float) -> tup
 check("07_expert_parallel/9")
 
 # %% [markdown]
-# The proof: the same model and the same batches on one process, on two, on three, and on four in two sets. Words are drawn so
-# that there is something to learn: a word mostly follows from the one before.
+# The proof: the same model and the same batches on one process, on two, on three, and on four in two sets.
+# Words are drawn so that there is something to learn: a word mostly follows from the one before.
 
 # %%
 WORDS, DIM, EXPERTS, STEPS = 64, 32, 6, 60
@@ -687,10 +702,14 @@ plots_expert_parallel.loads(loads)
 #
 # ## What comes of it
 #
-# - Memory: a rank holds $1/S$ of the experts, and none of them is ever gathered. Work: a token pays for $K$ experts, however many there are.
-# - Bytes: up to $4KD$ numbers a token and layer in a step, whatever the experts' size. FSDP sends weights, however few the tokens; so spread experts
-#   where they are large and tokens are few, and shard with FSDP where it is the other way round.
-# - An all-to-all between nodes is slow and cannot be hidden as easily as FSDP's gathers: keep a set in a node, or overlap two
-#   micro-batches. A small model does not need experts: the router, the exchange and the imbalance cost more than they save.
-# - Watch the load from the first step on. A collapsed router shows as a loss that is a bit worse, and a rank that is always late.
+# - Memory: a rank holds $1/S$ of the experts, and none of them is ever gathered. Work: a token pays for $K$
+#   experts, however many there are.
+# - Bytes: up to $4KD$ numbers a token and layer in a step, whatever the experts' size. FSDP sends weights,
+#   however few the tokens; so spread experts where they are large and tokens are few, and shard with FSDP where
+#   it is the other way round.
+# - An all-to-all between nodes is slow and cannot be hidden as easily as FSDP's gathers: keep a set in a node,
+#   or overlap two micro-batches. A small model does not need experts: the router, the exchange and the
+#   imbalance cost more than they save.
+# - Watch the load from the first step on. A collapsed router shows as a loss that is a bit worse, and a rank
+#   that is always late.
 # - Next: `08_distributed_matmul`.
