@@ -530,3 +530,24 @@ def test_messages_of_a_run_are_told(engine):
     assert all(m.arrived > m.sent for m in (messages[0], messages[2]))  # nobody waited for the other one
     (loose,) = left_in_flight(run.events)
     assert (loose.rank, loose.call, loose.where) == (1, "irecv from rank 0", ["train/x.py", 12, "work"])
+
+
+def test_bytes_for_each_rank_of_an_all_to_all(engine):
+    run = launch(
+        engine,
+        """
+        three = torch.ones(3, 2)
+        dist.all_to_all_single(torch.empty(3, 2), three, [1, 2] if rank else [2, 1], [2, 1] if rank == 0 else [1, 2])
+        dist.all_to_all_single(torch.empty(4), torch.ones(4))
+        dist.all_to_all([torch.empty(3), torch.empty(3)], [torch.ones(3), torch.ones(3)])
+        """,
+    )
+    assert run.fault is None, run.fault
+    assert [(c.rank, c.pieces, c.sent) for c in collectives(run.events)] == [
+        (0, ((1, 8),), 8),
+        (0, ((1, 8),), 8),
+        (0, ((1, 12),), 12),
+        (1, ((0, 8),), 8),
+        (1, ((0, 8),), 8),
+        (1, ((0, 12),), 12),
+    ]

@@ -156,3 +156,18 @@ def test_collectives_and_what_a_ring_sends_for_them():
     assert sent == pytest.approx(
         {"all_gather": 12, "reduce_scatter": 12, "all_reduce": 8, "all_to_all": 4, "broadcast": 6}
     )
+
+
+def test_an_all_to_all_sends_what_goes_to_others():
+    call = {
+        "e": "op",
+        "op": "all_to_all",
+        "group": [0, 2, 3],
+        "bytes": 12,
+        "pieces": [4, 8, 0],
+        "t": 1.0,
+        "where": None,
+    }
+    (of_0,), (of_2,) = collectives([[call]]), collectives([[], [], [call]])
+    assert of_0.pieces == ((2, 8), (3, 0)) and of_0.sent == 8
+    assert of_2.pieces == ((0, 4), (3, 0)) and of_2.sent == 4

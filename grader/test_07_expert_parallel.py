@@ -1,0 +1,1694 @@
+"""Checks and hints of 07_expert_parallel.
+
+| TODO | achievement                           | evidence                                                   | needs  |
+|------|---------------------------------------|------------------------------------------------------------|--------|
+| 1    | router: gates, experts, probabilities | values, dtypes, gradients; ties; bfloat16; large logits    |        |
+| 2    | the mixture on one process            | values, all gradients, rows that each expert computed      |        |
+| 3    | rows brought to their experts         | order, counts, rows, bytes on 1 to 7 ranks, and in groups  |        |
+| 4    | results combined, gradients sent back | beside one process on 1 to 8 ranks; rows computed; bytes   | 3      |
+| 5    | capacity                              | the formula; which slots are kept                          |        |
+| 6    | the balancing loss over all ranks     | value, gradient, bytes; unequal numbers of tokens          |        |
+| 7    | groups; whose gradients are averaged  | members of groups; gradients and bytes                     |        |
+| 8    | bytes, messages, slowdown, predicted  | the formulas                                               |        |
+| 9    | the course's model, trained           | losses, gradients, weights, bytes held and sent            | 1, 3–7 |
+
+In the checks of TODOs 2 to 4 it is given what is routed where, so that no rounding decides it. In those of 1 and 9 the
+router decides; there the numbers are drawn until every decision has a MARGIN that is far above rounding errors.
+"""
+
+import gc
+import math
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, mark, premise, todo
+from utils.memory import Storages
+from utils.model import MLP, TransformerLM
+
+# float32 sums in another order: gradients differ by 2e-6 of their largest number at most. In bfloat16 each rounding
+# adds up to 1 part in 256.
+REL = {"torch.float32": 1e-4, "torch.bfloat16": 3e-2, "torch.float64": 1e-4}
+# Logits of two runs of the same training differ by 3e-6 at most in the steps that are made here. They are about 1.
+MARGIN = 1e-4
+MOVED = 1e-2
+
+
+def described(value):
+    """What it is, in words: "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def told(value):
+    """What a rank's evidence can hold of it: a tensor as it is, anything else in words."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else described(value)
+
+
+def told_all(value, count):
+    """The same of a tuple of `count`."""
+    if not isinstance(value, (tuple, list)) or len(value) != count:
+        return described(value) + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
+    return [told(part) for part in value]
+
+
+def a_tensor(what, got, shape, dtype=None, rank=None):
+    """`got` is a tensor of this shape, and of this dtype if one is given."""
+    name = None if dtype is None else str(dtype).removeprefix("torch.")
+    right = f"a tensor of shape {tuple(shape)}" + (f" and dtype {name}" if dtype else "")
+    expect(
+        isinstance(got, torch.Tensor),
+        f"{what} is {got if isinstance(got, str) else described(got)}, not a tensor",
+        right,
+        got,
+        rank,
+    )
+    seen = f"a tensor of shape {tuple(got.shape)} and dtype {str(got.dtype).removeprefix('torch.')}"
+    expect(tuple(got.shape) == tuple(shape), f"{what} has another shape", right, seen, rank)
+    expect(dtype is None or got.dtype == dtype, f"{what} has another dtype", right, seen, rank)
+
+
+def close(got, right, rel, scale=None):
+    """To `rel` of the largest number there is, or of `scale`."""
+    if not right.numel():
+        return True
+    scale = right.abs().max() if scale is None else scale
+    return bool((got.double() - right.double()).abs().max() <= rel * max(float(scale), 1e-6)) and bool(
+        torch.isfinite(got).all()
+    )
+
+
+def same_numbers(what, got, right, rank=None, rel=1e-4, why=""):
+    """Values, whose shape is right already; told by the first that differs most."""
+    if close(got, right, rel):
+        return
+    worst = int((got.double() - right.double()).abs().nan_to_num(math.inf).flatten().argmax())
+    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), right.shape))
+    raise Wrong(
+        f"{what}{why}: the number at {place if len(place) != 1 else place[0]} differs",
+        f"{right.flatten()[worst]:.6g}",
+        f"{got.flatten()[worst]:.6g}",
+        rank,
+    )
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def s(n):
+    return "" if n == 1 else "s"
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 1: the router
+
+# (kind, tokens, width, experts, choices)
+ROUTES = (
+    ("random", 7, 5, 4, 1), ("random", 6, 3, 6, 2), ("random", 5, 4, 3, 3), ("random", 9, 8, 17, 4),
+    ("random", 3, 2, 1, 1), ("random", 0, 4, 4, 2), ("ties", 6, 3, 24, 1), ("ties", 6, 3, 24, 3),
+    ("close", 4, 2, 6, 1), ("close", 4, 2, 6, 2),
+    ("large", 5, 4, 4, 1), ("large", 5, 4, 4, 2),
+)  # fmt: skip
+TOLD = {"random": "", "ties": ", some logits equal", "close": ", tokens in bfloat16", "large": ", logits of hundreds"}
+
+
+def route_inputs(kind, n, dim, experts, seed):
+    """Tokens and a router."""
+    draw = generator(seed)
+    if kind == "ties":  # whole numbers: products and sums are exact, so that what should be equal is
+        return torch.randint(-3, 4, (n, dim), generator=draw).float(), torch.randint(
+            -1, 2, (experts, dim), generator=draw
+        ).float()
+    if kind == "close":  # logits of 255 to 257, of which bfloat16 has only two
+        ones = torch.randint(0, 2, (n,), generator=draw) * 2.0 - 1
+        spread = torch.randint(-1, 2, (experts,), generator=draw).float()
+        return torch.stack([torch.full((n,), 16.0), ones], dim=1).bfloat16(), torch.stack(
+            [torch.full((experts,), 16.0), spread], dim=1
+        ).bfloat16()
+    h, router = torch.randn(n, dim, generator=draw), torch.randn(experts, dim, generator=draw)
+    return (100 * h if kind == "large" else h), router
+
+
+def right_route(h, router, k):
+    """Gates, experts and probabilities, in float64, expert by expert."""
+    logits = h.double() @ router.double().T
+    probs = (logits - logits.amax(dim=1, keepdim=True)).exp()
+    probs = probs / probs.sum(dim=1, keepdim=True)
+    order = [sorted(range(len(router)), key=lambda e: (-row[e], e))[:k] for row in logits.tolist()]
+    experts = torch.tensor(order, dtype=torch.int64).view(len(h), k)
+    gates = probs.gather(1, experts)
+    return gates if k == 1 else gates / gates.sum(dim=1, keepdim=True), experts, probs, logits
+
+
+def margin(logits, k):
+    """The smallest difference between logits that decide who is chosen, and in which order."""
+    ordered = logits.sort(dim=1, descending=True).values[:, : k + 1]
+    gaps = ordered[:, :-1] - ordered[:, 1:]
+    return float(gaps.detach().min()) if gaps.numel() else math.inf
+
+
+def gradients_of(outputs, which, weights, inputs):
+    """Gradients of the weighted sum of one output, or in words why there are none."""
+    if not isinstance(outputs[which], torch.Tensor) or not outputs[which].requires_grad:
+        return ["none"] * len(inputs)
+    total = (outputs[which].double() * weights.double()).sum()
+    found = torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)
+    return ["none" if gradient is None else gradient for gradient in found]
+
+
+def routed_on_rank(code, rank, world, trials):
+    seen = []
+    for kind, n, dim, experts, k, seed in trials:
+        h, router = (part.requires_grad_() for part in route_inputs(kind, n, dim, experts, seed))
+        outputs = code.route(h, router, k)
+        found = {"outputs": told_all(outputs, 3)}
+        if isinstance(found["outputs"], list) and kind in ("random", "large"):
+            draw = generator(seed + 1)
+            weights = torch.randn(n, k, generator=draw), torch.randn(n, experts, generator=draw)
+            shaped = all(
+                isinstance(o, torch.Tensor) and o.shape == w.shape
+                for o, w in ((outputs[0], weights[0]), (outputs[2], weights[1]))
+            )
+            if shaped:
+                found |= {
+                    "gates": gradients_of(outputs, 0, weights[0], (h, router)),
+                    "probs": gradients_of(outputs, 2, weights[1], (h, router)),
+                }
+        seen.append(found)
+    return seen
+
+
+@todo(
+    1,
+    why="Everything else follows the router. A choice that depends on rounding makes two runs, or a run and its "
+    "resumed copy, send tokens to "
+    "different experts; and a gate without a gradient leaves the router as it was drawn.",
+    hints=(
+        "Logits, their softmax, the order of the logits, and the gates out of the probabilities: four steps, the "
+        "first in float32.",
+        "h_ND.float() @ router_ED.float().T are the logits. argsort with stable=True and descending=True keeps the "
+        "lower number first; cut it to k columns. "
+        "probs.gather(1, experts) takes the gates, and keeps their gradient.",
+        "experts = logits.argsort(dim=-1, descending=True, stable=True)[:, :k]; gates = probs.gather(1, experts); "
+        "for k > 1, gates / gates.sum(dim=-1, keepdim=True).",
+    ),
+)
+def test_todo1_route(student):
+    trials, rights = [], []
+    for number, (kind, n, dim, experts, k) in enumerate(ROUTES):
+        for attempt in range(50):
+            seed = student.draw("route", number, attempt).randrange(1 << 40)
+            h, router = route_inputs(kind, n, dim, experts, seed)
+            right = right_route(h.requires_grad_(), router.requires_grad_(), k)
+            if kind == "ties":
+                told_apart = right[1].tolist() != right[3].topk(k, dim=1).indices.tolist() and right[
+                    1
+                ].tolist() != reversed_ties(right[3], k)
+            elif kind == "close":
+                rounded = (h @ router.T).argsort(dim=1, descending=True, stable=True)[:, :k]
+                told_apart = rounded.tolist() != right[1].tolist()
+            else:
+                told_apart = margin(right[3], k) > MARGIN
+            if told_apart:
+                break
+        premise(told_apart, "a choice that rounding makes")
+        trials.append([kind, n, dim, experts, k, seed])
+        rights.append((right, h, router))
+    (seen,) = student.call(routed_on_rank, world=1, group=False, trials=trials).evidence
+    for found, (kind, n, dim, experts, k, seed), (right, h, router) in zip(seen, trials, rights, strict=True):
+        what = f"route of {n} tokens to {k} of {experts} expert{s(experts)}{TOLD[kind]}"
+        outputs = found["outputs"]
+        expect(
+            isinstance(outputs, list), f"{what} does not return three tensors", "gates, experts, probabilities", outputs
+        )
+        gates, chosen, probs = outputs
+        a_tensor(f"{what}: the second result, experts,", chosen, (n, k), torch.int64)
+        a_tensor(f"{what}: the first result, gates,", gates, (n, k), torch.float32)
+        a_tensor(f"{what}: the third result, probabilities,", probs, (n, experts), torch.float32)
+        for token in range(n):
+            got, due = chosen[token].tolist(), right[1][token].tolist()
+            logits = [round(right[3][token, e].item(), 4) for e in due]
+            others = [round(right[3][token, e].item(), 4) if 0 <= e < experts else None for e in got]
+            expect(
+                got == due,
+                f"{what}: token {token} goes to other experts",
+                f"experts {due}, whose logits are {logits}",
+                f"experts {got}, whose logits are {others}",
+            )
+        same_numbers(f"{what}, probabilities", probs, right[2].detach())
+        scale = (
+            ": gates are the probabilities themselves for k = 1"
+            if k == 1
+            else ": the gates of a token sum to 1 for k > 1"
+        )
+        same_numbers(f"{what}, gates", gates, right[0].detach(), why=scale)
+        if kind not in ("random", "large") or not n:
+            continue
+        draw = generator(seed + 1)
+        weights = torch.randn(n, k, generator=draw), torch.randn(n, experts, generator=draw)
+        for name, which, weight in (("gates", 0, weights[0]), ("probs", 2, weights[1])):
+            due = torch.autograd.grad((right[which] * weight.double()).sum(), (h, router), retain_graph=True)
+            size = max(h.abs().max().item(), router.abs().max().item(), 1.0)
+            for of, got, gradient in zip(("the tokens", "the router"), found[name], due, strict=True):
+                spoken = "probabilities" if name == "probs" else name
+                expect(
+                    isinstance(got, torch.Tensor),
+                    f"{what}: {spoken} have no gradient that reaches {of}",
+                    "a gradient",
+                    got,
+                )
+                # Softmax of large logits is all but constant: its gradient is compared with the numbers it is made of.
+                expect(
+                    close(got, gradient, 1e-4, max(float(gradient.abs().max()), 1e-2 * size)),
+                    f"{what}: the gradient that {spoken} give {of} is another one",
+                    f"norm {gradient.norm():.5g}",
+                    f"norm {got.norm():.5g}",
+                )
+
+
+def reversed_ties(logits, k):
+    """The choice of who takes the expert with the higher number where logits are equal."""
+    return [sorted(range(len(row)), key=lambda e: (-row[e], -e))[:k] for row in logits.tolist()]
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 2: the mixture on one process
+
+
+class Expert(nn.Module):
+    """A layer whose weights a seed says, and that counts the rows it computes."""
+
+    def __init__(self, dim, seed, dtype=torch.float32):
+        super().__init__()
+        draw = generator(seed)
+        self.weight = nn.Parameter((torch.randn(dim, dim, generator=draw) / math.sqrt(dim)).to(dtype))
+        self.bias = nn.Parameter(torch.randn(dim, generator=draw).to(dtype))  # so that a row of zeros is no zero
+        self.calls = []
+
+    def forward(self, x):
+        self.calls.append(len(x))
+        return torch.tanh(x @ self.weight + self.bias)
+
+
+def work_of(experts):
+    """For each expert: rows of each call, and its gradients."""
+    return [
+        {
+            "calls": e.calls,
+            "weight": "none" if e.weight.grad is None else e.weight.grad,
+            "bias": "none" if e.bias.grad is None else e.bias.grad,
+        }
+        for e in experts
+    ]
+
+
+def choices(draw, n, experts, k, home=None, dropped=0.0, avoid=None):
+    """k different experts for each of n tokens, as lists. With `home`, a range, three in four are of it; nobody chooses
+    `avoid`.
+    """
+    chosen = []
+    for _ in range(n):
+        pool = [e for e in range(experts) if e != avoid]
+        mine = [e for e in pool if home is not None and e in home]
+        some = draw.sample(mine, min(k, len(mine))) if mine and draw.random() < 0.75 else []
+        some += draw.sample([e for e in pool if e not in some], k - len(some))
+        chosen.append([-1 if draw.random() < dropped else e for e in some])
+    return chosen
+
+
+def gates_for(seed, n, k):
+    return torch.rand(n, k, generator=generator(seed)) + 0.1
+
+
+def right_mixture(h, gates, chosen, experts):
+    """Token by token, in float64 if they are."""
+    out = [torch.zeros_like(row) for row in h]
+    for n, of_token in enumerate(chosen):
+        for j, e in enumerate(of_token):
+            if e >= 0:
+                out[n] = out[n] + gates[n, j] * experts[e](h[n : n + 1])[0]
+    return torch.stack(out) if out else 0 * h
+
+
+MIXTURES = (
+    (7, 5, 4, 1, "float32"),
+    (6, 4, 5, 2, "float32"),
+    (5, 3, 3, 3, "float32"),
+    (0, 4, 3, 2, "float32"),
+    (6, 4, 5, 2, "bfloat16"),
+)
+
+
+def mixed_on_rank(code, rank, world, trials):
+    seen = []
+    for n, dim, experts, k, dtype, chosen, seed in trials:
+        kind = getattr(torch, dtype)
+        h = torch.randn(n, dim, generator=generator(seed)).to(kind).requires_grad_()
+        gates = gates_for(seed + 1, n, k).requires_grad_()
+        layers = [Expert(dim, seed + 2 + e, kind) for e in range(experts)]
+        index = torch.tensor(chosen, dtype=torch.int64).view(n, k)
+        out = code.mixture(h, gates, index, layers)
+        found = {"out": told(out), "kept": torch.equal(index, torch.tensor(chosen, dtype=torch.int64).view(n, k))}
+        if isinstance(out, torch.Tensor) and out.requires_grad and out.shape == h.shape:
+            (out.float() * torch.randn(n, dim, generator=generator(seed - 1))).sum().backward()
+        seen.append(
+            found
+            | {
+                "h": "none" if h.grad is None else h.grad,
+                "gates": "none" if gates.grad is None else gates.grad,
+                "experts": work_of(layers),
+            }
+        )
+    return seen
+
+
+@todo(
+    2,
+    why="Without a serial run nobody can say whether the parallel one is right. And a mixture that computes all "
+    "experts for all tokens "
+    "is a dense layer with extra steps: all of its cost, none of its point.",
+    hints=(
+        "For one expert: which tokens chose it, and by which of their choices? Compute these rows; add them to "
+        "their tokens' results.",
+        "(experts_NK == e).nonzero(as_tuple=True) gives tokens and choices; h_ND[tokens] the rows; "
+        "gates_NK[tokens, choices, None] a column of gates. "
+        "out.index_add(0, tokens, rows) adds. With no rows at all, all of this works as well.",
+        "for e, expert in enumerate(experts): tokens, choices = …; out = out.index_add(0, tokens, "
+        "(gates_NK[tokens, choices, None] * expert(h_ND[tokens])).to(h_ND.dtype)).",
+    ),
+)
+def test_todo2_mixture(student):
+    trials = []
+    for number, (n, dim, experts, k, dtype) in enumerate(MIXTURES):
+        draw = student.draw("mixture", number)
+        avoid = experts - 2 if k < experts else None  # an expert that nobody chooses
+        chosen = choices(draw, n, experts, k, dropped=0.2 if number != 2 else 0.0, avoid=avoid)
+        trials.append([n, dim, experts, k, dtype, chosen, draw.randrange(1, 1 << 40)])
+    (seen,) = student.call(mixed_on_rank, world=1, group=False, trials=trials).evidence
+    for found, (n, dim, experts, k, dtype, chosen, seed) in zip(seen, trials, strict=True):
+        what = f"mixture of {experts} experts, {n} tokens, {k} each" + (", in bfloat16" if dtype == "bfloat16" else "")
+        kind, rel = getattr(torch, dtype), REL[f"torch.{dtype}"]
+        h = torch.randn(n, dim, generator=generator(seed)).to(kind).double().requires_grad_()
+        gates = gates_for(seed + 1, n, k).double().requires_grad_()
+        layers = [Expert(dim, seed + 2 + e, kind).double() for e in range(experts)]
+        right = right_mixture(h, gates, chosen, layers)
+        (right * torch.randn(n, dim, generator=generator(seed - 1))).sum().backward()
+        a_tensor(f"{what}: the result", found["out"], (n, dim), kind)
+        expect(found["kept"], f"{what}: experts_NK was written to", "as it was", "changed")
+        check_work(what, found["experts"], [sum(row.count(e) for row in chosen) for e in range(experts)])
+        same_numbers(what, found["out"], right.detach(), rel=rel)
+        check_gradients(what, found, {"h": h, "gates": gates}, layers, rel)
+
+
+def check_work(what, seen, due, rank=None, first=0):
+    """Rows that each expert computed. `due` by expert; the first is number `first`."""
+    for number, (mine, rows) in enumerate(zip(seen, due, strict=True), first):
+        expect(
+            len(mine["calls"]) > 0,
+            f"{what}: expert {number} is never called"
+            + (
+                ", though it was not chosen: then on zero rows, so that its gradient is zero and not missing"
+                if not rows
+                else ""
+            ),
+            f"one call, {rows} row{s(rows)}",
+            "no call",
+            rank,
+        )
+        done = sum(mine["calls"])
+        expect(
+            done == rows,
+            f"{what}: expert {number} computes {done} row{s(done)}; {rows} chose it",
+            f"{rows} row{s(rows)}",
+            f"{done} row{s(done)}",
+            rank,
+        )
+        expect(
+            len(mine["calls"]) == 1,
+            f"{what}: expert {number} is called {len(mine['calls'])} times",
+            "one call",
+            f"{len(mine['calls'])} calls",
+            rank,
+        )
+
+
+def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0):
+    """Gradients of the inputs and of the experts, beside those that the reference has."""
+    spoken = {"h": "the tokens", "gates": "the gates"}
+    for name, tensor in inputs.items():
+        due = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        if not due.numel():
+            continue
+        expect(
+            isinstance(seen[name], torch.Tensor),
+            f"{what}: no gradient reaches {spoken[name]}",
+            "a gradient",
+            "none",
+            rank,
+        )
+        expect(
+            close(seen[name], due, rel),
+            f"{what}: {spoken[name]} get another gradient than on one process",
+            f"norm {due.norm():.5g}",
+            f"norm {seen[name].norm():.5g}",
+            rank,
+        )
+    for number, (mine, layer) in enumerate(zip(seen["experts"], layers, strict=True), first):
+        for name in ("weight", "bias"):
+            due = getattr(layer, name).grad
+            due = torch.zeros_like(getattr(layer, name)) if due is None else due
+            expect(
+                isinstance(mine[name], torch.Tensor),
+                f"{what}: no gradient reaches expert {number}; one that was not chosen has a gradient of zero",
+                "a gradient",
+                "none",
+                rank,
+            )
+            expect(
+                close(mine[name], due, rel, max(float(due.abs().max()), 1e-2)),
+                f"{what}: expert {number} gets another gradient than on one process",
+                f"norm {due.norm():.5g}",
+                f"norm {mine[name].norm():.5g}",
+                rank,
+            )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 3: sorted, exchanged, regrouped
+
+
+def sorted_on_rank(code, rank, world, trials):
+    seen = []
+    for chosen, shape, experts in trials:
+        index = torch.tensor(chosen, dtype=torch.int64).view(shape)
+        seen.append(
+            {
+                "sorted": told_all(code.sort_slots(index, experts), 2),
+                "kept": torch.equal(index, torch.tensor(chosen, dtype=torch.int64).view(shape)),
+            }
+        )
+    return seen
+
+
+def check_sort(student):
+    trials = []
+    for number, (n, k, experts, dropped) in enumerate(
+        ((6, 2, 4, 0.0), (40, 1, 3, 0.2), (25, 3, 5, 0.3), (0, 2, 4, 0.0), (4, 1, 6, 1.0))
+    ):
+        draw = student.draw("sort", number)
+        trials.append([choices(draw, n, experts, k, dropped=dropped, avoid=1), [n, k], experts])
+    (seen,) = student.call(sorted_on_rank, world=1, group=False, trials=trials).evidence
+    for found, (chosen, (n, k), experts) in zip(seen, trials, strict=True):
+        what = f"sort_slots of {n} tokens with {k} choice{s(k)} of {experts} experts" + (
+            ", some of them -1" if any(-1 in row for row in chosen) else ""
+        )
+        flat = [e for row in chosen for e in row]
+        slots = sorted((slot for slot, e in enumerate(flat) if e >= 0), key=lambda slot: (flat[slot], slot))
+        counts = [flat.count(e) for e in range(experts)]
+        expect(
+            isinstance(found["sorted"], list), f"{what} does not return two tensors", "slots, counts", found["sorted"]
+        )
+        a_tensor(f"{what}: the first result, slots,", found["sorted"][0], (len(slots),), torch.int64)
+        a_tensor(f"{what}: the second result, counts,", found["sorted"][1], (experts,), torch.int64)
+        expect(
+            found["sorted"][1].tolist() == counts,
+            f"{what}: the counts of the experts are others",
+            counts,
+            found["sorted"][1].tolist(),
+        )
+        expect(
+            found["sorted"][0].tolist() == slots,
+            f"{what}: the slots lie in another order",
+            slots,
+            found["sorted"][0].tolist(),
+        )
+        expect(found["kept"], f"{what}: experts_NK was written to", "as it was", "changed")
+
+
+# (ranks, experts a rank, ranks of a group): a group of fewer than all ranks has every second, or every third, one.
+EXCHANGES = ((1, 2, 1), (2, 3, 2), (3, 1, 3), (4, 2, 2), (7, 1, 7))
+ROW_DTYPES = ("float32", "bfloat16", "float64")
+
+
+def members(world, size):
+    """The groups of `size` ranks: not neighbours, so that a rank's number in its group is another than its own."""
+    return [list(range(first, world, world // size)) for first in range(world // size)]
+
+
+def group_of(rank, world, size):
+    """This rank's group, made by the check; None where it is all ranks."""
+    if size == world:
+        return None
+    groups = [dist.new_group(ranks) for ranks in members(world, size)]
+    return groups[rank % (world // size)]
+
+
+def tables(draw, size, each):
+    """For each trial the rows from each rank of a group (row) to each expert (column).
+
+    A common one, one with a rank that has no tokens and a rank whose experts nobody chose, one where most stay, and one
+    without any row.
+    """
+    experts = size * each
+    common = [[draw.randrange(6) for _ in range(experts)] for _ in range(size)]
+    idle = [
+        [0 if r == size - 1 or e // each == 0 else draw.randrange(1, 6) for e in range(experts)] for r in range(size)
+    ]
+    homely = [
+        [draw.randrange(6, 9) if e // each == r else draw.randrange(2) for e in range(experts)] for r in range(size)
+    ]
+    return [common, idle, homely, [[0] * experts for _ in range(size)]]
+
+
+def row_numbers(offset, count, dtype):
+    """Rows of whole numbers that bfloat16 can hold, and that say whose they are."""
+    i = torch.arange(float(count))
+    return torch.stack([i, torch.full_like(i, offset), (i * offset) % 251], dim=1).to(getattr(torch, dtype))
+
+
+def exchanged_on_rank(code, rank, world, size, counts, arriving, offset):
+    """For each table the exchange of counts, of rows (also if they are not contiguous), and the order of regrouping."""
+    group = group_of(rank, world, size)
+    seen = []
+    for number, (leaving_E, arriving_WL) in enumerate(zip(counts, arriving, strict=True)):
+        each = len(leaving_E) // size
+        mark()
+        found = {"counts": told(code.exchange_counts(torch.tensor(leaving_E), group))}
+        leaving = [sum(leaving_E[r * each : (r + 1) * each]) for r in range(size)]
+        rows = row_numbers(offset, sum(leaving_E), ROW_DTYPES[number % 3])
+        strided = rows.T.contiguous().T if number % 2 else rows
+        mark()
+        arrived = code.exchange_rows(strided, leaving, [sum(row) for row in arriving_WL], group)
+        found |= {
+            "rows": told(arrived),
+            "kept": torch.equal(strided, rows),
+            "regrouped": told(code.regroup(torch.tensor(arriving_WL).view(size, each))),
+        }
+        seen.append(found)
+    return seen
+
+
+def sent_by(events, rank):
+    """Bytes that a rank sends to others in these events, by collectives and by messages."""
+    by_messages = sum(event["bytes"] for event in events[rank] if event["e"] == "op" and event["op"] == "send")
+    return sum(call.sent for call in collectives(events) if call.rank == rank) + by_messages
+
+
+def ways(events, rank):
+    """How it sends them, in words."""
+    ops = {
+        event["op"]
+        for event in events[rank]
+        if event["e"] == "op" and event["op"] != "recv" and len(event["group"]) > 1
+    }
+    return ", ".join(sorted(ops)) or "nothing"
+
+
+def check_sent(what, events, rank, most, least, of):
+    """Bytes that one rank sends, to 10 %."""
+    nbytes = sent_by(events, rank)
+    expect(
+        nbytes <= 1.1 * most,
+        f"{what}, rank {rank} sends {nbytes:,.0f} bytes of {of}, by {ways(events, rank)}: more than is needed "
+        "elsewhere",
+        f"{most:,} bytes",
+        f"{nbytes:,.0f} bytes",
+        rank,
+    )
+    expect(
+        nbytes >= 0.9 * least,
+        f"{what}, rank {rank} sends only {nbytes:,.0f} bytes of {of}, by {ways(events, rank)}",
+        f"{least:,} bytes",
+        f"{nbytes:,.0f} bytes",
+        rank,
+    )
+
+
+@todo(
+    3,
+    why="A receiver that does not know how much comes has no room for it, so counts go first. And the all-to-all "
+    "is the only collective here whose size the "
+    "data decide: what a rank sends too much, it sends in every layer of every step.",
+    hints=(
+        "Do it on paper for two ranks with two experts each: what leaves, in which order; what arrives, in which "
+        "order; and what the experts want.",
+        "sort_slots: flatten, then argsort(stable=True); -1 sorts to the front, so cut it off, and leave it out of "
+        "bincount. exchange_counts: an all-to-all of equal "
+        "pieces of L numbers, seen as a table. exchange_rows: new_empty(sum(arriving), D), and the lists of "
+        "lengths. regroup: write down each arrived row's expert, then argsort.",
+        "dist.all_to_all_single(arrived, rows.contiguous(), arriving, leaving, group=group). regroup: "
+        "torch.arange(L).repeat(W).repeat_interleave(arriving_WL.flatten()) is the expert "
+        "of each row; its stable argsort is the order.",
+    ),
+)
+def test_todo3_exchange(student):
+    check_sort(student)
+    for world, each, size in EXCHANGES:
+        draw = student.draw("exchange", world)
+        offsets = draw.sample(range(1, 250), world)
+        groups = members(world, size)
+        of_group = [tables(draw, size, each) for _ in groups]
+        counts, arriving = [None] * world, [None] * world
+        for ranks, some in zip(groups, of_group, strict=True):
+            for place, rank in enumerate(ranks):
+                counts[rank] = [table[place] for table in some]
+                arriving[rank] = [[row[place * each : (place + 1) * each] for row in table] for table in some]
+        run = student.call(
+            exchanged_on_rank,
+            world=world,
+            size=size,
+            counts=Private(counts),
+            arriving=Private(arriving),
+            offset=Private(offsets),
+        )
+        marked = cases(run.events)
+        told_size = (
+            f"{world} rank{s(world)}"
+            + (f" in groups of {size}" if size < world else "")
+            + f", {each} expert{s(each)} each"
+        )
+        for number, kind in enumerate(
+            (
+                "",
+                "; the last has no tokens, the first rank's experts are not chosen",
+                "; most tokens stay",
+                "; nobody has a token",
+            )
+        ):
+            for ranks, some in zip(groups, of_group, strict=True):
+                table = some[number]
+                for place, rank in enumerate(ranks):
+                    found, mine = run.evidence[rank][number], slice(place * each, (place + 1) * each)
+                    what = f"exchange_counts on {told_size}{kind}"
+                    due = torch.tensor([row[mine] for row in table])
+                    a_tensor(what, found["counts"], (size, each), torch.int64, rank)
+                    expect(
+                        found["counts"].tolist() == due.tolist(),
+                        f"{what}: rank {rank} is told other counts",
+                        due.tolist(),
+                        found["counts"].tolist(),
+                        rank,
+                    )
+                    check_sent(what, marked[2 * number], rank, 8 * each * (size - 1), 4 * each * (size - 1), "counts")
+
+                    dtype = ROW_DTYPES[number % 3]
+                    what = f"exchange_rows in {dtype} on {told_size}{kind}"
+                    pieces = []
+                    for source, other in enumerate(ranks):
+                        begin = sum(table[source][: place * each])
+                        pieces.append(
+                            row_numbers(offsets[other], sum(table[source]), dtype)[
+                                begin : begin + sum(table[source][mine])
+                            ]
+                        )
+                    due = torch.cat(pieces)
+                    a_tensor(what, found["rows"], due.shape, due.dtype, rank)
+                    expect(
+                        torch.equal(found["rows"], due),
+                        f"{what}: rank {rank} gets other rows, or in another order",
+                        due.tolist(),
+                        found["rows"].tolist(),
+                        rank,
+                    )
+                    expect(
+                        found["kept"], f"{what}: rank {rank}'s rows were written to", "as they were", "changed", rank
+                    )
+                    leaves = sum(table[place]) - sum(table[place][mine])
+                    check_sent(
+                        what,
+                        marked[2 * number + 1],
+                        rank,
+                        leaves * 3 * due.element_size(),
+                        leaves * 3 * due.element_size(),
+                        "rows",
+                    )
+
+                    of_expert = [e for row in table for e, count in enumerate(row[mine]) for _ in range(count)]
+                    due = sorted(range(len(of_expert)), key=lambda i: (of_expert[i], i))
+                    what = f"regroup({[row[mine] for row in table]})"
+                    a_tensor(what, found["regrouped"], (len(due),), torch.int64, rank)
+                    expect(
+                        found["regrouped"].tolist() == due,
+                        f"{what} is another order",
+                        due,
+                        found["regrouped"].tolist(),
+                        rank,
+                    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 4: the way back, and gradients
+
+# (ranks, experts a rank, choices, ranks of a group, which rank has no tokens)
+JOURNEYS = (
+    (1, 3, 2, 1, None),
+    (2, 1, 1, 2, None),
+    (2, 2, 2, 2, 1),
+    (3, 3, 2, 3, None),
+    (4, 2, 2, 2, None),
+    (5, 1, 2, 5, 3),
+    (8, 1, 1, 8, None),
+)
+WIDTH = 16
+
+
+def travelled_on_rank(code, rank, world, size, k, n, chosen, seeds, seed):
+    """The whole mixture on this rank's tokens, forward and backward."""
+    group = group_of(rank, world, size)
+    h = torch.randn(n, WIDTH, generator=generator(seed)).requires_grad_()
+    gates = gates_for(seed + 1, n, k).requires_grad_()
+    experts = [Expert(WIDTH, each) for each in seeds]
+    index = torch.tensor(chosen, dtype=torch.int64).view(n, k)
+    mark()
+    out = code.parallel_mixture(h, gates, index, experts, group)
+    mark()
+    found = {"out": told(out)}
+    if isinstance(out, torch.Tensor) and out.requires_grad and out.shape == h.shape:
+        (out * torch.randn(n, WIDTH, generator=generator(seed + 2))).sum().backward()
+    return found | {
+        "h": "none" if h.grad is None else h.grad,
+        "gates": "none" if gates.grad is None else gates.grad,
+        "experts": work_of(experts),
+    }
+
+
+def back_on_rank(code, rank, world, leaving, arriving, offset, backwards):
+    """The gradient of an exchange, for one that differs from row to row, and for a sum's, which is not contiguous."""
+    rows = row_numbers(offset, sum(leaving), "float32").requires_grad_()
+    out = code.Exchange.apply(rows, leaving, arriving, None)
+    weights = row_numbers(backwards, sum(arriving), "float32")
+    (first,) = torch.autograd.grad((out * weights).sum(), rows, retain_graph=True, allow_unused=True)
+    (second,) = torch.autograd.grad(out.sum(), rows, allow_unused=True)
+    return {"out": told(out), "first": told(first), "second": told(second)}
+
+
+def check_exchange_gradient(student):
+    world = 3
+    draw = student.draw("gradient")
+    table = [[2, 1, 3], [0, 2, 1], [4, 0, 1]]
+    offsets, backwards = draw.sample(range(1, 250), world), draw.sample(range(1, 250), world)
+    arriving = [[row[r] for row in table] for r in range(world)]
+    ranks = student.call(
+        back_on_rank,
+        world=world,
+        leaving=Private(table),
+        arriving=Private(arriving),
+        offset=Private(offsets),
+        backwards=Private(backwards),
+    ).evidence
+    weights = [row_numbers(backwards[r], sum(arriving[r]), "float32") for r in range(world)]
+    for rank, found in enumerate(ranks):
+        due = torch.cat([weights[r][sum(arriving[r][:rank]) :][: table[rank][r]] for r in range(world)])
+        for name, gradient, how in (("first", due, ""), ("second", torch.ones_like(due), " of a sum")):
+            what = f"Exchange on {world} ranks: the gradient{how}"
+            a_tensor(what, found[name], gradient.shape, rank=rank)
+            same_numbers(
+                f"{what}, on rank {rank}",
+                found[name],
+                gradient,
+                rank,
+                why=": each row's gradient comes back to where the row came from",
+            )
+
+
+def combined_on_rank(code, rank, world, trials):
+    seen = []
+    for n, k, slots, dtype, seed in trials:
+        rows = torch.randn(len(slots), 5, generator=generator(seed)).to(getattr(torch, dtype))
+        gates = gates_for(seed + 1, n, k)
+        seen.append(told(code.combine(rows, torch.tensor(slots, dtype=torch.int64), gates)))
+    return seen
+
+
+def check_combine(student):
+    draw, trials = student.draw("combine"), []
+    for n, k, dtype in ((5, 2, "float32"), (4, 1, "float32"), (6, 3, "bfloat16"), (3, 2, "float32")):
+        count = 0 if n == 3 else n * k - k  # one token, at least, has fewer rows
+        trials.append([n, k, draw.sample(range(n * k), count), dtype, draw.randrange(1 << 40)])
+    (seen,) = student.call(combined_on_rank, world=1, group=False, trials=trials).evidence
+    for got, (n, k, slots, dtype, seed) in zip(seen, trials, strict=True):
+        what = f"combine of {len(slots)} rows in {dtype} for {n} tokens with {k} choice{s(k)}"
+        rows = torch.randn(len(slots), 5, generator=generator(seed)).to(getattr(torch, dtype))
+        gates, right = gates_for(seed + 1, n, k), torch.zeros(n, 5, dtype=torch.float64)
+        for row, slot in zip(rows.double(), slots, strict=True):
+            right[slot // k] += gates[slot // k, slot % k].double() * row
+        a_tensor(what, got, (n, 5), rows.dtype)
+        same_numbers(what, got, right, rel=REL[f"torch.{dtype}"], why=f": row i is the result for slot {slots}[i]")
+
+
+@todo(
+    4,
+    needs=(3,),
+    why="A result that lands on another token raises no error, and a gradient that does not come home raises none "
+    "either: the loss falls, only less far. "
+    "Both were in libraries that many people used.",
+    hints=(
+        "Follow one row: its slot, its place among what leaves, its place among what arrives, its place after "
+        "regrouping, and all the way back.",
+        "The gradient of an exchange is an exchange with leaving and arriving swapped, and None for what is no "
+        "tensor. slots_R // K is a slot's token, gates_NK.flatten()[slots_R] its "
+        "gate. order.argsort() undoes order. Lengths for lists: .sum(dim=1).tolist(). tensor.split(lengths) cuts "
+        "the rows for the experts, torch.cat joins their results.",
+        "sort_slots; exchange_counts; leaving = counts_E.view(world, -1).sum(dim=1).tolist(); "
+        "Exchange.apply(h_ND[slots_R // K], …); rows[order].split(…); each expert on its part; "
+        "Exchange.apply(results[order.argsort()], arriving, leaving, group); combine.",
+    ),
+)
+def test_todo4_journey(student):
+    check_exchange_gradient(student)
+    check_combine(student)
+    for world, each, k, size, without in JOURNEYS:
+        check_journey(student, world, each, k, size, without)
+
+
+def check_journey(student, world, each, k, size, without):
+    draw, experts = student.draw("journey", world, each), size * each
+    groups = members(world, size)
+    place_of = {rank: (g, place) for g, ranks in enumerate(groups) for place, rank in enumerate(ranks)}
+    homes = [range(place_of[r][1] * each, (place_of[r][1] + 1) * each) for r in range(world)]
+    ns = [0 if r == without else draw.randrange(5, 9) for r in range(world)]
+    avoid = experts - 1 if experts > 2 else None
+    chosen = [choices(draw, ns[r], experts, k, homes[r], dropped=0.15, avoid=avoid) for r in range(world)]
+    seeds, of_expert = (
+        [draw.randrange(1 << 40) for _ in range(world)],
+        [[draw.randrange(1 << 40) for _ in range(experts)] for _ in groups],
+    )
+    mine = [[of_expert[place_of[r][0]][e] for e in homes[r]] for r in range(world)]
+    run = student.call(
+        travelled_on_rank,
+        world=world,
+        size=size,
+        k=k,
+        n=Private(ns),
+        chosen=Private(chosen),
+        seeds=Private(mine),
+        seed=Private(seeds),
+    )
+    forward, backward = cases(run.events)
+    what = (
+        f"parallel_mixture on {world} rank{s(world)}"
+        + (f" in groups of {size}" if size < world else "")
+        + f", {experts} expert{s(experts)}, {k} a token"
+        + (f", none on rank {without}" if without is not None else "")
+    )
+    for g, ranks in enumerate(groups):
+        layers = [Expert(WIDTH, seed).double() for seed in of_expert[g]]
+        inputs, outs = {}, {}
+        for r in ranks:
+            h = torch.randn(ns[r], WIDTH, generator=generator(seeds[r])).double().requires_grad_()
+            gates = gates_for(seeds[r] + 1, ns[r], k).double().requires_grad_()
+            inputs[r], outs[r] = {"h": h, "gates": gates}, right_mixture(h, gates, chosen[r], layers)
+        sum((outs[r] * torch.randn(ns[r], WIDTH, generator=generator(seeds[r] + 2))).sum() for r in ranks).backward()
+        for r in ranks:
+            a_tensor(f"{what}: the result on rank {r}", run.evidence[r]["out"], (ns[r], WIDTH), torch.float32, r)
+        for place, r in enumerate(ranks):
+            rows = [sum(row.count(e) for other in ranks for row in chosen[other]) for e in homes[r]]
+            check_work(f"{what}, rank {r}", run.evidence[r]["experts"], rows, r, homes[r][0])
+            most, least = traffic([chosen[other] for other in ranks], place, each, 4 * WIDTH)
+            check_sent(f"{what}, forward", forward, r, most + 8 * (experts - each), least, "rows and counts")
+            check_sent(f"{what}, backward", backward, r, most, least, "gradients")
+        for r in ranks:
+            same_numbers(f"{what}, rank {r}", run.evidence[r]["out"], outs[r].detach(), r)
+        for r in ranks:
+            check_gradients(
+                f"{what}, rank {r}", run.evidence[r], inputs[r], [layers[e] for e in homes[r]], 1e-4, r, homes[r][0]
+            )
+
+
+def traffic(chosen, place, each, row_bytes):
+    """(most, least) bytes that a member of a group sends in one pass: its rows, and results of others' rows.
+
+    The least is for a token that goes to a rank once, though two of its experts are there.
+    """
+
+    def rows(source, target):
+        slots = [e // each for row in chosen[source] for e in row if e // each == target]
+        tokens = [row for row in chosen[source] if any(e // each == target for e in row)]
+        return len(slots), len(tokens)
+
+    pairs = [rows(place, other) for other in range(len(chosen)) if other != place] + [
+        rows(other, place) for other in range(len(chosen)) if other != place
+    ]
+    return row_bytes * sum(pair[0] for pair in pairs), row_bytes * sum(pair[1] for pair in pairs)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 5: capacity
+
+
+def right_drop(chosen, experts, limit):
+    """Slot by slot: first choices of all tokens, then second ones."""
+    kept, taken = [[-1] * len(row) for row in chosen], [0] * experts
+    for j in range(len(chosen[0]) if chosen else 0):
+        for n, row in enumerate(chosen):
+            if row[j] >= 0 and taken[row[j]] < limit:
+                kept[n][j] = row[j]
+                taken[row[j]] += 1
+    return kept
+
+
+def dropped_on_rank(code, rank, world, trials):
+    seen = []
+    for chosen, shape, experts, limit, factor, shares in trials:
+        index = torch.tensor(chosen, dtype=torch.int64).view(shape)
+        result = code.drop(index, experts, limit)
+        found = {"drop": told(result), "kept": torch.equal(index, torch.tensor(chosen, dtype=torch.int64).view(shape))}
+        seen.append(found | {"shares": told(code.drop_in_shares(index, experts, factor, shares))})
+    return seen
+
+
+@todo(
+    5,
+    why="A capacity is what makes the memory and the time of a step predictable. And a serial run that drops by "
+    "another rule than the ranks is another model: nobody can "
+    "tell then whether the parallel one is right.",
+    hints=(
+        "Seat the slots in order: all first choices from the first token to the last, then all second ones. Each "
+        "asks how many sit with its expert already.",
+        "experts_NK.T.reshape(-1) is that order. Compare it with arange(n_experts): a table with a row for each "
+        "slot, a column for each expert. Its cumsum(dim=0), less 1, "
+        "counts those before. In shares: cut the tokens with split, drop in each with its own limit, torch.cat.",
+        "taken = slots[:, None] == torch.arange(E); before = ((taken.cumsum(dim=0) - 1) * taken).sum(dim=1); where "
+        "before < limit, the expert, else -1; and transposed back.",
+    ),
+)
+def test_todo5_capacity(student):
+    right = {
+        ("capacity", (tokens, k, experts, factor)): math.ceil(factor * tokens * k / experts)
+        for tokens, k, experts, factor in (
+            (16, 1, 4, 1.0),
+            (16, 2, 4, 1.25),
+            (10, 1, 4, 1.0),
+            (7, 2, 3, 1.5),
+            (100, 2, 64, 0.5),
+            (0, 2, 4, 1.0),
+            (1, 1, 8, 1.0),
+        )
+    }
+    check_answers(student, right, wrong="is wrong: a fair share times the factor, rounded up")
+    trials = []
+    for number, (n, k, experts, limit, factor, shares) in enumerate(
+        (
+            (12, 1, 3, 3, 1.0, 2),
+            (12, 2, 4, 4, 1.25, 3),
+            (10, 3, 5, 5, 0.5, 5),
+            (8, 2, 3, 100, 4.0, 2),
+            (6, 2, 4, 2, 1.0, 1),
+            (9, 2, 6, 0, 0.5, 3),
+            (0, 2, 4, 1, 1.0, 2),
+        )
+    ):
+        for attempt in range(50):
+            draw = student.draw("drop", number, attempt)
+            chosen = choices(draw, n, experts, k, home=range(2), dropped=0.2 if number == 2 else 0.0)
+            told_apart = (
+                n == 0
+                or number in (3, 5)
+                or k == 1
+                or right_drop(chosen, experts, limit) != by_token(chosen, experts, limit)
+            )
+            if told_apart:
+                break
+        premise(told_apart, "slots that are dropped token by token")
+        trials.append([chosen, [n, k], experts, limit, factor, shares])
+    (seen,) = student.call(dropped_on_rank, world=1, group=False, trials=trials).evidence
+    for found, (chosen, (n, k), experts, limit, factor, shares) in zip(seen, trials, strict=True):
+        what = f"drop of {n} tokens with {k} choice{s(k)} of {experts} experts, limit {limit}" + (
+            ", some of them -1" if any(-1 in row for row in chosen) else ""
+        )
+        a_tensor(what, found["drop"], (n, k), torch.int64)
+        expect(
+            found["kept"],
+            f"{what}: experts_NK was written to, and the balancing loss needs it as it was",
+            "a copy",
+            "changed",
+        )
+        compare_kept(what, found["drop"].tolist(), right_drop(chosen, experts, limit), chosen)
+        each = max(n // shares, 1)
+        some = [chosen[first : first + each] for first in range(0, n, each)]
+        due = [
+            row for share in some for row in right_drop(share, experts, math.ceil(factor * (n // shares) * k / experts))
+        ]
+        what = (
+            f"drop_in_shares of {n} tokens with {k} choice{s(k)} of {experts} experts, factor {factor}, "
+            f"{shares} share{s(shares)}"
+        )
+        a_tensor(what, found["shares"], (n, k), torch.int64)
+        compare_kept(what, found["shares"].tolist(), due, chosen)
+
+
+def by_token(chosen, experts, limit):
+    """The other order: all choices of the first token, then of the next."""
+    kept, taken = [], [0] * experts
+    for row in chosen:
+        kept.append([])
+        for e in row:
+            fits = e >= 0 and taken[e] < limit
+            kept[-1].append(e if fits else -1)
+            taken[e] += fits
+    return kept
+
+
+def compare_kept(what, got, due, chosen):
+    for token, (mine, right) in enumerate(zip(got, due, strict=True)):
+        expect(mine == right, f"{what}: token {token}, which chose {chosen[token]}, keeps other slots", right, mine)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 6: the balancing loss
+
+# (tokens of each rank, experts, choices)
+BALANCES = (((9,), 4, 2), ((40, 30), 4, 1), ((25, 0, 40), 6, 2), ((8, 8, 8, 8), 3, 1), ((10, 30, 20, 5, 40), 5, 3))
+
+
+def balance_inputs(seed, n, experts, k, rank):
+    """Probabilities, and choices that crowd around other experts on each rank."""
+    draw = generator(seed)
+    logits = torch.randn(n, experts, generator=draw)
+    logits[:, rank % experts] += 2.0
+    probs = logits.softmax(dim=1)
+    return probs, probs.argsort(dim=1, descending=True, stable=True)[:, :k].contiguous()
+
+
+def balanced_on_rank(code, rank, world, seed, n, experts, k):
+    probs, chosen = balance_inputs(seed, n, experts, k, rank)
+    before = probs.clone()
+    probs.requires_grad_()
+    mark()
+    loss = code.balancing_loss(probs, chosen, world)
+    found = {"loss": told(loss), "kept": torch.equal(probs.detach(), before)}
+    if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.dim() == 0:
+        loss.backward()
+    return found | {"grad": "none" if probs.grad is None else probs.grad}
+
+
+def right_balance(parts, experts, k):
+    """Of all tokens in `parts`, (probabilities, choices)."""
+    probs, chosen = (torch.cat([part[i] for part in parts]) for i in range(2))
+    f = torch.stack([(chosen == e).sum() for e in range(experts)]).double() / (len(chosen) * k)
+    return experts * (f * probs.double().mean(dim=0)).sum()
+
+
+@todo(
+    6,
+    why="A mean of local products is another loss: it punishes a rank whose own tokens are alike, as those of one "
+    "document are, though the load of all "
+    "is even. Then the number of ranks decides what the model learns.",
+    hints=(
+        "Write down which sums over tokens the loss is made of. Sums can be added up over ranks; products can not.",
+        "Slots of each expert (bincount), sums of probabilities, and the number of tokens: joined in one vector, "
+        "they take one all_reduce, of what is detached. "
+        "Then divide and multiply. For the gradient put your own sum, times world, in the place of its value: own "
+        "+ (total - own).detach().",
+        "totals = torch.cat([slots_E, own_E.detach(), tokens]); dist.all_reduce(totals); P_E = (world * own_E + "
+        "(all_E - world * own_E).detach()) / tokens; E * (f_E * P_E).sum().",
+    ),
+)
+def test_todo6_balance(student):
+    for number, (ns, experts, k) in enumerate(BALANCES):
+        world = len(ns)
+        seeds = student.draw("balance", number).sample(range(1 << 40), world)
+        run = student.call(balanced_on_rank, world=world, seed=Private(seeds), n=Private(ns), experts=experts, k=k)
+        parts = [balance_inputs(seed, n, experts, k, r) for r, (seed, n) in enumerate(zip(seeds, ns, strict=True))]
+        for probs, _ in parts:
+            probs.requires_grad_()
+        right = right_balance(parts, experts, k)
+        right.backward()
+        right = right.detach()
+        local = [right_balance([part], experts, k).item() if len(part[0]) else 0.0 for part in parts]
+        premise(world == 1 or abs(sum(local) / world - float(right)) > 1e-2, "a mean of local products")
+        what = (
+            f"balancing_loss on {world} rank{s(world)} with {', '.join(map(str, ns))} tokens, {experts} "
+            f"experts, {k} a token"
+        )
+        for rank, found in enumerate(run.evidence):
+            a_tensor(what, found["loss"], (), torch.float32, rank)
+            got = float(found["loss"])
+            likely = (
+                ": a mean of the ranks' own losses?"
+                if math.isclose(got, sum(local) / world, rel_tol=1e-4)
+                else ": of its own tokens alone?"
+                if math.isclose(got, local[rank], rel_tol=1e-4)
+                else ""
+            )
+            expect(
+                math.isclose(got, float(right), rel_tol=1e-4),
+                f"{what}: rank {rank} finds another loss{likely}",
+                f"{float(right):.6f}",
+                f"{got:.6f}",
+                rank,
+            )
+            expect(
+                found["kept"], f"{what}: rank {rank}'s probabilities were written to", "as they were", "changed", rank
+            )
+            if not ns[rank]:
+                continue
+            expect(
+                isinstance(found["grad"], torch.Tensor),
+                f"{what}: no gradient reaches the probabilities",
+                "a gradient",
+                "none",
+                rank,
+            )
+            due = world * parts[rank][0].grad
+            if not close(found["grad"], due, 1e-4):
+                ratio = float(found["grad"].double().norm() / due.norm())
+                same_way = close(found["grad"] / max(ratio, 1e-9), due, 1e-3)
+                wrong = f"{ratio:.4g} times the one that is due" if same_way else "another gradient"
+                raise Wrong(
+                    f"{what}: the probabilities on rank {rank} get {wrong}; it is {world} times the derivative of "
+                    "the loss, so that the ranks' average is right",
+                    f"norm {due.norm():.5g}",
+                    f"norm {found['grad'].norm():.5g}",
+                    rank,
+                )
+            (events,) = cases(run.events)
+            most = (
+                2 * 2 * (world - 1) / world * 8 * (2 * experts + 2)
+            )  # an all-reduce of float64 numbers, forward and backward
+            nbytes = sent_by(events, rank)
+            expect(
+                nbytes <= most,
+                f"{what}: rank {rank} sends {nbytes:,.0f} bytes, by {ways(events, rank)}; a few numbers for each "
+                "expert are enough, however many tokens there are",
+                f"at most {most:,.0f} bytes",
+                f"{nbytes:,.0f} bytes",
+                rank,
+            )
+            expect(
+                nbytes > 0 or world == 1,
+                f"{what}: rank {rank} sends nothing, so the others can not know its tokens",
+                "some bytes",
+                "none",
+                rank,
+            )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 7: groups and gradients
+
+GROUPS = ((4, 2), (4, 1), (3, 3), (6, 3), (1, 1))
+
+
+def grouped_on_rank(code, rank, world, spread):
+    made = code.make_groups(rank, world, spread)
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        return {"groups": told_all(made, 2)}
+    members = []
+    for group in made:
+        # A group that a rank is not in is a number to it.
+        members.append(
+            sorted(dist.get_process_group_ranks(group)) if isinstance(group, dist.ProcessGroup) else described(group)
+        )
+    return {"groups": members}
+
+
+def gradients_for(seed, shapes, dtypes):
+    draw = generator(seed)
+    return [
+        torch.randn(shape, generator=draw).to(getattr(torch, dtype))
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+
+
+SHARED, SHARED_DTYPES = ((30,), (4, 6), (1,)), ("float32", "float32", "float64")
+OWN, OWN_DTYPES = ((8, 10), (10,)), ("float32", "float32")
+
+
+def averaged_on_rank(code, rank, world, spread, seed):
+    copies = [dist.new_group(list(range(place, world, spread))) for place in range(spread)][rank % spread]
+    lists = []
+    for number, (shapes, dtypes) in enumerate(((SHARED, SHARED_DTYPES), (OWN, OWN_DTYPES))):
+        gradients = gradients_for(seed + number, shapes, dtypes)
+        parameters = [nn.Parameter(torch.ones_like(gradient)) for gradient in gradients]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        lists.append(parameters)
+    mark()
+    code.average_gradients(lists[0], lists[1], copies, world)
+    weights = all(bool((p == 1).all()) for parameters in lists for p in parameters)
+    return {"shared": [told(p.grad) for p in lists[0]], "experts": [told(p.grad) for p in lists[1]], "weights": weights}
+
+
+@todo(
+    7,
+    why="With the wrong group, different experts are averaged into one; with the wrong divisor, experts learn "
+    "faster or slower than all else. Adam hides a wrong scale almost "
+    "entirely, so that nobody notices for months.",
+    hints=(
+        "Draw four ranks as a table: a row for each set, a column for each place in a set. What travels along "
+        "rows, what along columns?",
+        "[dist.new_group(ranks) for ranks in …] makes all of them on every rank; then pick the one this rank is "
+        "in. For the divisor: the whole loss is the sum of the ranks' losses divided by world, "
+        "and after the all-reduce over the copies an expert has the gradient of that whole sum.",
+        "sets: range(first, first + spread) for first in range(0, world, spread); copies: range(place, world, "
+        "spread) for place in range(spread). Both sorts of gradients are divided by world.",
+    ),
+)
+def test_todo7_gradients(student):
+    for world, spread in GROUPS:
+        ranks = student.call(grouped_on_rank, world=world, spread=spread).evidence
+        for rank, found in enumerate(ranks):
+            what = f"make_groups on {world} rank{s(world)}, spread {spread}"
+            groups = found["groups"]
+            expect(isinstance(groups, list), f"{what} does not return two groups", "two groups", groups, rank)
+            first = rank - rank % spread
+            due = [list(range(first, first + spread)), list(range(rank % spread, world, spread))]
+            for name, got, right in zip(
+                ("that exchanges tokens", "that holds the same experts"), groups, due, strict=True
+            ):
+                expect(
+                    isinstance(got, list),
+                    f"{what}: rank {rank}'s group {name} is {got}: it is not in it, or it is no group",
+                    f"ranks {right}",
+                    got,
+                    rank,
+                )
+                expect(
+                    got == right,
+                    f"{what}: rank {rank}'s group {name} has other members",
+                    f"ranks {right}",
+                    f"ranks {got}",
+                    rank,
+                )
+    for world, spread in ((4, 2), (6, 2), (3, 3), (2, 1)):
+        seeds = student.draw("gradients", world).sample(range(1 << 40), world)
+        run = student.call(averaged_on_rank, world=world, spread=spread, seed=Private(seeds))
+        what = f"average_gradients on {world} ranks, spread {spread}"
+        (events,) = cases(run.events)
+        for rank, found in enumerate(run.evidence):
+            holders = list(range(rank % spread, world, spread))
+            for name, kind, shapes, dtypes, who in (
+                ("shared", 0, SHARED, SHARED_DTYPES, range(world)),
+                ("experts", 1, OWN, OWN_DTYPES, holders),
+            ):
+                sums = [
+                    sum(parts)
+                    for parts in zip(*(gradients_for(seeds[r] + kind, shapes, dtypes) for r in who), strict=True)
+                ]
+                spoken = "a shared parameter" if name == "shared" else "an expert's parameter"
+                for got, total in zip(found[name], sums, strict=True):
+                    a_tensor(f"{what}: the gradient of {spoken}", got, total.shape, total.dtype, rank)
+                    right = total / world
+                    if not close(got, right, 1e-5):
+                        by = next(
+                            (
+                                f": divided by {n}, not by {world}"
+                                for n in {1, len(holders), spread, world * world} - {world}
+                                if close(got, total / n, 1e-5)
+                            ),
+                            "",
+                        )
+                        whose = f"the sum over ranks {[*who]}, divided by {world}"
+                        raise Wrong(
+                            f"{what}: {spoken} on rank {rank} gets another gradient{by}",
+                            f"{whose}: norm {right.norm():.5g}",
+                            f"norm {got.norm():.5g}",
+                            rank,
+                        )
+            expect(
+                found["weights"],
+                f"{what}: rank {rank}'s parameters themselves have changed",
+                "only gradients",
+                "weights too",
+                rank,
+            )
+            # The shared gradients, of two dtypes, may be joined in one message: then all of them are float64.
+            size = 8 * sum(map(math.prod, SHARED)), 4 * sum(map(math.prod, OWN))
+            most = 2 * (world - 1) / world * size[0] + 2 * (len(holders) - 1) / len(holders) * size[1]
+            nbytes = sent_by(events, rank)
+            expect(
+                nbytes <= most,
+                f"{what}: rank {rank} sends {nbytes:,.0f} bytes, by {ways(events, rank)}; all-reduces send {most:,.0f}",
+                f"{most:,.0f} bytes",
+                f"{nbytes:,.0f} bytes",
+                rank,
+            )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 8: predictions
+
+
+@todo(
+    8,
+    why="Whoever can write down the table of rows can say beforehand which network a layer needs, and why the same "
+    "layer takes twice as long on one batch as on another.",
+    hints=(
+        "Draw the table of rows for two ranks with two experts each, and cross out what stays on its rank. Who "
+        "sends the rest, and who sends its results back?",
+        "Rows that leave: the rank's row of the table, without its own experts' columns. Results that go back: its "
+        "experts' columns, without its own row. Both times dim times element_size; "
+        "forward there are also 8 bytes for each expert elsewhere. Three all-to-alls forward, two backward.",
+        "there = sum(rows[rank]) - own; back = sum of the own columns - own; forward (there + back) * dim * "
+        "element_size + 8 * (E - E // W). Messages 3 (W - 1) and 2 (W - 1). "
+        "slowdown: the largest sum of a rank's columns, divided by the mean.",
+    ),
+)
+def test_todo8_costs(student):
+    draw, right = student.draw("costs"), {}
+    shapes = ((1, 3), (2, 1), (2, 2), (3, 2), (4, 1), (5, 3), (8, 1))
+    for world, each in shapes:
+        table = [[draw.choice((0, 1, 5, 20)) for _ in range(world * each)] for _ in range(world)]
+        table[0][0] += 1
+        dim, size, rank = draw.choice((8, 64, 100)), draw.choice((2, 4)), draw.randrange(world)
+        mine = range(rank * each, (rank + 1) * each)
+        leaves = sum(n for e, n in enumerate(table[rank]) if e not in mine)
+        returns = sum(table[r][e] for r in range(world) for e in mine if r != rank)
+        both = (leaves + returns) * dim * size
+        right["layer_bytes", (tuple(map(tuple, table)), rank, dim, size)] = (both + 8 * each * (world - 1), both)
+        work = [
+            sum(table[r][e] for r in range(world) for e in range(first * each, (first + 1) * each))
+            for first in range(world)
+        ]
+        right["slowdown", (tuple(map(tuple, table)),)] = max(work) * world / sum(work)
+    for world in (1, 2, 5, 64):
+        right["layer_messages", (world,)] = (3 * (world - 1), 2 * (world - 1))
+    check_answers(student, right, wrong="is not what will happen")
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 9: the course's model
+
+WORDS, LENGTH, SEQUENCES, WEIGHT, STEPS = 29, 8, 2, 0.1, 3
+
+
+class Whole(nn.Module):
+    """The serial mixture, with the attributes that the notebook's `ParallelMixture` takes. It keeps what it did."""
+
+    def __init__(self, dim, experts, k, factor, shares):
+        super().__init__()
+        self.k, self.factor, self.shares = k, factor, shares
+        self.router = nn.Parameter(torch.randn(experts, dim) / math.sqrt(dim))
+        self.experts = nn.ModuleList(MLP(dim) for _ in range(experts))
+
+    def forward(self, x):
+        h = x.flatten(0, 1)
+        logits = h @ self.router.T
+        probs = logits.softmax(dim=1)
+        chosen = logits.argsort(dim=1, descending=True, stable=True)[:, : self.k]
+        gates = probs.gather(1, chosen)
+        gates = gates if self.k == 1 else gates / gates.sum(dim=1, keepdim=True)
+        self.balance = right_balance([(probs, chosen)], len(self.experts), self.k)
+        self.margin = margin(logits.detach(), self.k)
+        each = len(h) // self.shares
+        shares = [chosen[first : first + each].tolist() for first in range(0, len(h), each)]
+        self.load = [[sum(row.count(e) for row in share) for e in range(len(self.experts))] for share in shares]
+        if self.factor is not None:
+            limit = math.ceil(self.factor * each * self.k / len(self.experts))
+            shares = [right_drop(share, len(self.experts), limit) for share in shares]
+        self.kept = shares
+        index = torch.tensor([row for share in shares for row in share])
+        out = torch.zeros_like(h)
+        for number, expert in enumerate(self.experts):
+            out = out + ((index == number) * gates).sum(dim=1, keepdim=True) * expert(
+                h
+            )  # dense: all tokens, most times zero
+        return out.view_as(x)
+
+
+def lm(experts, k, factor, shares):
+    torch.manual_seed(5)
+    model = TransformerLM(WORDS, dim=WIDTH, n_heads=2, n_layers=2, max_len=LENGTH)
+    for block in model.blocks:
+        block.mlp = Whole(WIDTH, experts, k, factor, shares)
+    return model
+
+
+def lm_batch(seed, step):
+    draw = generator(seed + step)
+    return torch.randint(WORDS, (SEQUENCES, LENGTH), generator=draw), torch.randint(
+        WORDS, (SEQUENCES, LENGTH), generator=draw
+    )
+
+
+def serial(seeds, experts, k, factor):
+    """One process that has all ranks' batches: losses, first gradients, last weights; what was routed in step 1."""
+    model = lm(experts, k, factor, len(seeds))
+    first = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses, gradients, smallest, kept, load, dropped = [], {}, math.inf, [], [], 0
+    for step in range(STEPS + 1):
+        x, y = (torch.cat(parts) for parts in zip(*(lm_batch(seed, step) for seed in seeds)))
+        loss = model(x, y)
+        layers = [block.mlp for block in model.blocks]
+        smallest = min(smallest, *(layer.margin for layer in layers))
+        losses.append(loss.item())
+        dropped += sum(e < 0 for layer in layers for share in layer.kept for row in share for e in row)
+        if step == STEPS:  # an evaluation
+            break
+        optimizer.zero_grad()
+        (loss + WEIGHT * sum(layer.balance for layer in layers)).backward()
+        if step == 0:
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+            kept, load = [layer.kept for layer in layers], [layer.load for layer in layers]
+            balance = sum(float(layer.balance) for layer in layers)
+        optimizer.step()
+    return {
+        "losses": losses,
+        "first": first,
+        "gradients": gradients,
+        "weights": dict(model.named_parameters()),
+        "margin": smallest,
+        "kept": kept,
+        "load": load,
+        "dropped": dropped,
+        "balance": balance,
+    }
+
+
+def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
+    sets = [dist.new_group(list(range(first, first + spread))) for first in range(0, world, spread)]
+    copies = [dist.new_group(list(range(place, world, spread))) for place in range(spread)]
+    model = lm(experts, k, factor, 1)
+    with Storages(model.parameters()) as storages:
+        lists = code.spread_experts(model, world, sets[rank // spread])
+    gc.collect()
+    if (
+        not isinstance(lists, (tuple, list))
+        or len(lists) != 2
+        or not all(isinstance(part, (tuple, list)) for part in lists)
+    ):
+        return {"lists": told_all(lists, 2)}
+    shared, mine = lists
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {
+        "lists": [[names.get(id(p), "what is no parameter of the model") for p in part] for part in lists],
+        "held": sum(storages.live().values()) // 4,
+    }
+    if sorted(name for part in found["lists"] for name in part) != sorted(names.values()):
+        return found
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        mark()
+        both = code.whole_loss(model, *lm_batch(seed, step), WEIGHT)
+        if told_all(both, 2) != both and not (
+            isinstance(both, (tuple, list))
+            and len(both) == 2
+            and all(isinstance(part, torch.Tensor) and part.dim() == 0 for part in both)
+        ):
+            return found | {"loss": told_all(both, 2)}
+        losses.append(float(both[0]))
+        mark()
+        both[1].backward()
+        without = [names[id(p)] for p in (*shared, *mine) if p.grad is None]
+        if without:
+            return found | {"without": without}
+        mark()
+        code.average_gradients(shared, mine, copies[rank % spread], world)
+        mark()
+        if step == 0:
+            found |= {
+                "gradients": {name: told(p.grad) for name, p in model.named_parameters()},
+                "total": float(both[1]),
+                "load": [told(getattr(block.mlp, "load", None)) for block in model.blocks],
+            }
+        optimizer.step()
+    with torch.no_grad():
+        losses.append(float(model(*lm_batch(seed, STEPS))))
+    return found | {"losses": losses, "weights": dict(model.named_parameters())}
+
+
+# (ranks, ranks that one set is spread over, experts a rank, choices, factor of the capacity)
+TRAININGS = ((2, 2, 2, 2, 1.0), (3, 3, 1, 1, None), (4, 2, 3, 2, 1.25))
+
+
+@todo(
+    9,
+    needs=(1, 3, 4, 5, 6, 7),
+    why="Each part can be right and the whole still wrong: a router's gradient that is averaged with the experts', "
+    "a loss that is balanced twice, a rank that drops by all ranks' tokens. "
+    "Only the same losses, step by step, prove that it is the serial run.",
+    hints=(
+        "Mixture.forward, line by line: which of its lines must know of the other ranks? Only two, and you have "
+        "functions for both.",
+        "The layer has k, factor, world, tokens (a group), router, n_experts and experts. Its limit is "
+        "capacity(its own tokens, …). The parameters of block.mlp.experts are this rank's; "
+        "the router is not among them. A loss to minimize: model(x, y) + weight * the sum of block.mlp.balance "
+        "over the blocks, after the model ran.",
+        "x.flatten(0, 1); route; balancing_loss(…, layer.world); load by bincount; drop if there is a factor; "
+        "parallel_mixture(…, layer.experts, layer.tokens).view_as(x). "
+        "block.mlp = ParallelMixture(block.mlp, world, tokens). loss, loss + weight * sum(…).",
+    ),
+)
+def test_todo9_training(student):
+    for world, spread, each, k, factor in TRAININGS:
+        how = dict(experts=spread * each, k=k, factor=factor)
+        for attempt in range(20):
+            seeds = student.draw("training", world, attempt).sample(range(1 << 40), world)
+            right = student.reference(serial, seeds=seeds, **how)
+            if right["margin"] > MARGIN and (factor is None or right["dropped"]):
+                break
+        premise(right["margin"] > MARGIN, "a choice that rounding makes")
+        premise(factor is None or right["dropped"] > 0, "a layer that drops nothing")
+        check_training(student, world, spread, each, seeds, how, right)
+
+
+def check_training(student, world, spread, each, seeds, how, right):
+    told_size = f"{world} ranks, {how['experts']} experts over {spread} of them, {how['k']} a token, " + (
+        f"capacity factor {how['factor']}" if how["factor"] else "dropless"
+    )
+    run = student.call(trained_on_rank, world=world, spread=spread, seed=Private(seeds), **how)
+    sizes = {name: p.numel() for name, p in right["weights"].items()}
+    of_one = sum(size for name, size in sizes.items() if ".experts.0." in name)
+    of_all = sum(size for name, size in sizes.items() if ".experts." not in name)
+    for rank, found in enumerate(run.evidence):
+        expect(
+            isinstance(found["lists"], list),
+            f"spread_experts on {told_size} does not return two lists of parameters",
+            "two lists",
+            found["lists"],
+            rank,
+        )
+        held, due = found["held"], of_all + each * of_one
+        expect(
+            held <= due,
+            f"{told_size}: after spread_experts, rank {rank} has memory for {held:,} weights; its share is "
+            f"{due:,}, with {each} "
+            f"expert{s(each)} a layer",
+            f"{due:,} weights",
+            f"{held:,} weights",
+            rank,
+        )
+        names = [name for name in right["weights"] if ".experts." not in name]
+        own = [
+            f"blocks.{b}.mlp.experts.{e}.{part}.weight"
+            for b in range(2)
+            for e in range(each)
+            for part in ("up", "down")
+        ]
+        for what, got, those in (
+            ("what all ranks hold", found["lists"][0], names),
+            ("this rank's experts", found["lists"][1], own),
+        ):
+            stray = sorted(set(got) ^ set(those)) or [name for name in got if got.count(name) > 1]
+            expect(
+                not stray,
+                f"spread_experts on {told_size}: the list of {what} on rank {rank} is another one, as to "
+                f"{stray[0] if stray else ''}",
+                f"{len(those)} parameters",
+                f"{len(got)} parameters",
+                rank,
+            )
+        expect(
+            "loss" not in found,
+            f"whole_loss on {told_size} does not return two numbers",
+            "loss, and what to minimize",
+            found.get("loss"),
+            rank,
+        )
+        without = found.get("without", [""])[0]
+        expect(not without, f"{told_size}: no gradient reaches {without} on rank {rank}", "a gradient", "none", rank)
+    for number, due in enumerate(right["losses"][:1]):
+        check_loss(told_size, run.evidence, number, due)
+    # Coarse, for in a wrong layer the next one's tokens are others: what is wrong there, gradients tell better.
+    excess = sum(found["total"] - found["losses"][0] for found in run.evidence) / world
+    due = WEIGHT * right["balance"]
+    expect(
+        math.isclose(excess, due, rel_tol=1e-2),
+        f"{told_size}: what is minimized is not the loss and {WEIGHT} times each block's balancing loss",
+        f"{due:.5f} more than the loss",
+        f"{excess:.5f} more than the loss",
+    )
+    check_first_gradients(told_size, run.evidence, right, world, spread, each)
+    for rank, found in enumerate(run.evidence):
+        for layer in range(2):
+            due = right["load"][layer][rank]
+            a_tensor(f"{told_size}: block {layer}'s load", found["load"][layer], (len(due),), rank=rank)
+            expect(
+                found["load"][layer].tolist() == due,
+                f"{told_size}: block {layer}'s load is not how many of rank {rank}'s slots chose each expert",
+                due,
+                found["load"][layer].tolist(),
+                rank,
+            )
+    for number, due in enumerate(right["losses"]):
+        check_loss(told_size, run.evidence, number, due)
+    check_last_weights(told_size, run.evidence, right, spread, each)
+    forward, backward = cases(run.events)[:2]
+    for rank in range(world):
+        members = range(rank - rank % spread, rank - rank % spread + spread)
+        passes = [traffic([kept[r] for r in members], rank % spread, each, 4 * WIDTH) for kept in right["kept"]]
+        most, least = sum(p[0] for p in passes), sum(p[1] for p in passes)
+        small = 2 * (
+            8 * (how["experts"] - each) + 2 * 8 * (2 * how["experts"] + 2)
+        )  # counts and balancing losses of two layers
+        check_sent(f"{told_size}, forward", forward, rank, most + small, least, "tokens")
+        check_sent(f"{told_size}, backward", backward, rank, most + small, least, "gradients")
+
+
+def check_loss(told_size, ranks, number, due):
+    seen = sum(found["losses"][number] for found in ranks) / len(ranks)
+    which = f"loss {number + 1} of {STEPS}" if number < STEPS else "the loss of an evaluation after the last step"
+    expect(
+        math.isclose(seen, due, rel_tol=1e-4),
+        f"{told_size}: {which} is not that of one process",
+        f"{due:.6f}",
+        f"{seen:.6f}",
+    )
+
+
+def in_serial(name, rank, spread, each):
+    """What the serial model calls a parameter of this rank's."""
+    parts = name.split(".")
+    if "experts" in parts:
+        place = parts.index("experts") + 1
+        parts[place] = str(int(parts[place]) + each * (rank % spread))
+    return ".".join(parts)
+
+
+def check_first_gradients(told_size, ranks, right, world, spread, each):
+    for rank, found in enumerate(ranks):
+        for name, got in found["gradients"].items():
+            due = right["gradients"][in_serial(name, rank, spread, each)]
+            a_tensor(f"{told_size}: the first gradient of {name}", got, due.shape, rank=rank)
+            times = float(got.norm() / due.norm()) if due.norm() else 1.0
+            scaled = (
+                f": {times:.3g} times it" if close(got / max(times, 1e-9), due, 1e-3) and abs(times - 1) > 1e-3 else ""
+            )
+            expect(
+                close(got, due, 1e-4, max(float(due.abs().max()), 1e-4)),
+                f"{told_size}: the first gradient of {name} on rank {rank} is not that of one process{scaled}",
+                f"norm {due.norm():.5g}",
+                f"norm {got.norm():.5g}",
+                rank,
+            )
+
+
+def check_last_weights(told_size, ranks, right, spread, each):
+    for rank, found in enumerate(ranks):
+        for name, got in found["weights"].items():
+            there = in_serial(name, rank, spread, each)
+            weight, first = right["weights"][there], right["first"][there]
+            moved = float((weight - first).norm())
+            expect(
+                bool((got - weight).norm() <= 1e-4 * max(moved, MOVED)),
+                f"{told_size}: {name} on rank {rank} is not what one process has after {STEPS} steps",
+                f"moved by {moved:.5g}",
+                f"moved by {float((got - first).norm()):.5g}, and {float((got - weight).norm()):.2g} away",
+                rank,
+            )
