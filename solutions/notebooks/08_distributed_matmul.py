@@ -2,11 +2,11 @@
 # # Distributed matrix products
 #
 # A linear layer is a matrix product $Y = XW$. $X$ has a row for each token, $m$ of them, with $k$ numbers each; $W$ is
-# $k \times n$. Almost all the work of a Transformer is in such products, and every scheme of this course that
-# splits up a layer is, at heart, one way to cut a product into blocks.
+# $k \times n$. Almost all the work of a Transformer is in such products, and every scheme of this course that splits up
+# a layer is, at heart, one way to cut a product into blocks.
 #
-# So in this lesson there is nothing but products. You cut them along one, two and three axes of a grid of
-# ranks, count what each cut has to send, and find that FSDP and Megatron's layers are two corners of one scheme.
+# So in this lesson there is nothing but products. You cut them along one, two and three axes of a grid of ranks, count
+# what each cut has to send, and find that FSDP and Megatron's layers are two corners of one scheme.
 #
 # ![Three ways to cut one product over two ranks](../images/matmul_one_d.png)
 #
@@ -34,16 +34,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grader import run_on_ranks
-from utils import plots_matmul
+from utils import plots, plots_matmul
 from utils.model import MLP
 
 # %% [markdown]
 # ## A grid of ranks
 #
-# Ranks have numbers, but a matrix has rows and columns. So the ranks are arranged as a **grid**: a table of
-# 2 × 3, say, or a box of 2 × 2 × 2. They are numbered row by row, as the elements of a tensor lie in memory: the last
-# coordinate changes fastest. A **line** along an axis is made of the ranks that differ in that one coordinate only. Lines
-# are the groups in which a grid communicates.
+# Ranks have numbers, but a matrix has rows and columns. So the ranks are arranged as a **grid**: a table of 2 × 3, say,
+# or a box of 2 × 2 × 2. They are numbered row by row, as the elements of a tensor lie in memory: the last coordinate
+# changes fastest. A **line** along an axis is made of the ranks that differ in that one coordinate only. Lines are the
+# groups in which a grid communicates.
 #
 # Dimension and grid need not divide. `tensor_split` has a rule for that, which holds for the whole lesson: the first
 # few pieces get one more.
@@ -51,6 +51,7 @@ from utils.model import MLP
 # ![A matrix of 5 × 7 on a grid of 2 × 3](../images/matmul_grid.png)
 #
 # **Predict**, before you write code: on the 2 × 3 grid, which ranks are in rank 4's lines, and how large is its block?
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def block(length: int, parts: int, number: int) -> slice:
@@ -77,7 +78,7 @@ def place(rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def line(rank: int, shape: tuple[int, ...], axis: int) -> list[int]:
-    """The ranks of the line through ``rank`` along ``axis``, itself included, in the order of their coordinate there."""
+    """The ranks of the line through ``rank`` along ``axis``, itself included, in the order of that coordinate."""
     # TODO 1, again: how far apart, in numbers, are two neighbours on this axis?
     ### BEGIN SOLUTION
     stride = math.prod(shape[axis + 1 :])
@@ -91,8 +92,8 @@ shape = (2, 3)
 for rank in range(6):
     row, column = place(rank, shape)
     rows, columns = block(5, 2, row), block(7, 3, column)
-    print(f"rank {rank} at {row, column}: rows {rows.start} to {rows.stop - 1}, columns {columns.start} to {columns.stop - 1};"
-          f" its lines are {line(rank, shape, 0)} and {line(rank, shape, 1)}")  # fmt: skip
+    held = f"rows {rows.start} to {rows.stop - 1}, columns {columns.start} to {columns.stop - 1}"
+    print(f"rank {rank} at {row, column}: {held}; its lines are {line(rank, shape, 0)} and {line(rank, shape, 1)}")
 
 # %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("08_distributed_matmul/1")
@@ -100,6 +101,7 @@ check("08_distributed_matmul/1")
 
 # %% [markdown]
 # From your functions, this class makes the process groups. On a line of one rank, a collective sends nothing.
+
 
 # %%
 class Grid:
@@ -126,8 +128,8 @@ class Grid:
 # %% [markdown]
 # ## Cut along one axis
 #
-# A product has three dimensions, $m$, $k$ and $n$, and each can be cut. Look at the drawing on top once more, and
-# go forward and backward. With $\bar Y$ the gradient of $Y$, the other two are
+# A product has three dimensions, $m$, $k$ and $n$, and each can be cut. Look at the drawing on top once more, and go
+# forward and backward. With $\bar Y$ the gradient of $Y$, the other two are
 #
 # $$\bar X = \bar Y W^\top \qquad \bar W = X^\top \bar Y$$
 #
@@ -137,24 +139,25 @@ class Grid:
 # | columns, $n$ | `x_MK`, `w_Kn` | `y_Mn` | a sum over ranks, whole | `dw_Kn` |
 # | the inner dimension, $k$ | `x_Mk`, `w_kN` | a sum over ranks, whole | `dx_Mk` | `dw_kN` |
 #
-# You know all three. Cut by rows, it is data-parallel training; with $W$ in shards as in lesson 03, it is ZeRO's stage 3, FSDP. Cut
-# by columns, it is the first layer of a Megatron MLP ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)), and cut along
-# the inner dimension it is its second.
+# You know all three. Cut by rows, it is data-parallel training; with $W$ in shards as in lesson 03, it is ZeRO's stage
+# 3, FSDP. Cut by columns, it is the first layer of a Megatron MLP
+# ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)), and cut along the inner dimension it is its second.
 #
 # Every dimension that is *summed* over and is cut costs a collective: then each rank has only a part of each sum. Which
-# collective it is depends on **where the result must end up**: an all-reduce if every rank needs it
-# whole, a reduce-scatter if each rank is to keep a part. And a result that is cut, but must be whole, costs an all-gather.
+# collective it is depends on **where the result must end up**: an all-reduce if every rank needs it whole, a
+# reduce-scatter if each rank is to keep a part. And a result that is cut, but must be whole, costs an all-gather.
 #
 # **Predict** the numbers (of 4 bytes each, say) that a rank sends, with rings as in lesson 01.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def numbers_to_end(cut: str, ending: str, m: int, n: int, world: int) -> float:
     """Numbers that a rank sends so that Y, each rank having multiplied what it has, ends up "whole" on all, or "cut".
 
-    ``cut`` is "rows", "columns" or "inner", as in the table. For "inner", "cut" means that each rank keeps a shard of Y.
+    ``cut`` is "rows", "columns" or "inner", as in the table. For "inner", "cut" means that each has a shard of Y.
     """
-    # TODO 2: Multiply on one axis, cut by rows, by columns and along the inner dimension. First your prediction: what does
-    # it cost to have the result where it is needed? (As if the ranks divided all sizes.)
+    # TODO 2: Multiply on one axis, cut by rows, by columns and along the inner dimension. First your prediction:
+    # what does it cost to have the result where it is needed? (As if the ranks divided all sizes.)
     ### BEGIN SOLUTION
     once_around = (world - 1) / world * m * n
     if cut == "inner":
@@ -180,6 +183,7 @@ def numbers_sent_1d(cut: str, m: int, k: int, n: int, world: int) -> tuple[float
 # Now build them. Shards are those of lesson 03: the tensor as one long vector, cut into equal pieces, the last ones
 # filled up with zeros. These three functions are what you wrote there, for one tensor and a sum in place of the mean;
 # `group=None` means all ranks.
+
 
 # %%
 def shard_of(tensor: Tensor, parts: int, number: int) -> Tensor:
@@ -270,23 +274,26 @@ check("08_distributed_matmul/2")
 # %%
 for tokens in (512, 65536):
     sent = {cut: sum(numbers_sent_1d(cut, tokens, 2048, 8192, 8)) for cut in ("rows", "columns", "inner")}
-    print(f"{tokens:6,} tokens:", ", ".join(f"{cut} {numbers / 1e6:,.0f} million numbers" for cut, numbers in sent.items()))
+    told = ", ".join(f"{cut} {numbers / 1e6:,.0f} million" for cut, numbers in sent.items())
+    print(f"{tokens:6,} tokens, numbers sent: {told}")
 
 # %% [markdown]
-# By rows, weights travel; otherwise activations do. So many tokens speak for the first, large weights for the others. But in
-# each of them one matrix is whole on every rank for a while, however many ranks there are. With a second axis, none is.
+# By rows, weights travel; otherwise activations do. So many tokens speak for the first, large weights for the others.
+# But in each of them one matrix is whole on every rank for a while, however many ranks there are. With a second axis,
+# none is.
 #
 # ## Two axes: Cannon's algorithm
 #
-# The ranks are a square, $p \times p$, and each of $X$, $W$ and $Y$ is cut along both axes: the rank at $(i, j)$ has block
-# $(i, j)$ of each, and no more. Its block of the result needs a whole row of blocks of $X$, and a whole column of $W$:
+# The ranks are a square, $p \times p$, and each of $X$, $W$ and $Y$ is cut along both axes: the rank at $(i, j)$ has
+# block $(i, j)$ of each, and no more. Its block of the result needs a whole row of blocks of $X$, and a whole column of
+# $W$:
 #
 # $$Y_{ij} = \sum_{l} X_{il} W_{lj}$$
 #
-# Cannon's algorithm (1969) never holds more than one block of each. All ranks multiply what they have, then pass
-# their block of $X$ to the left and that of $W$ up, $p - 1$ times, all round the rows and columns. But at the beginning
-# the rank at $(i, j)$ has $X_{ij}$ and $W_{ij}$, which do not fit together unless $i = j$. So first comes a **skew**: row $i$
-# of $X$ goes $i$ places to the left, and column $j$ of $W$ goes $j$ places up.
+# Cannon's algorithm (1969) never holds more than one block of each. All ranks multiply what they have, then pass their
+# block of $X$ to the left and that of $W$ up, $p - 1$ times, all round the rows and columns. But at the beginning the
+# rank at $(i, j)$ has $X_{ij}$ and $W_{ij}$, which do not fit together unless $i = j$. So first comes a **skew**: row
+# $i$ of $X$ goes $i$ places to the left, and column $j$ of $W$ goes $j$ places up.
 #
 # ![The skew and the three steps of Cannon's algorithm on 3 × 3 ranks](../images/matmul_cannon.png)
 #
@@ -294,9 +301,10 @@ for tokens in (512, 65536):
 #
 # For the exchange you are given the messages of lesson 01. If the block stays where it is, none is sent.
 
+
 # %%
 def exchange(tensor: Tensor, to: int, source: int, shape: tuple[int, int]) -> Tensor:
-    """Send a tensor to rank ``to``, and return the one, of this shape, that comes from rank ``source`` at the same time."""
+    """Send a tensor to rank ``to``, and return the one, of this shape, that comes from rank ``source`` meanwhile."""
     if to == source == dist.get_rank():
         return tensor
     leaving, arriving = tensor.contiguous(), tensor.new_empty(shape)
@@ -321,13 +329,14 @@ def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
     Raises:
         ValueError: the grid is no square; its text is one line that names the grid. Nothing has been sent then.
     """
-    # TODO 3, again: the product. In each message there is one block. A rank sends at most ``side`` blocks of each matrix, and
-    # never holds more than the two it was given, two more of each (one that goes, one that comes), and two of the result's
-    # size. ``grid.lines[1]`` are the ranks of my row, by column; ``grid.lines[0]`` those of my column, by row. Where k does
-    # not divide, blocks have different sizes: ``block`` tells that of the one that comes.
+    # TODO 3, again: the product. In each message there is one block. A rank sends at most ``side`` blocks of each
+    # matrix, and never holds more than the two it was given, two more of each (one that goes, one that comes), and two
+    # of the result's size. ``grid.lines[1]`` are the ranks of my row, by column; ``grid.lines[0]`` those of my column,
+    # by row. Where k does not divide, blocks have different sizes: ``block`` tells that of the one that comes. (If you
+    # make messages of your own: as long as you keep a work, it keeps its tensor.)
     ### BEGIN SOLUTION
     if grid.shape[0] != grid.shape[1]:
-        raise ValueError(f"Cannon's algorithm needs a square of ranks, and the grid is {grid.shape[0]} × {grid.shape[1]}")
+        raise ValueError(f"Cannon needs a square of ranks, and the grid is {grid.shape[0]} × {grid.shape[1]}")
     side, (row, column) = grid.shape[0], grid.place
     rows, columns = len(x_mk), w_kn.shape[1]
     my_row, my_column = grid.lines[1], grid.lines[0]
@@ -344,8 +353,9 @@ def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
 
 
 # %% [markdown]
-# The backward pass needs nothing new: $\bar X = \bar Y W^\top$ and $\bar W = X^\top \bar Y$ are products as well. Only, block $(i, j)$ of
-# a transposed matrix is at $(j, i)$, so each rank first swaps with the one at the mirrored place.
+# The backward pass needs nothing new: $\bar X = \bar Y W^\top$ and $\bar W = X^\top \bar Y$ are products as well. Only,
+# block $(i, j)$ of a transposed matrix is at $(j, i)$, so each rank first swaps with the one at the mirrored place.
+
 
 # %%
 def transposed(tensor: Tensor, shape: tuple[int, int], grid: Grid) -> Tensor:
@@ -355,7 +365,9 @@ def transposed(tensor: Tensor, shape: tuple[int, int], grid: Grid) -> Tensor:
     return exchange(tensor.T, mirror, mirror, shape)
 
 
-def cannon_backward(dy_mn: Tensor, x_mk: Tensor, w_kn: Tensor, sizes: tuple[int, int, int], grid: Grid) -> tuple[Tensor, Tensor]:
+def cannon_backward(
+    dy_mn: Tensor, x_mk: Tensor, w_kn: Tensor, sizes: tuple[int, int, int], grid: Grid
+) -> tuple[Tensor, Tensor]:
     """dx_mk and dw_kn. ``sizes`` are those of the whole matrices: m, k, n."""
     m, k, n = sizes
 
@@ -372,8 +384,9 @@ def cannon_backward(dy_mn: Tensor, x_mk: Tensor, w_kn: Tensor, sizes: tuple[int,
 check("08_distributed_matmul/3")
 
 # %% [markdown]
-# Look at the messages on 3 × 3 ranks. In a round of the middle picture each rank sends one; the skew, and then each
-# of two steps, takes two rounds at least.
+# Look at the messages on 3 × 3 ranks. In a round of the middle picture each rank sends one; the skew, and then each of
+# two steps, takes two rounds at least.
+
 
 # %%
 def cannon_on_ranks(sizes: list[int], rank: int, world: int) -> float:
@@ -387,8 +400,6 @@ def cannon_on_ranks(sizes: list[int], rank: int, world: int) -> float:
 
 
 # %%
-from utils import plots
-
 run = run_on_ranks("08_distributed_matmul/cannon_on_ranks", [[60, 90, 30]] * 9)
 print(f"largest difference on each rank: {max(run.results):.1e}")
 plots.messages(run.messages, "Cannon's algorithm on 3 × 3 ranks")
@@ -396,15 +407,16 @@ plots.messages(run.messages, "Cannon's algorithm on 3 × 3 ranks")
 # %% [markdown]
 # ## Two axes of any length: SUMMA
 #
-# Few machines have a square number of GPUs. **SUMMA** (van de Geijn and Watts, 1997) takes any table of $p \times q$ ranks,
-# and moves nothing round. It takes the inner dimension in **panels**: some columns of $X$, and the same rows of $W$. Whoever has a
-# piece of the panel broadcasts it: pieces of $X$ along the rows of the grid, pieces of $W$ along its columns. Then all
-# multiply, and add to their block of $Y$.
+# Few machines have a square number of GPUs. **SUMMA** (van de Geijn and Watts, 1997) takes any table of $p \times q$
+# ranks, and moves nothing round. It takes the inner dimension in **panels**: some columns of $X$, and the same rows of
+# $W$. Whoever has a piece of the panel broadcasts it: pieces of $X$ along the rows of the grid, pieces of $W$ along its
+# columns. Then all multiply, and add to their block of $Y$.
 #
 # ![One panel of SUMMA on 2 × 3 ranks](../images/matmul_summa.png)
 #
-# How wide is a panel? $X$ cuts the inner dimension into $q$ pieces and $W$ cuts it into $p$ pieces, at other places. A panel should
-# lie in one piece of each: so it begins wherever a piece of either begins.
+# How wide is a panel? $X$ cuts the inner dimension into $q$ pieces and $W$ cuts it into $p$ pieces, at other places. A
+# panel should lie in one piece of each: so it begins wherever a piece of either begins.
+
 
 # %%
 class Panel(NamedTuple):
@@ -417,17 +429,18 @@ class Panel(NamedTuple):
 
 
 # %% [markdown]
-# In the backward pass broadcasts turn into sums. $\bar X = \bar Y W^\top$ sums over $n$, which is cut along the rows of the
-# grid: for each panel, $W$ is broadcast as before, and the products are added up *towards the rank that has the panel of X*. $\bar W$
-# likewise, along the columns.
+# In the backward pass broadcasts turn into sums. $\bar X = \bar Y W^\top$ sums over $n$, which is cut along the rows of
+# the grid: for each panel, $W$ is broadcast as before, and the products are added up *towards the rank that has the
+# panel of X*. $\bar W$ likewise, along the columns.
 #
 # | call | |
 # |---|---|
-# | `dist.broadcast(tensor, src=rank, group=group)` | brings the tensor of rank `src` to all ranks of the group; the others give one to write into |
-# | `dist.reduce(tensor, dst=rank, group=group)` | adds up the tensors of the group into that of rank `dst`; in the others' there may be anything afterwards |
+# | `dist.broadcast(tensor, src=rank, group=group)` | the tensor of `src` comes to all; the others give one to write into |
+# | `dist.reduce(tensor, dst=rank, group=group)` | adds up all into that of `dst`; in the others' is rubbish afterwards |
 #
-# `src` and `dst` are numbers among *all* ranks, as they stand in `grid.lines[axis]`; the group is `grid.groups[axis]`. Both
-# calls take contiguous tensors; `tensor[:, 2:4]` is none, its `.contiguous()` is.
+# `src` and `dst` are numbers among *all* ranks, as they stand in `grid.lines[axis]`; the group is `grid.groups[axis]`.
+# Both calls take contiguous tensors; `tensor[:, 2:4]` is none, its `.contiguous()` is.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def panels(k: int, shape: tuple[int, int]) -> list[Panel]:
@@ -478,8 +491,8 @@ def w_panel(w_kn: Tensor, panel: Panel, k: int, grid: Grid) -> Tensor:
 
 def summa(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
     """y_mn."""
-    # TODO 4, again: the product. Beside its blocks a rank holds two panels of each matrix at most, the last and the next, and
-    # two tensors of the result's size.
+    # TODO 4, again: the product. Beside its blocks a rank holds two panels of each matrix at most, the last and the
+    # next, and two tensors of the result's size.
     ### BEGIN SOLUTION
     y_mn = x_mk.new_zeros(len(x_mk), w_kn.shape[1])
     for panel in panels(k, grid.shape):
@@ -490,8 +503,8 @@ def summa(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
 
 def summa_backward(dy_mn: Tensor, x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> tuple[Tensor, Tensor]:
     """dx_mk and dw_kn."""
-    # TODO 4, again: the gradients. For each panel the two broadcasts again, and two sums, each towards the rank that has the
-    # panel: no all-reduce, since nobody else needs them.
+    # TODO 4, again: the gradients. For each panel the two broadcasts again, and two sums, each towards the rank that
+    # has the panel: no all-reduce, since nobody else needs them. It holds two panels of each gradient, too, at most.
     ### BEGIN SOLUTION
     dx_mk, dw_kn = torch.empty_like(x_mk), torch.empty_like(w_kn)
     x_first, w_first = grid.block(k, 1).start, grid.block(k, 0).start
@@ -516,14 +529,14 @@ for panel in panels(10, (2, 3)):
 check("08_distributed_matmul/4")
 
 # %% [markdown]
-# On a square of $N$ ranks, $mk/\sqrt N$ numbers of $X$ and $kn/\sqrt N$ of $W$ come to each rank: the more
-# ranks, the fewer. Cut along one axis, it was a whole matrix, however many ranks there were.
+# On a square of $N$ ranks, $mk/\sqrt N$ numbers of $X$ and $kn/\sqrt N$ of $W$ come to each rank: the more ranks, the
+# fewer. Cut along one axis, it was a whole matrix, however many ranks there were.
 #
 # ## Three axes
 #
-# On a box of $G_x \times G_y \times G_z$ ranks, each of the three dimensions is cut along an axis of its own. This is AxoNN's product
-# ([arXiv:2305.13525](https://arxiv.org/abs/2305.13525)), made for layers of neural networks: with weights that are stored in shards,
-# and activations that stay where they are.
+# On a box of $G_x \times G_y \times G_z$ ranks, each of the three dimensions is cut along an axis of its own. This is
+# AxoNN's product ([arXiv:2305.13525](https://arxiv.org/abs/2305.13525)), made for layers of neural networks: with
+# weights that are stored in shards, and activations that stay where they are.
 #
 # | axis | cuts | and so |
 # |---|---|---|
@@ -531,13 +544,14 @@ check("08_distributed_matmul/4")
 # | $y$, the *outer* one | $n$: columns of $W$ and of $Y$ | $\bar X$ is a sum over it |
 # | $z$, the *depth* | $m$: rows of $X$ and of $Y$ | $\bar W$ is a sum over it |
 #
-# The third dimension has no say in a matrix, so a block of $X$ is the same on all ranks of a line along $y$, and a block of $Y$ on all of a
-# line along $x$. A block of $W$ would be the same along $z$, but it is not: there each rank has a shard of it. It
-# is gathered in the forward pass, dropped, and gathered once more in the backward pass.
+# The third dimension has no say in a matrix, so a block of $X$ is the same on all ranks of a line along $y$, and a
+# block of $Y$ on all of a line along $x$. A block of $W$ would be the same along $z$, but it is not: there each rank
+# has a shard of it. It is gathered in the forward pass, dropped, and gathered once more in the backward pass.
 #
-# ![Eight ranks as a box: what each has of X, W and Y, and which collective goes along which axis](../images/matmul_three_d.png)
+# ![Eight ranks as a box: what each has of X, W and Y, and the collectives along the axes](../images/matmul_three_d.png)
 #
 # **Predict** the numbers that a rank sends in a forward and a backward pass.
+
 
 # %%
 class Axes(NamedTuple):
@@ -569,7 +583,10 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x_mk: Tensor, shard: Tensor, shape: tuple[int, int], axes: Axes, grid: Grid) -> Tensor:
-        """y_mn, the same along the inner axis. ``shard`` is this rank's, along the depth, of its block of W of this shape."""
+        """y_mn, the same along the inner axis. ``shard`` is this rank's, along the depth, of its block of W.
+
+        The block has this shape.
+        """
         # TODO 5, again: the forward pass. For the backward pass keep nothing but what you were given:
         # ``ctx.save_for_backward(tensor, …)`` for tensors, attributes of ``ctx`` for all else.
         ### BEGIN SOLUTION
@@ -599,12 +616,12 @@ check("08_distributed_matmul/5")
 # %% [markdown]
 # ## Its corners are old friends
 #
-# Where an axis has one rank, its collectives send nothing. With $G_x = G_y = 1$ all that is left is the all-gather of weights, twice, and the
-# reduce-scatter of their gradient: that is FSDP. With $G_z = 1$, and $G_x$ or $G_y$ 1 as well, there is one all-reduce
-# of activations, in one of the passes: a layer of Megatron's.
+# Where an axis has one rank, its collectives send nothing. With $G_x = G_y = 1$ all that is left is the all-gather of
+# weights, twice, and the reduce-scatter of their gradient: that is FSDP. With $G_z = 1$, and $G_x$ or $G_y$ 1 as well,
+# there is one all-reduce of activations, in one of the passes: a layer of Megatron's.
 #
-# Do not believe it; run it. Beside each corner of your product stands PyTorch's own: `fully_shard` (FSDP2), and a layer cut
-# by `ColwiseParallel` or `RowwiseParallel` (the next-but-one script, `tp_training`, is made of these).
+# Do not believe it; run it. Beside each corner of your product stands PyTorch's own: `fully_shard` (FSDP2), and a layer
+# cut by `ColwiseParallel` or `RowwiseParallel` (the next-but-one script, `tp_training`, is made of these).
 
 # %%
 CORNERS = {"FSDP": (1, 1, 4), "Megatron, by columns": (1, 4, 1), "Megatron, by the inner dimension": (4, 1, 1)}
@@ -656,28 +673,31 @@ def library_corner(name: str, rank: int, world: int) -> Tensor:
 for name in CORNERS:
     mine = run_on_ranks("08_distributed_matmul/corner", [name] * 4)
     library = run_on_ranks("08_distributed_matmul/library_corner", [name] * 4)
-    print(f"{name}: the gradients of W squared and added up over the ranks, {sum(mine.results):.6g} and {sum(library.results):.6g}")
+    print(f"{name}: the gradient of W squared and added up, {sum(mine.results):.6g} and {sum(library.results):.6g}")
     for whose, run in (("your product", mine), ("the library", library)):
         calls = [call for call in run.collectives if call.rank == 0]
         told = ", ".join(f"{call.op} of {call.sent:,.0f} bytes" for call in calls)
-        print(f"    {whose:12}: {told}; predicted {4 * sum(numbers_sent_3d(M, K, N, *CORNERS[name])):,.0f} bytes in all")
+        predicted = 4 * sum(numbers_sent_3d(M, K, N, *CORNERS[name]))
+        print(f"    {whose:12}: {told}; predicted {predicted:,.0f} bytes in all")
 
 # %% [markdown]
 # ## Two layers: transpose the second
 #
-# An MLP is two products with an activation function in between. After the first one, a rank has a block of $Y$ whose rows
-# are cut along $z$ and whose columns along $y$. The next product wants its input cut along its inner axis. Should the
-# activations be sent around, so that they lie as before? No: change the *names* of the axes. For the second layer
-# $y$ is the inner axis, and $x$ the outer one. Its output is cut as the input of the first layer was, so that
-# the third layer, if there is one, can go on as the first.
+# An MLP is two products with an activation function in between. After the first one, a rank has a block of $Y$ whose
+# rows are cut along $z$ and whose columns along $y$. The next product wants its input cut along its inner axis. Should
+# the activations be sent around, so that they lie as before? No: change the *names* of the axes. For the second layer
+# $y$ is the inner axis, and $x$ the outer one. Its output is cut as the input of the first layer was, so that the third
+# layer, if there is one, can go on as the first.
 #
 # ![The blocks of two layers; the axes of the second one are swapped](../images/matmul_two_layers.png)
 #
 # With $G_x = G_z = 1$, the first is cut by columns and the second along the inner dimension: that is Megatron's MLP.
 #
-# The loss is the mean squared difference from a target, over *all* of its numbers. A rank has the sum over its block. On its
-# own, that part is enough for the backward pass, for the gradient of a sum is the sum of the gradients, and `Product` adds up what needs to
-# be added. To *print* the loss, the parts must be added up, but each block once: who else has the same block?
+# The loss is the mean squared difference from a target, over *all* of its numbers. A rank has the sum over its block.
+# On its own, that part is enough for the backward pass, for the gradient of a sum is the sum of the gradients, and
+# `Product` adds up what needs to be added. To *print* the loss, the parts must be added up, but each block once: who
+# else has the same block?
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def axes_of(layer: int) -> Axes:
@@ -689,7 +709,10 @@ def axes_of(layer: int) -> Axes:
 
 
 def mlp(x_mk: Tensor, shards: list[Tensor], shapes: list[tuple[int, int]], grid: Grid) -> Tensor:
-    """This rank's block of the output. Of each layer it has a shard of its block of W, of this shape; GELU stands between two layers."""
+    """This rank's block of the output. Of each layer it has a shard of its block of W, which has this shape.
+
+    GELU stands between two layers.
+    """
     # TODO 6, again: the forward pass. Nothing is sent but by the products.
     ### BEGIN SOLUTION
     for layer, (shard, shape) in enumerate(zip(shards, shapes, strict=True)):
@@ -701,7 +724,7 @@ def mlp(x_mk: Tensor, shards: list[Tensor], shapes: list[tuple[int, int]], grid:
 
 
 def squared_error(y_mn: Tensor, target_mn: Tensor, numbers: int, axes: Axes, grid: Grid) -> tuple[Tensor, Tensor]:
-    """This rank's part of the loss, for the backward pass, and the loss itself, the same on all ranks, without a gradient.
+    """This rank's part of the loss, for the backward pass, and the loss itself, the same on all ranks and detached.
 
     The whole output has ``numbers`` numbers. ``axes`` are those of the last layer.
     """
@@ -720,8 +743,8 @@ check("08_distributed_matmul/6")
 
 
 # %% [markdown]
-# Train it. The model is the MLP of the course's Transformer (whose `Linear` keeps its weight transposed), and the target is what another
-# such MLP makes of the same input. One process comes first.
+# Train it. The model is the MLP of the course's Transformer (whose `Linear` keeps its weight transposed), and the
+# target is what another such MLP makes of the same input. One process comes first.
 
 # %%
 TOKENS, DIM, STEPS, RATE = 96, 24, 30, 2.0
@@ -776,16 +799,18 @@ plots_matmul.losses({"one process": train_serial()} | on_grids)
 # %% [markdown]
 # ## Which grid is the best?
 #
-# For 8 ranks there are ten boxes, from 8 × 1 × 1 to 1 × 1 × 8. All of them do the same work. What they send differs, and a
-# formula says how much: so try them all on paper, as AxoNN does.
+# For 8 ranks there are ten boxes, from 8 × 1 × 1 to 1 × 1 × 8. All of them do the same work. What they send differs,
+# and a formula says how much: so try them all on paper, as AxoNN does.
 #
-# A step takes the time of its FLOPs and that of its messages. A ring's all-gather or reduce-scatter on $N$ ranks makes $N - 1$ rounds, an
-# all-reduce twice as many, and each round costs its latency $\alpha$; each byte costs $\beta$ (lesson 01). A product of $m \times k$
-# by $k \times n$ takes $2mkn$ FLOPs: that is, a multiplication and an addition for each. The backward pass has two such products.
+# A step takes the time of its FLOPs and that of its messages. A ring's all-gather or reduce-scatter on $N$ ranks makes
+# $N - 1$ rounds, an all-reduce twice as many, and each round costs its latency $\alpha$; each byte costs $\beta$
+# (lesson 01). A product of $m \times k$ by $k \times n$ takes $2mkn$ FLOPs: that is, a multiplication and an addition
+# for each. The backward pass has two such products.
 #
-# And here is the catch of this course's machine: it may have fewer cores than ranks. Then the ranks take turns, and what each
-# computes takes longer by the factor (ranks / cores). Parallel products on two cores prove that the *numbers* are right. They do not prove
-# a speed-up, and cannot.
+# And here is the catch of this course's machine: it may have fewer cores than ranks. Then the ranks take turns, and
+# what each computes takes longer by the factor (ranks / cores). Parallel products on two cores prove that the *numbers*
+# are right. They do not prove a speed-up, and cannot.
+
 
 # %%
 class Machine(NamedTuple):
@@ -841,8 +866,8 @@ def best_grid(m: int, dim: int, hidden: int, world: int, machine: Machine) -> tu
 check("08_distributed_matmul/7")
 
 # %% [markdown]
-# First on paper: an MLP of 4,096 → 16,384 → 4,096 on 64 GPUs with 100 TFLOP/s, 5 µs and 25 GB/s each. Watch where the best
-# grid goes as the tokens become more:
+# First on paper: an MLP of 4,096 → 16,384 → 4,096 on 64 GPUs with 100 TFLOP/s, 5 µs and 25 GB/s each. Watch where the
+# best grid goes as the tokens become more:
 
 # %%
 cluster = Machine(alpha=5e-6, beta=1 / 25e9, speed=100e12, cores=64)
@@ -850,11 +875,13 @@ for tokens in (1024, 16384, 131072, 1048576):
     chosen = best_grid(tokens, 4096, 16384, 64, cluster)
     seconds = mlp_seconds(tokens, 4096, 16384, chosen, cluster)
     worst = max(mlp_seconds(tokens, 4096, 16384, shape, cluster) for shape in factorings(64))
-    print(f"{tokens:9,} tokens: {plots_matmul.spoken_grid(chosen)}, {1000 * seconds:.1f} ms; the worst grid takes {1000 * worst:,.1f} ms")
+    name = plots_matmul.spoken_grid(chosen)
+    print(f"{tokens:9,} tokens: {name}, {1000 * seconds:.1f} ms; the worst grid takes {1000 * worst:,.1f} ms")
 
 # %% [markdown]
-# Then here. Measure this machine: the speed of a product on one rank, and all-reduces of several sizes on four ranks, from which $\alpha$ and
-# $\beta$ are fitted as in lesson 01. Then time the MLP on all six grids of four ranks.
+# Then here. Measure this machine: the speed of a product on one rank, and all-reduces of several sizes on four ranks,
+# from which $\alpha$ and $\beta$ are fitted as in lesson 01. Then time the MLP on all six grids of four ranks.
+
 
 # %%
 def fastest(action, tries: int = 7) -> float:
@@ -908,9 +935,11 @@ rounds = 2 * (RANKS - 1)
 costs = torch.tensor([[rounds, rounds / RANKS * size] for size in message_sizes], dtype=torch.float64)
 seconds = torch.tensor(all_reduces, dtype=torch.float64)
 weights = 1 / seconds[:, None]  # relative differences count, or the largest message alone would decide
-alpha, beta = torch.linalg.lstsq(costs * weights, seconds[:, None] * weights).solution.flatten().clamp(min=0).tolist()
-machine = Machine(alpha, beta, speed, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
-print(f"alpha {1e6 * machine.alpha:.0f} µs, 1 / beta {1e-9 / machine.beta:.2f} GB/s, {machine.speed / 1e9:.0f} GFLOP/s a rank, {machine.cores} cores")
+fitted = torch.linalg.lstsq(costs * weights, seconds[:, None] * weights).solution.flatten()
+alpha, beta = fitted.clamp(min=1e-12).tolist()
+cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+machine = Machine(alpha, beta, speed, cores)
+print(f"alpha {1e6 * alpha:.0f} µs, beta {1e9 * beta:.2f} ns a byte, {speed / 1e9:.0f} GFLOP/s a rank, {cores} cores")
 
 # %%
 grids = factorings(RANKS)
@@ -919,24 +948,26 @@ measured = {}
 for shape in grids:
     ranks = run_on_ranks("08_distributed_matmul/time_mlp", [[SIZES, list(shape)]] * RANKS, timed=True).results
     measured[shape] = max(ranks)
-print(f"predicted best: {plots_matmul.spoken_grid(best_grid(*SIZES, RANKS, machine))}, measured: {plots_matmul.spoken_grid(min(grids, key=measured.get))}")
+chosen, fastest_grid = best_grid(*SIZES, RANKS, machine), min(grids, key=measured.get)
+print(f"best: {plots_matmul.spoken_grid(chosen)} as predicted, {plots_matmul.spoken_grid(fastest_grid)} as measured")
 plots_matmul.grids(predicted, measured)
 
 # %% [markdown]
-# The **rank correlation** (Spearman's) compares only the order: 1 if the grids come in the same order by prediction and by the
-# clock, about 0 if the prediction says nothing, -1 if it is the wrong way round. To choose a grid, the order is all you
-# need. On a machine that does other work as well it varies from run to run.
+# The **rank correlation** (Spearman's) compares only the order: 1 if the grids come in the same order by prediction and
+# by the clock, about 0 if the prediction says nothing, -1 if it is the wrong way round. To choose a grid, the order is
+# all you need. On a machine that does other work as well it varies from run to run.
 #
 # ## Which wall do you hit?
 #
-# A processor can do so many FLOPs a second. It only does as many if the numbers arrive in time: from its memory, and, in
-# a distributed product, over the network. **Arithmetic intensity** is how many FLOPs there are for each byte that has to come.
-# Below a certain intensity, the bytes set the pace. Drawn over the intensity, the attainable speed rises and then is flat: the
-# **roofline** (Williams, Waterman and Patterson, 2009).
+# A processor can do so many FLOPs a second. It only does as many if the numbers arrive in time: from its memory, and,
+# in a distributed product, over the network. **Arithmetic intensity** is how many FLOPs there are for each byte that
+# has to come. Below a certain intensity, the bytes set the pace. Drawn over the intensity, the attainable speed rises
+# and then is flat: the **roofline** (Williams, Waterman and Patterson, 2009).
 #
-# A product of three blocks of $b \times b$ numbers reads two and writes one of them, from and to memory, at the least. For SUMMA
-# on a large square of ranks with blocks of $b \times b$, two blocks arrive over the network for each product of two blocks.
-# **Predict**: below which $b$ does the memory set the pace, and below which one the network?
+# A product of three blocks of $b \times b$ numbers reads two and writes one of them, from and to memory, at the least.
+# For SUMMA on a large square of ranks with blocks of $b \times b$, two blocks arrive over the network for each product
+# of two blocks. **Predict**: below which $b$ does the memory set the pace, and below which one the network?
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def flops(m: int, k: int, n: int) -> int:
@@ -956,7 +987,7 @@ def intensity(m: int, k: int, n: int, itemsize: int) -> float:
 
 
 def attainable(intensity: float, speed: float, bandwidth: float) -> float:
-    """FLOPs a second at this intensity, for a processor of this speed (FLOPs a second) whose bytes come at this bandwidth."""
+    """FLOPs a second at this intensity: of a processor of this speed (FLOPs a second), its bytes at this bandwidth."""
     # TODO 8, again: the roofline.
     ### BEGIN SOLUTION
     return min(speed, intensity * bandwidth)
@@ -964,7 +995,7 @@ def attainable(intensity: float, speed: float, bandwidth: float) -> float:
 
 
 def memory_sets_pace_below(speed: float, bandwidth: float, itemsize: int) -> float:
-    """The side b of square blocks below which their product waits for the memory. ``bandwidth`` is in bytes a second."""
+    """The side b of square blocks below which their product waits for the memory. ``bandwidth``: bytes a second."""
     # TODO 8, again: your predictions. First, the memory.
     ### BEGIN SOLUTION
     return 1.5 * itemsize * speed / bandwidth
@@ -996,6 +1027,7 @@ for where, bandwidth in (("within a node", 300e9), ("between nodes", 25e9)):
 #
 # And on this machine, on one core? The memory is measured by copying, which reads and writes each byte.
 
+
 # %%
 def time_blocks(sizes: list[int], rank: int, world: int) -> list[float]:
     """FLOPs a second of products of square blocks, for each side."""
@@ -1024,26 +1056,28 @@ sides = [8, 16, 32, 64, 128, 256, 512, 1024]
 speeds = run_on_ranks("08_distributed_matmul/time_blocks", [sides], timed=True).results[0]
 bandwidth = run_on_ranks("08_distributed_matmul/time_copy", [100_000_000], timed=True).results[0]
 top = max(speeds)
-network = 1 / machine.beta if machine.beta else bandwidth
+network = 1 / machine.beta
 print(f"{top / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s, between ranks {network / 1e9:.2f} GB/s")
 print(f"the memory sets the pace below blocks of {memory_sets_pace_below(top, bandwidth, 4):.0f}, "
       f"the network below {network_sets_pace_below(top, network, 4):,.0f}")  # fmt: skip
-plots_matmul.roofline([intensity(side, side, side, 4) for side in sides], speeds, lambda value: attainable(value, top, bandwidth), sides)
+intensities = [intensity(side, side, side, 4) for side in sides]
+plots_matmul.roofline(intensities, speeds, lambda value: attainable(value, top, bandwidth), sides)
 
 # %% [markdown]
-# Small blocks fit into the cache, which is faster than the memory, so that their dots may lie above the slope; and tiny ones lie far below
-# it, since to call a product takes time, too.
+# Small blocks fit into the cache, which is faster than the memory, so that their dots may lie above the slope; and tiny
+# ones lie far below it, since to call a product takes time, too.
 #
 # ## What comes of it
 #
-# - **What a cut costs** can be read off the product: a dimension that is summed over, and cut, costs a collective, and where the result
-#   must end up decides which one. So you can work out any scheme on paper before you write it.
-# - **One axis** is simple, and enough for most: FSDP if there are many tokens for each rank, Megatron's layers within a node. What it sends
-#   does not shrink with the number of ranks.
-# - **Two axes** send less with each rank that joins, and no rank ever holds a whole matrix. Cannon needs a square; SUMMA does not, and is
-#   what the libraries for large dense matrices (ScaLAPACK) use. For layers of a few thousand on some dozens of GPUs it seldom pays.
-# - **Three axes** contain all of it: FSDP and Megatron are its corners. It pays for large models on many GPUs, where a search over all boxes finds a
-#   compromise that no corner offers.
+# - **What a cut costs** can be read off the product: a dimension that is summed over, and cut, costs a collective, and
+#   where the result must end up decides which one. So you can work out any scheme on paper before you write it.
+# - **One axis** is simple, and enough for most: FSDP if there are many tokens for each rank, Megatron's layers within a
+#   node. What it sends does not shrink with the number of ranks.
+# - **Two axes** send less with each rank that joins, and no rank ever holds a whole matrix. Cannon needs a square;
+#   SUMMA does not, and is what the libraries for large dense matrices (ScaLAPACK) use. For layers of a few thousand on
+#   some dozens of GPUs it seldom pays.
+# - **Three axes** contain all of it: FSDP and Megatron are its corners. It pays for large models on many GPUs, where a
+#   search over all boxes finds a compromise that no corner offers.
 # - **Do not cut** what a GPU can do alone: a block below the side that you predicted makes the network set the pace.
 #
 # There is no script to this lesson. Where its pieces are in the others:
@@ -1051,10 +1085,10 @@ plots_matmul.roofline([intensity(side, side, side, 4) for side in sides], speeds
 # | here | there |
 # |---|---|
 # | `by_rows`; the corner 1 × 1 × N | `fully_shard` in `fsdp_training` |
-# | `by_columns`, then `by_inner`; axes swapped between two layers | `ColwiseParallel`, then `RowwiseParallel` in `tp_training` |
+# | `by_columns`, then `by_inner`; axes swapped | `ColwiseParallel`, then `RowwiseParallel` in `tp_training` |
 # | `Grid`, its lines and groups | `init_device_mesh`, and its `get_group` |
 # | depth and the other axes | the data-parallel and the tensor-parallel axis of the mesh in `hybrid_training` |
 # | `best_grid` | the choice of a strategy in `09_strategy` |
 #
-# AxoNN does two things more: it overlaps the collectives of one layer with the products of another, and searches only those grids whose inner
-# axes stay within a node. Next: `09_strategy`.
+# AxoNN does two things more: it overlaps the collectives of one layer with the products of another, and searches only
+# those grids whose inner axes stay within a node. Next: `09_strategy`.
