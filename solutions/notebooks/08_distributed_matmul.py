@@ -620,8 +620,9 @@ check("08_distributed_matmul/5")
 # weights, twice, and the reduce-scatter of their gradient: that is FSDP. With $G_z = 1$, and $G_x$ or $G_y$ 1 as well,
 # there is one all-reduce of activations, in one of the passes: a layer of Megatron's.
 #
-# Do not believe it; run it. Beside each corner of your product stands PyTorch's own: `fully_shard` (FSDP2), and a layer
-# cut by `ColwiseParallel` or `RowwiseParallel` (the next-but-one script, `tp_training`, is made of these).
+# Do not believe it; run it. Beside each corner of your product stands PyTorch's own layer: by `fully_shard` (FSDP2), and
+# cut by `ColwiseParallel` or `RowwiseParallel`, of which `tp_training` is made. (The library's layers deal out their
+# weights when they are made. That is the scatter that you will see, and it happens once.)
 
 # %%
 CORNERS = {"FSDP": (1, 1, 4), "Megatron, by columns": (1, 4, 1), "Megatron, by the inner dimension": (4, 1, 1)}
@@ -654,10 +655,10 @@ def library_corner(name: str, rank: int, world: int) -> Tensor:
     x_MK, w_KN = whole_matrices()
     layer = torch.nn.Linear(K, N, bias=False)
     layer.weight.data.copy_(w_KN.T)
-    mesh = init_device_mesh("cpu", (world,))
+    mesh, factor = init_device_mesh("cpu", (world,)), 1
     if name == "FSDP":
-        fully_shard(layer, mesh=mesh)
-        layer.set_gradient_divide_factor(1.0)  # the sum, not the mean
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        factor = world  # it takes the mean over the ranks, and we want the sum
         x = x_MK[block(M, world, rank)]
     elif name == "Megatron, by columns":
         parallelize_module(layer, mesh, ColwiseParallel())
@@ -665,7 +666,8 @@ def library_corner(name: str, rank: int, world: int) -> Tensor:
     else:
         parallelize_module(layer, mesh, RowwiseParallel())
         x = x_MK[:, block(K, world, rank)]
-    layer(x.clone().requires_grad_()).square().sum().backward()
+    loss = factor * layer(x.clone().requires_grad_()).square().sum()
+    loss.backward()
     return layer.weight.grad.to_local().square().sum()
 
 
@@ -926,10 +928,10 @@ def time_mlp(inputs: list, rank: int, world: int) -> float:
 
 
 # %%
-RANKS, SIZES = 4, [4096, 64, 256]
+RANKS, SIZES = 4, [8192, 64, 512]
 message_sizes = [4096, 65536, 262144, 1048576, 4194304]
 all_reduces = run_on_ranks("08_distributed_matmul/time_all_reduces", [message_sizes] * RANKS, timed=True).results[0]
-speed = run_on_ranks("08_distributed_matmul/time_product", [[1024, 64, 256]], timed=True).results[0]
+speed = run_on_ranks("08_distributed_matmul/time_product", [[2048, 64, 512]], timed=True).results[0]
 
 rounds = 2 * (RANKS - 1)
 costs = torch.tensor([[rounds, rounds / RANKS * size] for size in message_sizes], dtype=torch.float64)
