@@ -1,0 +1,1474 @@
+"""Checks and hints of 08_distributed_matmul.
+
+| TODO | achievement                         | evidence                                                         | needs |
+|------|-------------------------------------|------------------------------------------------------------------|-------|
+| 1    | places, lines and blocks            | the numbers, for grids of one to four axes                       |       |
+| 2    | products cut along one axis         | results, forward and backward; bytes sent, on 1 to 8 ranks       |       |
+| 3    | Cannon's algorithm                  | the same on 1, 4 and 9; bytes alive; messages at their worst     | 1     |
+| 4    | SUMMA                               | all tables of up to 8 ranks; bytes that arrive, bytes alive      | 1     |
+| 5    | AxoNN's product on three axes       | boxes of up to 8 ranks; bytes kept; FSDP and Megatron beside it  | 1     |
+| 6    | an MLP, its second layer transposed | losses and gradients beside those of one process; bytes sent     | 1, 5  |
+| 7    | the best grid                       | the formulas; the choice is one of the fastest                   | 5     |
+| 8    | the roofline                        | the formulas                                                     |       |
+
+The matrices of TODOs 2 to 5 hold small whole numbers: their products are exact in any order of the sums, so that
+results must be equal, not close. m, k and n differ, and seldom divide; some blocks are empty. A rank is given its own
+blocks and nothing else.
+
+On 2 × 2 ranks, left and right are the same, and Cannon without its skew is right on the diagonal: so 3 × 3 ranks run,
+too, and all are judged.
+"""
+
+import functools
+import itertools
+import math
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from grader.kit import (
+    Fault,
+    Private,
+    Wrong,
+    cases,
+    check_answers,
+    collectives,
+    expect,
+    left_in_flight,
+    mark,
+    merciless_messages,
+    next_world,
+    place,
+    plain,
+    premise,
+    rehearse,
+    todo,
+    written_in_flight,
+)
+from utils.memory import Storages
+
+# ---------------------------------------------------------------------------------------------------
+# Grids and matrices, as the checks have them
+
+
+def piece(length, parts, number):
+    size, longer = divmod(length, parts)
+    start = number * size + min(number, longer)
+    return slice(start, start + size + (number < longer))
+
+
+def coordinates(rank, shape):
+    return list(itertools.product(*map(range, shape)))[rank]
+
+
+def members(rank, shape, axis):
+    """The ranks of the line through a rank."""
+    mine = coordinates(rank, shape)
+    places = list(itertools.product(*map(range, shape)))
+    return [
+        r for r, other in enumerate(places) if all(a == b for n, (a, b) in enumerate(zip(mine, other)) if n != axis)
+    ]
+
+
+def boxes(world, axes):
+    """All grids of so many axes for so many ranks."""
+    sides = itertools.product(range(1, world + 1), repeat=axes)
+    return [shape for shape in sides if math.prod(shape) == world]
+
+
+def spoken(shape):
+    return " × ".join(map(str, shape))
+
+
+def matrix(draw, rows, columns):
+    """Whole numbers, none of them 0."""
+    numbers = [draw.choice((-1, 1)) * draw.randint(1, 9) for _ in range(rows * columns)]
+    return torch.tensor(numbers, dtype=torch.float64).view(rows, columns)
+
+
+def shard(tensor, parts, number):
+    size = -(-tensor.numel() // parts)
+    mine = tensor.reshape(-1)[number * size : (number + 1) * size]
+    return F.pad(mine, (0, size - len(mine)))
+
+
+def given(tensor):
+    """A tensor as an input of a job can hold it, whatever its shape."""
+    return {"shape": list(tensor.shape), "numbers": tensor.reshape(-1).tolist()}
+
+
+def taken(mine, dtype):
+    return torch.tensor(mine["numbers"], dtype=getattr(torch, dtype)).view(mine["shape"])
+
+
+def said(value):
+    """What the student's function returned, as evidence can hold it."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return [said(part) for part in value] if isinstance(value, (list, tuple)) else repr(value)
+
+
+def join(ranks, rank):
+    """From now on the world is the first `ranks` ranks, no more than before. Whether this rank is one of them."""
+    if dist.is_initialized() and dist.get_world_size() != ranks:
+        dist.destroy_process_group()
+        next_world(ranks)
+        if rank < ranks:
+            dist.init_process_group("gloo")
+    return rank < ranks
+
+
+def check_results(told, names, ranks, rights, dtype="float32"):
+    """What each rank's function returned, one tensor or as many as there are names, beside what is right of each."""
+    if len(names) == 1:
+        ranks, rights = [[seen] for seen in ranks], [[right] for right in rights]
+    for rank, seen in enumerate(ranks):
+        whole = isinstance(seen, list) and len(seen) == len(names)
+        returned = f"{' and '.join(names)} are not what is returned on rank {rank}"
+        expect(whole, f"{told}: {returned}", f"{len(names)} tensors", short(seen), rank)
+    for number, name in enumerate(names):
+        columns = [seen[number] for seen in ranks], [right[number] for right in rights]
+        good = [rank for rank, pair in enumerate(zip(*columns)) if same(*pair)]
+        for rank, (seen, right) in enumerate(zip(*columns)):
+            check_tensor(f"{told}: {name} on rank {rank}", seen, right, rank, dtype)
+            if rank not in good:
+                place, expected, found = first_difference(seen, right)
+                also = f"it is right on {spoken_ranks(good)}" if good else "and so on all ranks"
+                told_more = f"; {also}" if len(ranks) > 1 else ""
+                raise Wrong(
+                    f"{told}: {name} is wrong on rank {rank}{told_more}",
+                    f"{expected:g} at {place}",
+                    f"{found:g} there",
+                    rank,
+                )
+
+
+def check_tensor(told, seen, right, rank, dtype):
+    expected = f"a tensor of shape {tuple(right.shape)}, {dtype}"
+    expect(isinstance(seen, torch.Tensor), f"{told} is no tensor", expected, short(seen), rank)
+    found = f"shape {tuple(seen.shape)}, {str(seen.dtype).removeprefix('torch.')}"
+    expect(seen.shape == right.shape, f"{told} has another shape", expected, found, rank)
+    expect(
+        seen.dtype == getattr(torch, dtype), f"{told} has another dtype than what it is made of", expected, found, rank
+    )
+
+
+def same(seen, right):
+    if not isinstance(seen, torch.Tensor) or seen.shape != right.shape:
+        return False
+    return bool((seen.double() == right.double()).all())
+
+
+def first_difference(seen, right):
+    """Where two tensors differ first, and both numbers there."""
+    number = (seen.double() != right.double()).reshape(-1).tolist().index(True)
+    place = divmod(number, right.shape[-1]) if right.dim() == 2 else number
+    return place, right.reshape(-1)[number].item(), seen.reshape(-1)[number].item()
+
+
+def spoken_ranks(ranks):
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def short(value):
+    """What was returned in place of a tensor or several, in a few words."""
+    if isinstance(value, torch.Tensor):
+        return f"one tensor of shape {tuple(value.shape)}"
+    return f"{len(value)} things" if isinstance(value, list) else str(value)
+
+
+def check_kept(told, ranks):
+    for rank, mine in enumerate(ranks):
+        expect(
+            mine["kept"],
+            f"{told}: rank {rank} changes a tensor that it was given",
+            "the same numbers as before",
+            "others",
+            rank,
+        )
+
+
+# ---------------------------------------------------------------------------------------------------
+# What is sent, and what is alive
+
+
+def moved(events):
+    """Bytes that each rank moves in these events.
+
+    Collectives are done by rings, as in lesson 01. A broadcast counts where it arrives, a sum towards one rank where it
+    leaves, a message at its sender.
+    """
+    totals = [0.0] * len(events)
+    for call in collectives(events):
+        if call.op not in ("broadcast", "reduce", "scatter", "gather"):
+            totals[call.rank] += call.sent
+    for rank, mine in enumerate(events):
+        for event in mine:
+            if event["e"] == "op" and event["op"] == "send":
+                totals[rank] += event["bytes"]
+            elif (
+                event["e"] == "op"
+                and event["op"] in ("broadcast", "reduce", "scatter", "gather")
+                and len(event["group"]) > 1
+            ):
+                root = event["group"][int(event["detail"].removeprefix("root "))]
+                totals[rank] += event["bytes"] if rank != root else 0
+    return totals
+
+
+def check_moved(told, events, most, why, whose="sends"):
+    """`most` has the bytes of each rank; those of rings, so that there are fractions of bytes."""
+    for rank, (found, limit) in enumerate(zip(moved(events), most, strict=False)):
+        expect(
+            found <= limit + 1e-6,
+            f"{told}: rank {rank} {whose} {found:,.0f} bytes; {why}",
+            f"at most {limit:,.0f} bytes",
+            f"{found:,.0f} bytes",
+            rank,
+        )
+
+
+class Peak(Storages):
+    """Beside what Storages does, the most bytes that were alive at once."""
+
+    def __init__(self, tensors, limit):
+        super().__init__(tensors)
+        self.limit, self.most = limit, 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(operation, types, args, kwargs)
+        alive = sum(self.live().values())
+        for _ in range(100):  # gloo's own thread lets go of a tensor a moment after its message is over
+            if alive <= max(self.limit, self.most):
+                break
+            time.sleep(0.001)
+            alive = sum(self.live().values())
+        self.most = max(self.most, alive)
+        return result
+
+
+def check_alive(told, ranks, why):
+    for rank, mine in enumerate(ranks):
+        expect(
+            mine["most"] <= mine["limit"],
+            f"{told}: rank {rank} has {mine['most']:,} bytes of tensors at once; {why}",
+            f"at most {mine['limit']:,} bytes",
+            f"{mine['most']:,} bytes",
+            rank,
+        )
+
+
+def nbytes(*tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 1: places, lines and blocks
+
+
+def places_on_rank(code, rank, world, lengths, shapes):
+    blocks = []
+    for length, parts in lengths:
+        found = [code.block(length, parts, number) for number in range(parts)]
+        blocks.append(
+            [[plain(s.start), plain(s.stop), plain(s.step)] if isinstance(s, slice) else repr(s) for s in found]
+        )
+    places = [[plain(code.place(r, tuple(shape))) for r in range(math.prod(shape))] for shape in shapes]
+    lines = [
+        [[plain(code.line(r, tuple(shape), axis)) for axis in range(len(shape))] for r in range(math.prod(shape))]
+        for shape in shapes
+    ]
+    return {"blocks": blocks, "places": places, "lines": lines}
+
+
+@todo(
+    1,
+    why="A product on a grid is right if every rank knows which rows and columns are its own, and whom it talks to. "
+    "Where rows and columns are swapped, square matrices often hide it; so none of yours will be square.",
+    hints=(
+        "Draw the 2 × 3 grid with the numbers 0 to 5 in it. How far is a rank from its neighbour on the right, and "
+        "how far from the one below?",
+        "block: divmod(length, parts) gives the size of the short pieces, and how many are longer by one. place: "
+        "divmod by the last side of the shape, then by the one before it. line: neighbours on an axis differ by the "
+        "product of all later sides, math.prod(shape[axis + 1:]).",
+        "start = number * size + min(number, longer), and size more, or size + 1. Collect the remainders of "
+        "divmod(rank, side) over reversed(shape), and turn them round. The first of the line is rank - stride * "
+        "place(rank, shape)[axis]; the others follow at steps of stride.",
+    ),
+)
+def test_todo1_grids(student):
+    draw = student.draw("grids")
+    lengths = [(draw.randint(20, 99), draw.randint(3, 9)) for _ in range(3)] + [(7, 3), (6, 3), (2, 5), (0, 2), (4, 1)]
+    shapes = [
+        (2, 3),
+        (3, 2),
+        (5,),
+        (2, 2, 2),
+        (1, 4, 2),
+        (2, 1, 3, 2),
+        (draw.randint(2, 5), draw.randint(2, 5), draw.randint(2, 4)),
+    ]
+    (seen,) = student.call(places_on_rank, world=1, group=False, lengths=lengths, shapes=shapes).evidence
+    for (length, parts), blocks in zip(lengths, seen["blocks"], strict=True):
+        for number, found in enumerate(blocks):
+            right = piece(length, parts, number)
+            expect(isinstance(found, list), f"block({length}, {parts}, {number}) is no slice", repr(right), found)
+            expect(
+                found[:2] == [right.start, right.stop] and found[2] in (None, 1),
+                f"block({length}, {parts}, {number}) is not piece {number} of {parts} of {length}",
+                f"{right.start} to before {right.stop}",
+                f"{found[0]} to before {found[1]}",
+            )
+    for shape, places, lines in zip(shapes, seen["places"], seen["lines"], strict=True):
+        for rank, found in enumerate(places):
+            right = list(coordinates(rank, shape))
+            expect(found == right, f"place({rank}, {shape}) is not where rank {rank} is", tuple(right), found)
+        for rank, found in enumerate(lines):
+            for axis, ranks in enumerate(found):
+                right = members(rank, shape, axis)
+                expect(
+                    ranks == right,
+                    f"line({rank}, {shape}, {axis}) is not the line through rank {rank} along axis {axis}",
+                    right,
+                    ranks,
+                )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 2: one axis
+
+CUTS = {
+    "rows": (("x_mK", "shard"), ("dx_mK", "the shard of dW")),
+    "columns": (("x_MK", "w_Kn"), ("dx_MK", "dw_Kn")),
+    "inner": (("x_Mk", "w_kN"), ("dx_Mk", "dw_kN")),
+}
+
+
+def one_axis_on_rank(code, rank, world, todo):
+    """For each number of ranks: the three products, forward and backward."""
+    seen = []
+    for case in todo:
+        inside = join(case["ranks"], rank)
+        found = {}
+        for cut in CUTS:
+            if not inside:
+                mark(), mark()
+                continue
+            x, w, dy = (taken(part, case["dtype"]) for part in case[cut])
+            shape = (tuple(case["shape"]),) if cut == "rows" else ()
+            before = [t.clone() for t in (x, w, dy)]
+            mark()
+            y = getattr(code, f"by_{cut}")(x, w, *shape)
+            mark()
+            gradients = getattr(code, f"by_{cut}_backward")(dy, x, w, *shape)
+            found[cut] = {"y": said(y), "gradients": said(gradients), "kept": all(map(torch.equal, before, (x, w, dy)))}
+        seen.append(found)
+    return seen
+
+
+def one_axis_blocks(x, w, dy, ranks, rank):
+    """For each cut: what a rank is given of X, W and dY, and what is right of Y, dX and dW."""
+    y, dx, dw = x @ w, dy @ w.T, x.T @ dy
+    (m, k), n = x.shape, w.shape[1]
+    rows, inner, columns = (piece(length, ranks, rank) for length in (m, k, n))
+    return {
+        "rows": ([x[rows], shard(w, ranks, rank), dy[rows]], [y[rows], dx[rows], shard(dw, ranks, rank)]),
+        "columns": ([x, w[:, columns], dy[:, columns]], [y[:, columns], dx, dw[:, columns]]),
+        "inner": ([x[:, inner], w[inner], dy], [y, dx[:, inner], dw[inner]]),
+    }
+
+
+@todo(
+    2,
+    why="Every scheme that splits up a layer is one of these three, or several of them at once. Which of them sends "
+    "least depends on whether the tokens or the weights are many; you have just written down how.",
+    hints=(
+        "For each of the three sums (Y over k, dX over n, dW over m), ask: is the dimension that is summed over cut? "
+        "Only then is there anything to add up between ranks.",
+        "y = x @ w; dx = dy @ w.T; dw = x.T @ dy, with whatever blocks you have. gather(shard, shape) makes W whole, "
+        "reduce_to_shard adds up its gradient; dist.all_reduce(tensor) adds up over all ranks, in place. Once around "
+        "the ring is (world - 1) / world of the numbers.",
+        "by_rows: x_mK @ gather(shard, shape). Backward: dy_mN @ gather(shard, shape).T, and reduce_to_shard(x_mK.T "
+        "@ dy_mN). by_columns_backward: all-reduce dy_Mn @ w_Kn.T. by_inner: all-reduce x_Mk @ w_kN. The other two "
+        "send nothing.",
+    ),
+)
+def test_todo2_one_axis(student):
+    answers = {}
+    for m, k, n, world in ((24, 40, 56, 8), (30, 7, 11, 5), (12, 8, 20, 1)):
+        around = (world - 1) / world
+        for ending, times in (("whole", (1, 1, 2)), ("cut", (0, 0, 1))):
+            for cut, often in zip(CUTS, times):
+                answers["numbers_to_end", (cut, ending, m, n, world)] = often * around * m * n
+        for cut, pair in zip(CUTS, ((k * n, 2 * k * n), (0, 2 * m * k), (2 * m * n, 0))):
+            answers["numbers_sent_1d", (cut, m, k, n, world)] = tuple(around * numbers for numbers in pair)
+    check_answers(student, answers, wrong="is not what will happen")
+
+    plans = []
+    for ranks in range(8, 0, -1):
+        draw = student.draw("one axis", ranks)
+        m, k, n = draw.sample(range(3, 16), 3)
+        plans.append(
+            (ranks, "float32" if ranks % 2 else "float64", [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))])
+        )
+    todo = Private()
+    for rank in range(8):
+        mine = []
+        for ranks, dtype, (x, w, dy) in plans:
+            case = {"ranks": ranks, "dtype": dtype, "shape": list(w.shape)}
+            if rank < ranks:
+                case |= {
+                    cut: [given(t) for t in held] for cut, (held, _) in one_axis_blocks(x, w, dy, ranks, rank).items()
+                }
+            mine.append(case)
+        todo.append(mine)
+    run = student.call(one_axis_on_rank, world=8, todo=todo)
+    calls = iter(cases(run.events))
+    for number, (ranks, dtype, (x, w, dy)) in enumerate(plans):
+        size = 4 if dtype == "float32" else 8
+        (m, k), n = x.shape, w.shape[1]
+        right = [one_axis_blocks(x, w, dy, ranks, rank) for rank in range(ranks)]
+        if ranks > 1:
+            part = right[0]["inner"][0]
+            premise(not same(part[0] @ part[1], x @ w), "a product of parts that are not added up")
+        for cut in CUTS:
+            told = f"by_{cut} on {ranks} rank{'s' * (ranks > 1)}, m = {m}, k = {k}, n = {n}, {dtype}"
+            seen = [run.evidence[rank][number][cut] for rank in range(ranks)]
+            check_results(told, ["Y"], [mine["y"] for mine in seen], [mine[cut][1][0] for mine in right], dtype)
+            gradients = [mine["gradients"] for mine in seen]
+            check_results(told, CUTS[cut][1], gradients, [mine[cut][1][1:] for mine in right], dtype)
+            check_kept(told, seen)
+            turn = (ranks - 1) * size  # once around the ring, for each number of a shard
+            share = {"W": -(-k * n // ranks), "Y": -(-m * n // ranks), "dX": -(-m * k // ranks)}
+            most = {
+                "rows": (share["W"], 2 * share["W"]),
+                "columns": (0, 2 * share["dX"]),
+                "inner": (2 * share["Y"], 0),
+            }[cut]
+            for direction, numbers in zip(("forward", "backward"), most):
+                check_moved(
+                    f"{told}, {direction}",
+                    next(calls),
+                    [turn * numbers] * ranks,
+                    "more than what has to be added up or gathered",
+                )
+
+
+# ---------------------------------------------------------------------------------------------------
+# Two axes
+
+
+def two_axes_blocks(x, w, dy, shape, rank):
+    """What a rank of a table is given of X, W and dY, and what is right of Y, dX and dW."""
+    row, column = coordinates(rank, shape)
+
+    def part(tensor):
+        return tensor[piece(tensor.shape[0], shape[0], row), piece(tensor.shape[1], shape[1], column)]
+
+    return [part(t) for t in (x, w, dy)], [part(t) for t in (x @ w, dy @ w.T, x.T @ dy)]
+
+
+def largest(length, parts):
+    return -(-length // parts)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 3: Cannon
+
+
+def cannon_on_rank(code, rank, world, todo):
+    seen = []
+    for case in todo:
+        if not join(case["ranks"], rank):
+            mark(), mark()
+            seen.append(None)
+            continue
+        x, w, dy = (taken(part, case["dtype"]) for part in case["blocks"])
+        grid = code.Grid(tuple(case["shape"]), rank, case["ranks"])
+        before = [t.clone() for t in (x, w, dy)]
+        if case["merciless"]:
+            merciless_messages()
+        mark()
+        if case["limit"]:
+            with Peak([x, w], case["limit"]) as peak:
+                y = code.cannon(x, w, case["sizes"][1], grid)
+            most = peak.most
+        else:
+            y, most = code.cannon(x, w, case["sizes"][1], grid), 0
+        y = said(y)
+        mark()
+        gradients = said(code.cannon_backward(dy, x, w, tuple(case["sizes"]), grid))
+        seen.append(
+            {
+                "y": y,
+                "gradients": gradients,
+                "most": most,
+                "limit": case["limit"],
+                "kept": all(map(torch.equal, before, (x, w, dy))),
+            }
+        )
+    return seen
+
+
+def refused_on_rank(code, rank, world, shape, blocks):
+    """cannon() on a grid that it can not use."""
+    x, w, _ = (taken(part, "float32") for part in blocks)
+    grid = code.Grid(tuple(shape), rank, world)
+    mark()
+    try:
+        y = code.cannon(x, w, 12, grid)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return {"type": type(error).__name__, "text": str(error), "returned": None}
+    return {"type": None, "text": "", "returned": said(y)}
+
+
+def check_refusal(student):
+    shape, world = (2, 3), 6
+    draw = student.draw("refused")
+    x, w, dy = matrix(draw, 6, 12), matrix(draw, 12, 9), matrix(draw, 6, 9)
+    blocks = Private([[given(t) for t in two_axes_blocks(x, w, dy, shape, rank)[0]] for rank in range(world)])
+    told = f"cannon on a grid of {spoken(shape)}, which is no square"
+    try:
+        run = student.call(refused_on_rank, world=world, shape=list(shape), blocks=blocks)
+    except Fault as fault:
+        if fault.cause == "crash":
+            raise
+        raise Wrong(
+            f"{told}, is not refused before anything is sent: {fault.message}", "a ValueError", "messages"
+        ) from None
+    for rank, mine in enumerate(run.evidence):
+        expect(
+            mine["type"] == "ValueError",
+            f"{told}: rank {rank} does not refuse it",
+            "a ValueError that names the grid",
+            mine["type"] or "a result",
+            rank,
+        )
+        named = "\n" not in mine["text"].strip() and all(str(side) in mine["text"] for side in shape)
+        expect(
+            named,
+            f"{told}: rank {rank} refuses it, but does not say in one line which grid it has",
+            "one line with both sides of the grid",
+            mine["text"],
+            rank,
+        )
+    expect(
+        not any(event["e"] == "op" for mine in cases(run.events)[0] for event in mine),
+        f"{told}, is refused only after something was sent",
+        "nothing sent",
+        "messages",
+    )
+
+
+@todo(
+    3,
+    needs=(1,),
+    why="Without the skew, blocks meet that do not belong together, on every rank but those of the diagonal; and "
+    "since these are right, a look at rank 0 shows nothing. It is the oldest product that never holds more than a "
+    "block, and the ring of ring attention works in the same way.",
+    hints=(
+        "Write on a 3 × 3 table which block of X and which of W each rank has at first. At (1, 2) the two inner "
+        "indices must become equal: who goes how far?",
+        "In step 0 a block of X goes `row` places to the left, and one of W `column` places up; later each goes one "
+        "place. exchange(block, to, source, shape) takes ranks: grid.lines[1][(column - places) % side] is the one "
+        "to the left. What arrives in step s has the inner index inner_index(row, column, s, side), and block(k, "
+        "side, index) tells its size.",
+        "In each of `side` steps: x_mk = exchange(x_mk, my_row[(column - left) % side], my_row[(column + left) % "
+        "side], (rows, size)); w_kn likewise in my column, by (row - up) % side; then y_mn += x_mk @ w_kn. left, up "
+        "= (row, column) if step == 0 else (1, 1).",
+    ),
+)
+def test_todo3_cannon(student):
+    check_answers(
+        student,
+        {
+            ("inner_index", (row, column, step, side)): (row + column + step) % side
+            for side in (3, 4)
+            for row in range(side)
+            for column in range(side)
+            for step in range(side)
+        },
+        wrong="is not what will happen",
+    )
+    check_refusal(student)
+    plans = []
+    for ranks, dtype, merciless in ((9, "float32", False), (4, "float64", True), (1, "float32", True)):
+        draw = student.draw("cannon", ranks)
+        m, n = draw.sample(
+            [4, 5, 7, 8], 2
+        )  # far smaller than k, so that blocks of the result do not hide what is alive
+        k = draw.choice([25, 26, 28, 29])
+        plans.append((ranks, dtype, merciless, [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))]))
+    todo = Private()
+    for rank in range(9):
+        mine = []
+        for ranks, dtype, merciless, (x, w, dy) in plans:
+            (m, k), n, side = x.shape, w.shape[1], math.isqrt(ranks)
+            case = {
+                "ranks": ranks,
+                "dtype": dtype,
+                "merciless": merciless,
+                "shape": [side, side],
+                "sizes": [m, k, n],
+                "limit": 0,
+            }
+            if rank < ranks:
+                held, (y, *_) = two_axes_blocks(x, w, dy, (side, side), rank)
+                case["blocks"] = [given(t) for t in held]
+                if ranks == 9:  # with fewer, a whole row of blocks is no more than what one may hold
+                    blocks = largest(k, side) * (held[0].shape[0] + held[1].shape[1])
+                    case["limit"] = 4 * (held[0].numel() + held[1].numel() + 2 * blocks + 2 * y.numel())
+            mine.append(case)
+        todo.append(mine)
+    run = student.call(cannon_on_rank, world=9, todo=todo)
+    calls = iter(cases(run.events))
+    for number, (ranks, dtype, _, (x, w, dy)) in enumerate(plans):
+        (m, k), n, side = x.shape, w.shape[1], math.isqrt(ranks)
+        told = f"cannon on {side} × {side} ranks, m = {m}, k = {k}, n = {n}, {dtype}"
+        right = [two_axes_blocks(x, w, dy, (side, side), rank)[1] for rank in range(ranks)]
+        seen = [run.evidence[rank][number] for rank in range(ranks)]
+        if ranks > 1:
+            held = [two_axes_blocks(x, w, dy, (side, side), rank)[0] for rank in range(ranks)]
+            unskewed = sum(held[column][0] @ held[side * column + 1][1] for column in range(1, side))
+            premise(
+                unskewed.shape != right[1][0].shape or not same(unskewed, right[1][0]), "a product without the skew"
+            )
+        forward, _ = next(calls), next(calls)
+        check_results(told, ["Y"], [mine["y"] for mine in seen], [mine[0] for mine in right], dtype)
+        gradients = [mine["gradients"] for mine in seen]
+        check_results(f"{told}, backward", ["dX", "dW"], gradients, [mine[1:] for mine in right], dtype)
+        check_kept(told, seen)
+        check_messages(told, forward)
+        size = 4 if dtype == "float32" else 8
+        blocks = largest(m, side) * largest(k, side) + largest(k, side) * largest(n, side)
+        check_moved(
+            told,
+            forward,
+            [size * side * blocks * (ranks > 1)] * ranks,
+            f"{side} blocks of X and {side} of W are enough",
+        )
+        if seen[0]["limit"]:
+            check_alive(
+                told, seen, "beside its own blocks it needs two more of X and of W, and two of the result's size"
+            )
+
+
+def check_messages(told, events):
+    """They are over when the function returns, nobody writes into them before, and they get through without buffers."""
+    for loose in left_in_flight(events):
+        raise Wrong(
+            f"{told}: rank {loose.rank} never waits for its {loose.call}, at {place(loose.where)}",
+            "a wait for each message",
+            "none",
+            loose.rank,
+        )
+    for loose in written_in_flight(events):
+        raise Wrong(
+            f"{told}: rank {loose.rank} writes into what it sends before the message is over, at {place(loose.where)}",
+            "the wait first",
+            "a write",
+            loose.rank,
+        )
+    _, deadlock = rehearse(events)
+    if deadlock:
+        raise deadlock
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 4: SUMMA
+
+
+def panels_of(k, shape):
+    rows, columns = shape
+    starts = sorted({piece(k, parts, number).start for parts in shape for number in range(parts)} | {k})
+    found = []
+    for begin, end in itertools.pairwise(starts):
+        column = next(c for c in range(columns) if piece(k, columns, c).start <= begin < piece(k, columns, c).stop)
+        row = next(r for r in range(rows) if piece(k, rows, r).start <= begin < piece(k, rows, r).stop)
+        found.append([begin, end, column, row])
+    return found
+
+
+def panels_on_rank(code, rank, world, asked):
+    return [plain(code.panels(k, tuple(shape))) for k, shape in asked]
+
+
+def summa_on_rank(code, rank, world, todo):
+    seen = []
+    for case in todo:
+        if not join(case["ranks"], rank):
+            mark(), mark()
+            seen.append(None)
+            continue
+        x, w, dy = (taken(part, case["dtype"]) for part in case["blocks"])
+        grid = code.Grid(tuple(case["shape"]), rank, case["ranks"])
+        before = [t.clone() for t in (x, w, dy)]
+        mark()
+        with Peak([x, w], case["limits"][0]) as peak:
+            y = code.summa(x, w, case["k"], grid)
+        forward = {"most": peak.most, "limit": case["limits"][0]}
+        mark()
+        with Peak([x, w, dy], case["limits"][1]) as peak:
+            gradients = code.summa_backward(dy, x, w, case["k"], grid)
+        backward = {"most": peak.most, "limit": case["limits"][1]}
+        seen.append(
+            {
+                "y": said(y),
+                "gradients": said(gradients),
+                "kept": all(map(torch.equal, before, (x, w, dy))),
+                "forward": forward,
+                "backward": backward,
+            }
+        )
+    return seen
+
+
+@todo(
+    4,
+    needs=(1,),
+    why="SUMMA runs on any table of ranks, and what comes to a rank shrinks with the square root of their number. "
+    "Whoever gathers a whole row of blocks first gets the same numbers, and runs out of memory where SUMMA would not.",
+    hints=(
+        "Draw k as a line, and mark where X cuts it and where W cuts it. Between two marks is a panel; each has one "
+        "column of the grid for X, and one row for W.",
+        "A panel is the overlap of a piece of X and a piece of W, where it is not empty: from the larger start to "
+        "the smaller stop. To broadcast, the owner takes its columns panel.begin - start to panel.end - start of its "
+        "block, contiguous, and the others make an empty tensor; src is grid.lines[1][panel.column]. The gradients: "
+        "dy_mn @ w.T is a part of dX's panel, reduced along my row; x.T @ dy_mn one of dW's panel, reduced along my "
+        "column.",
+        "dist.broadcast(piece, src=grid.lines[1][panel.column], group=grid.groups[1]), for W "
+        "src=grid.lines[0][panel.row] and groups[0]. y_mn += x_panel(...) @ w_panel(...). dist.reduce(dx_panel, "
+        "dst=grid.lines[1][panel.column], group=grid.groups[1]), and the owner writes it into its columns of dx_mk; "
+        "likewise dw_panel with dst=grid.lines[0][panel.row].",
+    ),
+)
+def test_todo4_summa(student):
+    draw = student.draw("panels")
+    asked = [
+        [10, [2, 3]],
+        [12, [3, 3]],
+        [7, [1, 4]],
+        [3, [2, 5]],
+        [draw.randint(30, 60), [draw.randint(2, 4), draw.randint(5, 7)]],
+    ]
+    (seen,) = student.call(panels_on_rank, world=1, group=False, asked=asked).evidence
+    for (k, shape), found in zip(asked, seen, strict=True):
+        right = panels_of(k, shape)
+        expect(
+            found == right,
+            f"panels({k}, {tuple(shape)}) are not the widest that lie in one block of X and one of W",
+            right,
+            found,
+        )
+
+    plans, shapes = [], []
+    for ranks in range(8, 0, -1):  # all tables where there are several, of the others a row or a column
+        tables = boxes(ranks, 2)
+        shapes += tables if len(tables) > 2 else [student.draw("table", ranks).choice(tables)]
+    for number, shape in enumerate(shapes):
+        draw = student.draw("summa", shape)
+        m, n = draw.sample(range(5, 12), 2)
+        k = draw.choice([25, 26, 27, 29, 30])
+        plans.append(
+            (shape, "float64" if number % 2 else "float32", [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))])
+        )
+    todo = Private()
+    for rank in range(8):
+        mine = []
+        for shape, dtype, (x, w, dy) in plans:
+            case = {"ranks": math.prod(shape), "shape": list(shape), "dtype": dtype, "k": x.shape[1]}
+            if rank < math.prod(shape):
+                held, right = two_axes_blocks(x, w, dy, shape, rank)
+                widest = max(end - begin for begin, end, *_ in panels_of(x.shape[1], shape))
+                each = widest * (len(held[0]) + held[1].shape[1])  # a panel of X and one of W, or of their gradients
+                sizes = [t.numel() for t in (*held, *right)]
+                limits = (sum(sizes[:2]) + 2 * each + 2 * sizes[3], sum(sizes[:3]) + sum(sizes[4:]) + 4 * each)
+                case |= {
+                    "blocks": [given(t) for t in held],
+                    "limits": [limit * (4 if dtype == "float32" else 8) for limit in limits],
+                }
+            mine.append(case)
+        todo.append(mine)
+    run = student.call(summa_on_rank, world=8, todo=todo)
+    calls = iter(cases(run.events))
+    for number, (shape, dtype, (x, w, dy)) in enumerate(plans):
+        ranks, (m, k), n = math.prod(shape), x.shape, w.shape[1]
+        told = f"summa on {spoken(shape)} ranks, m = {m}, k = {k}, n = {n}, {dtype}"
+        blocks = [two_axes_blocks(x, w, dy, shape, rank) for rank in range(ranks)]
+        seen = [run.evidence[rank][number] for rank in range(ranks)]
+        forward, backward = next(calls), next(calls)
+        check_results(told, ["Y"], [mine["y"] for mine in seen], [right[0] for _, right in blocks], dtype)
+        gradients = [mine["gradients"] for mine in seen]
+        check_results(f"{told}, backward", ["dX", "dW"], gradients, [right[1:] for _, right in blocks], dtype)
+        check_kept(told, seen)
+        size = 4 if dtype == "float32" else 8
+        most = [size * (len(hx) * (k - hx.shape[1]) + (k - hw.shape[0]) * hw.shape[1]) for (hx, hw, _), _ in blocks]
+        check_moved(told, forward, most, "the panels that it lacks are all that must come", "takes part with")
+        check_moved(
+            f"{told}, backward",
+            backward,
+            [2 * mine for mine in most],
+            "the panels that it lacks, and as many sums, are all that must be moved",
+            "takes part with",
+        )
+        check_alive(
+            told,
+            [mine["forward"] for mine in seen],
+            "beside its blocks it needs two panels of each matrix at most, and two tensors of the result's size",
+        )
+        check_alive(
+            f"{told}, backward",
+            [mine["backward"] for mine in seen],
+            "beside its blocks and gradients it needs two panels of each matrix and of each gradient at most",
+        )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 5: three axes
+
+
+def three_axes_blocks(x, w, dy, shape, axes, rank):
+    """What a rank of a box is given of X, W and dY, the shape of its block of W, and what is right of Y, dX and dW.
+
+    W and dW are shards of its block.
+    """
+    inner, outer, depth = axes
+    at = coordinates(rank, shape)
+    rows = piece(x.shape[0], shape[depth], at[depth])
+    between = piece(x.shape[1], shape[inner], at[inner])
+    columns = piece(w.shape[1], shape[outer], at[outer])
+    block = w[between, columns]
+    held = [x[rows, between], shard(block, shape[depth], at[depth]), dy[rows, columns]]
+    y, dx, dw = x @ w, dy @ w.T, x.T @ dy
+    return (
+        held,
+        list(block.shape),
+        [y[rows, columns], dx[rows, between], shard(dw[between, columns], shape[depth], at[depth])],
+    )
+
+
+def three_axes_moved(m, k, n, inner, outer, depth, size):
+    """Bytes that a rank sends forward and backward, at most; each tensor is cut into pieces that are rounded up."""
+    rows, between, columns = largest(m, depth), largest(k, inner), largest(n, outer)
+    weights = (depth - 1) * -(-between * columns // depth)
+    y = 2 * (inner - 1) * -(-rows * columns // inner)
+    dx = 2 * (outer - 1) * -(-rows * between // outer)
+    return size * (weights + y), size * (2 * weights + dx)
+
+
+def three_axes_on_rank(code, rank, world, todo):
+    seen = []
+    for case in todo:
+        if not join(case["ranks"], rank):
+            mark(), mark()
+            seen.append(None)
+            continue
+        x, w, dy = (taken(part, case["dtype"]) for part in case["blocks"])
+        grid = code.Grid(tuple(case["shape"]), rank, case["ranks"])
+        before = [t.clone() for t in (x, w, dy)]
+        x.requires_grad_(), w.requires_grad_()
+        mark()
+        with Storages([x, w]) as storages:
+            y = code.Product.apply(x, w, tuple(case["of_w"]), code.Axes(*case["axes"]), grid)
+            if not (isinstance(y, torch.Tensor) and y.shape == dy.shape):
+                mark()
+                seen.append({"y": said(y), "gradients": [None, None], "extra": 0, "kept": True})
+                continue
+            extra = 0
+            for _ in range(100):  # gloo's own thread lets go of a tensor a moment after its message is over
+                extra = storages.by_kind({"mine": [x, w, y]})["other"]
+                if not extra:
+                    break
+                time.sleep(0.001)
+        found = {"y": said(y), "extra": extra, "gradients": [None, None]}
+        mark()
+        if y.requires_grad:
+            y.backward(dy)
+            found["gradients"] = [said(t.grad) for t in (x, w)]
+        seen.append(found | {"kept": all(map(torch.equal, before, (x.detach(), w.detach(), dy)))})
+    return seen
+
+
+@todo(
+    5,
+    needs=(1,),
+    why="One product that contains data-parallel, sharded and tensor-parallel training, and all that lies in "
+    "between. A sum along the wrong axis adds what is no part of it, or leaves out what is; and on a cube, where all "
+    "lines are equally long, shapes will not tell.",
+    hints=(
+        "For each of Y, dX and dW: which dimension is summed over, and along which axis of the grid is that one cut? "
+        "Along this axis go its collectives, and along no other.",
+        "Forward: gather along the depth, multiply, dist.all_reduce along the inner axis. Backward: gather again; dy "
+        "@ w.T is all-reduced along the outer axis, x.T @ dy goes through reduce_to_shard along the depth. The group "
+        "of an axis is grid.groups[axis]. A block of W has k * n / (inner * outer) numbers.",
+        "x_mk @ gather(shard, shape, grid.groups[axes.depth]), then dist.all_reduce(y_mn, "
+        "group=grid.groups[axes.inner]). In backward return dx_mk, the shard, None, None, None. Sent: 2 (depth - 1) "
+        "/ depth * k n / (inner outer) for W, half of it for its gradient, 2 (inner - 1) / inner * m n / (depth "
+        "outer) for Y, 2 (outer - 1) / outer * m k / (depth inner) for dX.",
+    ),
+)
+def test_todo5_three_axes(student):
+    answers = {}
+    for m, k, n, x, y, z in (
+        (48, 96, 144, 2, 3, 4),
+        (48, 96, 144, 1, 1, 8),
+        (40, 24, 16, 1, 4, 1),
+        (40, 24, 16, 4, 1, 1),
+        (6, 4, 10, 1, 1, 1),
+    ):
+        gathered = (z - 1) / z * k * n / (x * y)
+        answers["numbers_sent_3d", (m, k, n, x, y, z)] = (
+            2 * gathered,
+            gathered,
+            2 * (x - 1) / x * m * n / (z * y),
+            2 * (y - 1) / y * m * k / (z * x),
+        )
+    check_answers(student, answers, wrong="is not what will happen")
+
+    plans = []
+    for ranks in range(8, 0, -1):
+        draw = student.draw("boxes", ranks)
+        shapes = boxes(ranks, 3)
+        for shape in shapes if ranks in (4, 8) else draw.sample(shapes, min(2, len(shapes))):
+            axes = draw.choice([(0, 1, 2), (1, 0, 2)])
+            divides = ranks == 4 and axes == (0, 1, 2)  # there the formula holds to the byte
+            m, k, n = draw.sample([4, 8, 12, 16], 3) if divides else draw.sample(range(3, 14), 3)
+            plans.append(
+                (
+                    shape,
+                    axes,
+                    draw.choice(["float32", "float64"]),
+                    [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))],
+                )
+            )
+    todo = Private()
+    for rank in range(8):
+        mine = []
+        for shape, axes, dtype, (x, w, dy) in plans:
+            case = {"ranks": math.prod(shape), "shape": list(shape), "axes": list(axes), "dtype": dtype}
+            if rank < math.prod(shape):
+                held, of_w, _ = three_axes_blocks(x, w, dy, shape, axes, rank)
+                case |= {"blocks": [given(t) for t in held], "of_w": of_w}
+            mine.append(case)
+        todo.append(mine)
+    run = student.call(three_axes_on_rank, world=8, todo=todo)
+    calls = iter(cases(run.events))
+    for number, (shape, axes, dtype, (x, w, dy)) in enumerate(plans):
+        ranks, (m, k), n = math.prod(shape), x.shape, w.shape[1]
+        inner, outer, depth = (shape[axis] for axis in axes)
+        told = f"Product on {spoken(shape)} ranks, axes {axes}, m = {m}, k = {k}, n = {n}, {dtype}"
+        right = [three_axes_blocks(x, w, dy, shape, axes, rank)[2] for rank in range(ranks)]
+        seen = [run.evidence[rank][number] for rank in range(ranks)]
+        check_results(told, ["Y"], [mine["y"] for mine in seen], [mine[0] for mine in right], dtype)
+        gradients = [mine["gradients"] for mine in seen]
+        check_results(f"{told}, backward", ["dX", "the shard of dW"], gradients, [mine[1:] for mine in right], dtype)
+        check_kept(told, seen)
+        for rank, mine in enumerate(seen):
+            expect(
+                mine["extra"] == 0,
+                f"{told}: after the forward pass rank {rank} keeps {mine['extra']:,} bytes more than X, its shard and "
+                "Y, for the backward pass",
+                "0 bytes",
+                f"{mine['extra']:,} bytes",
+                rank,
+            )
+        most = three_axes_moved(m, k, n, inner, outer, depth, 4 if dtype == "float32" else 8)
+        for direction, limit in zip(("forward", "backward"), most):
+            check_moved(f"{told}, {direction}", next(calls), [limit] * ranks, "more than the formula says")
+    check_corners(student)
+
+
+# The layers of the lessons before, in short: what the corners of the box must do.
+
+
+class Copied(torch.autograd.Function):
+    """Megatron's f: nothing forward, an all-reduce of the gradient backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        dy = dy.clone()
+        dist.all_reduce(dy)
+        return dy
+
+
+class Reduced(torch.autograd.Function):
+    """Megatron's g: an all-reduce forward, nothing backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+class Unsharded(torch.autograd.Function):
+    """A weight of ZeRO's stage 3: gathered, and its gradient reduced to shards. Who uses it gathers it twice."""
+
+    @staticmethod
+    def forward(ctx, mine, shape):
+        shards = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(shards, mine.detach())
+        return torch.cat(shards)[: math.prod(shape)].view(shape)
+
+    @staticmethod
+    def backward(ctx, dw):
+        world = dist.get_world_size()
+        shards = [shard(dw, world, number).contiguous() for number in range(world)]
+        mine = torch.empty_like(shards[0])
+        dist.reduce_scatter(mine, shards)
+        return mine, None
+
+
+def corners_on_rank(code, rank, world, todo):
+    """Each corner by the student's product, and by the earlier lesson's layer."""
+    seen = []
+    for case in todo:
+        x, w, dy = (taken(part, "float32") for part in case["blocks"])
+        grid = code.Grid(tuple(case["shape"]), rank, world)
+        shape = tuple(case["of_w"])
+        found = []
+        for theirs in (False, True):
+            x.grad = w.grad = None
+            x.requires_grad_(), w.requires_grad_()
+            mark()
+            if not theirs:
+                y = code.Product.apply(x, w, shape, code.Axes(0, 1, 2), grid)
+            elif case["layer"] == "FSDP":
+                from torch.utils.checkpoint import (
+                    checkpoint,
+                )  # makes the forward pass, and with it the all-gather, once more
+
+                y = checkpoint(lambda x, w: x @ Unsharded.apply(w, shape), x, w, use_reentrant=False)
+            elif case["layer"] == "column-parallel":
+                y = Copied.apply(x) @ w.view(shape)
+            else:
+                y = Reduced.apply(x @ w.view(shape))
+            y.backward(dy)
+            found.append([said(t) for t in (y, x.grad, w.grad)])
+        seen.append(found)
+    return seen
+
+
+def check_corners(student):
+    """FSDP and Megatron are corners: the same numbers and the same bytes as the layers of the lessons before."""
+    world = 4
+    corners = {"FSDP": (1, 1, world), "column-parallel": (1, world, 1), "row-parallel": (world, 1, 1)}
+    draw = student.draw("corners")
+    m, k, n = draw.sample([4, 8, 12, 16, 20], 3)
+    x, w, dy = (matrix(draw, *size) for size in ((m, k), (k, n), (m, n)))
+    todo = Private()
+    for rank in range(world):
+        mine = []
+        for layer, shape in corners.items():
+            held, of_w, _ = three_axes_blocks(x, w, dy, shape, (0, 1, 2), rank)
+            mine.append({"layer": layer, "shape": list(shape), "of_w": of_w, "blocks": [given(t) for t in held]})
+        todo.append(mine)
+    run = student.call(corners_on_rank, world=world, todo=todo)
+    calls = iter(cases(run.events))
+    for number, (layer, shape) in enumerate(corners.items()):
+        own, theirs = moved(next(calls)), moved(next(calls))
+        told = f"on {spoken(shape)} ranks Product is no {layer} layer"
+        pairs = [run.evidence[rank][number] for rank in range(world)]
+        check_results(told, ["Y", "dX", "the shard of dW"], [a for a, _ in pairs], [b for _, b in pairs])
+        for rank in range(world):
+            expect(
+                abs(own[rank] - theirs[rank]) < 1,
+                f"{told}: rank {rank} sends {own[rank]:,.0f} bytes, and there {theirs[rank]:,.0f}",
+                f"{theirs[rank]:,.0f} bytes",
+                f"{own[rank]:,.0f} bytes",
+                rank,
+            )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 6: an MLP
+
+# Losses and weights differ from those of one process by the order in which float32 numbers are added.
+# Gradients are compared by their norms. A missing sum, or replicas that count twice, change them by a tenth and more.
+CLOSE = 1e-4
+RATE, STEPS = 0.5, 4
+
+
+def layer_axes(layer):
+    return (0, 1, 2) if layer % 2 == 0 else (1, 0, 2)
+
+
+def mlp_on_rank(code, rank, world, todo):
+    seen = []
+    for case in todo:
+        inside = join(case["ranks"], rank)
+        if not inside:
+            for _ in range(STEPS):
+                mark()
+            seen.append(None)
+            continue
+        grid = code.Grid(tuple(case["shape"]), rank, case["ranks"])
+        x, target = (taken(part, case["dtype"]) for part in case["blocks"])
+        shards = [taken(part, case["dtype"]).requires_grad_() for part in case["shards"]]
+        shapes = [tuple(shape) for shape in case["shapes"]]
+        axes = code.Axes(*case["last"])
+        found = {"losses": [], "gradients": [], "broken": None}
+        for _ in range(STEPS):
+            mark()
+            if found["broken"]:
+                continue
+            y = code.mlp(x, shards, shapes, grid)
+            if not (isinstance(y, torch.Tensor) and y.shape == target.shape):
+                found["broken"] = [
+                    "mlp",
+                    f"a tensor of shape {tuple(target.shape)}",
+                    f"shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else type(y).__name__,
+                ]
+                continue
+            pair = code.squared_error(y, target, case["numbers"], axes, grid)
+            if not (
+                isinstance(pair, (tuple, list))
+                and len(pair) == 2
+                and all(isinstance(t, torch.Tensor) and t.dim() == 0 for t in pair)
+            ):
+                shown = (
+                    [list(t.shape) if isinstance(t, torch.Tensor) else type(t).__name__ for t in pair]
+                    if isinstance(pair, (tuple, list))
+                    else type(pair).__name__
+                )
+                found["broken"] = ["squared_error", "two 0-dim tensors", str(shown)]
+                continue
+            mine, loss = pair
+            if loss.requires_grad or not mine.requires_grad:
+                found["broken"] = [
+                    "squared_error",
+                    "a part with a gradient and a loss without one",
+                    "the part has none" if not mine.requires_grad else "the loss has one",
+                ]
+                continue
+            gradients = torch.autograd.grad(mine, shards, allow_unused=True)
+            found["losses"].append(loss.double().item())
+            found["gradients"].append([said(g) for g in gradients])
+            with torch.no_grad():
+                for one, g in zip(shards, gradients):
+                    if g is not None and g.shape == one.shape:
+                        one -= RATE * g
+        seen.append(found)
+    return seen
+
+
+def mlp_serial(x, target, weights):
+    x, target = (taken(part, "float64") for part in (x, target))
+    weights = [taken(part, "float64").requires_grad_() for part in weights]
+    found = {"losses": [], "gradients": []}
+    for _ in range(STEPS):
+        y = x
+        for layer, w in enumerate(weights):
+            y = (F.gelu(y) if layer else y) @ w
+        loss = (y - target).square().mean()
+        gradients = torch.autograd.grad(loss, weights)
+        found["losses"].append(loss.item())
+        found["gradients"].append(list(gradients))
+        with torch.no_grad():
+            for w, g in zip(weights, gradients):
+                w -= RATE * g
+    return found
+
+
+def normal(draw, rows, columns, scale):
+    return torch.tensor([draw.gauss(0, scale) for _ in range(rows * columns)], dtype=torch.float64).view(rows, columns)
+
+
+@todo(
+    6,
+    needs=(1, 5),
+    why="Two layers that fit together without a message in between are what made Megatron's scheme cheap; on three "
+    "axes it is the same trick. And the parts of the loss must be counted once each: whoever adds up all ranks "
+    "counts every replica.",
+    hints=(
+        "After the first product, along which axis are the columns of Y cut? That must be the inner axis of the next "
+        "one. For the loss: along which axis do the ranks have the same block of Y?",
+        "Even layers have inner 0 and outer 1, odd ones the other way round. Product.apply(x_mk, shard, shape, axes, "
+        "grid) for each layer, F.gelu between two. The loss: (y_mn - target_mn).square().sum() / numbers is this "
+        "rank's part; a detached clone of it, all-reduced along the depth and along the outer axis, is the whole.",
+        "Axes(inner=layer % 2, outer=1 - layer % 2). loss = mine.detach().clone(); dist.all_reduce(loss, "
+        "group=grid.groups[axes.depth]); the same for axes.outer; return mine, loss.",
+    ),
+)
+def test_todo6_mlp(student):
+    (axes,) = student.call(axes_on_rank, world=1, group=False, layers=5).evidence
+    for layer, found in enumerate(axes):
+        expect(
+            found == list(layer_axes(layer)),
+            f"axes_of({layer}) does not go on with the blocks that the layer before it leaves",
+            "inner {}, outer {}, depth {}".format(*layer_axes(layer)),
+            found,
+        )
+
+    plans = []
+    for shape in (
+        (2, 2, 2),
+        (1, 2, 4),
+        (4, 2, 1),
+        (3, 1, 2),
+        (1, 1, 5),
+        (2, 2, 1),
+        (1, 4, 1),
+        (4, 1, 1),
+        (1, 3, 1),
+        (1, 1, 1),
+    ):
+        draw = student.draw("mlp", shape)
+        layers = 3 if shape in ((2, 2, 2), (3, 1, 2), (2, 2, 1)) else 2
+        m, *dims = draw.sample(range(5, 14), 2 + layers)
+        matrices = [normal(draw, m, dims[0], 1.0), normal(draw, m, dims[-1], 1.0)]
+        weights = [normal(draw, k, n, k**-0.5) for k, n in itertools.pairwise(dims)]
+        plans.append((shape, draw.choice(["float32", "float64"]), matrices, weights))
+    todo = Private()
+    for rank in range(8):
+        mine = []
+        for shape, dtype, (x, target), weights in plans:
+            last = layer_axes(len(weights) - 1)
+            case = {
+                "ranks": math.prod(shape),
+                "shape": list(shape),
+                "dtype": dtype,
+                "last": list(last),
+                "numbers": target.numel(),
+            }
+            if rank < math.prod(shape):
+                at = coordinates(rank, shape)
+                rows = piece(len(x), shape[2], at[2])
+                case["blocks"] = [
+                    given(x[rows, piece(x.shape[1], shape[0], at[0])]),
+                    given(target[rows, piece(target.shape[1], shape[last[1]], at[last[1]])]),
+                ]
+                blocks = [weight_block(w, layer, shape, at) for layer, w in enumerate(weights)]
+                case |= {
+                    "shards": [given(shard(w, shape[2], at[2])) for w in blocks],
+                    "shapes": [list(w.shape) for w in blocks],
+                }
+            mine.append(case)
+        todo.append(mine)
+    run = student.call(mlp_on_rank, world=8, todo=todo)
+    calls = iter(cases(run.events))
+    for number, (shape, dtype, (x, target), weights) in enumerate(plans):
+        ranks = math.prod(shape)
+        sizes = " → ".join(str(size) for size in (weights[0].shape[0], *(w.shape[1] for w in weights)))
+        told = f"an MLP of {sizes} on {spoken(shape)} ranks, {len(x)} tokens, {dtype}"
+        seen = [run.evidence[rank][number] for rank in range(ranks)]
+        right = student.reference(mlp_serial, x=given(x), target=given(target), weights=[given(w) for w in weights])
+        premise(right["losses"][-1] < 0.999 * right["losses"][0], "a model that does not train")
+        size = 4 if dtype == "float32" else 8
+        most = 64.0  # for the loss
+        for layer, w in enumerate(weights):
+            inner, outer, depth = (shape[axis] for axis in layer_axes(layer))
+            most += sum(three_axes_moved(len(x), *w.shape, inner, outer, depth, size))
+        for rank, mine in enumerate(seen):
+            if mine["broken"]:
+                name, expected, found = mine["broken"]
+                raise Wrong(f"{told}: {name} does not return what it should on rank {rank}", expected, found, rank)
+        for step in range(STEPS):
+            for rank, mine in enumerate(seen):
+                loss, found = right["losses"][step], mine["losses"][step]
+                if step == 0:
+                    check_gradients(told, mine["gradients"][0], right["gradients"][0], shape, rank)
+                expect(
+                    abs(found - loss) <= CLOSE * loss,
+                    f"{told}: the loss of step {step + 1} on rank {rank} is not that of one process",
+                    f"{loss:.7g}",
+                    f"{found:.7g}",
+                    rank,
+                )
+                if step == STEPS - 1:
+                    check_gradients(f"{told}, step {STEPS}", mine["gradients"][-1], right["gradients"][-1], shape, rank)
+            check_moved(f"{told}, a step", next(calls), [most] * ranks, "more than the products and the loss need")
+
+
+def weight_block(w, layer, shape, at):
+    inner, outer, _ = layer_axes(layer)
+    return w[piece(w.shape[0], shape[inner], at[inner]), piece(w.shape[1], shape[outer], at[outer])]
+
+
+def check_gradients(told, seen, right, shape, rank):
+    at = coordinates(rank, shape)
+    for layer, (found, whole) in enumerate(zip(seen, right, strict=True)):
+        expected = shard(weight_block(whole, layer, shape, at), shape[2], at[2])
+        expect(
+            isinstance(found, torch.Tensor) and found.shape == expected.shape,
+            f"{told}: layer {layer} has no gradient on rank {rank}",
+            f"{len(expected)} numbers",
+            "none",
+            rank,
+        )
+        scale = max(expected.norm().item(), whole.norm().item() / math.prod(shape) ** 0.5)
+        apart = (found.double() - expected).norm().item()
+        expect(
+            apart <= CLOSE * scale,
+            f"{told}: the gradient of layer {layer} on rank {rank} is not its shard of that of one process",
+            f"norm {expected.norm():.6g}",
+            f"norm {found.double().norm():.6g}, {apart:.2g} away",
+            rank,
+        )
+
+
+def axes_on_rank(code, rank, world, layers):
+    return [plain(code.axes_of(layer)) for layer in range(layers)]
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 7 and 8: predictions
+
+
+def grids_on_rank(code, rank, world, worlds, asked):
+    return {
+        "factorings": [plain(code.factorings(n)) for n in worlds],
+        "seconds": [
+            [plain(code.mlp_seconds(*sizes, tuple(shape), code.Machine(*machine))) for shape in shapes]
+            for sizes, shapes, machine in asked
+        ],
+        "best": [
+            plain(code.best_grid(*sizes, math.prod(shapes[0]), code.Machine(*machine)))
+            for sizes, shapes, machine in asked
+        ],
+    }
+
+
+def mlp_time(m, dim, hidden, shape, alpha, beta, speed, cores):
+    world = math.prod(shape)
+    total = 12 * m * dim * hidden / world / speed * max(1, world / cores)
+    for k, n, (inner, outer, depth) in ((dim, hidden, shape), (hidden, dim, (shape[1], shape[0], shape[2]))):
+        numbers = 3 * (depth - 1) / depth * k * n / (inner * outer) + 2 * (inner - 1) / inner * m * n / (depth * outer)
+        numbers += 2 * (outer - 1) / outer * m * k / (depth * inner)
+        total += (3 * (depth - 1) + 2 * (inner - 1) + 2 * (outer - 1)) * alpha + 4 * numbers * beta
+    return total
+
+
+@todo(
+    7,
+    needs=(5,),
+    why="A search over all grids takes a millisecond; to try them on a cluster takes a day. But a prediction that "
+    "forgets that ranks share cores, or that messages have a latency, chooses another grid.",
+    hints=(
+        "Take the sum apart: FLOPs for each rank over its speed; rounds times alpha; bytes times beta. For each "
+        "layer write down which of x, y and z is inner, outer and depth.",
+        "There are 3 (depth - 1) rounds for W and its gradient, 2 (inner - 1) for Y and 2 (outer - 1) for dX. Two "
+        "layers of three products, 2 m dim hidden FLOPs each. With fewer cores than ranks the arithmetic takes world "
+        "/ cores times as long. A number has 4 bytes.",
+        "layer_cost(m, dim, hidden, x, y, z) and layer_cost(m, hidden, dim, y, x, z); 12 * m * dim * hidden / world "
+        "/ machine.speed * max(1, world / machine.cores). best_grid: min(factorings(world), key=...).",
+    ),
+)
+def test_todo7_best_grid(student):
+    draw = student.draw("costs")
+    answers = {}
+    for inner, outer, depth in ((1, 1, 1), (2, 1, 1), (1, 3, 1), (1, 1, 4), (2, 4, 3)):
+        m, k, n = (draw.randrange(24, 480, 24) for _ in range(3))
+        numbers = 3 * (depth - 1) / depth * k * n / (inner * outer) + 2 * (inner - 1) / inner * m * n / (depth * outer)
+        numbers += 2 * (outer - 1) / outer * m * k / (depth * inner)
+        answers["layer_cost", (m, k, n, inner, outer, depth)] = (
+            3 * (depth - 1) + 2 * (inner - 1) + 2 * (outer - 1),
+            numbers,
+        )
+    check_answers(student, answers, wrong="is not what the layer sends")
+
+    worlds, asked = (1, 4, 7, 8, 12, 64), []
+    for world, sizes, machine in (
+        (8, (4096, 64, 256), (2e-4, 1e-9, 2e10, 2)),
+        (8, (64, 512, 2048), (2e-4, 1e-9, 2e10, 2)),
+        (64, (16384, 4096, 16384), (5e-6, 4e-11, 1e14, 64)),
+        (64, (1024, 4096, 16384), (5e-6, 4e-11, 1e14, 64)),
+        (6, (24, 12, 60), (1e-3, 1e-9, 1e9, 100)),
+        (1, (24, 12, 60), (1e-3, 1e-9, 1e9, 2)),
+        (
+            draw.choice([12, 16, 24]),
+            tuple(draw.randrange(48, 4800, 48) for _ in range(3)),
+            (draw.uniform(1e-6, 1e-3), draw.uniform(1e-11, 1e-8), 1e11, 8),
+        ),
+    ):
+        shapes = (
+            boxes(world, 3) if world < 30 else [(a, b, world // (a * b)) for a in (1, 2, 4, 8) for b in (1, 2, 4, 8)]
+        )
+        asked.append([sizes, shapes, machine])
+    (seen,) = student.call(grids_on_rank, world=1, group=False, worlds=worlds, asked=asked).evidence
+    for world, found in zip(worlds, seen["factorings"], strict=True):
+        right = all_boxes(world)
+        expect(
+            isinstance(found, list) and all(isinstance(shape, list) for shape in found),
+            f"factorings({world}) is no list of grids",
+            f"{len(right)} grids",
+            found,
+        )
+        expect(
+            sorted(found) == right,
+            f"factorings({world}) are not all grids of three axes, each once",
+            f"{len(right)} grids",
+            f"{len(found)} grids: {found}"[:300],
+        )
+        expect(found == right, f"factorings({world}) are not in ascending order", right, found)
+    for (sizes, shapes, machine), times, best in zip(asked, seen["seconds"], seen["best"], strict=True):
+        world = math.prod(shapes[0])
+        for shape, found in zip(shapes, times, strict=True):
+            right = mlp_time(*sizes, shape, *machine)
+            close = isinstance(found, (int, float)) and math.isclose(found, right, rel_tol=1e-9)
+            expect(
+                close,
+                f"mlp_seconds{(*sizes, shape)} with alpha {machine[0]:.3g}, beta {machine[1]:.3g}, speed "
+                f"{machine[2]:.3g} and {machine[3]} cores is not what the formulas give",
+                f"{right:.6g}",
+                f"{found:.6g}" if isinstance(found, (int, float)) else found,
+            )
+        every = {tuple(shape): mlp_time(*sizes, shape, *machine) for shape in all_boxes(world)}
+        fastest = min(every, key=every.get)
+        chosen = tuple(best) if isinstance(best, list) else best
+        expect(chosen in every, f"best_grid for {world} ranks is no grid of {world} ranks", fastest, best)
+        expect(
+            math.isclose(every[chosen], every[fastest], rel_tol=1e-9),
+            f"best_grid for m, dim, hidden = {sizes} on {world} ranks is not the fastest one: it takes "
+            f"{every[chosen] / every[fastest]:.2f} times as long",
+            fastest,
+            chosen,
+        )
+    premise(
+        len({functools.reduce(max, shape) for *_, shape in zip(asked, seen["best"])}) > 1,
+        "always the same kind of grid",
+    )
+
+
+def all_boxes(world):
+    return [[x, y, world // (x * y)] for x in range(1, world + 1) for y in range(1, world + 1) if world % (x * y) == 0]
+
+
+@todo(
+    8,
+    why="A cut that makes blocks too small turns a fast GPU into a slow one that waits. The side of a block at which "
+    "that happens can be computed from three numbers of a data sheet.",
+    hints=(
+        "Write the FLOPs and the bytes of a product of square blocks with side b, and divide. Both have powers of b; "
+        "what is left?",
+        "2 m k n FLOPs; itemsize * (m k + k n + m n) bytes. At the edge of the roof, intensity * bandwidth == speed. "
+        "For square blocks the intensity is 2 b³ / (3 b² itemsize) at the memory, and 2 b³ / (2 b² itemsize) at the "
+        "network: solve for b.",
+        "min(speed, intensity * bandwidth); 1.5 * itemsize * speed / bandwidth; itemsize * speed / bandwidth.",
+    ),
+)
+def test_todo8_roofline(student):
+    draw = student.draw("roofline")
+    answers = {}
+    for itemsize in (2, 4, 8):
+        m, k, n = (draw.randint(10, 5000) for _ in range(3))
+        speed, bandwidth = draw.uniform(1e12, 9e14), draw.uniform(1e10, 5e12)
+        answers["flops", (m, k, n)] = 2 * m * k * n
+        answers["intensity", (m, k, n, itemsize)] = 2 * m * k * n / (itemsize * (m * k + k * n + m * n))
+        for value in (0.5 * speed / bandwidth, 2 * speed / bandwidth):
+            answers["attainable", (value, speed, bandwidth)] = min(speed, value * bandwidth)
+        answers["memory_sets_pace_below", (speed, bandwidth, itemsize)] = 1.5 * itemsize * speed / bandwidth
+        answers["network_sets_pace_below", (speed, bandwidth, itemsize)] = itemsize * speed / bandwidth
+    check_answers(student, answers, wrong="is not what the formulas give")

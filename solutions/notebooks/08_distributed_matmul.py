@@ -1,0 +1,1096 @@
+# %% [markdown]
+# # Distributed matrix products
+#
+# A linear layer is a matrix product $Y = XW$. $X$ has a row for each token, $m$ of them, with $k$ numbers each; $W$ is
+# $k \times n$. Almost all the work of a Transformer is in such products, and every scheme of this course that splits up
+# a layer is, at heart, one way to cut a product into blocks.
+#
+# So in this lesson there is nothing but products. You cut them along one, two and three axes of a grid of ranks, count
+# what each cut has to send, and find that FSDP and Megatron's layers are two corners of one scheme.
+#
+# ![Three ways to cut one product over two ranks](../images/matmul_one_d.png)
+#
+# A name tells how a matrix is cut: `x_mK` has *some* of X's rows (small letter) and *all* of its columns (capital).
+
+# %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
+import sys
+from pathlib import Path
+
+here = Path.cwd().resolve()
+course = next(folder for folder in (here, *here.parents) if (folder / "grader").is_dir())
+sys.path.insert(0, str(course))
+
+from grader import check
+
+# %%
+import math
+import os
+import time
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from grader import run_on_ranks
+from utils import plots, plots_matmul
+from utils.model import MLP
+
+# %% [markdown]
+# ## A grid of ranks
+#
+# Ranks have numbers, but a matrix has rows and columns. So the ranks are arranged as a **grid**: a table of 2 × 3, say,
+# or a box of 2 × 2 × 2. They are numbered row by row, as the elements of a tensor lie in memory: the last coordinate
+# changes fastest. A **line** along an axis is made of the ranks that differ in that one coordinate only. Lines are the
+# groups in which a grid communicates.
+#
+# Dimension and grid need not divide. `tensor_split` has a rule for that, which holds for the whole lesson: the first
+# few pieces get one more.
+#
+# ![A matrix of 5 × 7 on a grid of 2 × 3](../images/matmul_grid.png)
+#
+# **Predict**, before you write code: on the 2 × 3 grid, which ranks are in rank 4's lines, and how large is its block?
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def block(length: int, parts: int, number: int) -> slice:
+    """Where piece ``number`` of a dimension of this length lies if it is cut into ``parts``. It may be empty."""
+    # TODO 1: Find each rank's place in a grid, its lines, and its block of a matrix. First, one dimension: pieces
+    # differ by one at most, the longer ones come first.
+    ### BEGIN SOLUTION
+    size, longer = divmod(length, parts)
+    start = number * size + min(number, longer)
+    return slice(start, start + size + (number < longer))
+    ### END SOLUTION
+
+
+def place(rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The coordinates of a rank in a grid of this shape, one for each axis."""
+    # TODO 1, again: from the number to the place, for any number of axes.
+    ### BEGIN SOLUTION
+    coordinates = []
+    for length in reversed(shape):
+        rank, coordinate = divmod(rank, length)
+        coordinates.insert(0, coordinate)
+    return tuple(coordinates)
+    ### END SOLUTION
+
+
+def line(rank: int, shape: tuple[int, ...], axis: int) -> list[int]:
+    """The ranks of the line through ``rank`` along ``axis``, itself included, in the order of that coordinate."""
+    # TODO 1, again: how far apart, in numbers, are two neighbours on this axis?
+    ### BEGIN SOLUTION
+    stride = math.prod(shape[axis + 1 :])
+    first = rank - stride * place(rank, shape)[axis]
+    return [first + stride * step for step in range(shape[axis])]
+    ### END SOLUTION
+
+
+# %%
+shape = (2, 3)
+for rank in range(6):
+    row, column = place(rank, shape)
+    rows, columns = block(5, 2, row), block(7, 3, column)
+    held = f"rows {rows.start} to {rows.stop - 1}, columns {columns.start} to {columns.stop - 1}"
+    print(f"rank {rank} at {row, column}: {held}; its lines are {line(rank, shape, 0)} and {line(rank, shape, 1)}")
+
+# %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("08_distributed_matmul/1")
+
+
+# %% [markdown]
+# From your functions, this class makes the process groups. On a line of one rank, a collective sends nothing.
+
+
+# %%
+class Grid:
+    """A rank's place in a grid of this shape, and for each axis the line through it: its ranks, and its process group.
+
+    Raises:
+        ValueError: the shape has more or fewer places than there are ranks.
+    """
+
+    def __init__(self, shape: tuple[int, ...], rank: int, world: int) -> None:
+        if math.prod(shape) != world:
+            needed = " × ".join(map(str, shape))
+            raise ValueError(f"a grid of {needed} takes {math.prod(shape)} ranks, and there are {world}")
+        self.shape, self.rank = tuple(shape), rank
+        self.place = place(rank, self.shape)
+        self.lines = [line(rank, self.shape, axis) for axis in range(len(shape))]
+        self.groups = [dist.new_group(ranks, use_local_synchronization=True) for ranks in self.lines]
+
+    def block(self, length: int, axis: int) -> slice:
+        """This rank's piece of a dimension that is cut along an axis of the grid."""
+        return block(length, self.shape[axis], self.place[axis])
+
+
+# %% [markdown]
+# ## Cut along one axis
+#
+# A product has three dimensions, $m$, $k$ and $n$, and each can be cut. Look at the drawing on top once more, and go
+# forward and backward. With $\bar Y$ the gradient of $Y$, the other two are
+#
+# $$\bar X = \bar Y W^\top \qquad \bar W = X^\top \bar Y$$
+#
+# | cut | a rank has | its $Y$ | its $\bar X$ | its $\bar W$ |
+# |---|---|---|---|---|
+# | rows, $m$ | `x_mK`, and a shard of $W$ | `y_mN` | `dx_mK` | a sum over ranks, as a shard |
+# | columns, $n$ | `x_MK`, `w_Kn` | `y_Mn` | a sum over ranks, whole | `dw_Kn` |
+# | the inner dimension, $k$ | `x_Mk`, `w_kN` | a sum over ranks, whole | `dx_Mk` | `dw_kN` |
+#
+# You know all three. Cut by rows, it is data-parallel training; with $W$ in shards as in lesson 03, it is ZeRO's stage
+# 3, FSDP. Cut by columns, it is the first layer of a Megatron MLP
+# ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)), and cut along the inner dimension it is its second.
+#
+# Every dimension that is *summed* over and is cut costs a collective: then each rank has only a part of each sum. Which
+# collective it is depends on **where the result must end up**: an all-reduce if every rank needs it whole, a
+# reduce-scatter if each rank is to keep a part. And a result that is cut, but must be whole, costs an all-gather.
+#
+# **Predict** the numbers (of 4 bytes each, say) that a rank sends, with rings as in lesson 01.
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def numbers_to_end(cut: str, ending: str, m: int, n: int, world: int) -> float:
+    """Numbers that a rank sends so that Y, each rank having multiplied what it has, ends up "whole" on all, or "cut".
+
+    ``cut`` is "rows", "columns" or "inner", as in the table. For "inner", "cut" means that each has a shard of Y.
+    """
+    # TODO 2: Multiply on one axis, cut by rows, by columns and along the inner dimension. First your prediction:
+    # what does it cost to have the result where it is needed? (As if the ranks divided all sizes.)
+    ### BEGIN SOLUTION
+    once_around = (world - 1) / world * m * n
+    if cut == "inner":
+        return 2 * once_around if ending == "whole" else once_around
+    return once_around if ending == "whole" else 0.0
+    ### END SOLUTION
+
+
+def numbers_sent_1d(cut: str, m: int, k: int, n: int, world: int) -> tuple[float, float]:
+    """Numbers that a rank sends in the forward and in the backward pass, if all ends up as in the table."""
+    # TODO 2, again: and of both passes. The weights that are cut by rows are gathered, and not kept, in each pass.
+    ### BEGIN SOLUTION
+    around = (world - 1) / world
+    if cut == "rows":
+        return around * k * n, 2 * around * k * n
+    if cut == "columns":
+        return 0.0, 2 * around * m * k
+    return 2 * around * m * n, 0.0
+    ### END SOLUTION
+
+
+# %% [markdown]
+# Now build them. Shards are those of lesson 03: the tensor as one long vector, cut into equal pieces, the last ones
+# filled up with zeros. These three functions are what you wrote there, for one tensor and a sum in place of the mean;
+# `group=None` means all ranks.
+
+
+# %%
+def shard_of(tensor: Tensor, parts: int, number: int) -> Tensor:
+    """Shard ``number`` of a tensor that is shared out over ``parts`` ranks: 1-D, in memory of its own."""
+    size = -(-tensor.numel() // parts)
+    mine = tensor.reshape(-1)[number * size : (number + 1) * size]
+    shard = mine.new_zeros(size)
+    shard[: len(mine)] = mine
+    return shard
+
+
+def gather(shard: Tensor, shape: tuple[int, int], group: dist.ProcessGroup | None = None) -> Tensor:
+    """The tensor of this shape of which each rank of the group has a shard. One all-gather."""
+    whole = shard.new_empty(dist.get_world_size(group), len(shard))
+    dist.all_gather(list(whole), shard, group=group)
+    return whole.view(-1)[: math.prod(shape)].view(tuple(shape))
+
+
+def reduce_to_shard(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """This rank's shard of the sum of the tensors that the ranks of the group have. One reduce-scatter."""
+    world = dist.get_world_size(group)
+    shards = [shard_of(tensor, world, number) for number in range(world)]
+    mine = torch.empty_like(shards[0])
+    dist.reduce_scatter(mine, shards, group=group)
+    return mine
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_2_rows", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def by_rows(x_mK: Tensor, shard: Tensor, shape: tuple[int, int]) -> Tensor:
+    """y_mN. ``shard`` is this rank's of W, whose shape is ``shape``."""
+    # TODO 2, again: cut by rows, forward. One all-gather.
+    ### BEGIN SOLUTION
+    return x_mK @ gather(shard, shape)
+    ### END SOLUTION
+
+
+def by_rows_backward(dy_mN: Tensor, x_mK: Tensor, shard: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """dx_mK, and this rank's shard of the gradient of W."""
+    # TODO 2, again: cut by rows, backward. One all-gather and one reduce-scatter.
+    ### BEGIN SOLUTION
+    dx_mK = dy_mN @ gather(shard, shape).T
+    return dx_mK, reduce_to_shard(x_mK.T @ dy_mN)
+    ### END SOLUTION
+
+
+def by_columns(x_MK: Tensor, w_Kn: Tensor) -> Tensor:
+    """y_Mn."""
+    # TODO 2, again: cut by columns, forward. Nothing is sent.
+    ### BEGIN SOLUTION
+    return x_MK @ w_Kn
+    ### END SOLUTION
+
+
+def by_columns_backward(dy_Mn: Tensor, x_MK: Tensor, w_Kn: Tensor) -> tuple[Tensor, Tensor]:
+    """dx_MK, the same on all ranks, and dw_Kn."""
+    # TODO 2, again: cut by columns, backward. One all-reduce.
+    ### BEGIN SOLUTION
+    dx_MK = dy_Mn @ w_Kn.T
+    dist.all_reduce(dx_MK)
+    return dx_MK, x_MK.T @ dy_Mn
+    ### END SOLUTION
+
+
+def by_inner(x_Mk: Tensor, w_kN: Tensor) -> Tensor:
+    """y_MN, the same on all ranks."""
+    # TODO 2, again: cut along the inner dimension, forward. One all-reduce.
+    ### BEGIN SOLUTION
+    y_MN = x_Mk @ w_kN
+    dist.all_reduce(y_MN)
+    return y_MN
+    ### END SOLUTION
+
+
+def by_inner_backward(dy_MN: Tensor, x_Mk: Tensor, w_kN: Tensor) -> tuple[Tensor, Tensor]:
+    """dx_Mk and dw_kN."""
+    # TODO 2, again: cut along the inner dimension, backward. Nothing is sent.
+    ### BEGIN SOLUTION
+    return dy_MN @ w_kN.T, x_Mk.T @ dy_MN
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_2", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("08_distributed_matmul/2")
+
+# %% [markdown]
+# What the three send for a layer of 2048 × 8192, on 8 ranks, when there are few tokens and when there are many:
+
+# %%
+for tokens in (512, 65536):
+    sent = {cut: sum(numbers_sent_1d(cut, tokens, 2048, 8192, 8)) for cut in ("rows", "columns", "inner")}
+    told = ", ".join(f"{cut} {numbers / 1e6:,.0f} million" for cut, numbers in sent.items())
+    print(f"{tokens:6,} tokens, numbers sent: {told}")
+
+# %% [markdown]
+# By rows, weights travel; otherwise activations do. So many tokens speak for the first, large weights for the others.
+# But in each of them one matrix is whole on every rank for a while, however many ranks there are. With a second axis,
+# none is.
+#
+# ## Two axes: Cannon's algorithm
+#
+# The ranks are a square, $p \times p$, and each of $X$, $W$ and $Y$ is cut along both axes: the rank at $(i, j)$ has
+# block $(i, j)$ of each, and no more. Its block of the result needs a whole row of blocks of $X$, and a whole column of
+# $W$:
+#
+# $$Y_{ij} = \sum_{l} X_{il} W_{lj}$$
+#
+# Cannon's algorithm (1969) never holds more than one block of each. All ranks multiply what they have, then pass their
+# block of $X$ to the left and that of $W$ up, $p - 1$ times, all round the rows and columns. But at the beginning the
+# rank at $(i, j)$ has $X_{ij}$ and $W_{ij}$, which do not fit together unless $i = j$. So first comes a **skew**: row
+# $i$ of $X$ goes $i$ places to the left, and column $j$ of $W$ goes $j$ places up.
+#
+# ![The skew and the three steps of Cannon's algorithm on 3 × 3 ranks](../images/matmul_cannon.png)
+#
+# **Predict**: which inner index $l$ do the blocks at $(i, j)$ have in step $s$, from 0?
+#
+# For the exchange you are given the messages of lesson 01. If the block stays where it is, none is sent.
+
+
+# %%
+def exchange(tensor: Tensor, to: int, source: int, shape: tuple[int, int]) -> Tensor:
+    """Send a tensor to rank ``to``, and return the one, of this shape, that comes from rank ``source`` meanwhile."""
+    if to == source == dist.get_rank():
+        return tensor
+    leaving, arriving = tensor.contiguous(), tensor.new_empty(shape)
+    works = [dist.isend(leaving, to), dist.irecv(arriving, source)]
+    for work in works:
+        work.wait()
+    return arriving
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def inner_index(row: int, column: int, step: int, side: int) -> int:
+    """The inner index of both blocks that the rank at (row, column) of a square multiplies in a step."""
+    # TODO 3: Multiply on a square by Cannon's algorithm. First your prediction: which blocks meet where?
+    ### BEGIN SOLUTION
+    return (row + column + step) % side
+    ### END SOLUTION
+
+
+def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
+    """y_mn. The inner dimension is k in all; it is cut along the columns of the grid for X, along its rows for W.
+
+    Raises:
+        ValueError: the grid is no square; its text is one line that names the grid. Nothing has been sent then.
+    """
+    # TODO 3, again: the product. In each message there is one block. A rank sends at most ``side`` blocks of each
+    # matrix, and never holds more than the two it was given, two more of each (one that goes, one that comes), and two
+    # of the result's size. ``grid.lines[1]`` are the ranks of my row, by column; ``grid.lines[0]`` those of my column,
+    # by row. Where k does not divide, blocks have different sizes: ``block`` tells that of the one that comes. (If you
+    # make messages of your own: as long as you keep a work, it keeps its tensor.)
+    ### BEGIN SOLUTION
+    if grid.shape[0] != grid.shape[1]:
+        raise ValueError(f"Cannon needs a square of ranks, and the grid is {grid.shape[0]} × {grid.shape[1]}")
+    side, (row, column) = grid.shape[0], grid.place
+    rows, columns = len(x_mk), w_kn.shape[1]
+    my_row, my_column = grid.lines[1], grid.lines[0]
+    y_mn = x_mk.new_zeros(rows, columns)
+    for step in range(side):
+        left, up = (row, column) if step == 0 else (1, 1)  # how many places the blocks go
+        piece = block(k, side, inner_index(row, column, step, side))
+        size = piece.stop - piece.start
+        x_mk = exchange(x_mk, my_row[(column - left) % side], my_row[(column + left) % side], (rows, size))
+        w_kn = exchange(w_kn, my_column[(row - up) % side], my_column[(row + up) % side], (size, columns))
+        y_mn += x_mk @ w_kn
+    return y_mn
+    ### END SOLUTION
+
+
+# %% [markdown]
+# The backward pass needs nothing new: $\bar X = \bar Y W^\top$ and $\bar W = X^\top \bar Y$ are products as well. Only,
+# block $(i, j)$ of a transposed matrix is at $(j, i)$, so each rank first swaps with the one at the mirrored place.
+
+
+# %%
+def transposed(tensor: Tensor, shape: tuple[int, int], grid: Grid) -> Tensor:
+    """This rank's block, of this shape, of the transposed matrix of which it has ``tensor``. The grid is a square."""
+    row, column = grid.place
+    mirror = column * grid.shape[1] + row
+    return exchange(tensor.T, mirror, mirror, shape)
+
+
+def cannon_backward(
+    dy_mn: Tensor, x_mk: Tensor, w_kn: Tensor, sizes: tuple[int, int, int], grid: Grid
+) -> tuple[Tensor, Tensor]:
+    """dx_mk and dw_kn. ``sizes`` are those of the whole matrices: m, k, n."""
+    m, k, n = sizes
+
+    def size(length: int, axis: int) -> int:
+        piece = grid.block(length, axis)
+        return piece.stop - piece.start
+
+    w_nk = transposed(w_kn, (size(n, 0), size(k, 1)), grid)
+    x_km = transposed(x_mk, (size(k, 0), size(m, 1)), grid)
+    return cannon(dy_mn, w_nk, n, grid), cannon(x_km, dy_mn, m, grid)
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_3", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("08_distributed_matmul/3")
+
+# %% [markdown]
+# Look at the messages on 3 × 3 ranks. In a round of the middle picture each rank sends one; the skew, and then each of
+# two steps, takes two rounds at least.
+
+
+# %%
+def cannon_on_ranks(sizes: list[int], rank: int, world: int) -> float:
+    """The largest difference from a product on one rank."""
+    m, k, n = sizes
+    grid = Grid((math.isqrt(world), math.isqrt(world)), rank, world)
+    torch.manual_seed(0)
+    x_MK, w_KN = torch.randn(m, k), torch.randn(k, n)
+    y_mn = cannon(x_MK[grid.block(m, 0), grid.block(k, 1)], w_KN[grid.block(k, 0), grid.block(n, 1)], k, grid)
+    return (y_mn - (x_MK @ w_KN)[grid.block(m, 0), grid.block(n, 1)]).abs().max().item()
+
+
+# %%
+run = run_on_ranks("08_distributed_matmul/cannon_on_ranks", [[60, 90, 30]] * 9)
+print(f"largest difference on each rank: {max(run.results):.1e}")
+plots.messages(run.messages, "Cannon's algorithm on 3 × 3 ranks")
+
+# %% [markdown]
+# ## Two axes of any length: SUMMA
+#
+# Few machines have a square number of GPUs. **SUMMA** (van de Geijn and Watts, 1997) takes any table of $p \times q$
+# ranks, and moves nothing round. It takes the inner dimension in **panels**: some columns of $X$, and the same rows of
+# $W$. Whoever has a piece of the panel broadcasts it: pieces of $X$ along the rows of the grid, pieces of $W$ along its
+# columns. Then all multiply, and add to their block of $Y$.
+#
+# ![One panel of SUMMA on 2 × 3 ranks](../images/matmul_summa.png)
+#
+# How wide is a panel? $X$ cuts the inner dimension into $q$ pieces and $W$ cuts it into $p$ pieces, at other places. A
+# panel should lie in one piece of each: so it begins wherever a piece of either begins.
+
+
+# %%
+class Panel(NamedTuple):
+    """Columns ``begin`` to ``end`` of X, and the same rows of W."""
+
+    begin: int
+    end: int
+    column: int  # the column of the grid whose ranks have it of X
+    row: int  # the row of the grid whose ranks have it of W
+
+
+# %% [markdown]
+# In the backward pass broadcasts turn into sums. $\bar X = \bar Y W^\top$ sums over $n$, which is cut along the rows of
+# the grid: for each panel, $W$ is broadcast as before, and the products are added up *towards the rank that has the
+# panel of X*. $\bar W$ likewise, along the columns.
+#
+# | call | |
+# |---|---|
+# | `dist.broadcast(tensor, src=rank, group=group)` | the tensor of `src` comes to all; the others give one to write into |
+# | `dist.reduce(tensor, dst=rank, group=group)` | adds up all into that of `dst`; in the others' is rubbish afterwards |
+#
+# `src` and `dst` are numbers among *all* ranks, as they stand in `grid.lines[axis]`; the group is `grid.groups[axis]`.
+# Both calls take contiguous tensors; `tensor[:, 2:4]` is none, its `.contiguous()` is.
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def panels(k: int, shape: tuple[int, int]) -> list[Panel]:
+    """The panels of an inner dimension k on a grid of this shape, in order. None is empty."""
+    # TODO 4: Multiply on any table of ranks by SUMMA. First, the panels: as wide as they can be, so that each
+    # lies in one block of X and in one block of W.
+    ### BEGIN SOLUTION
+    rows, columns = shape
+    of_w = [block(k, rows, row) for row in range(rows)]
+    of_x = [block(k, columns, column) for column in range(columns)]
+    found = []
+    for column, x_piece in enumerate(of_x):
+        for row, w_piece in enumerate(of_w):
+            begin, end = max(x_piece.start, w_piece.start), min(x_piece.stop, w_piece.stop)
+            if begin < end:
+                found.append(Panel(begin, end, column, row))
+    return found
+    ### END SOLUTION
+
+
+def x_panel(x_mk: Tensor, panel: Panel, k: int, grid: Grid) -> Tensor:
+    """The panel's columns of X, as far as they are in this rank's rows: on every rank."""
+    # TODO 4, again: one broadcast along this rank's row of the grid. Its ranks are ``grid.lines[1]``.
+    ### BEGIN SOLUTION
+    if grid.place[1] == panel.column:
+        first = grid.block(k, 1).start
+        piece = x_mk[:, panel.begin - first : panel.end - first].contiguous()
+    else:
+        piece = x_mk.new_empty(len(x_mk), panel.end - panel.begin)
+    dist.broadcast(piece, src=grid.lines[1][panel.column], group=grid.groups[1])
+    return piece
+    ### END SOLUTION
+
+
+def w_panel(w_kn: Tensor, panel: Panel, k: int, grid: Grid) -> Tensor:
+    """The panel's rows of W, as far as they are in this rank's columns: on every rank."""
+    # TODO 4, again: the same for W.
+    ### BEGIN SOLUTION
+    if grid.place[0] == panel.row:
+        first = grid.block(k, 0).start
+        piece = w_kn[panel.begin - first : panel.end - first].contiguous()
+    else:
+        piece = w_kn.new_empty(panel.end - panel.begin, w_kn.shape[1])
+    dist.broadcast(piece, src=grid.lines[0][panel.row], group=grid.groups[0])
+    return piece
+    ### END SOLUTION
+
+
+def summa(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
+    """y_mn."""
+    # TODO 4, again: the product. Beside its blocks a rank holds two panels of each matrix at most, the last and the
+    # next, and two tensors of the result's size.
+    ### BEGIN SOLUTION
+    y_mn = x_mk.new_zeros(len(x_mk), w_kn.shape[1])
+    for panel in panels(k, grid.shape):
+        y_mn += x_panel(x_mk, panel, k, grid) @ w_panel(w_kn, panel, k, grid)
+    return y_mn
+    ### END SOLUTION
+
+
+def summa_backward(dy_mn: Tensor, x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> tuple[Tensor, Tensor]:
+    """dx_mk and dw_kn."""
+    # TODO 4, again: the gradients. For each panel the two broadcasts again, and two sums, each towards the rank that
+    # has the panel: no all-reduce, since nobody else needs them. It holds two panels of each gradient, too, at most.
+    ### BEGIN SOLUTION
+    dx_mk, dw_kn = torch.empty_like(x_mk), torch.empty_like(w_kn)
+    x_first, w_first = grid.block(k, 1).start, grid.block(k, 0).start
+    for panel in panels(k, grid.shape):
+        dx_panel = dy_mn @ w_panel(w_kn, panel, k, grid).T
+        dist.reduce(dx_panel, dst=grid.lines[1][panel.column], group=grid.groups[1])
+        if grid.place[1] == panel.column:
+            dx_mk[:, panel.begin - x_first : panel.end - x_first] = dx_panel
+        dw_panel = x_panel(x_mk, panel, k, grid).T @ dy_mn
+        dist.reduce(dw_panel, dst=grid.lines[0][panel.row], group=grid.groups[0])
+        if grid.place[0] == panel.row:
+            dw_kn[panel.begin - w_first : panel.end - w_first] = dw_panel
+    return dx_mk, dw_kn
+    ### END SOLUTION
+
+
+# %%
+for panel in panels(10, (2, 3)):
+    print(panel)
+
+# %% nbgrader={"grade": true, "grade_id": "test_4", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("08_distributed_matmul/4")
+
+# %% [markdown]
+# On a square of $N$ ranks, $mk/\sqrt N$ numbers of $X$ and $kn/\sqrt N$ of $W$ come to each rank: the more ranks, the
+# fewer. Cut along one axis, it was a whole matrix, however many ranks there were.
+#
+# ## Three axes
+#
+# On a box of $G_x \times G_y \times G_z$ ranks, each of the three dimensions is cut along an axis of its own. This is
+# AxoNN's product ([arXiv:2305.13525](https://arxiv.org/abs/2305.13525)), made for layers of neural networks: with
+# weights that are stored in shards, and activations that stay where they are.
+#
+# | axis | cuts | and so |
+# |---|---|---|
+# | $x$, the *inner* one | $k$: columns of $X$, rows of $W$ | $Y$ is a sum over it |
+# | $y$, the *outer* one | $n$: columns of $W$ and of $Y$ | $\bar X$ is a sum over it |
+# | $z$, the *depth* | $m$: rows of $X$ and of $Y$ | $\bar W$ is a sum over it |
+#
+# The third dimension has no say in a matrix, so a block of $X$ is the same on all ranks of a line along $y$, and a
+# block of $Y$ on all of a line along $x$. A block of $W$ would be the same along $z$, but it is not: there each rank
+# has a shard of it. It is gathered in the forward pass, dropped, and gathered once more in the backward pass.
+#
+# ![Eight ranks as a box: what each has of X, W and Y, and the collectives along the axes](../images/matmul_three_d.png)
+#
+# **Predict** the numbers that a rank sends in a forward and a backward pass.
+
+
+# %%
+class Axes(NamedTuple):
+    """Along which axis of the grid each dimension of a product is cut."""
+
+    inner: int  # k
+    outer: int  # n
+    depth: int = 2  # m, and the shards of a block of W
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def numbers_sent_3d(m: int, k: int, n: int, inner: int, outer: int, depth: int) -> tuple[float, float, float, float]:
+    """Numbers that a rank sends: for W (twice), for its gradient, for Y and for the gradient of X.
+
+    ``inner``, ``outer`` and ``depth`` are how many ranks the grid has along these axes, and divide the sizes.
+    """
+    # TODO 5: Multiply on three axes, forward and backward. First your prediction. Each collective has a tensor, which
+    # is a block, and a line of ranks.
+    ### BEGIN SOLUTION
+    w_around = (depth - 1) / depth * k * n / (inner * outer)
+    y_sum = 2 * (inner - 1) / inner * m * n / (depth * outer)
+    dx_sum = 2 * (outer - 1) / outer * m * k / (depth * inner)
+    return 2 * w_around, w_around, y_sum, dx_sum
+    ### END SOLUTION
+
+
+class Product(torch.autograd.Function):
+    """Y = XW on a grid of three axes."""
+
+    @staticmethod
+    def forward(ctx, x_mk: Tensor, shard: Tensor, shape: tuple[int, int], axes: Axes, grid: Grid) -> Tensor:
+        """y_mn, the same along the inner axis. ``shard`` is this rank's, along the depth, of its block of W.
+
+        The block has this shape.
+        """
+        # TODO 5, again: the forward pass. For the backward pass keep nothing but what you were given:
+        # ``ctx.save_for_backward(tensor, …)`` for tensors, attributes of ``ctx`` for all else.
+        ### BEGIN SOLUTION
+        ctx.save_for_backward(x_mk, shard)
+        ctx.shape, ctx.axes, ctx.grid = shape, axes, grid
+        y_mn = x_mk @ gather(shard, shape, grid.groups[axes.depth])
+        dist.all_reduce(y_mn, group=grid.groups[axes.inner])
+        return y_mn
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, dy_mn: Tensor) -> tuple[Tensor | None, ...]:
+        """dx_mk, this rank's shard of the gradient of W, and None for each other argument of ``forward``."""
+        # TODO 5, again: the backward pass. ``ctx.saved_tensors`` are what you saved.
+        ### BEGIN SOLUTION
+        x_mk, shard = ctx.saved_tensors
+        axes, groups = ctx.axes, ctx.grid.groups
+        dx_mk = dy_mn @ gather(shard, ctx.shape, groups[axes.depth]).T
+        dist.all_reduce(dx_mk, group=groups[axes.outer])
+        return dx_mk, reduce_to_shard(x_mk.T @ dy_mn, groups[axes.depth]), None, None, None
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_5", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("08_distributed_matmul/5")
+
+# %% [markdown]
+# ## Its corners are old friends
+#
+# Where an axis has one rank, its collectives send nothing. With $G_x = G_y = 1$ all that is left is the all-gather of
+# weights, twice, and the reduce-scatter of their gradient: that is FSDP. With $G_z = 1$, and $G_x$ or $G_y$ 1 as well,
+# there is one all-reduce of activations, in one of the passes: a layer of Megatron's.
+#
+# Do not believe it; run it. Beside each corner of your product stands PyTorch's own layer: by `fully_shard` (FSDP2), and
+# cut by `ColwiseParallel` or `RowwiseParallel`, of which `tp_training` is made. (The library's layers deal out their
+# weights when they are made. That is the scatter that you will see, and it happens once.)
+
+# %%
+CORNERS = {"FSDP": (1, 1, 4), "Megatron, by columns": (1, 4, 1), "Megatron, by the inner dimension": (4, 1, 1)}
+M, K, N = 64, 32, 96
+
+
+def whole_matrices() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(M, K), torch.randn(K, N)
+
+
+def corner(name: str, rank: int, world: int) -> Tensor:
+    """The sum of y², of this rank's part, by your product."""
+    grid, axes = Grid(CORNERS[name], rank, world), Axes(inner=0, outer=1)
+    x_MK, w_KN = whole_matrices()
+    x_mk = x_MK[grid.block(M, axes.depth), grid.block(K, axes.inner)].clone().requires_grad_()
+    w_kn = w_KN[grid.block(K, axes.inner), grid.block(N, axes.outer)]
+    shard = shard_of(w_kn, grid.shape[axes.depth], grid.place[axes.depth]).requires_grad_()
+    loss = Product.apply(x_mk, shard, tuple(w_kn.shape), axes, grid).square().sum()
+    loss.backward()
+    return shard.grad.square().sum()
+
+
+def library_corner(name: str, rank: int, world: int) -> Tensor:
+    """The same by PyTorch's own layers. What it returns is of this rank's part of the weights, too."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    x_MK, w_KN = whole_matrices()
+    layer = torch.nn.Linear(K, N, bias=False)
+    layer.weight.data.copy_(w_KN.T)
+    mesh, factor = init_device_mesh("cpu", (world,)), 1
+    if name == "FSDP":
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        factor = world  # it takes the mean over the ranks, and we want the sum
+        x = x_MK[block(M, world, rank)]
+    elif name == "Megatron, by columns":
+        parallelize_module(layer, mesh, ColwiseParallel())
+        x = x_MK
+    else:
+        parallelize_module(layer, mesh, RowwiseParallel())
+        x = x_MK[:, block(K, world, rank)]
+    loss = factor * layer(x.clone().requires_grad_()).square().sum()
+    loss.backward()
+    return layer.weight.grad.to_local().square().sum()
+
+
+# %%
+for name in CORNERS:
+    mine = run_on_ranks("08_distributed_matmul/corner", [name] * 4)
+    library = run_on_ranks("08_distributed_matmul/library_corner", [name] * 4)
+    print(f"{name}: the gradient of W squared and added up, {sum(mine.results):.6g} and {sum(library.results):.6g}")
+    for whose, run in (("your product", mine), ("the library", library)):
+        calls = [call for call in run.collectives if call.rank == 0]
+        told = ", ".join(f"{call.op} of {call.sent:,.0f} bytes" for call in calls)
+        predicted = 4 * sum(numbers_sent_3d(M, K, N, *CORNERS[name]))
+        print(f"    {whose:12}: {told}; predicted {predicted:,.0f} bytes in all")
+
+# %% [markdown]
+# ## Two layers: transpose the second
+#
+# An MLP is two products with an activation function in between. After the first one, a rank has a block of $Y$ whose
+# rows are cut along $z$ and whose columns along $y$. The next product wants its input cut along its inner axis. Should
+# the activations be sent around, so that they lie as before? No: change the *names* of the axes. For the second layer
+# $y$ is the inner axis, and $x$ the outer one. Its output is cut as the input of the first layer was, so that the third
+# layer, if there is one, can go on as the first.
+#
+# ![The blocks of two layers; the axes of the second one are swapped](../images/matmul_two_layers.png)
+#
+# With $G_x = G_z = 1$, the first is cut by columns and the second along the inner dimension: that is Megatron's MLP.
+#
+# The loss is the mean squared difference from a target, over *all* of its numbers. A rank has the sum over its block.
+# On its own, that part is enough for the backward pass, for the gradient of a sum is the sum of the gradients, and
+# `Product` adds up what needs to be added. To *print* the loss, the parts must be added up, but each block once: who
+# else has the same block?
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def axes_of(layer: int) -> Axes:
+    """The axes of a layer's product, from layer 0 on, whose axes are 0 (inner), 1 (outer) and 2 (depth)."""
+    # TODO 6: Train an MLP whose second layer is transposed. First, which axis is which, for any number of layers.
+    ### BEGIN SOLUTION
+    return Axes(inner=0, outer=1) if layer % 2 == 0 else Axes(inner=1, outer=0)
+    ### END SOLUTION
+
+
+def mlp(x_mk: Tensor, shards: list[Tensor], shapes: list[tuple[int, int]], grid: Grid) -> Tensor:
+    """This rank's block of the output. Of each layer it has a shard of its block of W, which has this shape.
+
+    GELU stands between two layers.
+    """
+    # TODO 6, again: the forward pass. Nothing is sent but by the products.
+    ### BEGIN SOLUTION
+    for layer, (shard, shape) in enumerate(zip(shards, shapes, strict=True)):
+        if layer > 0:
+            x_mk = F.gelu(x_mk)
+        x_mk = Product.apply(x_mk, shard, shape, axes_of(layer), grid)
+    return x_mk
+    ### END SOLUTION
+
+
+def squared_error(y_mn: Tensor, target_mn: Tensor, numbers: int, axes: Axes, grid: Grid) -> tuple[Tensor, Tensor]:
+    """This rank's part of the loss, for the backward pass, and the loss itself, the same on all ranks and detached.
+
+    The whole output has ``numbers`` numbers. ``axes`` are those of the last layer.
+    """
+    # TODO 6, again: the loss. Of both, 0-dim tensors.
+    ### BEGIN SOLUTION
+    mine = (y_mn - target_mn).square().sum() / numbers
+    loss = mine.detach().clone()
+    dist.all_reduce(loss, group=grid.groups[axes.depth])
+    dist.all_reduce(loss, group=grid.groups[axes.outer])
+    return mine, loss
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_6", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("08_distributed_matmul/6")
+
+
+# %% [markdown]
+# Train it. The model is the MLP of the course's Transformer (whose `Linear` keeps its weight transposed), and the
+# target is what another such MLP makes of the same input. One process comes first.
+
+# %%
+TOKENS, DIM, STEPS, RATE = 96, 24, 30, 2.0
+
+
+def training_set() -> tuple[MLP, Tensor, Tensor]:
+    """The MLP at the start, the input and the target: all from one seed, the same on every rank."""
+    torch.manual_seed(0)
+    student, teacher, x_MK = MLP(DIM), MLP(DIM), torch.randn(TOKENS, DIM)
+    with torch.no_grad():
+        return student, x_MK, teacher(x_MK)
+
+
+def train_serial() -> list[float]:
+    model, x_MK, target = training_set()
+    losses = []
+    for _ in range(STEPS):
+        loss = F.mse_loss(model(x_MK), target)
+        losses.append(loss.item())
+        for weight, gradient in zip(model.parameters(), torch.autograd.grad(loss, model.parameters()), strict=True):
+            weight.data -= RATE * gradient
+    return losses
+
+
+def train_on_grid(shape: list[int], rank: int, world: int) -> list[float]:
+    grid = Grid(shape, rank, world)
+    model, x_MK, target = training_set()
+    shards, shapes = [], []
+    for layer, weight in enumerate((model.up.weight.T, model.down.weight.T)):
+        axes, (k, n) = axes_of(layer), weight.shape
+        w_kn = weight.detach()[grid.block(k, axes.inner), grid.block(n, axes.outer)]
+        shards.append(shard_of(w_kn, grid.shape[axes.depth], grid.place[axes.depth]).requires_grad_())
+        shapes.append(tuple(w_kn.shape))
+    x_mk = x_MK[grid.block(TOKENS, 2), grid.block(DIM, 0)]
+    target_mn = target[grid.block(TOKENS, 2), grid.block(DIM, axes.outer)]
+    losses = []
+    for _ in range(STEPS):
+        mine, loss = squared_error(mlp(x_mk, shards, shapes, grid), target_mn, TOKENS * DIM, axes, grid)
+        losses.append(loss.item())
+        for shard, gradient in zip(shards, torch.autograd.grad(mine, shards), strict=True):
+            shard.data -= RATE * gradient
+    return losses
+
+
+# %%
+on_grids = {}
+for shape in ((1, 1, 4), (1, 4, 1), (2, 2, 1), (2, 1, 2)):
+    run = run_on_ranks("08_distributed_matmul/train_on_grid", [list(shape)] * 4)
+    on_grids[plots_matmul.spoken_grid(shape)] = run.results[0]
+plots_matmul.losses({"one process": train_serial()} | on_grids)
+
+# %% [markdown]
+# ## Which grid is the best?
+#
+# For 8 ranks there are ten boxes, from 8 × 1 × 1 to 1 × 1 × 8. All of them do the same work. What they send differs,
+# and a formula says how much: so try them all on paper, as AxoNN does.
+#
+# A step takes the time of its FLOPs and that of its messages. A ring's all-gather or reduce-scatter on $N$ ranks makes
+# $N - 1$ rounds, an all-reduce twice as many, and each round costs its latency $\alpha$; each byte costs $\beta$
+# (lesson 01). A product of $m \times k$ by $k \times n$ takes $2mkn$ FLOPs: that is, a multiplication and an addition
+# for each. The backward pass has two such products.
+#
+# And here is the catch of this course's machine: it may have fewer cores than ranks. Then the ranks take turns, and
+# what each computes takes longer by the factor (ranks / cores). Parallel products on two cores prove that the *numbers*
+# are right. They do not prove a speed-up, and cannot.
+
+
+# %%
+class Machine(NamedTuple):
+    """What a prediction needs to know."""
+
+    alpha: float  # seconds a round
+    beta: float  # seconds a byte
+    speed: float  # FLOPs a second of one rank, if it has a core for itself
+    cores: int  # on which the ranks run
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def factorings(world: int) -> list[tuple[int, int, int]]:
+    """All grids of three axes for this many ranks, each once, in ascending order."""
+    # TODO 7: Find the best grid for given shapes. First, which grids are there?
+    ### BEGIN SOLUTION
+    sides = [side for side in range(1, world + 1) if world % side == 0]
+    return [(x, y, world // (x * y)) for x in sides for y in sides if world % (x * y) == 0]
+    ### END SOLUTION
+
+
+def layer_cost(m: int, k: int, n: int, inner: int, outer: int, depth: int) -> tuple[int, float]:
+    """Rounds and numbers that a rank sends in a forward and a backward pass of one product, with rings."""
+    # TODO 7, again: what a layer sends. You have the numbers already.
+    ### BEGIN SOLUTION
+    rounds = 3 * (depth - 1) + 2 * (inner - 1) + 2 * (outer - 1)
+    return rounds, sum(numbers_sent_3d(m, k, n, inner, outer, depth))
+    ### END SOLUTION
+
+
+def mlp_seconds(m: int, dim: int, hidden: int, shape: tuple[int, int, int], machine: Machine) -> float:
+    """Seconds of a forward and a backward pass of an MLP, dim → hidden → dim, in float32, on a grid of this shape."""
+    # TODO 7, again: the time of both layers. The second one is transposed. Nothing overlaps.
+    ### BEGIN SOLUTION
+    x, y, z = shape
+    world = x * y * z
+    first, second = layer_cost(m, dim, hidden, x, y, z), layer_cost(m, hidden, dim, y, x, z)
+    flops = 2 * 3 * 2 * m * dim * hidden  # two layers, of three products each
+    computing = flops / world / machine.speed * max(1.0, world / machine.cores)
+    return computing + (first[0] + second[0]) * machine.alpha + 4 * (first[1] + second[1]) * machine.beta
+    ### END SOLUTION
+
+
+def best_grid(m: int, dim: int, hidden: int, world: int, machine: Machine) -> tuple[int, int, int]:
+    """The grid on which the MLP is fastest."""
+    # TODO 7, again: your choice.
+    ### BEGIN SOLUTION
+    return min(factorings(world), key=lambda shape: mlp_seconds(m, dim, hidden, shape, machine))
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_7", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("08_distributed_matmul/7")
+
+# %% [markdown]
+# First on paper: an MLP of 4,096 → 16,384 → 4,096 on 64 GPUs with 100 TFLOP/s, 5 µs and 25 GB/s each. Watch where the
+# best grid goes as the tokens become more:
+
+# %%
+cluster = Machine(alpha=5e-6, beta=1 / 25e9, speed=100e12, cores=64)
+for tokens in (1024, 16384, 131072, 1048576):
+    chosen = best_grid(tokens, 4096, 16384, 64, cluster)
+    seconds = mlp_seconds(tokens, 4096, 16384, chosen, cluster)
+    worst = max(mlp_seconds(tokens, 4096, 16384, shape, cluster) for shape in factorings(64))
+    name = plots_matmul.spoken_grid(chosen)
+    print(f"{tokens:9,} tokens: {name}, {1000 * seconds:.1f} ms; the worst grid takes {1000 * worst:,.1f} ms")
+
+# %% [markdown]
+# Then here. Measure this machine: the speed of a product on one rank, and all-reduces of several sizes on four ranks,
+# from which $\alpha$ and $\beta$ are fitted as in lesson 01. Then time the MLP on all six grids of four ranks.
+
+
+# %%
+def fastest(action, tries: int = 7) -> float:
+    """Seconds of the fastest try: all that disturbs makes it slower. All ranks begin together."""
+    seconds = []
+    for _ in range(tries):
+        dist.barrier()
+        began = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def time_all_reduces(sizes: list[int], rank: int, world: int) -> list[float]:
+    """Seconds of an all-reduce, for each size in bytes."""
+    tensors = [torch.zeros(size // 4) for size in sizes]
+    return [fastest(lambda tensor=tensor: dist.all_reduce(tensor)) for tensor in tensors]
+
+
+def time_product(sizes: list[int], rank: int, world: int) -> float:
+    """FLOPs a second of one product."""
+    m, k, n = sizes
+    x, w = torch.randn(m, k), torch.randn(k, n)
+    return 2 * m * k * n / fastest(lambda: x @ w)
+
+
+def time_mlp(inputs: list, rank: int, world: int) -> float:
+    """Seconds of a forward and a backward pass on a grid."""
+    (m, dim, hidden), shape = inputs
+    grid, shards, shapes = Grid(shape, rank, world), [], []
+    for layer, (k, n) in enumerate(((dim, hidden), (hidden, dim))):
+        axes = axes_of(layer)
+        w_kn = torch.randn(k, n)[grid.block(k, axes.inner), grid.block(n, axes.outer)]
+        shards.append(shard_of(w_kn, grid.shape[axes.depth], grid.place[axes.depth]).requires_grad_())
+        shapes.append(tuple(w_kn.shape))
+    x_mk = torch.randn(m, dim)[grid.block(m, 2), grid.block(dim, 0)].requires_grad_()
+
+    def step() -> None:
+        torch.autograd.grad(mlp(x_mk, shards, shapes, grid).sum(), [x_mk, *shards])
+
+    return fastest(step)
+
+
+# %%
+RANKS, SIZES = 4, [8192, 64, 512]
+message_sizes = [4096, 65536, 262144, 1048576, 4194304]
+all_reduces = run_on_ranks("08_distributed_matmul/time_all_reduces", [message_sizes] * RANKS, timed=True).results[0]
+speed = run_on_ranks("08_distributed_matmul/time_product", [[2048, 64, 512]], timed=True).results[0]
+
+rounds = 2 * (RANKS - 1)
+costs = torch.tensor([[rounds, rounds / RANKS * size] for size in message_sizes], dtype=torch.float64)
+seconds = torch.tensor(all_reduces, dtype=torch.float64)
+weights = 1 / seconds[:, None]  # relative differences count, or the largest message alone would decide
+fitted = torch.linalg.lstsq(costs * weights, seconds[:, None] * weights).solution.flatten()
+alpha, beta = fitted.clamp(min=1e-12).tolist()
+cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+machine = Machine(alpha, beta, speed, cores)
+print(f"alpha {1e6 * alpha:.0f} µs, beta {1e9 * beta:.2f} ns a byte, {speed / 1e9:.0f} GFLOP/s a rank, {cores} cores")
+
+# %%
+grids = factorings(RANKS)
+predicted = {shape: mlp_seconds(*SIZES, shape, machine) for shape in grids}
+measured = {}
+for shape in grids:
+    ranks = run_on_ranks("08_distributed_matmul/time_mlp", [[SIZES, list(shape)]] * RANKS, timed=True).results
+    measured[shape] = max(ranks)
+chosen, fastest_grid = best_grid(*SIZES, RANKS, machine), min(grids, key=measured.get)
+print(f"best: {plots_matmul.spoken_grid(chosen)} as predicted, {plots_matmul.spoken_grid(fastest_grid)} as measured")
+plots_matmul.grids(predicted, measured)
+
+# %% [markdown]
+# The **rank correlation** (Spearman's) compares only the order: 1 if the grids come in the same order by prediction and
+# by the clock, about 0 if the prediction says nothing, -1 if it is the wrong way round. To choose a grid, the order is
+# all you need. On a machine that does other work as well it varies from run to run.
+#
+# ## Which wall do you hit?
+#
+# A processor can do so many FLOPs a second. It only does as many if the numbers arrive in time: from its memory, and,
+# in a distributed product, over the network. **Arithmetic intensity** is how many FLOPs there are for each byte that
+# has to come. Below a certain intensity, the bytes set the pace. Drawn over the intensity, the attainable speed rises
+# and then is flat: the **roofline** (Williams, Waterman and Patterson, 2009).
+#
+# A product of three blocks of $b \times b$ numbers reads two and writes one of them, from and to memory, at the least.
+# For SUMMA on a large square of ranks with blocks of $b \times b$, two blocks arrive over the network for each product
+# of two blocks. **Predict**: below which $b$ does the memory set the pace, and below which one the network?
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def flops(m: int, k: int, n: int) -> int:
+    """FLOPs of a product of m × k by k × n."""
+    # TODO 8: Find what sets the pace: arithmetic, memory or the network. First, the work.
+    ### BEGIN SOLUTION
+    return 2 * m * k * n
+    ### END SOLUTION
+
+
+def intensity(m: int, k: int, n: int, itemsize: int) -> float:
+    """FLOPs for each byte of memory, if each matrix is read or written once; a number has ``itemsize`` bytes."""
+    # TODO 8, again: how much work there is for a byte.
+    ### BEGIN SOLUTION
+    return flops(m, k, n) / (itemsize * (m * k + k * n + m * n))
+    ### END SOLUTION
+
+
+def attainable(intensity: float, speed: float, bandwidth: float) -> float:
+    """FLOPs a second at this intensity: of a processor of this speed (FLOPs a second), its bytes at this bandwidth."""
+    # TODO 8, again: the roofline.
+    ### BEGIN SOLUTION
+    return min(speed, intensity * bandwidth)
+    ### END SOLUTION
+
+
+def memory_sets_pace_below(speed: float, bandwidth: float, itemsize: int) -> float:
+    """The side b of square blocks below which their product waits for the memory. ``bandwidth``: bytes a second."""
+    # TODO 8, again: your predictions. First, the memory.
+    ### BEGIN SOLUTION
+    return 1.5 * itemsize * speed / bandwidth
+    ### END SOLUTION
+
+
+def network_sets_pace_below(speed: float, bandwidth: float, itemsize: int) -> float:
+    """The same for the network: two blocks come for each product of two. All of it overlaps."""
+    # TODO 8, again: and the network.
+    ### BEGIN SOLUTION
+    return itemsize * speed / bandwidth
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_8", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("08_distributed_matmul/8")
+
+# %% [markdown]
+# By its data sheet, an A100 has 312 TFLOP/s in bfloat16 and 2 TB/s of memory; between nodes it may have 25 GB/s, and
+# within a node 300 GB/s each way:
+
+# %%
+print(f"the memory sets the pace below blocks of {memory_sets_pace_below(312e12, 2e12, 2):,.0f}")
+for where, bandwidth in (("within a node", 300e9), ("between nodes", 25e9)):
+    print(f"the network {where} sets the pace below blocks of {network_sets_pace_below(312e12, bandwidth, 2):,.0f}")
+
+# %% [markdown]
+# That is why tensor parallelism stays within a node: between nodes, a layer would need blocks of tens of thousands.
+#
+# And on this machine, on one core? The memory is measured by copying, which reads and writes each byte.
+
+
+# %%
+def time_blocks(sizes: list[int], rank: int, world: int) -> list[float]:
+    """FLOPs a second of products of square blocks, for each side."""
+    speeds = []
+    for size in sizes:
+        x, w, y = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+        repeat = max(1, 10_000_000 // flops(size, size, size))  # a tiny one is over before the clock ticks
+
+        def several(x=x, w=w, y=y, repeat=repeat) -> None:
+            for _ in range(repeat):
+                torch.mm(x, w, out=y)
+
+        speeds.append(repeat * flops(size, size, size) / fastest(several, tries=5))
+    return speeds
+
+
+def time_copy(nbytes: int, rank: int, world: int) -> float:
+    """Bytes a second, read and written."""
+    source = torch.zeros(nbytes, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return 2 * nbytes / fastest(lambda: target.copy_(source))
+
+
+# %%
+sides = [8, 16, 32, 64, 128, 256, 512, 1024]
+speeds = run_on_ranks("08_distributed_matmul/time_blocks", [sides], timed=True).results[0]
+bandwidth = run_on_ranks("08_distributed_matmul/time_copy", [100_000_000], timed=True).results[0]
+top = max(speeds)
+network = 1 / machine.beta
+print(f"{top / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s, between ranks {network / 1e9:.2f} GB/s")
+print(f"the memory sets the pace below blocks of {memory_sets_pace_below(top, bandwidth, 4):.0f}, "
+      f"the network below {network_sets_pace_below(top, network, 4):,.0f}")  # fmt: skip
+intensities = [intensity(side, side, side, 4) for side in sides]
+plots_matmul.roofline(intensities, speeds, lambda value: attainable(value, top, bandwidth), sides)
+
+# %% [markdown]
+# Small blocks fit into the cache, which is faster than the memory, so that their dots may lie above the slope; and tiny
+# ones lie far below it, since to call a product takes time, too.
+#
+# ## What comes of it
+#
+# - **What a cut costs** can be read off the product: a dimension that is summed over, and cut, costs a collective, and
+#   where the result must end up decides which one. So you can work out any scheme on paper before you write it.
+# - **One axis** is simple, and enough for most: FSDP if there are many tokens for each rank, Megatron's layers within a
+#   node. What it sends does not shrink with the number of ranks.
+# - **Two axes** send less with each rank that joins, and no rank ever holds a whole matrix. Cannon needs a square;
+#   SUMMA does not, and is what the libraries for large dense matrices (ScaLAPACK) use. For layers of a few thousand on
+#   some dozens of GPUs it seldom pays.
+# - **Three axes** contain all of it: FSDP and Megatron are its corners. It pays for large models on many GPUs, where a
+#   search over all boxes finds a compromise that no corner offers.
+# - **Do not cut** what a GPU can do alone: a block below the side that you predicted makes the network set the pace.
+#
+# There is no script to this lesson. Where its pieces are in the others:
+#
+# | here | there |
+# |---|---|
+# | `by_rows`; the corner 1 × 1 × N | `fully_shard` in `fsdp_training` |
+# | `by_columns`, then `by_inner`; axes swapped | `ColwiseParallel`, then `RowwiseParallel` in `tp_training` |
+# | `Grid`, its lines and groups | `init_device_mesh`, and its `get_group` |
+# | depth and the other axes | the data-parallel and the tensor-parallel axis of the mesh in `hybrid_training` |
+# | `best_grid` | the choice of a strategy in `09_strategy` |
+#
+# AxoNN does two things more: it overlaps the collectives of one layer with the products of another, and searches only
+# those grids whose inner axes stay within a node. Next: `09_strategy`.
