@@ -1,24 +1,24 @@
 """Checks and hints of 04_tensor_parallel.
 
-| TODO | achievement                              | evidence                                                                    | needs     |
-|------|------------------------------------------|-----------------------------------------------------------------------------|-----------|
-| 1    | weights held and bytes sent, predicted   | the formulas                                                                |           |
-| 2    | f and g                                  | values, gradients and messages of both, on 1 to 5 ranks, in three dtypes    |           |
-| 3    | column- and row-parallel layers          | beside the serial layer: output, every gradient, three steps, bytes, messages | 2       |
-| 4    | the MLP                                  | the same; the largest tensor that is made                                   | 2, 3      |
-| 5    | attention by whole heads                 | the same; heads that do not divide                                          | 2, 3      |
-| 6    | the embedding by words                   | the same                                                                    | 2, 3      |
-| 7    | the loss where no rank has all logits    | values, gradients and messages; the model, 10 steps beside the serial one   | 2 to 6    |
-| 8    | gather and scatter along the sequence    | values, gradients and messages, on 1 to 4 ranks                             |           |
-| 9    | gradients of what saw some tokens only   | values; the model with sequence parallelism, 10 steps beside the serial one | 2 to 8    |
-| 10   | bytes kept and sent of a block           | the formulas                                                                |           |
-| 11   | the norm, each gradient once             | values; clipped training, with and without sequence parallelism             | 2 to 9    |
-| 12   | dropout alike, and different             | masks of both generators on 4 ranks; where which is used                    |           |
-| 13   | where it stops paying                    | the formulas                                                                |           |
+| TODO | achievement | evidence | needs |
+|------|-------------|----------|-------|
+| 1 | weights held, bytes sent, predicted | the formulas |  |
+| 2 | f and g | values, gradients, messages, on 1 to 5 ranks, three dtypes |  |
+| 3 | column- and row-parallel layers | beside the serial layer: values, gradients, steps, bytes, messages | 2 |
+| 4 | the MLP | the same; the largest tensor that is made | 2, 3 |
+| 5 | attention by whole heads | the same; heads that do not divide | 2, 3 |
+| 6 | the embedding by words | the same | 2, 3 |
+| 7 | the loss where no rank has all logits | values, gradients, messages; the model beside the serial one | 2 to 6 |
+| 8 | gather and scatter along the sequence | values, gradients and messages, on 1 to 4 ranks |  |
+| 9 | gradients of what saw some tokens only | values; the model with sequence parallelism | 2 to 8 |
+| 10 | bytes kept and sent of a block | the formulas |  |
+| 11 | the norm, each gradient once | values; the model, clipped, with and without sequence parallelism | 2 to 9 |
+| 12 | dropout alike, and different | masks of both generators on 4 ranks; where which is used |  |
+| 13 | where it stops paying | the formulas |  |
 
-The first loss proves nothing: gradients are compared, of every parameter, and what becomes of them after some steps of SGD. A parameter
-is compared by its name where the student's module has the serial module's names, and otherwise by what the module does after
-the steps.
+The first loss proves nothing: the gradient of every parameter is compared, and what becomes of it in some steps of SGD.
+Parameters are compared by name where the student's module has the serial module's names, and otherwise by what the
+module does after the steps.
 
 Ranks all work on the same samples. Bytes are those of live storages; bytes sent are those of rings.
 """
@@ -112,12 +112,16 @@ def ranks_of(world):
 
 @todo(
     1,
-    why="Tensor parallelism sends activations, FSDP weights. Which of the two is more decides where each belongs, and it can be said before anything runs.",
+    why="Tensor parallelism sends activations, FSDP weights. Which of the two is more decides where each belongs, "
+    "and it can be said before anything runs.",
     hints=(
-        "Count the numbers of the matrices and of the norms apart: only the matrices are cut. An all-reduce of S bytes sends 2 (t - 1) / t S.",
-        "Four matrices of D × D and two of 4 D × D are 12 D². Four all-reduces of 4 · batch · length · dim bytes. FSDP: an all-gather forward, one backward, "
+        "Count the numbers of the matrices and of the norms apart: only the matrices are cut. An all-reduce of S "
+        "bytes sends 2 (t - 1) / t S.",
+        "Four matrices of D × D and two of 4 D × D are 12 D². Four all-reduces of 4 · batch · length · dim bytes. "
+        "FSDP: an all-gather forward, one backward, "
         "and a reduce-scatter, each (N - 1) / N of the block's bytes.",
-        "12 * dim**2 / world + 4 * dim; 4 * 2 * (world - 1) / world * (4 * batch * length * dim); 3 * (world - 1) / world * 4 * (12 * dim**2 + 4 * dim).",
+        "12 * dim**2 / world + 4 * dim; 4 * 2 * (world - 1) / world * (4 * batch * length * dim); 3 * (world - 1) / "
+        "world * 4 * (12 * dim**2 + 4 * dim).",
     ),
 )
 def test_todo1_costs(student):
@@ -132,13 +136,17 @@ def test_todo1_costs(student):
 
 @todo(
     10,
-    why="Activations, not weights, are what fills a device when sequences are long. Sequence parallelism divides them by the ranks and sends no byte more, "
+    why="Activations, not weights, are what fills a device when sequences are long. Sequence parallelism divides "
+    "them by the ranks and sends no byte more, "
     "but for one choice: whether the gathered input is kept or gathered again.",
     hints=(
-        "Sort the eight rows of the table: inside a parallel part (a part of the heads or of the hidden layer), the norms' outputs, the rest of the stream.",
-        "Inside: 3 + 1 + 4 + 4 = 12 times D, always divided by world. The stream: 2 times D, and the norms' outputs: 2 times D. Which of them is divided depends on how. "
+        "Sort the eight rows of the table: inside a parallel part (a part of the heads or of the hidden layer), the "
+        "norms' outputs, the rest of the stream.",
+        "Inside: 3 + 1 + 4 + 4 = 12 times D, always divided by world. The stream: 2 times D, and the norms' outputs: "
+        "2 times D. Which of them is divided depends on how. "
         "A gather is one way round the ring: (world - 1) / world of the bytes; an all-reduce is two.",
-        "4 * batch * length * dim * (12 / world + stream + norms), where stream is 2 or 2 / world, and norms is 2, or 2 / world if they are gathered again. "
+        "4 * batch * length * dim * (12 / world + stream + norms), where stream is 2 or 2 / world, and norms is 2, "
+        "or 2 / world if they are gathered again. "
         "Ways round the ring: 8, or 10.",
     ),
 )
@@ -159,11 +167,15 @@ def test_todo10_activations(student):
 
 @todo(
     13,
-    why="The border of the node is the border of tensor parallelism, on every machine so far. With three numbers of a new machine you can say where it is there.",
+    why="The border of the node is the border of tensor parallelism, on every machine so far. With three numbers of "
+    "a new machine you can say where it is there.",
     hints=(
-        "Latency counts for every round, of which a ring has 2 (t - 1); bytes per second count for what one round sends.",
-        "In a round go nbytes / world bytes. The link is `within` up to per_node ranks, and `between` for more. Efficiency is products[0][1] / (world * seconds).",
-        "2 * (world - 1) * (latency + nbytes / world / bandwidth); products + 4 of these; the max of the worlds for which "
+        "Latency counts for every round, of which a ring has 2 (t - 1); bytes per second count for what one round "
+        "sends.",
+        "In a round go nbytes / world bytes. The link is `within` up to per_node ranks, and `between` for more. "
+        "Efficiency is products[0][1] / (world * seconds).",
+        "2 * (world - 1) * (latency + nbytes / world / bandwidth); products + 4 of these; the max of the worlds for "
+        "which "
         "alone >= least * world * block_seconds(seconds, nbytes, world, …).",
     ),
 )
@@ -314,11 +326,14 @@ def manifold(seen, right):
 
 @todo(
     2,
-    why="Without f's sum the gradients before a parallel part are those of one rank; with a sum in g's backward pass they are t times too large. Neither shows in the first loss.",
+    why="Without f's sum the gradients before a parallel part are those of one rank; with a sum in g's backward pass "
+    "they are t times too large. Neither shows in the first loss.",
     hints=(
         "Two of the four functions do nothing but hand on what they are given; the other two are the same all-reduce.",
-        "total = x.clone(memory_format=torch.contiguous_format); dist.all_reduce(total) works in place, so return total. A gradient may well come in not contiguous.",
-        "f: return x.view_as(x), and backward the all-reduced copy of the gradient. g: forward the all-reduced copy of x, and backward return gradient.",
+        "total = x.clone(memory_format=torch.contiguous_format); dist.all_reduce(total) works in place, so return "
+        "total. A gradient may well come in not contiguous.",
+        "f: return x.view_as(x), and backward the all-reduced copy of the gradient. g: forward the all-reduced copy "
+        "of x, and backward return gradient.",
     ),
 )
 def test_todo2_pair(student):
@@ -340,12 +355,16 @@ def test_todo2_pair(student):
 
 @todo(
     8,
-    why="A reduce-scatter is half an all-reduce, an all-gather the other half. With the norms and residuals between the two, their work and what they keep is divided by the ranks.",
+    why="A reduce-scatter is half an all-reduce, an all-gather the other half. With the norms and residuals between "
+    "the two, their work and what they keep is divided by the ranks.",
     hints=(
-        "The backward pass of gathering is what reduces: every rank has used all tokens, so each token's gradient is a sum over the ranks. And the other way round.",
-        "Gather: a list of empty tensors like x, dist.all_gather, torch.cat along dimension 1. Reduce: x.chunk(world, dim=1), each made contiguous, an empty tensor like "
+        "The backward pass of gathering is what reduces: every rank has used all tokens, so each token's gradient is "
+        "a sum over the ranks. And the other way round.",
+        "Gather: a list of empty tensors like x, dist.all_gather, torch.cat along dimension 1. Reduce: "
+        "x.chunk(world, dim=1), each made contiguous, an empty tensor like "
         "one of them, dist.reduce_scatter.",
-        "dist.all_gather(pieces, x.contiguous()); torch.cat(pieces, dim=1). dist.reduce_scatter(mine, pieces). The backward functions: return reduced(gradient), return gathered(gradient).",
+        "dist.all_gather(pieces, x.contiguous()); torch.cat(pieces, dim=1). dist.reduce_scatter(mine, pieces). The "
+        "backward functions: return reduced(gradient), return gathered(gradient).",
     ),
 )
 def test_todo8_sequence(student):
@@ -375,8 +394,13 @@ def test_todo8_sequence(student):
 # By the last names of a parameter: along which dimension it is cut. What is not here is whole on every rank.
 CUT = {"q.weight": 0, "k.weight": 0, "v.weight": 0, "up.weight": 0, "up.bias": 0, "out.weight": 1, "down.weight": 1,
        "head.weight": 0, "token_embedding.weight": 0}  # fmt: skip
-LAYER = {"column": ("ColumnLinear", {"weight": 0, "bias": 0}), "row": ("RowLinear", {"weight": 1}), "mlp": ("ParallelMLP", None),
-         "attention": ("ParallelAttention", None), "embedding": ("ParallelEmbedding", {"weight": 0})}  # fmt: skip
+LAYER = {
+    "column": ("ColumnLinear", {"weight": 0, "bias": 0}),
+    "row": ("RowLinear", {"weight": 1}),
+    "mlp": ("ParallelMLP", None),
+    "attention": ("ParallelAttention", None),
+    "embedding": ("ParallelEmbedding", {"weight": 0}),
+}
 
 
 def dimension_of(name, kind=None):
@@ -467,7 +491,8 @@ class Largest(TorchDispatchMode):
 
 
 def layers_on_rank(code, rank, world, trials):
-    """Each of the student's layers beside what the serial one would do. Three marked cases each: made, forward, backward."""
+    """Each of the student's layers beside what the serial one would do. Three marked cases each: made, forward, "
+    "backward."""
     return [layer_on_rank(code, rank, world, **trial) for trial in trials]
 
 
@@ -647,7 +672,8 @@ def check_outcome(told, kind, world, rank, mine, right, trial):
         most = tokens * max(hidden, trial["width"])
         expect(
             mine["largest"] <= most,
-            f"{told}: rank {rank} makes a tensor of {mine['largest']} numbers on the way; its part of the hidden layer has {tokens * hidden}",
+            f"{told}: rank {rank} makes a tensor of {mine['largest']} numbers on the way; its part of the hidden "
+            f"layer has {tokens * hidden}",
             f"at most {most} numbers",
             f"{mine['largest']} numbers",
             rank,
@@ -691,7 +717,8 @@ def check_gradient(told, name, dim, rank, world, seen, whole):
     expect(seen is not None, f"{told}: {name} has no gradient on rank {rank}", "a gradient", "None", rank)
     expect(
         near(seen, right),
-        f"{told}: the gradient of {name} on rank {rank} is not {'' if dim is None else 'its part of '}the serial one{manifold(seen, right)}",
+        f"{told}: the gradient of {name} on rank {rank} is not {'' if dim is None else 'its part of '}the serial "
+        f"one{manifold(seen, right)}",
         f"norm {right.norm():.5g}",
         f"norm {seen.norm():.5g}",
         rank,
@@ -722,12 +749,16 @@ def shards_on_rank(code, rank, world, shapes):
 @todo(
     3,
     needs=(2,),
-    why="These two layers are all of tensor parallelism; what follows is where to put them. A bias added before the sum is added t times, and that does not show as long as biases are 0.",
+    why="These two layers are all of tensor parallelism; what follows is where to put them. A bias added before the "
+    "sum is added t times, and that does not show as long as biases are 0.",
     hints=(
-        "Whose dimension is cut? torch's weight is (outputs, inputs). The column-parallel layer has some of the outputs, the row-parallel one some of the inputs.",
-        "whole.split(size, dim)[rank] is a view: it keeps all of the whole alive, so clone it, contiguous. sharded(whole.weight, 0 or 1, rank, world); the row-parallel bias "
+        "Whose dimension is cut? torch's weight is (outputs, inputs). The column-parallel layer has some of the "
+        "outputs, the row-parallel one some of the inputs.",
+        "whole.split(size, dim)[rank] is a view: it keeps all of the whole alive, so clone it, contiguous. "
+        "sharded(whole.weight, 0 or 1, rank, world); the row-parallel bias "
         "is replicated, and added after join.",
-        "whole.split(-(-whole.shape[dim] // world), dim)[rank].clone(memory_format=torch.contiguous_format). F.linear(x, self.weight, self.bias); "
+        "whole.split(-(-whole.shape[dim] // world), dim)[rank].clone(memory_format=torch.contiguous_format). "
+        "F.linear(x, self.weight, self.bias); "
         "join(F.linear(x, self.weight)), and + self.bias where there is one.",
     ),
 )
@@ -806,10 +837,13 @@ def has_all(size, world):
 @todo(
     4,
     needs=(2, 3),
-    why="Cut the other way round, the MLP needs an all-reduce before GELU, or computes something else: GELU of a sum is not the sum of GELUs.",
+    why="Cut the other way round, the MLP needs an all-reduce before GELU, or computes something else: GELU of a sum "
+    "is not the sum of GELUs.",
     hints=(
-        "After which of the two layers does each rank have whole columns of the hidden layer, on which GELU can work at once?",
-        "self.up is a ColumnLinear of whole.up, self.down a RowLinear of whole.down. self.enter comes before everything, self.join is the row layer's second argument.",
+        "After which of the two layers does each rank have whole columns of the hidden layer, on which GELU can work "
+        "at once?",
+        "self.up is a ColumnLinear of whole.up, self.down a RowLinear of whole.down. self.enter comes before "
+        "everything, self.join is the row layer's second argument.",
         "self.down(F.gelu(self.up(self.enter(x_BTD))), self.join)",
     ),
 )
@@ -829,12 +863,15 @@ def test_todo4_mlp(student):
 @todo(
     5,
     needs=(2, 3),
-    why="Heads are the natural grain of attention: within a head every number meets every other one, between heads nothing does until `out`. "
+    why="Heads are the natural grain of attention: within a head every number meets every other one, between heads "
+    "nothing does until `out`. "
     "And whoever cuts half heads should be told so before the first step, by a line that names both numbers.",
     hints=(
         "The serial forward pass hardly changes. Ask for each layer: has it whole heads as outputs, or as inputs?",
-        "heads = whole.q.out_features // whole.head_dim. q, k and v are ColumnLinear, out is a RowLinear. self.enter once, on x, before all three.",
-        'if heads % world: raise ValueError(f"{heads} heads … {world} ranks"). x_BTD = self.enter(x_BTD) first, and self.out(…, self.join) last; view(B, T, -1, self.head_dim) finds '
+        "heads = whole.q.out_features // whole.head_dim. q, k and v are ColumnLinear, out is a RowLinear. self.enter "
+        "once, on x, before all three.",
+        'if heads % world: raise ValueError(f"{heads} heads … {world} ranks"). x_BTD = self.enter(x_BTD) first, and '
+        "self.out(…, self.join) last; view(B, T, -1, self.head_dim) finds "
         "out how many heads there are here.",
     ),
 )
@@ -910,7 +947,8 @@ def check_borders_used(student, kind, sizes):
         for border in ("enter", "join"):
             expect(
                 len(mine[border]) == 1,
-                f"{name} made with another `{border}` than {'f' if border == 'enter' else 'g'} calls it {len(mine[border])} times in a forward pass",
+                f"{name} made with another `{border}` than {'f' if border == 'enter' else 'g'} calls it "
+                f"{len(mine[border])} times in a forward pass",
                 "once",
                 f"{len(mine[border])} times",
                 rank,
@@ -935,11 +973,15 @@ def check_borders_used(student, kind, sizes):
 @todo(
     6,
     needs=(2, 3),
-    why="The table of words is often the largest parameter of all. A word that is not here must count as zero, and not as whatever row 0 says.",
+    why="The table of words is often the largest parameter of all. A word that is not here must count as zero, and "
+    "not as whatever row 0 says.",
     hints=(
-        "Three steps: which tokens are mine; look up, with some harmless number in place of the others; make the others' rows zero.",
-        "self.first = rank * -(-whole.num_embeddings // world). A mask (x >= first) & (x < first + rows here); (x - first).where(mask, 0) is harmless.",
-        "rows = F.embedding((x_BT - self.first).where(mine_BT, 0), self.weight); self.join(rows.where(mine_BT[..., None], 0)).",
+        "Three steps: which tokens are mine; look up, with some harmless number in place of the others; make the "
+        "others' rows zero.",
+        "self.first = rank * -(-whole.num_embeddings // world). A mask (x >= first) & (x < first + rows here); (x - "
+        "first).where(mask, 0) is harmless.",
+        "rows = F.embedding((x_BT - self.first).where(mine_BT, 0), self.weight); self.join(rows.where(mine_BT[..., "
+        "None], 0)).",
     ),
 )
 def test_todo6_embedding(student):
@@ -1015,12 +1057,16 @@ def losses_on_rank(code, rank, world, trials):
 @todo(
     7,
     needs=(2, 3, 4, 5, 6),
-    why="The logits of a batch are larger than anything else in the step. A loss that gathers them throws away what the cut of the head has saved.",
+    why="The logits of a batch are larger than anything else in the step. A loss that gathers them throws away what "
+    "the cut of the head has saved.",
     hints=(
-        "First the maximum, by a collective of its own; then, from logits less the maximum, what each rank can say of the sum and of the target's logit.",
-        "maximum = logits.detach().amax(dim=-1), all-reduced with ReduceOp.MAX. The target's logit: gather at (y - first), where that is a word of this rank, else 0. "
+        "First the maximum, by a collective of its own; then, from logits less the maximum, what each rank can say "
+        "of the sum and of the target's logit.",
+        "maximum = logits.detach().amax(dim=-1), all-reduced with ReduceOp.MAX. The target's logit: gather at (y - "
+        "first), where that is a word of this rank, else 0. "
         "Both sums go through g, which knows the gradient; stacked, they are one message.",
-        "total, at_target = g(torch.stack([logits.exp().sum(dim=-1), at_target])); then ((total.log() - at_target) * counts).sum() / counts.sum().clamp(min=1), with "
+        "total, at_target = g(torch.stack([logits.exp().sum(dim=-1), at_target])); then ((total.log() - at_target) * "
+        "counts).sum() / counts.sum().clamp(min=1), with "
         "counts = y != ignore.",
     ),
 )
@@ -1282,11 +1328,15 @@ def finished_on_rank(code, rank, world, mine):
 @todo(
     9,
     needs=(2, 3, 4, 5, 6, 7, 8),
-    why="This is the one that everyone forgets: nothing fails, the first loss is exact, and the copies drift apart from the first step on.",
+    why="This is the one that everyone forgets: nothing fails, the first loss is exact, and the copies drift apart "
+    "from the first step on.",
     hints=(
-        "With sequence parallelism a rank's norms, position embedding and row-parallel biases have seen its own tokens only. What do all of these have in common, and nothing else?",
-        "is_sharded(parameter) tells shards from copies. dist.all_reduce(parameter.grad) sums in place; a frozen parameter has no gradient.",
-        "for parameter in parameters: if not is_sharded(parameter) and parameter.grad is not None: dist.all_reduce(parameter.grad)",
+        "With sequence parallelism a rank's norms, position embedding and row-parallel biases have seen its own "
+        "tokens only. What do all of these have in common, and nothing else?",
+        "is_sharded(parameter) tells shards from copies. dist.all_reduce(parameter.grad) sums in place; a frozen "
+        "parameter has no gradient.",
+        "for parameter in parameters: if not is_sharded(parameter) and parameter.grad is not None: "
+        "dist.all_reduce(parameter.grad)",
     ),
 )
 def test_todo9_finished(student):
@@ -1357,10 +1407,12 @@ def gradients_for(seed, common, dtype):
 @todo(
     11,
     needs=(2, 3, 4, 5, 6, 7, 8, 9),
-    why="A norm of one's own shards is too small, a sum over all ranks counts every copy t times. Either way each step has the wrong length, and Adam hides it.",
+    why="A norm of one's own shards is too small, a sum over all ranks counts every copy t times. Either way each "
+    "step has the wrong length, and Adam hides it.",
     hints=(
         "Two sums of squares, one of shards and one of copies. Which of them must be added up over the ranks?",
-        "is_sharded(parameter) tells. parameter.grad.float().square().sum() is a 0-dim tensor; all-reduce the shards' sum, add the copies', take the root.",
+        "is_sharded(parameter) tells. parameter.grad.float().square().sum() is a 0-dim tensor; all-reduce the "
+        "shards' sum, add the copies', take the root.",
         "dist.all_reduce(shards); return (shards + copies).sqrt(), where both begin as torch.zeros(()).",
     ),
 )
@@ -1459,12 +1511,16 @@ def plain_bool(value):
 
 @todo(
     12,
-    why="Copies that get different masks are copies no more, and nobody notices; heads that share a mask learn less than dropout promises.",
+    why="Copies that get different masks are copies no more, and nobody notices; heads that share a mask learn less "
+    "than dropout promises.",
     hints=(
-        "Ask of each place: has every rank the same numbers there, or each its own? Without sequence parallelism the stream is a copy, with it each rank has its tokens.",
-        "torch.Generator().manual_seed(seed) is alike on all ranks; for a rank's own another number for each rank, and none of them the seed itself. "
+        "Ask of each place: has every rank the same numbers there, or each its own? Without sequence parallelism the "
+        "stream is a copy, with it each rank has its tokens.",
+        "torch.Generator().manual_seed(seed) is alike on all ranks; for a rank's own another number for each rank, "
+        "and none of them the seed itself. "
         "torch.rand(x.shape, generator=generator) >= p is True where a number stays.",
-        'manual_seed(seed) and manual_seed(seed + 1 + rank); x * kept / (1 - p); place in ("embedding", "residual") and not sequence.',
+        'manual_seed(seed) and manual_seed(seed + 1 + rank); x * kept / (1 - p); place in ("embedding", "residual") '
+        "and not sequence.",
     ),
 )
 def test_todo12_dropout(student):
@@ -1565,7 +1621,8 @@ def test_todo12_dropout(student):
             right = place in ("embedding", "residual") and not sequence
             expect(
                 seen is right,
-                f"draws_alike({place!r}, sequence={sequence}) is wrong: there {'every rank has the same numbers' if right else 'each rank has its own part'}",
+                f"draws_alike({place!r}, sequence={sequence}) is wrong: there "
+                f"{'every rank has the same numbers' if right else 'each rank has its own part'}",
                 right,
                 seen,
             )

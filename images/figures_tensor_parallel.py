@@ -106,7 +106,8 @@ def tensor_parallel_words() -> Figure:
 
 
 def tensor_parallel_sequence() -> Figure:
-    """A block on two ranks: tokens of its own between the parallel parts, heads and hidden columns of its own in them."""
+    """A block on two ranks: tokens of its own between the parallel parts, heads and hidden columns of its own in "
+    "them."""
     figure, axes = canvas(12.5, 4.6, 37.5, 13.8)
     parts = (("norm", 3.0, 0), ("attention", 6.0, 1), ("+", 1.4, 0), ("norm", 3.0, 0), ("MLP", 6.0, 1), ("+", 1.4, 0))
     for row, (title, y) in enumerate((("f and g", 8.4), ("sequence\nparallel", 2.4))):

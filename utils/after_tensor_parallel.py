@@ -1,7 +1,8 @@
 """What `04_tensor_parallel` has taught, for the scripts that come after it.
 
-The head and its loss by pieces of the tokens, as in `utils/loss.py`, where each rank has some of the words (Megatron-LM,
-arXiv:1909.08053, section 3). The logits are never gathered: the ranks send two rounds of a few numbers a token.
+The head and its loss by pieces of the tokens, as in `utils/loss.py`, where each rank has some of the words
+(Megatron-LM, arXiv:1909.08053, section 3). The logits are never gathered: the ranks send two rounds of a few numbers
+a token.
 """
 
 import math
@@ -18,7 +19,8 @@ TAUGHT_IN = "04_tensor_parallel"  # no rank of that lesson can import this
 
 
 class VocabParallelHeadLoss(torch.autograd.Function):
-    """Sum of the cross-entropies; its gradients are made in the forward pass, if `learn`. W is V / ranks, rounded up."""
+    """Sum of the cross-entropies; its gradients are made in the forward pass, if `learn`. W is V / ranks, rounded "
+    "up."""
 
     @staticmethod
     def forward(

@@ -284,7 +284,8 @@ WRONG = [
         [
             None,
             "self.weight, self.bias = whole.weight, whole.bias\nself.place = rank, world",
-            "return F.linear(x, self.weight, self.bias).split(-(-len(self.weight) // self.place[1]), -1)[self.place[0]]",
+            "return F.linear(x, self.weight, self.bias).split(-(-len(self.weight) // self.place[1]), "
+            "-1)[self.place[0]]",
             None,
             None,
         ],
@@ -362,7 +363,8 @@ WRONG = [
             None,
             """
         B, T, _ = x_BTD.shape
-        q, k, v = (project(self.enter(x_BTD)).view(B, T, -1, self.head_dim).transpose(1, 2) for project in (self.q, self.k, self.v))
+        layers = self.q, self.k, self.v
+        q, k, v = (p(self.enter(x_BTD)).view(B, T, -1, self.head_dim).transpose(1, 2) for p in layers)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(B, T, -1), self.join)""",
         ],
@@ -420,13 +422,15 @@ WRONG = [
         "keys and values whole",
         [
             HEADS
-            + "self.q = ColumnLinear(whole.q, rank, world)\nself.k, self.v = copy.deepcopy(whole.k), copy.deepcopy(whole.v)\n"
+            + "self.q = ColumnLinear(whole.q, rank, world)\n"
+            + "self.k, self.v = copy.deepcopy(whole.k), copy.deepcopy(whole.v)\n"
             "self.out = RowLinear(whole.out, rank, world)\nself.place = rank, world",
             """
         x_BTD = self.enter(x_BTD)
         B, T, _ = x_BTD.shape
         q = self.q(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2)
-        k, v = (p(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2).chunk(self.place[1], 1)[self.place[0]] for p in (self.k, self.v))
+        k, v = (p(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2) for p in (self.k, self.v))
+        k, v = (part.chunk(self.place[1], 1)[self.place[0]] for part in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(B, T, -1), self.join)""",
         ],
@@ -1072,7 +1076,8 @@ RIGHT = [
         [
             HEADS
             + "parts = [my_shard(layer.weight.detach(), 0, rank, world) for layer in (whole.q, whole.k, whole.v)]\n"
-            "self.qkv = nn.Parameter(torch.cat(parts), whole.k.weight.requires_grad)\nself.qkv.sharded = True\nself.out = RowLinear(whole.out, rank, world)\n"
+            "self.qkv = nn.Parameter(torch.cat(parts), whole.k.weight.requires_grad)\nself.qkv.sharded = "
+            "True\nself.out = RowLinear(whole.out, rank, world)\n"
             "self.frozen = not whole.q.weight.requires_grad",
             FUSED_FORWARD.replace("self.qkv)", "self.weight())")
             + """
@@ -1200,7 +1205,8 @@ return losses.sum() / max(1, int(counts.sum()))""".strip(),
         [
             """
         tokens = 4 * batch * length * dim
-        return tokens * {"tensor": 4 + 12 / world, "sequence": 2 + 14 / world, "sequence, gathered again": 16 / world}[how]""",
+        times = {"tensor": 4 + 12 / world, "sequence": 2 + 14 / world, "sequence, gathered again": 16 / world}
+        return tokens * times[how]""",
             """
         ring = (world - 1) / world * 4 * batch * length * dim
         return 8 * ring + (2 * ring if how.endswith("again") else 0)""",
@@ -1224,7 +1230,8 @@ return losses.sum() / max(1, int(counts.sum()))""".strip(),
         12,
         "bernoulli, and seeds far apart",
         [
-            "return torch.Generator().manual_seed(7 * seed), torch.Generator().manual_seed(7 * seed + 1000003 * (rank + 1))",
+            "return torch.Generator().manual_seed(7 * seed), torch.Generator().manual_seed(7 * seed + 1000003 * "
+            "(rank + 1))",
             """
         mask = torch.empty(x.shape).bernoulli_(1 - p, generator=generator).to(x.dtype)
         return x * mask * (1 / (1 - p))""",

@@ -92,7 +92,8 @@ def fsdp_bytes(dim: int, world: int) -> float:
 for tokens in (1_000, 4_000, 16_000):
     gigabytes = tensor_parallel_bytes(1, tokens, 4096, 8) / 1e9
     print(
-        f"{tokens:6,} tokens of width 4096, 8 ranks: {gigabytes:4.2f} GB a block; by FSDP {fsdp_bytes(4096, 8) / 1e9:4.2f} GB"
+        f"{tokens:6,} tokens of width 4096, 8 ranks: {gigabytes:4.2f} GB a block; by FSDP "
+        f"{fsdp_bytes(4096, 8) / 1e9:4.2f} GB"
     )
 
 # %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
@@ -113,8 +114,8 @@ check("04_tensor_parallel/1")
 # | $f$, where the parallel part begins | nothing: every rank has $X$ | the **sum** over the ranks |
 # | $g$, where it ends | the **sum** over the ranks | nothing: every rank has the gradient of $Z$ |
 #
-# Why the sum in $f$? Each rank knows only how *its* part of the layer depends on $X$. Why nothing in $g$? The gradient of
-# a sum is the gradient of each summand.
+# Why the sum in $f$? Each rank knows only how *its* part of the layer depends on $X$. Why nothing in $g$? The gradient
+# of a sum is the gradient of each summand.
 #
 # They are a conjugate pair: each is the other one's backward pass. Two calls look as if they would do, and do not:
 #
@@ -415,7 +416,7 @@ check("04_tensor_parallel/5")
 # up, the last one what is left. A rank looks up the words that it has, and says zero for the others; the sum of the
 # ranks is right, since each word is in one place.
 #
-# ![Four tokens looked up on two ranks: each finds its own, the others are zero, and they add up](../images/tensor_parallel_words.png)
+# ![Four tokens on two ranks: each looks up its own words, the rest is zero](../images/tensor_parallel_words.png)
 #
 # Beware: a foreign word has no row here. `F.embedding(x, weight)` refuses numbers outside of the table, so look up
 # *some* row in its place, and then make it zero.
@@ -476,7 +477,7 @@ check("04_tensor_parallel/6")
 # |---|---|
 # | `dist.all_reduce(tensor, dist.ReduceOp.MAX)` | the largest over the ranks, number by number, in place |
 # | `tensor.amax(dim=-1)` | the largest along the last dimension |
-# | `tensor.gather(-1, index)` | the numbers at `index` along the last dimension; it has as many dimensions as the tensor |
+# | `tensor.gather(-1, index)` | the numbers at `index`, along the last dimension; both have as many dimensions |
 # | `torch.stack([a, b])` | both in one tensor, so that one message takes them; `a, b = tensor` takes them apart |
 # | `count.clamp(min=1)` | at least 1 |
 
@@ -600,7 +601,7 @@ for rank, seen in enumerate(run_on_ranks("04_tensor_parallel/one_step", [False] 
 # [arXiv:2205.05198](https://arxiv.org/abs/2205.05198) shares this out along the **sequence**: between the parallel
 # parts a rank has $T/t$ tokens, whole.
 #
-# ![A block with sequence parallelism: its tokens in norms and residuals, its heads and columns between](../images/tensor_parallel_sequence.png)
+# ![A block with f and g, and with gather and scatter](../images/tensor_parallel_sequence.png)
 #
 # An all-reduce is a reduce-scatter and an all-gather. So take it apart:
 #
@@ -614,7 +615,7 @@ for rank, seen in enumerate(run_on_ranks("04_tensor_parallel/one_step", [False] 
 # | call | what it does |
 # |---|---|
 # | `dist.all_gather(tensors, tensor)` | fills a list: one tensor for each rank, all like `tensor` and contiguous |
-# | `dist.reduce_scatter(tensor, tensors)` | `tensor` becomes this rank's of the list, summed over the ranks; all contiguous |
+# | `dist.reduce_scatter(tensor, tensors)` | `tensor` becomes this rank's of the list, summed over the ranks |
 # | `tensor.chunk(world, dim=1)` | `world` views, cut along dimension 1 |
 # | `torch.cat(tensors, dim=1)` | joined along dimension 1 |
 #
@@ -1087,7 +1088,7 @@ plots.losses(serial_losses(20), losses)
 # | the sampler deals out to the data axis alone | all ranks work on the same `small_batch` |
 # | `ColwiseParallel()` for `q`, `k`, `v`, `up` | `ColumnLinear` |
 # | `RowwiseParallel()` for `out`, `down` | `RowLinear` with `g` |
-# | `PrepareModuleInput` before attention and MLP | `enter`: without it, `q`, `k` and `v` have an all-reduce each backward |
+# | `PrepareModuleInput` before attention and MLP | `enter`: without it, `q`, `k`, `v` have an all-reduce each |
 # | `RowwiseParallel` for the token embedding | `ParallelEmbedding` |
 # | the head: `vocab_parallel_head_loss` | `ColumnLinear` and `parallel_loss`, for a piece of the tokens at a time |
 # | `SequenceParallel()` for the norms, `--sequence-parallel` | `gather_sequence`, `scatter_sequence` |
