@@ -161,9 +161,19 @@ WRONG = [
     ),
     Answer(
         3,
-        "cloned with the whole's strides",
-        swap=("[rank].clone(memory_format=torch.contiguous_format)", "[rank].T.clone().T"),
-        says="",
+        "not contiguous",
+        [
+            SIZE
+            + """
+part = whole.split(size, dim)[rank]
+turned = tuple(reversed(range(part.dim())))
+return part.permute(turned).contiguous().clone().permute(turned)""",
+            None,
+            None,
+            None,
+            None,
+        ],
+        says="not contiguous",
     ),
     Answer(3, "rounded down", swap=("-(-whole.shape[dim] // world)", "whole.shape[dim] // world"), says="my_shard"),
     Answer(3, "always the first dimension", swap=("whole.split(size, dim)", "whole.split(size, 0)"), says="my_shard"),
@@ -276,7 +286,7 @@ WRONG = [
         3,
         "the whole layer is kept",
         [None, None, None, ROW_INIT + "self.whole = [whole]", None],
-        says="keeps the whole alive",
+        says="keeps the whole layer alive",
     ),
     Answer(
         3,

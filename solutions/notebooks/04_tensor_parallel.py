@@ -126,8 +126,8 @@ check("04_tensor_parallel/1")
 #
 # | call | what it does |
 # |---|---|
-# | `class F(torch.autograd.Function)` | a function with a backward pass of your own |
-# | `F.apply(x)` | calls its `forward(ctx, x)` |
+# | `class My(torch.autograd.Function)` | a function with a backward pass of your own |
+# | `My.apply(x)` | calls its `forward(ctx, x)` |
 # | `backward(ctx, gradient)` | is given the gradient of the output, and returns that of `x` |
 # | `dist.all_reduce(tensor)` | sums over the ranks, in place; the tensor must be contiguous |
 # | `tensor.clone(memory_format=torch.contiguous_format)` | a contiguous copy, whatever the tensor's strides |
@@ -193,8 +193,8 @@ check("04_tensor_parallel/2")
 
 
 # %%
-def slopes(x: Tensor, rank: int, world: int) -> dict[str, float]:
-    x = torch.tensor(x, requires_grad=True)
+def slopes(value: float, rank: int, world: int) -> dict[str, float]:
+    x = torch.tensor(value, requires_grad=True)
     z = g((rank + 1) * f(x))
     z.backward()
     return {"z": z.item(), "gradient": x.grad.item()}
