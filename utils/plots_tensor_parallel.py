@@ -22,9 +22,10 @@ def kept(measured: dict[str, float], predicted: dict[str, float], serial: float)
             if name in measured:
                 axes.bar(place, measured[name], 0.7, color=colour)
         heights = [serial, *predicted.values()]
-        for place, height in enumerate(heights):
+        for place, (name, height) in enumerate(zip(names, heights, strict=True)):
             axes.hlines(height, place - 0.45, place + 0.45, color="black", linestyle=":")
-            axes.text(place, height, f"{spoken_bytes(height)} predicted", ha="center", va="bottom", fontsize=8)
+            top = max(height, measured.get(name, 0))
+            axes.text(place, top, f"{spoken_bytes(height)} predicted", ha="center", va="bottom", fontsize=8)
         axes.set_xticks(range(len(names)), names)
         axes.set(title="What a rank keeps of one block between the passes", ylabel="bytes", ylim=(0, 1.15 * serial))
         axes.grid(axis="x", visible=False)
