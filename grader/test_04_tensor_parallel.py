@@ -1,0 +1,1625 @@
+"""Checks and hints of 04_tensor_parallel.
+
+| TODO | achievement | evidence | needs |
+|------|-------------|----------|-------|
+| 1 | weights held, bytes sent, predicted | the formulas |  |
+| 2 | f and g | values, gradients, messages, on 1 to 5 ranks, three dtypes |  |
+| 3 | column- and row-parallel layers | beside the serial layer: values, gradients, steps, bytes, messages | 2 |
+| 4 | the MLP | the same; the largest tensor that is made | 2, 3 |
+| 5 | attention by whole heads | the same; heads that do not divide | 2, 3 |
+| 6 | the embedding by words | the same | 2, 3 |
+| 7 | the loss where no rank has all logits | values, gradients, messages; the model beside the serial one | 2 to 6 |
+| 8 | gather and scatter along the sequence | values, gradients and messages, on 1 to 4 ranks |  |
+| 9 | gradients of what saw some tokens only | values; the model with sequence parallelism | 2 to 8 |
+| 10 | bytes kept and sent of a block | the formulas |  |
+| 11 | the norm, each gradient once | values; the model, clipped, with and without sequence parallelism | 2 to 9 |
+| 12 | dropout alike, and different | masks of both generators on 4 ranks; where which is used |  |
+| 13 | where it stops paying | the formulas |  |
+
+The first loss proves nothing: the gradient of every parameter is compared, and what becomes of it in some steps of SGD.
+Parameters are compared by name where the student's module has the serial module's names, and otherwise by what the
+module does after the steps.
+
+Ranks all work on the same samples. Bytes are those of live storages; bytes sent are those of rings.
+"""
+
+import gc
+import math
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from grader.kit import Private, cases, check_answers, collectives, expect, mark, premise, todo
+from utils.data import IGNORE
+from utils.memory import Storages
+from utils.model import MLP, Attention, TransformerLM
+
+# Float32 sums in another order: over 60 draws outputs and gradients differed by 8e-7 of their norm at most, weights after ten steps by
+# 4e-6 of their change. What is wrong differs by 1e-2 and more.
+REL = 1e-4
+
+
+def cut(tensor, dim, rank, world):
+    """A rank's part, as torch.chunk cuts."""
+    size = -(-tensor.shape[dim] // world)
+    return tensor.narrow(dim, rank * size, min(size, tensor.shape[dim] - rank * size))
+
+
+def near(seen, right, rel=REL):
+    return seen.shape == right.shape and bool(
+        (seen.double() - right.double()).norm() <= rel * right.double().norm() + 1e-12
+    )
+
+
+def fault_of(value, shape):
+    """What is wrong with what the student's code returned; "" if it is a tensor of this shape."""
+    if not isinstance(value, torch.Tensor):
+        return "None" if value is None else f"a {type(value).__name__}, no tensor"
+    return "" if value.shape == torch.Size(shape) else f"a tensor of shape {tuple(value.shape)}"
+
+
+def all_right(fault):
+    """Whether no rank has a fault: else all stop here, and none waits for another."""
+    mark()
+    right = torch.tensor(float(not fault))
+    dist.all_reduce(right, dist.ReduceOp.MIN)
+    return bool(right)
+
+
+def sent_by(events, rank):
+    """Bytes that a rank sends in these events, by collectives or messages."""
+    messages = sum(event["bytes"] for event in events[rank] if event["e"] == "op" and event.get("op") == "send")
+    return messages + sum(call.sent for call in collectives(events) if call.rank == rank)
+
+
+def check_sent(told, events, world, least, most, why):
+    """`least` and `most` are bytes that each rank sends."""
+    for rank in range(world):
+        seen = sent_by(events, rank)
+        by = ", ".join(sorted({call.op for call in collectives(events) if call.rank == rank})) or "nothing"
+        expect(
+            seen <= most + 0.5,
+            f"{told}, rank {rank} sends {seen:,.0f} bytes, by {by}: {why}",
+            f"at most {most:,.0f} bytes",
+            f"{seen:,.0f} bytes",
+            rank,
+        )
+        expect(
+            seen >= least - 0.5,
+            f"{told}, rank {rank} sends only {seen:,.0f} bytes, by {by}",
+            f"{least:,.0f} bytes or more",
+            f"{seen:,.0f} bytes",
+            rank,
+        )
+
+
+def ring(nbytes, world):
+    """Bytes that a rank sends in an all-reduce."""
+    return 2 * (world - 1) / world * nbytes
+
+
+def ranks_of(world):
+    return f"{world} rank{'s' if world > 1 else ''}"
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 1, 10 and 13: predictions
+
+
+@todo(
+    1,
+    why="Tensor parallelism sends activations, FSDP weights. Which of the two is more decides where each belongs, "
+    "and it can be said before anything runs.",
+    hints=(
+        "Count the numbers of the matrices and of the norms apart: only the matrices are cut. An all-reduce of S "
+        "bytes sends 2 (t - 1) / t S.",
+        "Four matrices of D × D and two of 4 D × D are 12 D². Four all-reduces of 4 · batch · length · dim bytes. "
+        "FSDP: an all-gather forward, one backward, "
+        "and a reduce-scatter, each (N - 1) / N of the block's bytes.",
+        "12 * dim**2 / world + 4 * dim; 4 * 2 * (world - 1) / world * (4 * batch * length * dim); 3 * (world - 1) / "
+        "world * 4 * (12 * dim**2 + 4 * dim).",
+    ),
+)
+def test_todo1_costs(student):
+    right, draw = {}, student.draw("costs")
+    for world in (1, 2, 3, 8):
+        dim, batch, length = draw.randrange(8, 5000), draw.randrange(1, 9), draw.randrange(10, 3000)
+        right["block_weights", (dim, world)] = 12 * dim**2 / world + 4 * dim
+        right["tensor_parallel_bytes", (batch, length, dim, world)] = 8 * (world - 1) / world * 4 * batch * length * dim
+        right["fsdp_bytes", (dim, world)] = 3 * (world - 1) / world * 4 * (12 * dim**2 + 4 * dim)
+    check_answers(student, right, wrong="is not what will happen")
+
+
+@todo(
+    10,
+    why="Activations, not weights, are what fills a device when sequences are long. Sequence parallelism divides "
+    "them by the ranks and sends no byte more, "
+    "but for one choice: whether the gathered input is kept or gathered again.",
+    hints=(
+        "Sort the eight rows of the table: inside a parallel part (a part of the heads or of the hidden layer), the "
+        "norms' outputs, the rest of the stream.",
+        "Inside: 3 + 1 + 4 + 4 = 12 times D, always divided by world. The stream: 2 times D, and the norms' outputs: "
+        "2 times D. Which of them is divided depends on how. "
+        "A gather is one way round the ring: (world - 1) / world of the bytes; an all-reduce is two.",
+        "4 * batch * length * dim * (12 / world + stream + norms), where stream is 2 or 2 / world, and norms is 2, "
+        "or 2 / world if they are gathered again. "
+        "Ways round the ring: 8, or 10.",
+    ),
+)
+def test_todo10_activations(student):
+    right, draw = {}, student.draw("activations")
+    for world in (1, 2, 3, 4, 8):
+        batch, length, dim = draw.randrange(1, 9), draw.randrange(10, 3000), draw.randrange(8, 5000)
+        tokens = 4 * batch * length * dim
+        for how, stream, norms, ways in (
+            ("tensor", 2, 2, 8),
+            ("sequence", 2 / world, 2, 8),
+            ("sequence, gathered again", 2 / world, 2 / world, 10),
+        ):
+            right["block_keeps", (batch, length, dim, world, how)] = tokens * (12 / world + stream + norms)
+            right["block_sends", (batch, length, dim, world, how)] = ways * (world - 1) / world * tokens
+    check_answers(student, right, wrong="is not what will happen")
+
+
+@todo(
+    13,
+    why="The border of the node is the border of tensor parallelism, on every machine so far. With three numbers of "
+    "a new machine you can say where it is there.",
+    hints=(
+        "Latency counts for every round, of which a ring has 2 (t - 1); bytes per second count for what one round "
+        "sends.",
+        "In a round go nbytes / world bytes. The link is `within` up to per_node ranks, and `between` for more. "
+        "Efficiency is products[0][1] / (world * seconds).",
+        "2 * (world - 1) * (latency + nbytes / world / bandwidth); products + 4 of these; the max of the worlds for "
+        "which "
+        "alone >= least * world * block_seconds(seconds, nbytes, world, …).",
+    ),
+)
+def test_todo13_paying(student):
+    right, draw = {}, student.draw("paying")
+    within, between = (
+        (draw.uniform(5e-6, 2e-5), draw.uniform(2e11, 4e11)),
+        (draw.uniform(2e-5, 5e-5), draw.uniform(1e10, 5e10)),
+    )
+    for world, per_node in ((1, 2), (2, 8), (3, 2), (4, 4), (8, 4), (8, 8), (16, 8)):
+        nbytes, seconds = draw.uniform(1e6, 1e9), draw.uniform(1e-3, 1e-1)
+        right["all_reduce_seconds", (nbytes, world, between)] = all_reduce_seconds(nbytes, world, between)
+        arguments = seconds, nbytes, world, per_node, within, between
+        right["block_seconds", arguments] = block_seconds(*arguments)
+    answers = set()
+    for least in (0.1, 0.3, 0.5, 0.7, 0.9):
+        for per_node in (4, 8, 64):
+            # The last table has products that do not get faster at all, the third gets worse and better again.
+            for table in (
+                [1, 0.5, 0.26, 0.14, 0.09, 0.07],
+                [1, 0.52, 0.3, 0.2, 0.15, 0.13],
+                [1, 0.9, 0.26, 0.125, 0.0625, 0.03125],
+                [1] * 6,
+            ):
+                products = tuple((2**k, 0.1 * share) for k, share in enumerate(table))
+                nbytes = draw.uniform(1e8, 4e8)
+                shares = [(n, 0.1 / (n * block_seconds(s, nbytes, n, per_node, within, between))) for n, s in products]
+                if all(abs(share - least) > 1e-6 for _, share in shares):
+                    answer = max(n for n, share in shares if share >= least)
+                    right["largest_worthwhile", (products, nbytes, per_node, within, between, least)] = answer
+                    answers.add(answer)
+    premise(len(answers) > 3, "the same answer always")
+    check_answers(student, right, wrong="is wrong")
+
+
+def all_reduce_seconds(nbytes, world, link):
+    return 2 * (world - 1) * link[0] + 2 * (world - 1) / world * nbytes / link[1]
+
+
+def block_seconds(products, nbytes, world, per_node, within, between):
+    return products + 4 * all_reduce_seconds(nbytes, world, within if world <= per_node else between)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 2 and 8: what stands at the borders
+
+
+def whole_numbers(seed, number, shape, dtype, turned):
+    """Small whole numbers, which every dtype adds up exactly; `turned`: not contiguous."""
+    draw = torch.Generator().manual_seed(seed + number)
+    tensor = torch.randint(-9, 10, shape[::-1] if turned else shape, generator=draw).to(getattr(torch, dtype))
+    return tensor.permute(*reversed(range(len(shape)))) if turned else tensor
+
+
+def border_on_rank(code, rank, world, seed, trials):
+    """Functions forward and backward: what comes out, and what was sent, in four marked cases each."""
+    seen = []
+    for trial in trials:
+        seen.append(one_border(code, seed, *trial))
+        if "gradient" not in seen[-1]:
+            break
+    return seen
+
+
+def one_border(code, seed, name, shape, out, dtype, turned):
+    x = whole_numbers(seed, 1, shape, dtype, turned).requires_grad_()
+    upstream = whole_numbers(seed, 2, out, dtype, turned)
+    kept = x.detach().clone(), upstream.clone()
+    mark()
+    y = getattr(code, name)(x)
+    fault = fault_of(y, out)
+    if not fault and not y.requires_grad:
+        fault = "a tensor that autograd knows nothing of"
+    if not all_right(fault):
+        return {"fault": fault}
+    seen = {"fault": "", "y": y.detach().clone(), "dtype": str(y.dtype).removeprefix("torch.")}
+    mark()
+    y.backward(upstream)
+    fault = fault_of(x.grad, shape)
+    if not all_right(fault):
+        return seen | {"gradient fault": fault}
+    same = [torch.equal(x, kept[0]), torch.equal(upstream, kept[1])]
+    return seen | {"gradient fault": "", "gradient": x.grad.clone(), "untouched": same}
+
+
+def check_border(student, world, trials, right):
+    """Judge functions at a border.
+
+    Args:
+        trials: (name, shape, shape of the output, dtype, turned, bytes sent forward, bytes sent backward).
+        right: name -> function of (x by rank, upstream gradient by rank, rank) that gives output and gradient.
+    """
+    seeds = student.seeds(world)
+    run = student.call(border_on_rank, world=world, seed=seeds, trials=[trial[:5] for trial in trials])
+    marked = cases(run.events)
+    for number, (name, shape, out, dtype, turned, forward, backward) in enumerate(trials):
+        how = f"{dtype}{', not contiguous' if turned else ''}, on {ranks_of(world)}"
+        told = f"{name} of a tensor of shape {tuple(shape)}, {how}"
+        ranks = [seen[number] for seen in run.evidence]
+        for rank, here in enumerate(ranks):
+            expect(
+                not here["fault"],
+                f"{told}: rank {rank} gets {here['fault']}",
+                f"shape {tuple(out)}",
+                here["fault"],
+                rank,
+            )
+        for rank, here in enumerate(ranks):
+            gone = here["gradient fault"]
+            message = f"{told}: the gradient on rank {rank} is {gone}"
+            expect(not gone, message, f"a tensor of shape {tuple(shape)}", gone, rank)
+        xs = [whole_numbers(seed, 1, shape, dtype, turned) for seed in seeds]
+        upstreams = [whole_numbers(seed, 2, out, dtype, turned) for seed in seeds]
+        apart = not torch.equal(xs[0], xs[-1]) and not torch.equal(upstreams[0], upstreams[-1])
+        premise(world == 1 or apart, "ranks that keep to themselves")
+        for rank, here in enumerate(ranks):
+            y, gradient = right[name](xs, upstreams, rank)
+            message = f"{told}, forward: rank {rank} gets other numbers{manifold(here['y'], y)}"
+            expect(torch.equal(here["y"], y), message, some(y), some(here["y"]), rank)
+            times = manifold(here["gradient"], gradient)
+            message = f"{told}, backward: the gradient on rank {rank} is another one{times}"
+            expect(torch.equal(here["gradient"], gradient), message, some(gradient), some(here["gradient"]), rank)
+            expect(here["dtype"] == dtype, f"{told}: the result has another dtype", dtype, here["dtype"], rank)
+            for what, same in zip(("what it is given forward", "the gradient that it is given"), here["untouched"]):
+                message = f"{told}: {what} is changed by it: work on a copy"
+                expect(same, message, "the same numbers as before", "others", rank)
+        for way, events, nbytes in (
+            ("forward", marked[4 * number], forward),
+            ("backward", marked[4 * number + 2], backward),
+        ):
+            why = "fewer are enough" if nbytes else "nothing is due there"
+            check_sent(f"{told}, {way}", events, world, nbytes, nbytes, why)
+
+
+def some(tensor):
+    return [round(x, 4) for x in tensor.double().flatten().tolist()[:6]]
+
+
+def manifold(seen, right):
+    """How many times as large it is, if that is all that is wrong."""
+    if seen.shape != right.shape or not right.any():
+        return ""
+    factor = (seen.double() * right.double()).sum() / right.double().square().sum()
+    same = abs(factor - 1) > 1e-6 and near(seen, right.double() * factor, 1e-3)
+    return f", {factor:.4g} times as large" if same and factor > 0 else ""
+
+
+@todo(
+    2,
+    why="Without f's sum the gradients before a parallel part are those of one rank; with a sum in g's backward pass "
+    "they are t times too large. Neither shows in the first loss.",
+    hints=(
+        "Two of the four functions do nothing but hand on what they are given; the other two are the same all-reduce.",
+        "total = x.clone(memory_format=torch.contiguous_format); dist.all_reduce(total) works in place, so return "
+        "total. A gradient may well come in not contiguous.",
+        "f: return x.view_as(x), and backward the all-reduced copy of the gradient. g: forward the all-reduced copy "
+        "of x, and backward return gradient.",
+    ),
+)
+def test_todo2_pair(student):
+    draw = student.draw("pair")
+    right = {
+        "f": lambda xs, upstreams, rank: (xs[rank], sum(upstreams)),
+        "g": lambda xs, upstreams, rank: (sum(xs), upstreams[rank]),
+    }
+    for world in (1, 2, 3, 4, 5):
+        trials = []
+        kinds = (("float32", 4, True), ("float64", 8, False), ("bfloat16", 2, False))
+        for dtype, size, turned in kinds[: 3 if world == 3 else 1]:
+            shape = [draw.randrange(2, 5), draw.randrange(2, 6), draw.randrange(2, 7)]
+            nbytes = ring(size * math.prod(shape), world)
+            trials.append(("f", shape, shape, dtype, turned, 0, nbytes))
+            trials.append(("g", shape, shape, dtype, turned, nbytes, 0))
+        check_border(student, world, trials, right)
+
+
+@todo(
+    8,
+    why="A reduce-scatter is half an all-reduce, an all-gather the other half. With the norms and residuals between "
+    "the two, their work and what they keep is divided by the ranks.",
+    hints=(
+        "The backward pass of gathering is what reduces: every rank has used all tokens, so each token's gradient is "
+        "a sum over the ranks. And the other way round.",
+        "Gather: a list of empty tensors like x, dist.all_gather, torch.cat along dimension 1. Reduce: "
+        "x.chunk(world, dim=1), each made contiguous, an empty tensor like "
+        "one of them, dist.reduce_scatter.",
+        "dist.all_gather(pieces, x.contiguous()); torch.cat(pieces, dim=1). dist.reduce_scatter(mine, pieces). The "
+        "backward functions: return reduced(gradient), return gathered(gradient).",
+    ),
+)
+def test_todo8_sequence(student):
+    draw = student.draw("sequence")
+
+    def tokens(tensors, rank):
+        return sum(tensors).chunk(len(tensors), dim=1)[rank]
+
+    right = {
+        "gather_sequence": lambda xs, upstreams, rank: (torch.cat(xs, dim=1), tokens(upstreams, rank)),
+        "scatter_sequence": lambda xs, upstreams, rank: (tokens(xs, rank), torch.cat(upstreams, dim=1)),
+    }
+    for world in (1, 2, 3, 4):
+        trials = []
+        for dtype, size, turned in (("float32", 4, True), ("float64", 8, False))[: 2 if world == 3 else 1]:
+            part = [draw.randrange(2, 5), draw.randrange(1, 4), draw.randrange(2, 6)]
+            whole = [part[0], part[1] * world, part[2]]
+            nbytes = (world - 1) * size * math.prod(part)
+            trials.append(("gather_sequence", part, whole, dtype, turned, nbytes, nbytes))
+            trials.append(("scatter_sequence", whole, part, dtype, turned, nbytes, nbytes))
+        check_border(student, world, trials, right)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 3 to 6: layers
+
+# By the last names of a parameter: along which dimension it is cut. What is not here is whole on every rank.
+CUT = {"q.weight": 0, "k.weight": 0, "v.weight": 0, "up.weight": 0, "up.bias": 0, "out.weight": 1, "down.weight": 1,
+       "head.weight": 0, "token_embedding.weight": 0}  # fmt: skip
+LAYER = {
+    "column": ("ColumnLinear", {"weight": 0, "bias": 0}),
+    "row": ("RowLinear", {"weight": 1}),
+    "mlp": ("ParallelMLP", None),
+    "attention": ("ParallelAttention", None),
+    "embedding": ("ParallelEmbedding", {"weight": 0}),
+}
+
+
+def dimension_of(name, kind=None):
+    """Along which dimension a parameter is cut, or None."""
+    if kind and LAYER[kind][1]:
+        return LAYER[kind][1].get(name)
+    return CUT.get(".".join(name.split(".")[-2:]))
+
+
+def made(kind, seed, width, inner, heads, bias, frozen):
+    """A serial layer with random weights and biases: `inner` outputs, hidden numbers or words."""
+    torch.manual_seed(seed)
+    if kind in ("column", "row"):
+        layer = nn.Linear(*((width, inner) if kind == "column" else (inner, width)), bias=bias)
+    elif kind == "mlp":
+        layer = MLP(width)
+        layer.up, layer.down = nn.Linear(width, inner, bias=bias), nn.Linear(inner, width, bias=bias)
+    elif kind == "attention":
+        layer = Attention(width, heads, 0.0)
+    else:
+        layer = nn.Embedding(inner, width)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    if frozen:
+        next(layer.parameters()).requires_grad_(False)
+    return layer
+
+
+def given(kind, seed, width, inner):
+    """Input and upstream gradient, the same on all ranks."""
+    draw = torch.Generator().manual_seed(seed + 1)
+    if kind == "embedding":
+        return torch.randint(inner, (3, 7), generator=draw), torch.randn(3, 7, width, generator=draw)
+    inputs, outputs = {"column": (width, inner), "row": (inner, width)}.get(kind, (width, width))
+    return torch.randn(3, 7, inputs, generator=draw), torch.randn(3, 7, outputs, generator=draw)
+
+
+STEPS, RATE = 3, 0.01
+
+
+@torch.no_grad()
+def sgd(module, rate):
+    for p in module.parameters():
+        if p.grad is not None:
+            p -= rate * p.grad
+            p.grad = None
+
+
+def serial_layers(trials):
+    return [serial_layer(**trial) for trial in trials]
+
+
+def serial_layer(kind, seed, **sizes):
+    """Output, gradients, and the output after some steps."""
+    layer = made(kind, seed, **sizes)
+    x, upstream = given(kind, seed, sizes["width"], sizes["inner"])
+    x = x.requires_grad_(kind != "embedding")
+    seen = {"y": layer(x), "weights": {name: p.detach().clone() for name, p in layer.named_parameters()}}
+    last, seen["x"], seen["gradients"] = after_steps(layer, x, seen["y"], upstream)
+    return seen | {"last": last}
+
+
+def after_steps(layer, x, y, upstream):
+    """Train by SGD; the last output, and the first gradients of the input and of the parameters."""
+    first_x, gradients = None, {}
+    for step in range(STEPS):
+        if y.requires_grad:
+            y.backward(upstream)
+        if step == 0:
+            first_x = None if x.grad is None else x.grad.clone()
+            gradients = {name: None if p.grad is None else p.grad.clone() for name, p in layer.named_parameters()}
+        sgd(layer, RATE)
+        y = layer(x)
+    return y.detach(), first_x, gradients
+
+
+class Largest(TorchDispatchMode):
+    """The largest floating-point tensor that an operation returns while it is entered."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                self.numbers = max(self.numbers, tensor.numel())
+        return result
+
+
+def layers_on_rank(code, rank, world, trials):
+    """Each of the student's layers beside what the serial one would do. Three marked cases each: made, forward, "
+    "backward."""
+    return [layer_on_rank(code, rank, world, **trial) for trial in trials]
+
+
+def layer_on_rank(code, rank, world, kind, seed, **sizes):
+    whole = made(kind, seed, **sizes)
+    x, upstream = given(kind, seed, sizes["width"], sizes["inner"])
+    shape = upstream.shape
+    if kind == "row":
+        x = cut(x, 2, rank, world).contiguous()
+    if kind == "column":
+        upstream = cut(upstream, 2, rank, world).contiguous()
+        shape = upstream.shape
+    x = x.requires_grad_(kind != "embedding")
+    mark()
+    with Storages(whole.parameters()) as storages:
+        layer = getattr(code, LAYER[kind][0])(whole, rank, world)
+        del whole
+        gc.collect()
+        seen = {"held": sum(storages.live().values()), "weights": {}, "sharded": {}, "gradients": {}, "trained": {}}
+    for name, p in layer.named_parameters():
+        seen["weights"][name], seen["sharded"][name], seen["trained"][name] = (
+            p.detach().clone(),
+            bool(getattr(p, "sharded", False)),
+            p.requires_grad,
+        )
+    mark()
+    with Largest() as largest:
+        y = layer(x)
+        fault = fault_of(y, shape)
+    seen["fault"] = fault
+    if not all_right(fault):
+        return seen
+    seen["y"] = y.detach().clone()
+    mark()
+    if y.requires_grad:
+        with largest:
+            y.backward(upstream)
+    mark()
+    seen["largest"] = largest.numbers
+    seen["x"] = None if x.grad is None else x.grad.clone()
+    seen["gradients"] = {name: None if p.grad is None else p.grad.clone() for name, p in layer.named_parameters()}
+    sgd(layer, RATE)
+    for _ in range(STEPS - 1):
+        y = layer(x)
+        if y.requires_grad:
+            y.backward(upstream)
+        sgd(layer, RATE)
+    return seen | {"last": layer(x).detach()}
+
+
+MARKS = 5  # of a trial: made, forward, the question whether all is right, backward, steps
+
+
+def spoken_trial(kind, world, width, inner, heads, bias, frozen, **_):
+    """What the trial is about, in words."""
+    with_bias = f"with{'' if bias else 'out'} biases" + (", the first weight frozen" if frozen else "")
+    return {
+        "column": f"ColumnLinear of {width} inputs and {inner} outputs, {with_bias}",
+        "row": f"RowLinear of {inner} inputs and {width} outputs, {with_bias}",
+        "mlp": f"ParallelMLP of width {width} with {inner} hidden numbers, {with_bias}",
+        "attention": f"ParallelAttention of width {width} with {heads} heads" + (", q frozen" if frozen else ""),
+        "embedding": f"ParallelEmbedding of {inner} words" + (", frozen" if frozen else ""),
+    }[kind] + f", on {ranks_of(world)}"
+
+
+def check_layers(student, trials_of):
+    """`trials_of`: number of ranks -> trials."""
+    rights = iter(student.reference(serial_layers, trials=[trial for trials in trials_of.values() for trial in trials]))
+    for world, trials in trials_of.items():
+        check_layers_on(student, world, trials, [next(rights) for _ in trials])
+
+
+def check_layers_on(student, world, trials, rights):
+    run = student.call(layers_on_rank, world=world, trials=trials)
+    marked = cases(run.events)
+    for number, (trial, right) in enumerate(zip(trials, rights, strict=True)):
+        told, kind = spoken_trial(world=world, **trial), trial["kind"]
+        events = marked[MARKS * number : MARKS * (number + 1)]
+        for rank, mine in enumerate(seen[number] for seen in run.evidence):
+            check_made(told, kind, world, rank, mine, right["weights"])
+        for rank, mine in enumerate(seen[number] for seen in run.evidence):
+            expect(
+                not mine["fault"],
+                f"{told}: forward gives rank {rank} {mine['fault']}",
+                f"a tensor of shape {shape_for(kind, right, rank, world)}",
+                mine["fault"],
+                rank,
+            )
+        for rank, mine in enumerate(seen[number] for seen in run.evidence):
+            check_outcome(told, kind, world, rank, mine, right, trial)
+        nbytes = 4 * right["y"].numel()
+        forward = 0 if kind == "column" else ring(nbytes, world)
+        backward = ring(nbytes, world) if kind in ("mlp", "attention") else 0
+        why = "this layer sends nothing there" if not forward else "one all-reduce of the output is all that is needed"
+        check_sent(f"{told}, forward", events[1], world, forward, forward, why)
+        why = (
+            "one all-reduce of the input's gradient is all that is needed"
+            if backward
+            else "this layer sends nothing there"
+        )
+        check_sent(f"{told}, backward", events[3], world, backward, backward, why)
+
+
+def shape_for(kind, right, rank, world):
+    return tuple(cut(right["y"], 2, rank, world).shape) if kind == "column" else tuple(right["y"].shape)
+
+
+def check_made(told, kind, world, rank, mine, weights):
+    """Whose weights a rank has, and how many bytes it holds."""
+    for name, weight in weights.items():
+        dim = dimension_of(name, kind)
+        share = weight if dim is None else cut(weight, dim, rank, world)
+        if name in mine["weights"]:
+            seen = mine["weights"][name]
+            expect(
+                seen.shape == share.shape,
+                f"{told}: {name} of rank {rank} has another shape",
+                tuple(share.shape),
+                tuple(seen.shape),
+                rank,
+            )
+            expect(
+                torch.equal(seen, share),
+                f"{told}: {name} of rank {rank} has other numbers than its part of the whole layer's",
+                some(share),
+                some(seen),
+                rank,
+            )
+            expect(
+                mine["sharded"][name] == (dim is not None),
+                f"{told}: {name} of rank {rank} is {'' if mine['sharded'][name] else 'not '}marked as sharded",
+                "made by " + ("`replicated`" if dim is None else "`sharded`"),
+                "sharded" if mine["sharded"][name] else "not sharded",
+                rank,
+            )
+    due = sum(
+        4 * (w if (dim := dimension_of(name, kind)) is None else cut(w, dim, rank, world)).numel()
+        for name, w in weights.items()
+    )
+    whole = sum(4 * w.numel() for w in weights.values())
+    held = mine["held"]
+    if held >= due + whole:
+        more = ": something keeps the whole layer alive"
+    else:
+        more = ", all of the layer's: nothing is cut, or a part keeps the whole alive" if held >= whole > due else ""
+    expect(
+        held <= due,
+        f"{told}: rank {rank} holds {held:,} bytes once the whole layer is gone{more}",
+        f"{due:,} bytes",
+        f"{held:,} bytes",
+        rank,
+    )
+    expect(
+        held >= due,
+        f"{told}: rank {rank} holds {held:,} bytes once the whole layer is gone, less than its share",
+        f"{due:,} bytes",
+        f"{held:,} bytes",
+        rank,
+    )
+
+
+def check_outcome(told, kind, world, rank, mine, right, trial):
+    def share(tensor):
+        return cut(tensor, 2, rank, world) if kind == "column" else tensor
+
+    y = share(right["y"])
+    expect(
+        near(mine["y"], y),
+        f"{told}: forward gives rank {rank} other numbers{manifold(mine['y'], y)}",
+        some(y),
+        some(mine["y"]),
+        rank,
+    )
+    if kind == "mlp":
+        tokens, hidden = y[..., 0].numel(), -(-trial["inner"] // world)
+        most = tokens * max(hidden, trial["width"])
+        expect(
+            mine["largest"] <= most,
+            f"{told}: rank {rank} makes a tensor of {mine['largest']} numbers on the way; its part of the hidden "
+            f"layer has {tokens * hidden}",
+            f"at most {most} numbers",
+            f"{mine['largest']} numbers",
+            rank,
+        )
+    if right["x"] is not None:
+        x = right["x"]
+        if kind == "row":
+            x = cut(x, 2, rank, world)
+        if kind == "column":  # no f: what this rank's outputs say of the input
+            x = share(given(kind, trial["seed"], trial["width"], trial["inner"])[1]) @ cut(
+                right["weights"]["weight"], 0, rank, world
+            )
+        expect(mine["x"] is not None, f"{told}: the input has no gradient on rank {rank}", "a gradient", "None", rank)
+        expect(
+            near(mine["x"], x),
+            f"{told}: the gradient of the input on rank {rank} is another one{manifold(mine['x'], x)}",
+            f"norm {x.norm():.5g}",
+            f"norm {mine['x'].norm():.5g}",
+            rank,
+        )
+    for name, gradient in right["gradients"].items():
+        if name in mine["weights"]:
+            check_gradient(told, name, dimension_of(name, kind), rank, world, mine["gradients"].get(name), gradient)
+    last = share(right["last"])
+    trained = any(gradient is not None for gradient in right["gradients"].values())
+    premise(not trained or not near(last, y, 100 * REL), "weights that are never trained")
+    expect(
+        near(mine["last"], last),
+        f"{told}: after {STEPS} steps of SGD, forward gives rank {rank} other numbers than the serial layer",
+        some(last),
+        some(mine["last"]),
+        rank,
+    )
+
+
+def check_gradient(told, name, dim, rank, world, seen, whole):
+    if whole is None:
+        expect(seen is None, f"{told}: {name} is frozen, and has a gradient on rank {rank}", "None", "a gradient", rank)
+        return
+    right = whole if dim is None else cut(whole, dim, rank, world)
+    expect(seen is not None, f"{told}: {name} has no gradient on rank {rank}", "a gradient", "None", rank)
+    expect(
+        near(seen, right),
+        f"{told}: the gradient of {name} on rank {rank} is not {'' if dim is None else 'its part of '}the serial "
+        f"one{manifold(seen, right)}",
+        f"norm {right.norm():.5g}",
+        f"norm {seen.norm():.5g}",
+        rank,
+    )
+
+
+def shards_on_rank(code, rank, world, shapes):
+    """my_shard for ranks of other worlds, too: values, and the bytes that a shard keeps alive."""
+    seen = []
+    for shape, dim, n in shapes:
+        whole = torch.arange(float(math.prod(shape))).view(shape)
+        for r in range(n):
+            part = code.my_shard(whole, dim, r, n)
+            fault = fault_of(part, cut(whole, dim, r, n).shape)
+            seen.append(
+                {"fault": fault}
+                if fault
+                else {
+                    "fault": "",
+                    "part": part,
+                    "bytes": part.untyped_storage().nbytes(),
+                    "contiguous": part.is_contiguous(),
+                }
+            )
+    return seen
+
+
+@todo(
+    3,
+    needs=(2,),
+    why="These two layers are all of tensor parallelism; what follows is where to put them. A bias added before the "
+    "sum is added t times, and that does not show as long as biases are 0.",
+    hints=(
+        "Whose dimension is cut? torch's weight is (outputs, inputs). The column-parallel layer has some of the "
+        "outputs, the row-parallel one some of the inputs.",
+        "whole.split(size, dim)[rank] is a view: it keeps all of the whole alive, so clone it, contiguous. "
+        "sharded(whole.weight, 0 or 1, rank, world); the row-parallel bias "
+        "is replicated, and added after join.",
+        "whole.split(-(-whole.shape[dim] // world), dim)[rank].clone(memory_format=torch.contiguous_format). "
+        "F.linear(x, self.weight, self.bias); "
+        "join(F.linear(x, self.weight)), and + self.bias where there is one.",
+    ),
+)
+def test_todo3_linear(student):
+    draw = student.draw("linear")
+    shapes = [
+        [[7, 3], 0, 3],
+        [[4, 6], 1, 2],
+        [[4, 6], 1, 4],
+        [[5], 0, 2],
+        [[6, 4, 5], 2, 3],
+        [[draw.randrange(9, 20), 2], 0, draw.randrange(2, 5)],
+    ]
+    shapes = [(shape, dim, n) for shape, dim, n in shapes if (n - 1) * -(-shape[dim] // n) < shape[dim]]
+    (seen,) = student.call(shards_on_rank, world=1, group=False, shapes=shapes).evidence
+    ranks = [(shape, dim, r, n) for shape, dim, n in shapes for r in range(n)]
+    for (shape, dim, r, n), mine in zip(ranks, seen, strict=True):
+        whole = torch.arange(float(math.prod(shape))).view(shape)
+        right, told = (
+            cut(whole, dim, r, n),
+            f"my_shard of a tensor of shape {tuple(shape)}, along dimension {dim}, for rank {r} of {n}",
+        )
+        expect(not mine["fault"], f"{told} is {mine['fault']}", tuple(right.shape), mine["fault"])
+        expect(torch.equal(mine["part"], right), f"{told} has other numbers", some(right), some(mine["part"]))
+        expect(mine["contiguous"], f"{told} is not contiguous", "a contiguous tensor", "strides of the whole one")
+        expect(
+            mine["bytes"] <= 4 * right.numel(),
+            f"{told} keeps {mine['bytes']} bytes alive, its {right.numel()} numbers need {4 * right.numel()}: "
+            "it is a view of the whole tensor",
+            f"{4 * right.numel()} bytes",
+            f"{mine['bytes']} bytes",
+        )
+    trials = {world: [] for world in (1, 2, 3, 4)}
+    for world in trials:
+        for kind, bias in (("column", True), ("row", True), ("column", False), ("row", False)):
+            inner = draw.choice([n for n in range(9, 25) if has_all(n, world)])
+            frozen = not bias and world == 2
+            trials[world].append(drawn(draw, kind, draw.randrange(5, 11), inner, bias=bias, frozen=frozen))
+    check_layers(student, trials)
+    seed = draw.randrange(1 << 30)
+    (seen,) = student.call(joined_on_rank, world=1, group=False, seed=seed).evidence
+    right = student.reference(serial_joined, seed=seed)
+    told = "RowLinear given another `join` than g"
+    expect(not seen["fault"], f"{told} returns {seen['fault']}", tuple(right.shape), seen["fault"])
+    expect(
+        near(seen["y"], right),
+        f"{told} does something else with it, or adds the bias elsewhere",
+        some(right),
+        some(seen["y"]),
+    )
+
+
+def joined_on_rank(code, rank, world, seed):
+    """A row-parallel layer of rank 1 of 2, whose summand is joined by tripling it."""
+    layer = code.RowLinear(made("row", seed, 4, 6, 1, True, False), 1, 2)
+    y = layer(given("row", seed, 4, 6)[0][..., 3:], lambda summand: 3 * summand)
+    return {"fault": fault_of(y, (3, 7, 4)), "y": y.detach() if isinstance(y, torch.Tensor) else None}
+
+
+def serial_joined(seed):
+    layer = made("row", seed, 4, 6, 1, True, False)
+    return (3 * given("row", seed, 4, 6)[0][..., 3:] @ layer.weight[:, 3:].T + layer.bias).detach()
+
+
+def drawn(draw, kind, width, inner, heads=1, bias=False, frozen=False):
+    """A trial of a layer."""
+    seed = draw.randrange(1 << 30)
+    return dict(kind=kind, seed=seed, width=width, inner=inner, heads=heads, bias=bias, frozen=frozen)
+
+
+def has_all(size, world):
+    """Whether each rank gets something."""
+    return (world - 1) * -(-size // world) < size
+
+
+@todo(
+    4,
+    needs=(2, 3),
+    why="Cut the other way round, the MLP needs an all-reduce before GELU, or computes something else: GELU of a sum "
+    "is not the sum of GELUs.",
+    hints=(
+        "After which of the two layers does each rank have whole columns of the hidden layer, on which GELU can work "
+        "at once?",
+        "self.up is a ColumnLinear of whole.up, self.down a RowLinear of whole.down. self.enter comes before "
+        "everything, self.join is the row layer's second argument.",
+        "self.down(F.gelu(self.up(self.enter(x_BTD))), self.join)",
+    ),
+)
+def test_todo4_mlp(student):
+    draw = student.draw("mlp")
+    trials = {}
+    for world in (1, 2, 3, 4):
+        width = draw.choice((5, 6, 7))
+        trials[world] = [
+            drawn(draw, "mlp", width, 4 * width),
+            drawn(draw, "mlp", width, 4 * width, bias=True, frozen=world == 3),
+        ]
+    check_layers(student, trials)
+    check_borders_used(student, "mlp", dict(seed=draw.randrange(1 << 30), width=6, inner=24, heads=1))
+
+
+@todo(
+    5,
+    needs=(2, 3),
+    why="Heads are the natural grain of attention: within a head every number meets every other one, between heads "
+    "nothing does until `out`. "
+    "And whoever cuts half heads should be told so before the first step, by a line that names both numbers.",
+    hints=(
+        "The serial forward pass hardly changes. Ask for each layer: has it whole heads as outputs, or as inputs?",
+        "heads = whole.q.out_features // whole.head_dim. q, k and v are ColumnLinear, out is a RowLinear. self.enter "
+        "once, on x, before all three.",
+        'if heads % world: raise ValueError(f"{heads} heads … {world} ranks"). x_BTD = self.enter(x_BTD) first, and '
+        "self.out(…, self.join) last; view(B, T, -1, self.head_dim) finds "
+        "out how many heads there are here.",
+    ),
+)
+def test_todo5_attention(student):
+    draw = student.draw("attention")
+    trials = {world: [] for world in (1, 2, 3, 4)}
+    for world in trials:
+        for frozen in (False, True)[: 2 if world == 2 else 1]:
+            heads = world * draw.randrange(1 if world > 2 else 2, 4)
+            trials[world].append(drawn(draw, "attention", heads * draw.randrange(2, 4), 1, heads, frozen=frozen))
+    check_layers(student, trials)
+    check_borders_used(student, "attention", dict(seed=draw.randrange(1 << 30), width=12, inner=1, heads=4))
+    for world, sizes in ((2, ((3, 12),)), (3, ((4, 12), (2, 6))), (4, ((2, 8), (6, 12)))):
+        run = student.call(refused_on_rank, world=world, sizes=sizes)
+        for rank, said_of in enumerate(run.evidence):
+            for (heads, _), said in zip(sizes, said_of):
+                told = f"ParallelAttention of {heads} heads on {world} ranks"
+                message = f"{told} is not refused when it is made: rank {rank} gets {said['kind']}"
+                expect(said["kind"] == "ValueError", message, "ValueError", said["kind"], rank)
+                numbers = "".join(c if c.isdigit() else " " for c in said["text"]).split()
+                expect(
+                    str(heads) in numbers and str(world) in numbers,
+                    f"{told}: the error does not name both numbers",
+                    f"a text with {heads} and {world}",
+                    said["text"] or "no text",
+                    rank,
+                )
+
+
+def refused_on_rank(code, rank, world, sizes):
+    return [refusal(code, rank, world, heads, dim) for heads, dim in sizes]
+
+
+def refusal(code, rank, world, heads, dim):
+    try:
+        code.ParallelAttention(Attention(dim, heads, 0.0), rank, world)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return {"kind": type(error).__name__, "text": str(error)[:200]}
+    return {"kind": "no error", "text": ""}
+
+
+def borders_on_rank(code, rank, world, kind, seed, width, inner, heads):
+    """With borders of the check's own: how often each is called, and on what."""
+    calls = {"enter": [], "join": []}
+
+    def border(name, x):
+        calls[name].append(list(x.shape) if isinstance(x, torch.Tensor) else None)
+        return 2 * x
+
+    layer = getattr(code, LAYER[kind][0])(
+        made(kind, seed, width, inner, heads, False, False),
+        rank,
+        world,
+        lambda x: border("enter", x),
+        lambda x: border("join", x),
+    )
+    y = layer(given(kind, seed, width, inner)[0])
+    return calls | {"fault": fault_of(y, (3, 7, width)), "y": y.detach() if isinstance(y, torch.Tensor) else None}
+
+
+def serial_borders(kind, seed, width, inner, heads):
+    """What the ranks' outputs add up to: each rank's summand is joined by doubling it."""
+    return 2 * made(kind, seed, width, inner, heads, False, False)(2 * given(kind, seed, width, inner)[0])
+
+
+def check_borders_used(student, kind, sizes):
+    """What stands at the borders comes as arguments: with others than f and g, these are used."""
+    world, name = 2, LAYER[kind][0]
+    ranks = student.call(borders_on_rank, world=world, kind=kind, **sizes).evidence
+    for rank, mine in enumerate(ranks):
+        for border in ("enter", "join"):
+            expect(
+                len(mine[border]) == 1,
+                f"{name} made with another `{border}` than {'f' if border == 'enter' else 'g'} calls it "
+                f"{len(mine[border])} times in a forward pass",
+                "once",
+                f"{len(mine[border])} times",
+                rank,
+            )
+        expect(
+            not mine["fault"],
+            f"{name} made with borders of another kind gives rank {rank} {mine['fault']}",
+            (3, 7, sizes["width"]),
+            mine["fault"],
+            rank,
+        )
+    right = student.reference(serial_borders, kind=kind, **sizes)
+    total = sum(mine["y"] for mine in ranks)
+    expect(
+        near(total, right),
+        f"{name} made with other borders than f and g computes something else",
+        some(right),
+        some(total),
+    )
+
+
+@todo(
+    6,
+    needs=(2, 3),
+    why="The table of words is often the largest parameter of all. A word that is not here must count as zero, and "
+    "not as whatever row 0 says.",
+    hints=(
+        "Three steps: which tokens are mine; look up, with some harmless number in place of the others; make the "
+        "others' rows zero.",
+        "self.first = rank * -(-whole.num_embeddings // world). A mask (x >= first) & (x < first + rows here); (x - "
+        "first).where(mask, 0) is harmless.",
+        "rows = F.embedding((x_BT - self.first).where(mine_BT, 0), self.weight); self.join(rows.where(mine_BT[..., "
+        "None], 0)).",
+    ),
+)
+def test_todo6_embedding(student):
+    draw = student.draw("embedding")
+    trials = {world: [] for world in (1, 2, 3, 4)}
+    for world in trials:
+        for frozen in (False, True)[: 2 if world == 3 else 1]:
+            words = draw.choice([n for n in range(11, 30) if has_all(n, world) and (world == 1 or n % world)])
+            trials[world].append(drawn(draw, "embedding", draw.randrange(3, 7), words, frozen=frozen))
+    check_layers(student, trials)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 7: the loss
+
+
+def logits_and_targets(seed, words, tokens, scale, dtype, counted, ignore):
+    """Logits of all words, and targets. counted: "all", "some" or "none" of them."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = (scale * torch.randn(*tokens, words, generator=draw)).to(getattr(torch, dtype))
+    y = torch.randint(words, tokens, generator=draw)
+    if counted == "none":
+        y = torch.full_like(y, ignore)
+    if counted == "some":
+        y[torch.rand(tokens, generator=draw) < 0.4] = ignore
+        y[(0,) * len(tokens)] = ignore
+        y[(-1,) * len(tokens)] = (ignore + 1) % words if ignore >= 0 else words - 1
+    return logits, y
+
+
+def serial_losses(trials):
+    return [serial_loss(**trial) for trial in trials]
+
+
+def serial_loss(**trial):
+    logits, y = logits_and_targets(**trial)
+    logits = logits.float().requires_grad_()
+    total = F.cross_entropy(logits.flatten(0, -2), y.flatten(), ignore_index=trial["ignore"], reduction="sum")
+    loss = total / (y != trial["ignore"]).sum().clamp(min=1)
+    (3 * loss).backward()
+    return {"loss": loss, "gradient": logits.grad}
+
+
+def losses_on_rank(code, rank, world, trials):
+    seen = []
+    for trial in trials:
+        logits, y = logits_and_targets(**trial)
+        first = rank * -(-trial["words"] // world)
+        mine = cut(logits, logits.dim() - 1, rank, world).contiguous().requires_grad_()
+        before, targets = mine.detach().clone(), y.clone()
+        del logits
+        mark()
+        loss = code.parallel_loss(mine, y, first, trial["ignore"])
+        fault = fault_of(loss, ())
+        if not all_right(fault):
+            return [*seen, {"fault": fault}]
+        mark()
+        if loss.requires_grad:
+            (3 * loss).backward()
+        mark()
+        seen.append(
+            {
+                "fault": "",
+                "loss": loss.detach().clone(),
+                "dtype": str(loss.dtype),
+                "gradient": None if mine.grad is None else mine.grad.clone(),
+                "untouched": torch.equal(mine, before) and torch.equal(y, targets),
+            }
+        )
+    return seen
+
+
+@todo(
+    7,
+    needs=(2, 3, 4, 5, 6),
+    why="The logits of a batch are larger than anything else in the step. A loss that gathers them throws away what "
+    "the cut of the head has saved.",
+    hints=(
+        "First the maximum, by a collective of its own; then, from logits less the maximum, what each rank can say "
+        "of the sum and of the target's logit.",
+        "maximum = logits.detach().amax(dim=-1), all-reduced with ReduceOp.MAX. The target's logit: gather at (y - "
+        "first), where that is a word of this rank, else 0. "
+        "Both sums go through g, which knows the gradient; stacked, they are one message.",
+        "total, at_target = g(torch.stack([logits.exp().sum(dim=-1), at_target])); then ((total.log() - at_target) * "
+        "counts).sum() / counts.sum().clamp(min=1), with "
+        "counts = y != ignore.",
+    ),
+)
+def test_todo7_loss(student):
+    draw = student.draw("loss")
+    kinds = (
+        ("some", 2.0, "float32", IGNORE, 2),
+        ("none", 2.0, "float32", IGNORE, 2),
+        ("all", 300.0, "float32", IGNORE, 2),
+        ("some", 2.0, "bfloat16", 3, 2),
+        ("all", 2.0, "float32", IGNORE, 1),
+    )
+    trials = {world: [] for world in (1, 2, 3, 4)}
+    for world in trials:
+        for counted, scale, dtype, ignore, dimensions in kinds:
+            words = draw.choice([n for n in range(40, 60) if has_all(n, world) and (world == 1 or n % world)])
+            tokens = [draw.randrange(2, 4), draw.randrange(3, 7)][-dimensions:]
+            how = dict(scale=scale, dtype=dtype, counted=counted, ignore=ignore)
+            trials[world].append(dict(seed=draw.randrange(1 << 30), words=words, tokens=tokens, **how))
+    rights = iter(
+        student.reference(serial_losses, trials=[trial for some_trials in trials.values() for trial in some_trials])
+    )
+    for world, mine in trials.items():
+        run = student.call(losses_on_rank, world=world, trials=mine)
+        marked = cases(run.events)
+        for number, trial in enumerate(mine):
+            ranks, events = [seen[number] for seen in run.evidence], marked[4 * number : 4 * number + 4]
+            check_loss(world, trial, ranks, events, next(rights))
+    check_training(student, (1, 2, 3, 4), sequence=False, clip=None)
+
+
+def check_loss(world, trial, ranks, events, right):
+    size = f"{'large ' if trial['scale'] > 9 else ''}logits, {trial['dtype']}, of {math.prod(trial['tokens'])} tokens"
+    which = {"some": "some targets ignored", "none": "all targets ignored", "all": "no target ignored"}[
+        trial["counted"]
+    ]
+    which += ", ignore = 3" if trial["ignore"] == 3 else ""
+    told = f"parallel_loss of {size} and {trial['words']} words, {which}, on {ranks_of(world)}"
+    for rank, mine in enumerate(ranks):
+        expect(not mine["fault"], f"{told} is {mine['fault']} on rank {rank}", "a 0-dim tensor", mine["fault"], rank)
+    for rank, mine in enumerate(ranks):
+        dtype, seen = mine["dtype"].removeprefix("torch."), mine["gradient"]
+        expect(dtype == "float32", f"{told} has dtype {dtype}", "float32", dtype, rank)
+        loss, expected = mine["loss"].item(), right["loss"].item()
+        fine = math.isclose(loss, expected, rel_tol=REL, abs_tol=1e-6)
+        expect(fine, f"{told} is another number on rank {rank}", f"{expected:.6f}", f"{loss:.6f}", rank)
+        share = cut(right["gradient"], right["gradient"].dim() - 1, rank, world)
+        expect(seen is not None, f"{told}: the logits have no gradient on rank {rank}", "a gradient", "None", rank)
+        rel = 2**-7 if trial["dtype"] == "bfloat16" else REL  # bfloat16 has 8 bits
+        # A share may be all but zero where the whole is not.
+        fine = bool((seen.double() - share.double()).norm() <= rel * right["gradient"].double().norm())
+        message = f"{told}: the gradient of the logits on rank {rank} is another one{manifold(seen, share)}"
+        expect(fine, message, f"norm {share.norm():.5g}", f"norm {seen.norm():.5g}", rank)
+        message = f"{told}: rank {rank} changes the logits or targets that it is given"
+        expect(mine["untouched"], message, "as they were", "changed", rank)
+    n = math.prod(trial["tokens"])
+    most = (world - 1) * 4 * 4 * n  # an all-gather of four numbers a token; all-reduces take less
+    premise(world == 1 or (world - 1) * 4 * n * trial["words"] / world > most, "a rank that gathers the logits")
+    both = [forward + backward for forward, backward in zip(events[0], events[2])]
+    why = "forward and backward, four numbers a token are enough"
+    check_sent(told, both, world, ring(4 * 2 * n, world), most, why)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 7, 9 and 11: the whole model
+
+DIM, HEADS, LENGTH = 24, 12, 12  # all numbers of ranks up to 4 divide the heads and the sequence
+
+
+def language_model(seed, words):
+    """The course's, with biases in its MLP, and weights large enough to matter."""
+    torch.manual_seed(seed)
+    model = TransformerLM(words, dim=DIM, n_heads=HEADS, n_layers=1, max_len=LENGTH)
+    mlp = model.blocks[0].mlp
+    mlp.up, mlp.down = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.2)
+    return model
+
+
+def samples(seed, words, step):
+    draw = torch.Generator().manual_seed(seed + step)
+    x, y = torch.randint(words, (2, LENGTH), generator=draw), torch.randint(words, (2, LENGTH), generator=draw)
+    y[torch.rand(y.shape, generator=draw) < 0.2] = IGNORE
+    return x, y
+
+
+LR, LONG = 0.1, 10
+
+
+def norm_of(gradients):
+    return torch.stack([gradient.norm() for gradient in gradients]).norm()
+
+
+def serial_training(seed, words, clip):
+    model = language_model(seed, words)
+    seen = {"losses": [], "norms": [], "first": {name: p.detach().clone() for name, p in model.named_parameters()}}
+    for step in range(LONG):
+        loss = model(*samples(seed, words, step))
+        loss.backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        if step == 0:
+            seen["gradients"] = gradients
+        norm = norm_of(gradients.values())
+        seen["losses"].append(loss.item())
+        seen["norms"].append(norm.item())
+        sgd(model, LR * (min(1.0, clip / norm.item()) if clip else 1.0))
+    return seen | {"weights": dict(model.named_parameters())}
+
+
+def training_on_rank(code, rank, world, seed, words, sequence, clip):
+    """The student's model; four marked cases in the first step: forward, backward, gradients finished, norm."""
+    model = code.ParallelLM(language_model(seed, words), rank, world, sequence)
+    seen = {"losses": [], "norms": [], "gradients": {}}
+    for step in range(LONG):
+        x, y = samples(seed, words, step)
+        mark()
+        loss = model(x, y)
+        mark()
+        loss.backward()
+        mark()
+        if sequence:
+            code.finish_gradients(model.parameters())
+        if step == 0:
+            seen["gradients"] = {
+                name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
+            }
+        mark()
+        scale = 1.0
+        if clip:
+            norm = code.gradient_norm(model.parameters())
+            seen["norms"].append(float(norm) if isinstance(norm, (torch.Tensor, float)) else float("nan"))
+            scale = min(1.0, clip / seen["norms"][-1])
+        seen["losses"].append(loss.item())
+        sgd(model, LR * scale)
+    return seen | {"weights": dict(model.named_parameters())}
+
+
+def check_training(student, worlds, sequence, clip):
+    draw = student.draw("training")
+    words, seed = draw.choice((29, 31, 35, 37, 41, 43)), draw.randrange(1 << 30)  # no number of ranks divides them
+    for world in worlds:
+        check_training_on(student, world, sequence, clip, words, seed)
+
+
+def check_training_on(student, world, sequence, clip, words, seed):
+    told = f"the model on {ranks_of(world)}{', sequence parallel' if sequence else ''}{', clipped' if clip else ''}"
+    run = student.call(training_on_rank, world=world, seed=seed, words=words, sequence=sequence, clip=clip)
+    right = student.reference(serial_training, seed=seed, words=words, clip=clip)
+    ranks, marked = run.evidence, cases(run.events)
+    premise(abs(right["losses"][-1] - right["losses"][0]) > 10 * REL * right["losses"][0], "weights that never move")
+    premise(not clip or sum(norm > 1.05 * clip for norm in right["norms"]) > LONG // 2, "a norm that never matters")
+    for rank, mine in enumerate(ranks):
+        first, expected = mine["losses"][0], right["losses"][0]
+        expect(
+            math.isclose(first, expected, rel_tol=REL),
+            f"{told}: the first loss on rank {rank} is not the serial one",
+            f"{expected:.6f}",
+            f"{first:.6f}",
+            rank,
+        )
+    for name, gradient in right["gradients"].items():
+        for rank, mine in enumerate(ranks):
+            if name in mine["gradients"]:
+                check_gradient(told, name, dimension_of(name), rank, world, mine["gradients"][name], gradient)
+    for rank, mine in enumerate(ranks):
+        for step, (seen, expected) in enumerate(zip(mine["norms"], right["norms"]), 1):
+            expect(
+                math.isclose(seen, expected, rel_tol=REL),
+                f"{told}: the norm of all gradients in step {step} of {LONG} is another one on rank {rank}",
+                f"{expected:.6g}",
+                f"{seen:.6g}",
+                rank,
+            )
+        for step, (seen, expected) in enumerate(zip(mine["losses"], right["losses"], strict=True), 1):
+            expect(
+                math.isclose(seen, expected, rel_tol=REL),
+                f"{told}: loss {step} of {LONG} on rank {rank} is not the serial one",
+                f"{expected:.6f}",
+                f"{seen:.6f}",
+                rank,
+            )
+        for name, weight in right["weights"].items():
+            if name in mine["weights"]:
+                check_weight(told, name, rank, world, mine["weights"][name], weight, right["first"][name])
+    for name, dim in ((name, dimension_of(name)) for name in right["weights"]):
+        copies = [mine["weights"][name] for mine in ranks if name in mine["weights"]]
+        if dim is None and copies:
+            apart = [rank for rank, copy in enumerate(copies) if not near(copy, copies[0], REL)]
+            expect(
+                not apart,
+                f"{told}: after {LONG} steps the copies of {name} differ between rank 0 and {apart}",
+                "the same on all ranks",
+                f"{apart} differ",
+            )
+    check_model_traffic(told, marked, world, sequence)
+
+
+def check_weight(told, name, rank, world, seen, weight, first):
+    dim = dimension_of(name)
+    if dim is not None:
+        weight, first = cut(weight, dim, rank, world), cut(first, dim, rank, world)
+    moved = (weight - first).norm()
+    fine = seen.shape == weight.shape and bool((seen - weight).norm() <= REL * weight.norm() + 1e-3 * moved)
+    expect(
+        fine,
+        f"{told}: {name} on rank {rank} is not what the serial run has after {LONG} steps",
+        f"moved by {moved:.5g}",
+        f"moved by {(seen - first).norm():.5g}" if seen.shape == first.shape else tuple(seen.shape),
+        rank,
+    )
+
+
+def check_model_traffic(told, marked, world, sequence):
+    """A block has two all-reduces forward and two backward; the embedding has one forward, the head one backward."""
+    activation, tokens = 4 * 2 * LENGTH * DIM, 2 * LENGTH
+    blocks = ring(3 * activation, world)
+    check_sent(
+        f"{told}, in a forward pass",
+        marked[0],
+        world,
+        blocks,
+        blocks + ring(4 * 4 * tokens, world),
+        "due are one all-reduce for the embedding, two for the block, and the loss",
+    )
+    check_sent(
+        f"{told}, in a backward pass",
+        marked[1],
+        world,
+        blocks,
+        blocks + ring(4 * 4 * tokens, world),
+        "due are two all-reduces for the block, and one for the head",
+    )
+    if sequence:
+        whole = 4 * (LENGTH * DIM + 7 * DIM)  # the position embedding, three norms, and the bias of `down`
+        check_sent(
+            f"{told}, to finish the gradients",
+            marked[2],
+            world,
+            whole * (world - 1) / world,
+            ring(whole, world),
+            "due are the gradients of what is not sharded",
+        )
+
+
+def finished_on_rank(code, rank, world, mine):
+    """Gradients of copies, of shards, of a frozen one."""
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((3, 2), (4,), (1,), (2, 2), (5,))]
+    for number in (1, 3):
+        parameters[number].sharded = True
+    for number, p in enumerate(parameters[:4]):
+        p.grad = torch.full(p.shape, float(mine + 100 * number))
+    parameters[4].requires_grad_(False)
+    mark()
+    code.finish_gradients(iter(parameters))
+    return [None if p.grad is None else p.grad.clone() for p in parameters]
+
+
+@todo(
+    9,
+    needs=(2, 3, 4, 5, 6, 7, 8),
+    why="This is the one that everyone forgets: nothing fails, the first loss is exact, and the copies drift apart "
+    "from the first step on.",
+    hints=(
+        "With sequence parallelism a rank's norms, position embedding and row-parallel biases have seen its own "
+        "tokens only. What do all of these have in common, and nothing else?",
+        "is_sharded(parameter) tells shards from copies. dist.all_reduce(parameter.grad) sums in place; a frozen "
+        "parameter has no gradient.",
+        "for parameter in parameters: if not is_sharded(parameter) and parameter.grad is not None: "
+        "dist.all_reduce(parameter.grad)",
+    ),
+)
+def test_todo9_finished(student):
+    for world in (2, 3):
+        numbers = student.draw("finished").sample(range(1, 50), world)
+        ranks = student.call(finished_on_rank, world=world, mine=Private(numbers)).evidence
+        for rank, seen in enumerate(ranks):
+            for number, what in enumerate(("a copy", "a shard", "a copy", "a shard")):
+                right = (
+                    float(sum(numbers) + 100 * number * world)
+                    if what == "a copy"
+                    else float(numbers[rank] + 100 * number)
+                )
+                grad = seen[number]
+                told = f"finish_gradients on {world} ranks: the gradient of {what} on rank {rank}"
+                expect(grad is not None, f"{told} is gone", right, "None", rank)
+                value = grad.flatten()[0].item()
+                mean = what == "a copy" and bool((grad == right / world).all())
+                expect(
+                    bool((grad == right).all()),
+                    f"{told} is {'the mean of all ranks, not the sum' if mean else 'wrong'}",
+                    right,
+                    value,
+                    rank,
+                )
+            expect(
+                seen[4] is None, "finish_gradients makes a gradient for a frozen parameter", "None", "a gradient", rank
+            )
+    check_training(student, (2, 3, 4), sequence=True, clip=None)
+
+
+def norm_on_rank(code, rank, world, seed, common, dtype):
+    """Gradients of copies (alike), of shards (this rank's), none; and of shards alone, copies alone, nothing."""
+    parameters = gradients_for(seed, common, dtype)
+    seen = []
+    for chosen in CHOSEN:
+        mark()
+        norm = code.gradient_norm(iter([parameters[n] for n in chosen]))
+        fault = fault_of(norm, ())
+        seen.append(
+            {
+                "fault": fault,
+                "norm": None if fault else norm.double(),
+                "kept": all(
+                    p.grad is None or torch.equal(p.grad, q.grad)
+                    for p, q in zip(parameters, gradients_for(seed, common, dtype))
+                ),
+            }
+        )
+    return seen
+
+
+CHOSEN = ((0, 1, 2, 3, 4), (1, 3), (0, 2), (4,))
+
+
+def gradients_for(seed, common, dtype):
+    parameters = [
+        nn.Parameter(torch.zeros(shape, dtype=getattr(torch, dtype))) for shape in ((3, 2), (4, 3), (5,), (2, 2), (5,))
+    ]
+    own, alike = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(common)
+    for number, p in enumerate(parameters[:4]):
+        p.sharded = number in (1, 3)
+        p.grad = torch.randn(p.shape, generator=own if p.sharded else alike).to(p.dtype)
+    return parameters
+
+
+@todo(
+    11,
+    needs=(2, 3, 4, 5, 6, 7, 8, 9),
+    why="A norm of one's own shards is too small, a sum over all ranks counts every copy t times. Either way each "
+    "step has the wrong length, and Adam hides it.",
+    hints=(
+        "Two sums of squares, one of shards and one of copies. Which of them must be added up over the ranks?",
+        "is_sharded(parameter) tells. parameter.grad.float().square().sum() is a 0-dim tensor; all-reduce the "
+        "shards' sum, add the copies', take the root.",
+        "dist.all_reduce(shards); return (shards + copies).sqrt(), where both begin as torch.zeros(()).",
+    ),
+)
+def test_todo11_norm(student):
+    for world, dtype in ((1, "float32"), (2, "float32"), (3, "float32"), (4, "bfloat16")):
+        seeds, common = student.seeds(world), student.draw("common").randrange(1 << 40)
+        run = student.call(norm_on_rank, world=world, seed=seeds, common=common, dtype=dtype)
+        marked = cases(run.events)
+        for number, chosen in enumerate(CHOSEN):
+            what = ("shards, copies and a frozen one", "shards", "copies", "a frozen one")[number]
+            told = f"gradient_norm of {what}, {dtype}, on {ranks_of(world)}"
+            squares = 0.0
+            for rank, seed in enumerate(seeds):
+                for n in chosen:
+                    p = gradients_for(seed, common, dtype)[n]
+                    squares += (
+                        p.grad.double().square().sum().item()
+                        if p.grad is not None and (p.sharded or rank == 0)
+                        else 0.0
+                    )
+            for rank, seen in enumerate(run.evidence):
+                mine = seen[number]
+                expect(
+                    not mine["fault"],
+                    f"{told} is {mine['fault']} on rank {rank}",
+                    "a 0-dim tensor",
+                    mine["fault"],
+                    rank,
+                )
+                expect(
+                    math.isclose(mine["norm"].item(), math.sqrt(squares), rel_tol=REL, abs_tol=1e-9),
+                    f"{told} is another number on rank {rank}",
+                    f"{math.sqrt(squares):.6g}",
+                    f"{mine['norm'].item():.6g}",
+                    rank,
+                )
+                expect(mine["kept"], f"{told}: the gradients are changed by it", "as they were", "changed", rank)
+            if 1 in chosen:
+                check_sent(told, marked[number], world, ring(4, world), ring(8, world), "one number is enough")
+    check_training(student, (2, 3), sequence=False, clip=1.0)
+    check_training(student, (4,), sequence=True, clip=1.0)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 12: dropout
+
+PLACES = ("embedding", "attention", "hidden", "residual")
+
+
+def dropped_on_rank(code, rank, world, seed, p):
+    """Masks of both generators; dropout's arithmetic; which generator where."""
+    made = code.make_generators(seed, rank)
+    if not (
+        isinstance(made, (tuple, list)) and len(made) == 2 and all(isinstance(one, torch.Generator) for one in made)
+    ):
+        return {"made": False}
+    x = 1 + torch.rand(40, 50, generator=torch.Generator().manual_seed(seed))
+    seen = {"made": True, "masks": [], "fault": "", "x": x}
+    for generator in made:
+        for _ in range(2):
+            x_ = x.clone().requires_grad_()
+            torch.manual_seed(
+                5
+            )  # whoever draws from the common source of all, and not from the generator, draws the same again
+            y = code.dropout(x_, p, generator)
+            seen["fault"] = (
+                seen["fault"]
+                or fault_of(y, x.shape)
+                or ("" if y.requires_grad else "a tensor that autograd knows nothing of")
+            )
+            if seen["fault"]:
+                return seen
+            y.sum().backward()
+            seen["masks"].append({"y": y.detach().clone(), "gradient": x_.grad.clone()})
+    whole = code.dropout(x, 0.0, made[0])
+    seen["none"] = bool(fault_of(whole, x.shape)) or torch.equal(whole, x)
+    half = code.dropout(x.bfloat16(), p, made[0])
+    seen["half"] = str(half.dtype) if isinstance(half, torch.Tensor) else type(half).__name__
+    again = code.make_generators(seed, rank)
+    seen["again"] = all(
+        torch.equal(code.dropout(x, p, generator), mask["y"]) for generator, mask in zip(again, seen["masks"][::2])
+    )
+    other = code.make_generators(seed + 1, rank)
+    seen["seed"] = any(
+        torch.equal(code.dropout(x, p, generator), mask["y"]) for generator, mask in zip(other, seen["masks"][::2])
+    )
+    seen["alike"] = {
+        place: [plain_bool(code.draws_alike(place, sequence)) for sequence in (False, True)] for place in PLACES
+    }
+    return seen
+
+
+def plain_bool(value):
+    return bool(value) if isinstance(value, (bool, int)) else repr(value)[:40]
+
+
+@todo(
+    12,
+    why="Copies that get different masks are copies no more, and nobody notices; heads that share a mask learn less "
+    "than dropout promises.",
+    hints=(
+        "Ask of each place: has every rank the same numbers there, or each its own? Without sequence parallelism the "
+        "stream is a copy, with it each rank has its tokens.",
+        "torch.Generator().manual_seed(seed) is alike on all ranks; for a rank's own another number for each rank, "
+        "and none of them the seed itself. "
+        "torch.rand(x.shape, generator=generator) >= p is True where a number stays.",
+        'manual_seed(seed) and manual_seed(seed + 1 + rank); x * kept / (1 - p); place in ("embedding", "residual") '
+        "and not sequence.",
+    ),
+)
+def test_todo12_dropout(student):
+    world, draw = 4, student.draw("dropout")
+    p, seed = draw.choice((0.1, 0.25, 0.4)), draw.randrange(1 << 30)
+    ranks = student.call(dropped_on_rank, world=world, group=False, seed=seed, p=p).evidence
+    for rank, mine in enumerate(ranks):
+        expect(
+            mine["made"],
+            f"make_generators on rank {rank} does not return two generators",
+            "two torch.Generator",
+            "something else",
+            rank,
+        )
+        expect(
+            not mine["fault"],
+            f"dropout with p = {p} on rank {rank} returns {mine['fault']}",
+            "a tensor of the same shape",
+            mine["fault"],
+            rank,
+        )
+        x = mine["x"]
+        for number, mask in enumerate(mine["masks"]):
+            told = f"dropout with p = {p} on rank {rank}"
+            dropped = mask["y"] == 0
+            scaled = torch.allclose(mask["y"][~dropped], x[~dropped] / (1 - p), rtol=1e-5)
+            ratio = (mask["y"][~dropped] / x[~dropped]).mean() if (~dropped).any() else float("nan")
+            expect(
+                scaled,
+                f"{told}: what stays is not divided by 1 - p",
+                f"{1 / (1 - p):.4f} times the input",
+                f"{ratio:.4f} times",
+                rank,
+            )
+            share = dropped.float().mean().item()
+            # Five standard deviations of 2000 draws.
+            near_p = abs(share - p) < 5 * math.sqrt(p * (1 - p) / 2000)
+            expect(near_p, f"{told}: {share:.1%} of the numbers are dropped", f"about {p:.0%}", f"{share:.1%}", rank)
+            right = (~dropped).float() / (1 - p)
+            expect(
+                torch.allclose(mask["gradient"], right, rtol=1e-5),
+                f"{told}: the gradient is not that of the same mask",
+                "mask / (1 - p)",
+                "something else",
+                rank,
+            )
+        for kind, (first, second) in (("common", (0, 1)), ("own", (2, 3))):
+            expect(
+                not torch.equal(mine["masks"][first]["y"], mine["masks"][second]["y"]),
+                f"dropout with p = {p} on rank {rank} draws the same mask twice from the {kind} generator",
+                "the generator moves on",
+                "the same mask",
+                rank,
+            )
+        expect(
+            mine["none"], f"dropout with p = 0 changes its input on rank {rank}", "the input", "something else", rank
+        )
+        expect(
+            mine["half"] == "torch.bfloat16",
+            "dropout of a bfloat16 tensor has another dtype",
+            "bfloat16",
+            mine["half"].removeprefix("torch."),
+            rank,
+        )
+        expect(
+            mine["again"],
+            f"the same seed gives rank {rank} another mask the second time",
+            "the same mask",
+            "another one",
+            rank,
+        )
+        expect(not mine["seed"], f"another seed gives rank {rank} the same mask", "another mask", "the same", rank)
+    for rank, mine in enumerate(ranks):
+        expect(
+            torch.equal(mine["masks"][0]["y"], ranks[0]["masks"][0]["y"]),
+            f"the generator that is alike on all ranks gives rank {rank} another mask than rank 0",
+            "the same mask",
+            "another one",
+            rank,
+        )
+        expect(
+            not torch.equal(mine["masks"][2]["y"], mine["masks"][0]["y"]),
+            f"rank {rank}'s own generator draws the common mask",
+            "another one",
+            "the same",
+            rank,
+        )
+        for other in range(rank):
+            expect(
+                not torch.equal(mine["masks"][2]["y"], ranks[other]["masks"][2]["y"]),
+                f"ranks {other} and {rank} draw the same mask from their own generators",
+                "different masks",
+                "the same",
+                rank,
+            )
+    for place in PLACES:
+        for sequence, seen in zip((False, True), ranks[0]["alike"][place]):
+            right = place in ("embedding", "residual") and not sequence
+            expect(
+                seen is right,
+                f"draws_alike({place!r}, sequence={sequence}) is wrong: there "
+                f"{'every rank has the same numbers' if right else 'each rank has its own part'}",
+                right,
+                seen,
+            )

@@ -1,0 +1,1117 @@
+# %% [markdown]
+# # Tensor parallelism: one matrix product on several ranks
+#
+# ZeRO shares out what is *held*: before a layer computes, its weights are gathered, and every rank computes the whole
+# layer, on samples of its own. Tensor parallelism shares out what is *computed*: each rank keeps its part of every
+# weight matrix for good, multiplies by it, and what travels between the ranks is activations. All ranks work on **the
+# same samples**.
+#
+# So a layer that is too large for one device is no problem, a step on a single sequence becomes faster, and
+# activations shrink, too. The price: the ranks talk in the middle of every layer, twice on the way forward and twice
+# on the way back.
+#
+# In this lesson you build the layers of Megatron-LM ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)) by hand,
+# make the course's language model of them, and train it beside the serial one.
+#
+# ![An MLP on two ranks: the first weight is cut by columns, the second by rows](../images/tensor_parallel_mlp.png)
+
+# %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
+import sys
+from pathlib import Path
+
+here = Path.cwd().resolve()
+course = next(folder for folder in (here, *here.parents) if (folder / "grader").is_dir())
+sys.path.insert(0, str(course))
+
+from grader import check
+
+# %%
+import copy
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from grader import run_on_ranks
+from utils import plots_tensor_parallel as plots
+from utils.data import IGNORE
+from utils.memory import Storages
+from utils.model import MLP, Attention, Block, TransformerLM
+
+# %% [markdown]
+# ## What does it cost?
+#
+# A block of the course's model has six matrices. With $D$ the width of the stream, the attention's `q`, `k`, `v` and
+# `out` are $D \times D$, the MLP's `up` and `down` are $4D \times D$ and $D \times 4D$; none has a bias. Its two
+# norms have $2D$ numbers each.
+#
+# On $t$ ranks every matrix is cut into $t$ parts, one for each rank. The norms stay whole on each. In a step, a block
+# takes **four all-reduces** of an activation of $B \times T \times D$ numbers ($B$ sequences of $T$ tokens): one
+# after the attention and one after the MLP, and the same on the way back.
+#
+# FSDP cuts all parameters of the block into $N$ parts, norms, too. It gathers the whole block for the forward pass,
+# gathers it again for the backward pass, and reduces and scatters the gradients.
+#
+# (From `01_collectives`: a ring all-reduce of $S$ bytes on $N$ ranks sends $2\frac{N-1}{N}S$ bytes from each rank; an
+# all-gather or a reduce-scatter is half of it.)
+#
+# **Predict** before you go on: which of the two sends more?
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def block_weights(dim: int, world: int) -> float:
+    """Numbers that a rank holds of one block's parameters, by tensor parallelism on ``world`` ranks."""
+    # TODO 1: Predict what a block takes: weights held and bytes sent by each rank. First the weights.
+    ### BEGIN SOLUTION
+    return 12 * dim**2 / world + 4 * dim
+    ### END SOLUTION
+
+
+def tensor_parallel_bytes(batch: int, length: int, dim: int, world: int) -> float:
+    """Bytes that a rank sends for one block in a step, in float32: batch × length tokens of ``dim`` numbers."""
+    # TODO 1, again: by tensor parallelism.
+    ### BEGIN SOLUTION
+    activation = 4 * batch * length * dim
+    return 4 * 2 * (world - 1) / world * activation
+    ### END SOLUTION
+
+
+def fsdp_bytes(dim: int, world: int) -> float:
+    """The same by FSDP on ``world`` ranks, each with samples of its own."""
+    # TODO 1, again: and by FSDP.
+    ### BEGIN SOLUTION
+    block = 4 * (12 * dim**2 + 4 * dim)
+    return 3 * (world - 1) / world * block
+    ### END SOLUTION
+
+
+# %%
+for tokens in (1_000, 4_000, 16_000):
+    gigabytes = tensor_parallel_bytes(1, tokens, 4096, 8) / 1e9
+    print(
+        f"{tokens:6,} tokens of width 4096, 8 ranks: {gigabytes:4.2f} GB a block; by FSDP "
+        f"{fsdp_bytes(4096, 8) / 1e9:4.2f} GB"
+    )
+
+# %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/1")
+
+# %% [markdown]
+# FSDP's bytes depend on the weights alone, tensor parallelism's on the tokens alone. And mind the difference that no
+# formula here shows: FSDP can gather the next block while this one computes. A tensor-parallel layer *waits* for its
+# all-reduce, since what comes next needs the sum.
+#
+# ## Two functions, f and g
+#
+# Look at the picture again. The input $X$ is the same on all ranks, and so is the output $Z$; in between, each rank
+# has something of its own. Autograd must be told what happens at the two borders. The paper calls them $f$ and $g$:
+#
+# | | forward | backward |
+# |---|---|---|
+# | $f$, where the parallel part begins | nothing: every rank has $X$ | the **sum** over the ranks |
+# | $g$, where it ends | the **sum** over the ranks | nothing: every rank has the gradient of $Z$ |
+#
+# Why the sum in $f$? Each rank knows only how *its* part of the layer depends on $X$. Why nothing in $g$? The gradient
+# of a sum is the gradient of each summand.
+#
+# They are a conjugate pair: each is the other one's backward pass. Two calls look as if they would do, and do not:
+#
+# - A plain `dist.all_reduce` works, but autograd does not see it. As $f$ it would never be called in the backward
+#   pass.
+# - `torch.distributed.nn.functional.all_reduce` has a gradient: it sums in the backward pass as well. As $g$ it makes
+#   every gradient before it $t$ times as large. The first loss does not show it, and Adam hides most of it.
+#
+# | call | what it does |
+# |---|---|
+# | `class My(torch.autograd.Function)` | a function with a backward pass of your own |
+# | `My.apply(x)` | calls its `forward(ctx, x)` |
+# | `backward(ctx, gradient)` | is given the gradient of the output, and returns that of `x` |
+# | `dist.all_reduce(tensor)` | sums over the ranks, in place; the tensor must be contiguous |
+# | `tensor.clone(memory_format=torch.contiguous_format)` | a contiguous copy, whatever the tensor's strides |
+#
+# What `forward` and `backward` are given belongs to somebody else: do not write into it.
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
+class CopyToRanks(torch.autograd.Function):
+    """f: where a parallel part begins."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        # TODO 2: Write the conjugate pair f and g. First f, forward.
+        ### BEGIN SOLUTION
+        return x.view_as(x)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        # TODO 2, again: f, backward.
+        ### BEGIN SOLUTION
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+        ### END SOLUTION
+
+
+class SumOverRanks(torch.autograd.Function):
+    """g: where a parallel part ends."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        # TODO 2, again: g, forward.
+        ### BEGIN SOLUTION
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        # TODO 2, again: g, backward.
+        ### BEGIN SOLUTION
+        return gradient
+        ### END SOLUTION
+
+
+def f(x: Tensor) -> Tensor:
+    return CopyToRanks.apply(x)
+
+
+def g(x: Tensor) -> Tensor:
+    return SumOverRanks.apply(x)
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_2", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/2")
+
+# %% [markdown]
+# See them at work. The scalar $z = \sum_r (r+1)\,x$ is made by a part on each rank. Its gradient is $1 + 2 + \dots +
+# t$.
+
+
+# %%
+def slopes(value: float, rank: int, world: int) -> dict[str, float]:
+    x = torch.tensor(value, requires_grad=True)
+    z = g((rank + 1) * f(x))
+    z.backward()
+    return {"z": z.item(), "gradient": x.grad.item()}
+
+
+# %%
+print(run_on_ranks("04_tensor_parallel/slopes", [1.0, 1.0, 1.0]).results)
+
+# %% [markdown]
+# ## Cut a linear layer
+#
+# A linear layer computes $Y = X A^\top + b$, where torch's `weight` $A$ has a **row for each output** and a **column
+# for each input**. There are two ways to cut it:
+#
+# - **Column parallel** (named after the columns of $A^\top$): a rank has some of the outputs, so some rows of
+#   `weight`. It needs the whole $X$ and makes its columns of $Y$. A bias is cut in the same way.
+# - **Row parallel**: a rank has some of the inputs, so some columns of `weight`. It needs only those columns of $X$
+#   and makes a summand of the whole $Y$. The sum is $g$'s work. A bias is whole on each rank, and is added **once**:
+#   after the sum.
+#
+# $f$ does not belong to the column-parallel layer: several such layers may begin a parallel part (`q`, `k` and `v`
+# do), and then one $f$ serves them all.
+#
+# All parts are cut from the whole layer, so the first weights are those of the serial model. A dimension of $n$ is
+# cut as `torch.chunk` and DTensor do: each rank gets $n/t$, rounded up, the last one what is left. In this lesson
+# every rank gets something.
+#
+# | call | what it does |
+# |---|---|
+# | `tensor.split(size, dim)` | views of `size` along a dimension, the last one maybe shorter |
+# | `-(-a // b)` | $a/b$, rounded up |
+# | `F.linear(x, weight, bias)` | $X A^\top + b$; `bias` may be None |
+# | `sharded(tensor, dim, rank, world)` | below: a parameter, cut and marked as such, of which this rank has a shard |
+# | `replicated(tensor)` | below: a parameter that every rank has whole |
+
+
+# %%
+def sharded(whole: Tensor, dim: int, rank: int, world: int) -> nn.Parameter:
+    """This rank's shard of a parameter, as a parameter. What belongs to all ranks together must be known later on."""
+    shard = nn.Parameter(my_shard(whole.detach(), dim, rank, world), whole.requires_grad)
+    shard.sharded = True
+    return shard
+
+
+def replicated(whole: Tensor) -> nn.Parameter:
+    return nn.Parameter(whole.detach().clone(), whole.requires_grad)
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    return getattr(parameter, "sharded", False)
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def my_shard(whole: Tensor, dim: int, rank: int, world: int) -> Tensor:
+    """This rank's part of a tensor, cut along ``dim``: contiguous, in memory of its own, so that the whole may go."""
+    # TODO 3: Cut linear layers by columns and by rows. First, the part of a tensor.
+    ### BEGIN SOLUTION
+    size = -(-whole.shape[dim] // world)
+    return whole.split(size, dim)[rank].clone(memory_format=torch.contiguous_format)
+    ### END SOLUTION
+
+
+class ColumnLinear(nn.Module):
+    """This rank's outputs of a linear layer, of its whole input."""
+
+    def __init__(self, whole: nn.Linear, rank: int, world: int) -> None:
+        super().__init__()
+        # TODO 3, again: self.weight and self.bias, by `sharded` or `replicated`. A layer without a bias has None.
+        ### BEGIN SOLUTION
+        self.weight = sharded(whole.weight, 0, rank, world)
+        self.bias = None if whole.bias is None else sharded(whole.bias, 0, rank, world)
+        ### END SOLUTION
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (…, inputs) -> (…, this rank's outputs). It sends nothing."""
+        # TODO 3, again: the product.
+        ### BEGIN SOLUTION
+        return F.linear(x, self.weight, self.bias)
+        ### END SOLUTION
+
+
+class RowLinear(nn.Module):
+    """All outputs of a linear layer, of this rank's inputs."""
+
+    def __init__(self, whole: nn.Linear, rank: int, world: int) -> None:
+        super().__init__()
+        # TODO 3, again: self.weight and self.bias of a row-parallel layer.
+        ### BEGIN SOLUTION
+        self.weight = sharded(whole.weight, 1, rank, world)
+        self.bias = None if whole.bias is None else replicated(whole.bias)
+        ### END SOLUTION
+
+    def forward(self, x: Tensor, join: Callable[[Tensor], Tensor] = g) -> Tensor:
+        """x: (…, this rank's inputs) -> (…, outputs), whole. ``join`` adds up what the ranks have, as g does."""
+        # TODO 3, again: the product, joined, and the bias.
+        ### BEGIN SOLUTION
+        y = join(F.linear(x, self.weight))
+        return y if self.bias is None else y + self.bias
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_3", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/3")
+
+# %% [markdown]
+# ## The MLP
+#
+# $Z = \mathrm{gelu}(X A^\top)\,B^\top$. GELU works number by number, but it is not linear: $\mathrm{gelu}(a + b)$ is
+# not $\mathrm{gelu}(a) + \mathrm{gelu}(b)$. So the ranks must not have to add up anything before it. Which of the two
+# layers is cut by columns, which by rows? If you choose well, a rank's columns of the hidden layer are just what its
+# part of the second product needs. The hidden layer is never whole anywhere, and one all-reduce forward and one
+# backward are all.
+#
+# What stands at the borders comes as arguments, ``enter`` and ``join``: $f$ and $g$ now, others later in this lesson.
+# The serial MLP is in `utils/model.py`:
+#
+# ```python
+# def forward(self, x_BTD):
+#     return self.down(F.gelu(self.up(x_BTD)))
+# ```
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
+class ParallelMLP(nn.Module):
+    """An MLP on all ranks: two linear layers, ``whole.up`` and ``whole.down``, and GELU between them."""
+
+    def __init__(self, whole: MLP, rank: int, world: int, enter: Callable = f, join: Callable = g) -> None:
+        super().__init__()
+        self.enter, self.join = enter, join
+        # TODO 4: Put an MLP together, with one all-reduce forward and one backward. First self.up and self.down.
+        ### BEGIN SOLUTION
+        self.up = ColumnLinear(whole.up, rank, world)
+        self.down = RowLinear(whole.down, rank, world)
+        ### END SOLUTION
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        # TODO 4, again: from the border to the border.
+        ### BEGIN SOLUTION
+        return self.down(F.gelu(self.up(self.enter(x_BTD))), self.join)
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_4", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/4")
+
+# %% [markdown]
+# ## Attention
+#
+# The heads of attention do not know of each other until `out` mixes them. So whole heads are shared out: a rank has
+# the rows of `q`, `k` and `v` that make its heads, computes the attention of these, and its columns of `out` make a
+# summand of the result.
+#
+# `q`, `k` and `v` read the same input. With an $f$ for each of them, the backward pass has three all-reduces where
+# one does.
+#
+# Half a head is no use: 4 heads on 3 ranks is an error, and better a clear one, at once. (Without it, the code below
+# would fail in a `view`, much later, with sizes that nobody recognizes. Or, worse, compute something else.)
+#
+# The serial attention, in `utils/model.py`:
+#
+# ```python
+# def forward(self, x_BTD):
+#     B, T, _ = x_BTD.shape
+#     q_BHTK, k_BHTK, v_BHTK = (
+#         project(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2) for project in (self.q, self.k, self.v)
+#     )
+#     y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+#     return self.out(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+# ```
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
+class ParallelAttention(nn.Module):
+    """Causal self-attention on all ranks, by whole heads. ``whole`` has layers q, k, v and out, and ``head_dim``.
+
+    Raises:
+        ValueError: the heads can not be shared out evenly.
+    """
+
+    def __init__(self, whole: Attention, rank: int, world: int, enter: Callable = f, join: Callable = g) -> None:
+        super().__init__()
+        self.enter, self.join, self.head_dim = enter, join, whole.head_dim
+        # TODO 5: Share out the heads of attention. First refuse what can not be shared out, by a ValueError whose text
+        # names both numbers, heads and ranks; then the layers.
+        ### BEGIN SOLUTION
+        heads = whole.q.out_features // whole.head_dim
+        if heads % world:
+            raise ValueError(f"{heads} heads do not divide by {world} tensor-parallel ranks")
+        self.q = ColumnLinear(whole.q, rank, world)
+        self.k = ColumnLinear(whole.k, rank, world)
+        self.v = ColumnLinear(whole.v, rank, world)
+        self.out = RowLinear(whole.out, rank, world)
+        ### END SOLUTION
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        # TODO 5, again: one all-reduce forward, one backward.
+        ### BEGIN SOLUTION
+        x_BTD = self.enter(x_BTD)
+        B, T, _ = x_BTD.shape
+        q_BHTK, k_BHTK, v_BHTK = (
+            project(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2) for project in (self.q, self.k, self.v)
+        )
+        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        return self.out(y_BHTK.transpose(1, 2).reshape(B, T, -1), self.join)
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_5", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/5")
+
+# %% [markdown]
+# Many libraries make `q`, `k` and `v` by one matrix with $3D$ rows. Cut into $t$ contiguous parts, its shapes are
+# right and its heads are not: with $t = 3$, rank 0 would have all of `q`, and no key. Such a matrix is cut in each of
+# its three parts.
+#
+# ## The embedding
+#
+# The vocabulary is often the largest dimension of a model. Its table is cut by words: a rank has $V/t$ rows, rounded
+# up, the last one what is left. A rank looks up the words that it has, and says zero for the others; the sum of the
+# ranks is right, since each word is in one place.
+#
+# ![Four tokens on two ranks: each looks up its own words, the rest is zero](../images/tensor_parallel_words.png)
+#
+# Beware: a foreign word has no row here. `F.embedding(x, weight)` refuses numbers outside of the table, so look up
+# *some* row in its place, and then make it zero.
+#
+# | call | what it does |
+# |---|---|
+# | `F.embedding(x, weight)` | row `x[…]` of the table, for each number in `x` |
+# | `tensor.where(condition, 0)` | 0 where the condition (of the same shape, or one that broadcasts) does not hold |
+# | `mask[..., None]` | a last dimension of 1 more |
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
+class ParallelEmbedding(nn.Module):
+    """A table of words, of which each rank has some rows."""
+
+    def __init__(self, whole: nn.Embedding, rank: int, world: int, join: Callable = g) -> None:
+        super().__init__()
+        self.join = join
+        # TODO 6: Share out the words of the embedding. First self.weight, and the number of its first word.
+        ### BEGIN SOLUTION
+        self.weight = sharded(whole.weight, 0, rank, world)
+        self.first = rank * -(-whole.num_embeddings // world)
+        ### END SOLUTION
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        """x_BT: int64, numbers of words of the whole vocabulary -> (B, T, D)."""
+        # TODO 6, again: the rows of this rank's words, zeros for the others, joined.
+        ### BEGIN SOLUTION
+        mine_BT = (x_BT >= self.first) & (x_BT < self.first + len(self.weight))
+        rows_BTD = F.embedding((x_BT - self.first).where(mine_BT, 0), self.weight)
+        return self.join(rows_BTD.where(mine_BT[..., None], 0))
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_6", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/6")
+
+# %% [markdown]
+# ## The loss
+#
+# The head is a column-parallel layer: each rank has the logits of its words. To gather them would be the largest
+# message of the whole step. It is not needed. The loss of a token with logits $l$ and target $y$ is
+#
+# $$\log \sum_v e^{l_v - m} \;-\; (l_y - m), \qquad m = \max_v l_v,$$
+#
+# and that takes three numbers a token from all ranks: the largest logit, the sum of the exponentials, and the
+# target's logit, which one rank has. Without $m$, $e^{100}$ is infinite in float32.
+#
+# Once these sums are made by $g$, autograd does the rest, and sends nothing: a rank's part of the gradient, softmax
+# less one at the target, takes only what it already has. $m$ is no part of that: it falls out of the formula, so take
+# it from `logits.detach()`.
+#
+# The loss is the mean over the tokens that count. A target that equals ``ignore`` counts nothing, and where no target
+# counts the loss is 0, with a gradient of 0. (torch's own `loss_parallel` gives nan there.) It is computed in
+# float32, even where the logits are bfloat16.
+#
+# | call | what it does |
+# |---|---|
+# | `dist.all_reduce(tensor, dist.ReduceOp.MAX)` | the largest over the ranks, number by number, in place |
+# | `tensor.amax(dim=-1)` | the largest along the last dimension |
+# | `tensor.gather(-1, index)` | the numbers at `index`, along the last dimension; both have as many dimensions |
+# | `torch.stack([a, b])` | both in one tensor, so that one message takes them; `a, b = tensor` takes them apart |
+# | `count.clamp(min=1)` | at least 1 |
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def parallel_loss(logits: Tensor, y: Tensor, first: int, ignore: int) -> Tensor:
+    """Mean cross-entropy in nats, a float32 scalar, the same on all ranks; 0 where no target counts.
+
+    Args:
+        logits: (…, words of this rank), float32 or bfloat16; ``first`` is the number of the first of these words.
+        y: int64 (…), the targets, as numbers of the whole vocabulary; ``ignore`` counts nothing.
+    """
+    # TODO 7: Compute the loss where no rank has all logits. All that is sent, forward and backward, is at most four
+    # numbers a token.
+    ### BEGIN SOLUTION
+    logits = logits.float()
+    maximum = logits.detach().amax(dim=-1)
+    dist.all_reduce(maximum, dist.ReduceOp.MAX)
+    logits = logits - maximum[..., None]
+    mine = (y >= first) & (y < first + logits.shape[-1])
+    at_target = logits.gather(-1, (y - first).where(mine, 0)[..., None])[..., 0].where(mine, 0)
+    total, at_target = g(torch.stack([logits.exp().sum(dim=-1), at_target]))
+    counts = y != ignore
+    return ((total.log() - at_target) * counts).sum() / counts.sum().clamp(min=1)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_7", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/7")
+
+# %% [markdown]
+# ## The whole model
+#
+# Now the course's language model can be made of your layers. What is not cut (norms, the embedding of the positions)
+# is copied. Everything keeps the name that it has in the serial model. (`sequence` is for what comes next.)
+
+
+# %%
+class ParallelBlock(nn.Module):
+    def __init__(self, whole: Block, rank: int, world: int, enter: Callable = f, join: Callable = g) -> None:
+        super().__init__()
+        self.attention_norm = copy.deepcopy(whole.attention_norm)
+        self.attention = ParallelAttention(whole.attention, rank, world, enter, join)
+        self.mlp_norm = copy.deepcopy(whole.mlp_norm)
+        self.mlp = ParallelMLP(whole.mlp, rank, world, enter, join)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
+
+
+class ParallelLM(nn.Module):
+    """The course's model, made of this rank's layers. Its dropout is 0.
+
+    Args:
+        sequence: between the parallel parts, each rank has its part of the sequence only.
+    """
+
+    def __init__(self, whole: TransformerLM, rank: int, world: int, sequence: bool = False) -> None:
+        super().__init__()
+        self.rank, self.sequence = rank, sequence
+        self.enter, self.join = (gather_sequence, scatter_sequence) if sequence else (f, g)
+        self.first_word = rank * -(-whole.config["vocab_size"] // world)
+        self.token_embedding = ParallelEmbedding(whole.token_embedding, rank, world, self.join)
+        self.position_embedding = copy.deepcopy(whole.position_embedding)
+        self.blocks = nn.ModuleList(ParallelBlock(block, rank, world, self.enter, self.join) for block in whole.blocks)
+        self.norm = copy.deepcopy(whole.norm)
+        self.head = ColumnLinear(whole.head, rank, world)
+
+    def forward(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
+        h_BTD = self.token_embedding(x_BT)
+        T = h_BTD.shape[1]  # with sequence parallelism, of this rank
+        first = self.rank * T if self.sequence else 0
+        h_BTD = h_BTD + self.position_embedding(torch.arange(first, first + T))
+        for block in self.blocks:
+            h_BTD = block(h_BTD)
+        logits_BTV = self.head(self.enter(self.norm(h_BTD)))
+        return parallel_loss(logits_BTV, y_BT, self.first_word, IGNORE)
+
+
+# %%
+def small_model() -> TransformerLM:
+    torch.manual_seed(0)
+    return TransformerLM(vocab_size=97, dim=24, n_heads=4, n_layers=2, max_len=16)
+
+
+def small_batch(step: int) -> tuple[Tensor, Tensor]:
+    """The same on all ranks: tensor-parallel ranks work on the same samples."""
+    tokens = torch.randint(97, (4, 17), generator=torch.Generator().manual_seed(step))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def one_step(sequence: bool, rank: int, world: int) -> dict[str, float]:
+    """The first loss, and the norms of three gradients."""
+    model = ParallelLM(small_model(), rank, world, sequence)
+    loss = model(*small_batch(0))
+    loss.backward()
+    names = ("blocks.0.attention.q.weight", "blocks.1.mlp.down.weight", "norm.weight")
+    return {"loss": loss.item()} | {name: model.get_parameter(name).grad.norm().item() for name in names}
+
+
+# %%
+serial = small_model()
+serial(*small_batch(0)).backward()
+print(f"serial: norm.weight {serial.norm.weight.grad.norm().item():.5f}")
+for rank, seen in enumerate(run_on_ranks("04_tensor_parallel/one_step", [False] * 2).results):
+    print(f"rank {rank}:", {name: round(value, 5) for name, value in seen.items()})
+
+# %% [markdown]
+# `norm.weight`'s gradient is the serial one, on both ranks. The two matrices' gradients are those of shards: they
+# differ.
+#
+# A warning for your own work: **the first loss proves nothing.** Without $f$'s all-reduce, or with one too many in
+# $g$'s backward pass, it is exact to the last digit, for no gradient has been used yet. Compare the gradient of every
+# parameter, and what should be the same on all ranks.
+#
+# ## Sequence parallelism
+#
+# One thing is still done $t$ times: norms, residuals, and everything between the parallel parts are computed by every
+# rank, on the same numbers, and kept for the backward pass by every rank.
+# [arXiv:2205.05198](https://arxiv.org/abs/2205.05198) shares this out along the **sequence**: between the parallel
+# parts a rank has $T/t$ tokens, whole.
+#
+# ![A block with f and g, and with gather and scatter](../images/tensor_parallel_sequence.png)
+#
+# An all-reduce is a reduce-scatter and an all-gather. So take it apart:
+#
+# - Where a parallel part begins, tokens are **gathered**, in place of $f$. In the backward pass each rank has its
+#   summand of the gradient of all tokens, and needs the sum for its own: a reduce-scatter.
+# - Where it ends, the ranks' summands are **reduced and scattered**, in place of $g$: each rank gets the sum for its
+#   own tokens. In the backward pass, they are gathered.
+#
+# No byte more is sent than before.
+#
+# | call | what it does |
+# |---|---|
+# | `dist.all_gather(tensors, tensor)` | fills a list: one tensor for each rank, all like `tensor` and contiguous |
+# | `dist.reduce_scatter(tensor, tensors)` | `tensor` becomes this rank's of the list, summed over the ranks |
+# | `tensor.chunk(world, dim=1)` | `world` views, cut along dimension 1 |
+# | `torch.cat(tensors, dim=1)` | joined along dimension 1 |
+#
+# $T$ is a multiple of the number of ranks.
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def gathered(x_BTD: Tensor) -> Tensor:
+    """The tokens of all ranks, by rank, of each rank's (B, T / ranks, D). Autograd does not look."""
+    # TODO 8: Gather and scatter along the sequence. First, gather: one message, of this rank's tokens.
+    ### BEGIN SOLUTION
+    pieces = [torch.empty_like(x_BTD, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
+    dist.all_gather(pieces, x_BTD.contiguous())
+    return torch.cat(pieces, dim=1)
+    ### END SOLUTION
+
+
+def reduced(x_BTD: Tensor) -> Tensor:
+    """This rank's tokens, (B, T / ranks, D), of the sum over all ranks of (B, T, D). Autograd does not look."""
+    # TODO 8, again: reduce and scatter. An all-reduce would send twice as much.
+    ### BEGIN SOLUTION
+    pieces = [piece.contiguous() for piece in x_BTD.chunk(dist.get_world_size(), dim=1)]
+    mine = torch.empty_like(pieces[0])
+    dist.reduce_scatter(mine, pieces)
+    return mine
+    ### END SOLUTION
+
+
+class GatherSequence(torch.autograd.Function):
+    """Where a parallel part begins."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return gathered(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        # TODO 8, again: the gradient of this rank's tokens.
+        ### BEGIN SOLUTION
+        return reduced(gradient)
+        ### END SOLUTION
+
+
+class ScatterSequence(torch.autograd.Function):
+    """Where it ends."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return reduced(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        # TODO 8, again: the gradient of this rank's summand.
+        ### BEGIN SOLUTION
+        return gathered(gradient)
+        ### END SOLUTION
+
+
+def gather_sequence(x: Tensor) -> Tensor:
+    return GatherSequence.apply(x)
+
+
+def scatter_sequence(x: Tensor) -> Tensor:
+    return ScatterSequence.apply(x)
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_8", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/8")
+
+# %% [markdown]
+# ## Whose gradient is whole?
+#
+# Here is the trap that everyone falls into. Run the step from above with sequence parallelism, and look at
+# `norm.weight`:
+
+# %%
+for rank, seen in enumerate(run_on_ranks("04_tensor_parallel/one_step", [True] * 2).results):
+    print(f"rank {rank}:", {name: round(value, 5) for name, value in seen.items()})
+
+# %% [markdown]
+# The loss is right, and the gradient of the norm is not, and not even the same on both ranks. Each rank has used its
+# copy of the norm on its own tokens only, so it knows of these tokens only. Nothing fails; the copies simply drift
+# apart, step by step.
+#
+# A gradient is whole where a parameter is used on all tokens, or where it belongs to this rank alone. Which
+# parameters have seen only some of the tokens? Their gradients must be **summed** over the ranks, after the backward
+# pass and before anything is done with them. (`is_sharded` tells what belongs to one rank alone. And the bias of a
+# row-parallel layer? It is added after the scatter.)
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def finish_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """After a backward pass with sequence parallelism: make the gradients whole that have seen some of the tokens only.
+
+    A parameter without a gradient (a frozen one) has none on all ranks, and keeps none.
+    """
+    # TODO 9: Sum the gradients of the parameters that have seen only this rank's tokens, and of no others.
+    ### BEGIN SOLUTION
+    for parameter in parameters:
+        if not is_sharded(parameter) and parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_9", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/9")
+
+# %% [markdown]
+# ## What a block keeps
+#
+# For the backward pass, autograd keeps what the derivatives need. Of a block of the course's model, in numbers a
+# token:
+#
+# | kept | numbers | used by |
+# |---|---|---|
+# | the block's input | $D$ | the attention's norm, residual |
+# | its norm | $D$ | `q`, `k`, `v` |
+# | queries, keys, values | $3D$ | attention |
+# | what attention makes | $D$ | attention, `out` |
+# | the stream after the attention | $D$ | the MLP's norm, residual |
+# | its norm | $D$ | `up` |
+# | what `up` makes | $4D$ | GELU |
+# | what GELU makes | $4D$ | `down` |
+#
+# That is $16D$ numbers, 64 bytes $\times BTD$ in float32. On $t$ ranks, what is inside of a parallel part is a part:
+# of the heads, or of the hidden layer. What is outside is whole with $f$ and $g$ (``"tensor"``), and $T/t$ tokens
+# with sequence parallelism (``"sequence"``).
+#
+# With one catch: `q`, `k`, `v` and `up` need their *gathered* input in the backward pass, so the two norms' outputs
+# are kept whole. Megatron-LM keeps a rank's own tokens only, and gathers them **again** in the backward pass
+# (``"sequence, gathered again"``), for one all-gather more in each half of the block. What you have built keeps them.
+#
+# **Predict** both sides of that trade.
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def block_keeps(batch: int, length: int, dim: int, world: int, how: str) -> float:
+    """Bytes of activations that a rank keeps of one block between the passes, in float32.
+
+    ``how`` is "tensor", "sequence" or "sequence, gathered again".
+    """
+    # TODO 10: Predict what sequence parallelism saves, and what it costs. First the bytes kept.
+    ### BEGIN SOLUTION
+    stream, norms, inside = 2, 2, 12  # times `dim` numbers a token
+    numbers = inside / world
+    numbers += stream if how == "tensor" else stream / world
+    numbers += norms / world if how == "sequence, gathered again" else norms
+    return 4 * batch * length * dim * numbers
+    ### END SOLUTION
+
+
+def block_sends(batch: int, length: int, dim: int, world: int, how: str) -> float:
+    """Bytes that a rank sends for one block in a step, forward and backward."""
+    # TODO 10, again: the bytes sent.
+    ### BEGIN SOLUTION
+    ways = 10 if how == "sequence, gathered again" else 8  # round the ring; an all-reduce takes two
+    return ways * (world - 1) / world * 4 * batch * length * dim
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_10", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/10")
+
+# %% [markdown]
+# Now measure. `Storages` notes the memory of every tensor that is made, and says how many bytes of it are alive.
+
+
+# %%
+def measure_block(sequence: bool, rank: int, world: int) -> float:
+    """Bytes that are alive between the passes of a block, beside its weights, and what it returns."""
+    torch.manual_seed(0)
+    enter, join = (gather_sequence, scatter_sequence) if sequence else (f, g)
+    block = ParallelBlock(Block(48, 4, dropout=0.0), rank, world, enter, join)
+    x_BTD = torch.randn(2, 64 // world if sequence else 64, 48, requires_grad=True)
+    with Storages([x_BTD]) as storages:
+        y_BTD = block(x_BTD)
+        kept = storages.by_kind({"weights": block.parameters(), "returned": [y_BTD]})["other"]
+    y_BTD.sum().backward()
+    return kept
+
+
+# %%
+kept, sent = {}, {}
+for how, sequence in (("tensor", False), ("sequence", True)):
+    run = run_on_ranks("04_tensor_parallel/measure_block", [sequence] * 4)
+    kept[how] = min(run.results)  # all keep the same; gloo holds the last message a moment longer, on some
+    sent[how] = sum(call.sent for call in run.collectives if call.rank == 0)
+    print(f"{how}: {kept[how]:,} bytes kept, {block_keeps(2, 64, 48, 4, how):,.0f} predicted")
+    print(f"{' ' * len(how)}  {sent[how]:,.0f} bytes sent, {block_sends(2, 64, 48, 4, how):,.0f} predicted")
+predicted = {how: block_keeps(2, 64, 48, 4, how) for how in ("tensor", "sequence", "sequence, gathered again")}
+plots.kept(kept, predicted, serial=block_keeps(2, 64, 48, 1, "tensor"))
+
+# %% [markdown]
+# What is a little above the prediction is small change: two numbers a token for each norm, and one a head for the
+# softmax.
+#
+# ## The norm of all gradients
+#
+# Before a step, gradients are usually clipped: if the norm of all gradients together is too large, all are scaled
+# down. On tensor-parallel ranks, a rank has *shards* of some gradients, and *copies* of others. What is the sum of
+# all squares? A rank that looks only at what it has misses the others' shards. A sum over the ranks of all that each
+# has counts every copy $t$ times. Each number of the serial model counts **once**.
+#
+# If the ranks disagree about the norm, they scale differently, and their copies drift apart.
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_11", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The norm of the whole model's gradient, 0-dim float32, the same on all ranks. The gradients are finished.
+
+    Parameters without a gradient count nothing.
+    """
+    # TODO 11: Count each gradient once in the norm. It takes one message of one number.
+    ### BEGIN SOLUTION
+    shards, copies = torch.zeros(()), torch.zeros(())
+    for parameter in parameters:
+        if parameter.grad is not None:
+            squares = shards if is_sharded(parameter) else copies
+            squares += parameter.grad.float().square().sum()
+    dist.all_reduce(shards)
+    return (shards + copies).sqrt()
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_11", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/11")
+
+# %% [markdown]
+# ## Dropout
+#
+# Data-parallel ranks draw their dropout masks each by itself. Here that is right in some places, and wrong in others:
+#
+# - Where an activation is the **same** on all ranks, the mask must be the same, too. Otherwise the copies are no
+#   copies any more.
+# - Where each rank has a **part** (its heads, its columns of the hidden layer, its tokens), the masks must differ.
+#   Otherwise head 0 and head 2 lose the same connections, in every step.
+#
+# So a rank needs two random generators, one that is alike on all ranks, and one of its own: another one than every
+# other rank's, and another one than the common one. (With data parallelism besides, what is alike here differs from
+# one data-parallel rank to the next: put its rank into the seed.)
+#
+# Dropout makes a number 0 with probability $p$, and divides those that stay by $1 - p$. torch's own has no argument
+# for a generator, so write yours.
+#
+# | call | what it does |
+# |---|---|
+# | `torch.Generator().manual_seed(number)` | a generator; the same number gives the same draws |
+# | `torch.rand(shape, generator=generator)` | evenly spread between 0 and 1 |
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_12", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def make_generators(seed: int, rank: int) -> tuple[torch.Generator, torch.Generator]:
+    """The generator that is alike on all ranks, and this rank's own. All ranks are given the same seed."""
+    # TODO 12: Drop out alike where the ranks have copies, and differently where they have parts. First the generators.
+    ### BEGIN SOLUTION
+    return torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1 + rank)
+    ### END SOLUTION
+
+
+def dropout(x: Tensor, p: float, generator: torch.Generator) -> Tensor:
+    """x with each number dropped with probability p < 1, the others scaled; the mask is drawn from the generator."""
+    # TODO 12, again: dropout with a generator.
+    ### BEGIN SOLUTION
+    kept = torch.rand(x.shape, generator=generator) >= p
+    return x * kept / (1 - p)
+    ### END SOLUTION
+
+
+def draws_alike(place: str, sequence: bool) -> bool:
+    """Whether all ranks draw the same mask, with and without sequence parallelism, in one of these places:
+
+    "embedding": on the sum of the two embeddings. "attention": on the weights with which a head mixes the values.
+    "hidden": on what the MLP's GELU makes. "residual": on what attention or MLP adds to the stream.
+    """
+    # TODO 12, again: which generator where.
+    ### BEGIN SOLUTION
+    return place in ("embedding", "residual") and not sequence
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_12", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/12")
+
+# %% [markdown]
+# ## Where it stops paying
+#
+# With more ranks each product gets thinner, and the messages do not. Where do they meet?
+#
+# Somebody has measured how fast an A100 multiplies thin matrices: [EleutherAI's
+# cookbook](https://github.com/EleutherAI/cookbook), `sizing/results/gemm_data/mm`, half precision, 27,648 rows of
+# 4,096 numbers by a matrix of 4,096 × *width*. Below a width of some 256 there is not enough to do for each byte
+# read:
+#
+# | width | 64 | 128 | 256 | 384 | more |
+# |---|---|---|---|---|---|
+# | TFLOP/s | 69.6 | 137.9 | 227.2 | 242.6 | about 240 |
+#
+# (And it matters that widths are round numbers: with 258 columns it is 116.6. A vocabulary or a hidden layer that
+# does not divide costs more than the one rank that gets less.)
+#
+# From this, the cell below makes the seconds that all products of a block of width 4,096 take on one of $t$ ranks,
+# forward and backward. The messages travel over NVLink within a node, and over the network between nodes: in a node
+# of JURECA-DC or Polaris are 4 A100, which send 300 GB/s each, and two links of 25 GB/s at the most lead out of it. A
+# ring over several nodes is as slow as its slowest link.
+#
+# An all-reduce of $S$ bytes on a ring takes $2(t-1)$ rounds, each of them a latency $\alpha$ and $S/t$ bytes. The
+# **efficiency** of $t$ ranks is what one rank would need, over $t$ times what the $t$ ranks need.
+
+# %%
+TOKENS, DIM = 27_648, 4_096
+RATES = {64: 69.6e12, 128: 137.9e12, 256: 227.2e12, 384: 242.6e12}  # FLOP/s by the width of the second factor
+WIDE = 240e12
+
+NVLINK, NETWORK = (10e-6, 300e9), (20e-6, 50e9)  # seconds of latency, bytes per second
+
+
+def product_seconds(width: int) -> float:
+    return 2 * TOKENS * DIM * width / RATES.get(width, WIDE)
+
+
+def products_of_a_block(world: int) -> float:
+    """Attention's four, each D / t wide; the MLP's two, 4 D / t; and for the backward pass all of them twice more."""
+    return 3 * (4 * product_seconds(DIM // world) + 2 * product_seconds(4 * DIM // world))
+
+
+products = [(world, products_of_a_block(world)) for world in (1, 2, 4, 8, 16, 32, 64)]
+for world, seconds in products:
+    print(
+        f"{world:2} ranks: {1000 * seconds:6.1f} ms of products a block, {products[0][1] / seconds:4.1f} times as "
+        f"fast as on one"
+    )
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_13", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def all_reduce_seconds(nbytes: float, world: int, link: tuple[float, float]) -> float:
+    """What a ring all-reduce takes over a link of (latency in seconds, bytes per second)."""
+    # TODO 13: Say where tensor parallelism stops paying. First, one all-reduce.
+    ### BEGIN SOLUTION
+    latency, bandwidth = link
+    return 2 * (world - 1) * (latency + nbytes / world / bandwidth)
+    ### END SOLUTION
+
+
+def block_seconds(
+    products: float, nbytes: float, world: int, per_node: int, within: tuple[float, float], between: tuple[float, float]
+) -> float:
+    """What a block takes in a step: its products, and its four all-reduces of ``nbytes``, none of which is hidden.
+
+    A node has ``per_node`` ranks; links are ``within`` a node and ``between`` nodes.
+    """
+    # TODO 13, again: a block.
+    ### BEGIN SOLUTION
+    return products + 4 * all_reduce_seconds(nbytes, world, within if world <= per_node else between)
+    ### END SOLUTION
+
+
+def largest_worthwhile(
+    products: list[tuple[int, float]],
+    nbytes: float,
+    per_node: int,
+    within: tuple[float, float],
+    between: tuple[float, float],
+    least: float,
+) -> int:
+    """The largest number of ranks in the table whose efficiency is ``least`` or more.
+
+    ``products`` has (ranks, seconds of a block's products on each); its first entry is that of one rank.
+    """
+    # TODO 13, again: and the answer.
+    ### BEGIN SOLUTION
+    alone = products[0][1]
+    return max(
+        world
+        for world, seconds in products
+        if alone >= least * world * block_seconds(seconds, nbytes, world, per_node, within, between)
+    )
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_13", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/13")
+
+# %%
+machines = {"4 GPUs a node": 4, "8 GPUs a node": 8, "64 GPUs on NVLink": 64}
+activation = 2 * TOKENS * DIM  # bytes, in half precision
+efficiencies = {}
+for name, per_node in machines.items():
+    seconds = [(n, block_seconds(s, activation, n, per_node, NVLINK, NETWORK)) for n, s in products]
+    efficiencies[name] = [(n, products[0][1] / (n * s)) for n, s in seconds]
+    print(f"{name}: up to {largest_worthwhile(products, activation, per_node, NVLINK, NETWORK, 0.7)} ranks at 70%")
+plots.efficiency(efficiencies)
+
+# %% [markdown]
+# The step down is the border of the node. That is why tensor parallelism stays within it, and why vendors build ever
+# larger "nodes".
+#
+# How do thin products fare on your machine? (On a CPU the curve may well be flat.)
+
+
+# %%
+def product_curve() -> list[tuple[int, float]]:
+    """FLOP/s of 512 × 512 by 512 × width, the best of five tries."""
+    x, curve = torch.randn(512, 512), []
+    for width in (8, 16, 32, 64, 128, 256, 512):
+        weight, seconds = torch.randn(512, width), []
+        for _ in range(5):
+            began = time.perf_counter()
+            for _ in range(10):
+                torch.mm(x, weight)
+            seconds.append((time.perf_counter() - began) / 10)
+        curve.append((width, 2 * 512 * 512 * width / min(seconds)))
+    return curve
+
+
+# %%
+plots.rates({"A100, half precision": list(RATES.items()), "here, float32": product_curve()})
+
+# %% [markdown]
+# ## The parallel run is the serial run
+#
+# Last, train the model that you have built, and the serial one beside it: 20 steps of SGD, clipped. Adam would hide a
+# wrong scale; SGD does not.
+
+
+# %%
+def serial_losses(steps: int) -> list[float]:
+    model = small_model()
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+    for step in range(steps):
+        loss = model(*small_batch(step % 4))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def parallel_losses(sequence: bool, rank: int, world: int) -> list[float]:
+    model = ParallelLM(small_model(), rank, world, sequence)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+    for step in range(20):
+        loss = model(*small_batch(step % 4))
+        loss.backward()
+        if sequence:
+            finish_gradients(model.parameters())
+        scale = (1.0 / gradient_norm(model.parameters())).clamp(max=1.0)
+        for parameter in model.parameters():
+            parameter.grad *= scale
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+# %%
+losses = {
+    "tensor parallel, 2 ranks": run_on_ranks("04_tensor_parallel/parallel_losses", [False] * 2).results[0],
+    "and sequence parallel, 4 ranks": run_on_ranks("04_tensor_parallel/parallel_losses", [True] * 4).results[0],
+}
+plots.losses(serial_losses(20), losses)
+
+# %% [markdown]
+# ## In the script
+#
+# `tp_training` trains the language model with DTensor, PyTorch's tensor that knows how it is cut. A *plan* says for
+# each layer how its weight is cut and what its input and output are; DTensor puts in the messages. You have built
+# what it does:
+#
+# | in `tp_training` | here |
+# |---|---|
+# | `--tp N`, a mesh of `("data", "tensor")` | one row of that grid: a tensor-parallel group with samples of its own |
+# | the sampler deals out to the data axis alone | all ranks work on the same `small_batch` |
+# | `ColwiseParallel()` for `q`, `k`, `v`, `up` | `ColumnLinear` |
+# | `RowwiseParallel()` for `out`, `down` | `RowLinear` with `g` |
+# | `PrepareModuleInput` before attention and MLP | `enter`: without it, `q`, `k`, `v` have an all-reduce each |
+# | `RowwiseParallel` for the token embedding | `ParallelEmbedding` |
+# | the head: `vocab_parallel_head_loss` | `ColumnLinear` and `parallel_loss`, for a piece of the tokens at a time |
+# | `SequenceParallel()` for the norms, `--sequence-parallel` | `gather_sequence`, `scatter_sequence` |
+# | the position embedding, used on $T/t$ tokens | `finish_gradients`: DTensor does not know of this one |
+# | the norm over both axes of the grid | `gradient_norm` |
+# | refuses heads that do not divide, and `--dropout` with `--tp` | the `ValueError` of `ParallelAttention`; TODO 12 |
+# | FSDP2 over the data axis | lesson 03, on the shards of this one |
+# | checkpoints that load with another `--tp` | shards cut from the whole weight, and put together again |
+#
+# ## When, and when not
+#
+# - **When a layer, or one sequence's activations, do not fit a device**, FSDP alone can not help: it gathers whole
+#   layers, and each rank needs at least one whole sequence. Tensor parallelism cuts both.
+# - **When the global batch must not grow**: $t$ ranks share one sequence. Data-parallel ranks need at least one each.
+# - **Within a node**, on the fastest link there is. Four messages a block, none of them hidden, are too much for a
+#   network.
+# - **Not for small models**: products that are thinner than some 256 columns waste the device. If the model fits,
+#   data parallelism is faster and simpler.
+# - Sequence parallelism sends no byte more, and saves activations: with tensor parallelism, use it.
+# - Attention over very long sequences is lesson 06; layers on different devices are lesson 05. Large models combine
+#   all of it, lesson 09.
+#
+# Next: `tp_training`.
