@@ -1,13 +1,14 @@
 # %% [markdown]
 # # Pipeline parallelism: each rank has some of the layers
 #
-# Data parallelism gives each rank all layers and some of the batch. Pipeline parallelism gives each rank the
-# whole batch and some of the layers, a **stage**. What goes from one rank to the next is only the stream between two
-# layers: no weights, no gradients of weights, and no collective. That is the least that any of the schemes sends, so
-# pipelines are what large runs put across slow networks.
+# Data parallelism gives each rank all layers and some of the batch. Pipeline parallelism gives each rank the whole
+# batch and some of the layers, a **stage**. What goes from one rank to the next is only the stream between two layers:
+# no weights, no gradients of weights, and no collective. That is the least that any of the schemes sends, so pipelines
+# are what large runs put across slow networks.
 #
-# The price is waiting. A stage can begin when the stage before it is done, and until then it is idle: the **bubble**. In
-# this lesson you cut a model into stages, run it, and build the four classical schedules that make the bubble small.
+# The price is waiting. A stage can begin when the stage before it is done, and until then it is idle: the **bubble**.
+# In this lesson you cut a model into stages, run it, and build the four classical schedules that make the bubble
+# small.
 #
 # ![A model cut into four stages; activations go forward, gradients come back](../images/pipeline_stages.png)
 
@@ -43,16 +44,16 @@ from utils.model import TransformerLM
 # %% [markdown]
 # ## Cut by cost
 #
-# The course's model is a chain of **pieces**: the embeddings (piece 0), the blocks (pieces 1 to $L$), and the last norm with
-# the head (piece $L+1$). A stage is some pieces in a row.
+# The course's model is a chain of **pieces**: the embeddings (piece 0), the blocks (pieces 1 to $L$), and the last
+# norm with the head (piece $L+1$). A stage is some pieces in a row.
 #
-# A pipeline is as fast as its slowest stage, for all others wait for it. So cut by what the pieces *cost*, not by how many
-# there are. A product of an $n \times k$ matrix with a $k \times m$ matrix takes $2nkm$ operations. Count the products of a forward
-# pass, for one token:
+# A pipeline is as fast as its slowest stage, for all others wait for it. So cut by what the pieces *cost*, not by how
+# many there are. A product of an $n \times k$ matrix with a $k \times m$ matrix takes $2nkm$ operations. Count the
+# products of a forward pass, for one token:
 #
-# - a block has the weights $q$, $k$, $v$ and $out$, each $D \times D$, and two of the MLP, $D \times 4D$ and $4D \times D$. Its attention
-#   compares the token with all $T$ tokens, and then adds up the values of all $T$: twice $2TD$ operations. (A kernel that
-#   leaves out what is masked saves up to half of that.)
+# - a block has the weights $q$, $k$, $v$ and $out$, each $D \times D$, and two of the MLP, $D \times 4D$ and $4D
+#   \times D$. Its attention compares the token with all $T$ tokens, and then adds up the values of all $T$: twice
+#   $2TD$ operations. (A kernel that leaves out what is masked saves up to half of that.)
 # - the head has one weight, $D \times V$.
 # - all else, embeddings and norms included, counts as nothing.
 #
@@ -60,11 +61,12 @@ from utils.model import TransformerLM
 #
 # **Predict** which piece of a small model is the most expensive: 4 blocks, $D = 64$, $T = 64$, $V = 2000$.
 #
-# Then build a stage. It has its own pieces and *no other weights*: that is why it needs less memory. Keep the names that
-# parameters have in the whole model, so that the stages' state dictionaries together are a checkpoint of the model: an
-# `nn.ModuleDict` names its entries as an `nn.ModuleList` does, and may leave some out. (Here each rank builds the whole model
-# first and keeps its part, so that the first weights are the serial run's. A model that is too large for that is built on
-# the meta device.)
+# Then build a stage. It has its own pieces and *no other weights*: that is why it needs less memory. Keep the names
+# that parameters have in the whole model, so that the stages' state dictionaries together are a checkpoint of the
+# model: an `nn.ModuleDict` names its entries as an `nn.ModuleList` does, and may leave some out. (Here each rank
+# builds the whole model first and keeps its part, so that the first weights are the serial run's. A model that is too
+# large for that is built on the meta device.)
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def costs_of_pieces(n_layers: int, dim: int, length: int, vocab_size: int) -> list[float]:
@@ -133,7 +135,8 @@ class Stage(nn.Module):
 check("05_pipeline_parallel/1")
 
 # %% [markdown]
-# Now compare with the clock: the model of your prediction in three stages, cut by the number of pieces and cut by cost.
+# Now compare with the clock: the model of your prediction in three stages, cut by the number of pieces and cut by
+# cost.
 
 # %%
 MODEL = {"vocab_size": 2000, "dim": 64, "n_heads": 4, "n_layers": 4, "max_len": 64}
@@ -164,7 +167,9 @@ for name, cuts in (("by number", [[0, 1], [2, 3], [4, 5]]), ("by cost", cut(cost
     (seconds,) = run_on_ranks("05_pipeline_parallel/seconds_of_stages", [cuts], timed=True).results
     for number, pieces in enumerate(cuts):
         predicted = sum(costs[piece] for piece in pieces) / sum(costs)
-        print(f"{name}, stage {number}, pieces {pieces}: predicted {predicted:.0%} of a step, measured {seconds[number] / sum(seconds):.0%}")
+        print(
+            f"{name}, stage {number}, pieces {pieces}: predicted {predicted:.0%} of a step, measured {seconds[number] / sum(seconds):.0%}"
+        )
 
 # %% [markdown]
 # ## One stage at a time
@@ -172,9 +177,9 @@ for name, cuts in (("by number", [[0, 1], [2, 3], [4, 5]]), ("by cost", cut(cost
 # The plainest way to use several devices: the batch goes through all stages, and its gradients come back. It is what
 # `model.part1.to(0)`, `model.part2.to(1)` does. It makes room for a larger model, and no more, as you will see.
 #
-# A rank receives the stream from the rank before it. What has arrived is a fresh tensor of which autograd knows nothing, so
-# `x.requires_grad_()` asks for its gradient: that is what must be sent back. And what comes back from the next rank is not a loss
-# but a gradient.
+# A rank receives the stream from the rank before it. What has arrived is a fresh tensor of which autograd knows
+# nothing, so `x.requires_grad_()` asks for its gradient: that is what must be sent back. And what comes back from the
+# next rank is not a loss but a gradient.
 #
 # | call | meaning |
 # |---|---|
@@ -183,8 +188,9 @@ for name, cuts in (("by number", [[0, 1], [2, 3], [4, 5]]), ("by cost", cut(cost
 # | `tensor.detach()` | the same numbers without their history: what is sent needs none |
 # | `output.backward(gradient)` | the backward pass from a tensor that is no loss, given the loss's gradient for it |
 #
-# From now on the stages may be any modules: the first one takes the batch's inputs, each gives something of the shape and dtype
-# of `like` to the next one, and `loss_of(output, y)` makes the loss of what the last one gives.
+# From now on the stages may be any modules: the first one takes the batch's inputs, each gives something of the shape
+# and dtype of `like` to the next one, and `loss_of(output, y)` makes the loss of what the last one gives.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def naive_step(
@@ -226,10 +232,10 @@ def naive_step(
 check("05_pipeline_parallel/2")
 
 # %% [markdown]
-# Who worked when? To see a bubble, each rank needs a processor of its own, and your machine may have fewer than four. So the
-# stages of the next cells do not compute: their work is to *wait*, a known time for the forward pass (F), for the gradient of the
-# input (I) and for those of the weights (W). Any number of processes can wait side by side, so what you see is the bubble that
-# four devices would have. All else is real: autograd, messages, your code.
+# Who worked when? To see a bubble, each rank needs a processor of its own, and your machine may have fewer than four.
+# So the stages of the next cells do not compute: their work is to *wait*, a known time for the forward pass (F), for
+# the gradient of the input (I) and for those of the weights (W). Any number of processes can wait side by side, so
+# what you see is the bubble that four devices would have. All else is real: autograd, messages, your code.
 
 # %%
 SECONDS = {"F": 0.04, "I": 0.04, "W": 0.04}  # of a whole rank's layers and one micro-batch
@@ -300,19 +306,20 @@ plots_pipeline.timelines({"one stage at a time": run.results})
 #
 # ## Micro-batches
 #
-# So cut the batch: while rank 1 works on one **micro-batch**, rank 0 can work on the next one. The law of this course holds: loss and
-# gradients are those of the whole batch. Gradients of several backward passes add up by themselves, so the micro-batches' losses must
-# *add up to* the loss. They are no means of their own: what counts is the mean over all targets of the batch, and of those equal to
-# `IGNORE` one micro-batch may have more than another.
+# So cut the batch: while rank 1 works on one **micro-batch**, rank 0 can work on the next one. The law of this course
+# holds: loss and gradients are those of the whole batch. Gradients of several backward passes add up by themselves, so
+# the micro-batches' losses must *add up to* the loss. They are no means of their own: what counts is the mean over all
+# targets of the batch, and of those equal to `IGNORE` one micro-batch may have more than another.
 #
-# And all micro-batches must have one shape, since a rank makes room for what it receives before it knows what comes. Where $m$ does
-# not divide the batch, fill it up with rows that count nothing.
+# And all micro-batches must have one shape, since a rank makes room for what it receives before it knows what comes.
+# Where $m$ does not divide the batch, fill it up with rows that count nothing.
 #
 # | call | meaning |
 # |---|---|
 # | `tensor.new_full((rows, columns), value)` | a tensor of the same dtype, filled with a value |
 # | `torch.cat([a, b])`, `tensor.split(rows)` | rows joined, and cut into pieces of so many rows |
 # | `F.cross_entropy(logits_NV, y_N, ignore_index=IGNORE, reduction="sum")` | the sum over the targets that count, not their mean |
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def split(x: Tensor, y: Tensor, m: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -365,8 +372,10 @@ check("05_pipeline_parallel/3")
 # %% [markdown]
 # ## A schedule is data
 #
-# Who does what, in which order? That is a **schedule**: for each rank a list of actions. An action is the forward pass (F) or backward
-# pass (B) of one micro-batch. (A rank may have several **chunks** of the model, but that comes later; so do I and W.)
+# Who does what, in which order? That is a **schedule**: for each rank a list of actions. An action is the forward pass
+# (F) or backward pass (B) of one micro-batch. (A rank may have several **chunks** of the model, but that comes later;
+# so do I and W.)
+
 
 # %%
 class Action(NamedTuple):
@@ -386,13 +395,14 @@ def stage_of(action: Action, rank: int, world: int) -> int:
 
 
 # %% [markdown]
-# The simplest schedule with micro-batches is **GPipe** ([arXiv:1811.06965](https://arxiv.org/abs/1811.06965)): all forward passes, then all backward
-# passes.
+# The simplest schedule with micro-batches is **GPipe** ([arXiv:1811.06965](https://arxiv.org/abs/1811.06965)): all
+# forward passes, then all backward passes.
 #
 # ![GPipe and 1F1B on four ranks with eight micro-batches](../images/pipeline_schedules.png)
 #
-# A schedule says in which order a rank works, not when. A rank begins an action when it is done with the one before and when what
-# the action needs is there. That is enough to compute all times, without running anything. What does an action need?
+# A schedule says in which order a rank works, not when. A rank begins an action when it is done with the one before
+# and when what the action needs is there. That is enough to compute all times, without running anything. What does an
+# action need?
 #
 # | action of stage $s$ | needs |
 # |---|---|
@@ -400,7 +410,9 @@ def stage_of(action: Action, rank: int, world: int) -> int:
 # | B or I | the B or I of the same micro-batch on stage $s+1$; on the last stage its own F, that is, the loss |
 # | W | the I of the same micro-batch on the same stage |
 #
-# If a schedule is wrong, ranks may wait for each other for ever. The simulator sees it: none can go on, and some are not done.
+# If a schedule is wrong, ranks may wait for each other for ever. The simulator sees it: none can go on, and some are
+# not done.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def gpipe(world: int, m: int) -> Schedule:
@@ -462,16 +474,21 @@ def simulate(schedule: Schedule, seconds: dict[str, float]) -> list[list[tuple[f
 # %% nbgrader={"grade": true, "grade_id": "test_4", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("05_pipeline_parallel/4")
 
+
 # %%
 def predicted(schedule: Schedule) -> list[list[Note]]:
     """The simulator's timeline. A rank's chunks share its time."""
     chunks = 1 + max(action.chunk for actions in schedule for action in actions)
     times = simulate(schedule, {kind: seconds / chunks for kind, seconds in SECONDS.items()})
-    return [[(*action, *span) for action, span in zip(*rank, strict=True)] for rank in zip(schedule, times, strict=True)]
+    return [
+        [(*action, *span) for action, span in zip(*rank, strict=True)] for rank in zip(schedule, times, strict=True)
+    ]
 
 
 # %%
-plots_pipeline.timelines({"GPipe, 2 micro-batches": predicted(gpipe(4, 2)), "GPipe, 8 micro-batches": predicted(gpipe(4, 8))})
+plots_pipeline.timelines(
+    {"GPipe, 2 micro-batches": predicted(gpipe(4, 2)), "GPipe, 8 micro-batches": predicted(gpipe(4, 8))}
+)
 
 # %% [markdown]
 # The **bubble** is the share of the ranks' time in which they wait. It shrinks as the number of micro-batches grows.
@@ -480,19 +497,21 @@ plots_pipeline.timelines({"GPipe, 2 micro-batches": predicted(gpipe(4, 2)), "GPi
 #
 # A list of actions is easy to walk through. What is difficult are the messages:
 #
-# - *No buffers.* A send may last until its receive is posted: gloo stores nothing on the way, and NCCL does not promise to. In the picture
-#   above, rank 0 sends an activation to rank 1 while rank 1 sends a gradient to rank 0. If both call `dist.send` first, both wait for ever.
-# - *The same order at both ends.* Messages between two ranks arrive in the order in which they were sent, but a rank may use them in another
-#   one.
+# - *No buffers.* A send may last until its receive is posted: gloo stores nothing on the way, and NCCL does not
+#   promise to. In the picture above, rank 0 sends an activation to rank 1 while rank 1 sends a gradient to rank 0. If
+#   both call `dist.send` first, both wait for ever.
+# - *The same order at both ends.* Messages between two ranks arrive in the order in which they were sent, but a rank
+#   may use them in another one.
 # - *Nothing in flight.* Whoever returns before a message is over has not finished.
 #
-# Both of the first two are solved if all ranks agree on one order of all messages, and each posts its ends of them, `isend` and
-# `irecv`, in that order. Where does it come from? From the schedule, which all ranks know. Let each action take one **tick** of an imagined clock:
-# `in_ticks` says who does what in which tick. In each tick a rank does its own action, if it has one, and *then* posts its ends of what
-# the actions of that tick send, by the number of the sender. It waits for what it receives when it needs it, and no earlier. It waits for
-# what it has sent in the end, or when so many are under way that it must have been received long ago. Then there is no
-# circle in which ranks could wait for each other, whatever is stored on the way. And a schedule that is wrong stops in the simulator, before
-# anything runs.
+# Both of the first two are solved if all ranks agree on one order of all messages, and each posts its ends of them,
+# `isend` and `irecv`, in that order. Where does it come from? From the schedule, which all ranks know. Let each action
+# take one **tick** of an imagined clock: `in_ticks` says who does what in which tick. In each tick a rank does its own
+# action, if it has one, and *then* posts its ends of what the actions of that tick send, by the number of the sender.
+# It waits for what it receives when it needs it, and no earlier. It waits for what it has sent in the end, or when so
+# many are under way that it must have been received long ago. Then there is no circle in which ranks could wait for
+# each other, whatever is stored on the way. And a schedule that is wrong stops in the simulator, before anything runs.
+
 
 # %%
 class Batch(NamedTuple):
@@ -501,7 +520,9 @@ class Batch(NamedTuple):
     xs: list[Tensor]  # inputs, by micro-batch; of use on the rank of the first stage only
     ys: list[Tensor]  # targets, by micro-batch; of use on the rank of the last stage only
     like: Tensor  # of the shape and dtype of what a stage gives to the next one
-    loss_of: Callable[[Tensor, Tensor], Tensor]  # of what the last stage gives, and targets: the micro-batch's share of the loss
+    loss_of: Callable[
+        [Tensor, Tensor], Tensor
+    ]  # of what the last stage gives, and targets: the micro-batch's share of the loss
 
 
 class Passed:
@@ -525,7 +546,9 @@ class Passed:
 def in_ticks(schedule: Schedule) -> list[dict[int, Action]]:
     """For each tick the actions of the ranks that do something in it: rank -> action, by rank."""
     begins = [[int(begin) for begin, _ in times] for times in simulate(schedule, dict.fromkeys("FBIW", 1))]
-    ticks: list[dict[int, Action]] = [{} for _ in range(1 + max((max(mine, default=-1) for mine in begins), default=-1))]
+    ticks: list[dict[int, Action]] = [
+        {} for _ in range(1 + max((max(mine, default=-1) for mine in begins), default=-1))
+    ]
     for rank, (actions, mine) in enumerate(zip(schedule, begins, strict=True)):
         for action, begin in zip(actions, mine, strict=True):
             ticks[begin][rank] = action
@@ -533,8 +556,10 @@ def in_ticks(schedule: Schedule) -> list[dict[int, Action]]:
 
 
 # %% [markdown]
-# `dist.isend(tensor, rank)` and `dist.irecv(tensor, rank)` return a *work* at once, and `work.wait()` comes back when the message is over. Until then the tensor
-# belongs to the message. (Tags would be another way to tell messages apart, but NCCL has none.)
+# `dist.isend(tensor, rank)` and `dist.irecv(tensor, rank)` return a *work* at once, and `work.wait()` comes back when
+# the message is over. Until then the tensor belongs to the message. (Tags would be another way to tell messages apart,
+# but NCCL has none.)
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def goes_to(action: Action, source: int, world: int, stages: int) -> tuple[int, int] | None:
@@ -641,7 +666,9 @@ def execute(schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank:
 check("05_pipeline_parallel/5")
 
 # %% [markdown]
-# Look at a real run, below what was predicted. The boxes have the numbers of the micro-batches; the bubble stands beside them.
+# Look at a real run, below what was predicted. The boxes have the numbers of the micro-batches; the bubble stands
+# beside them.
+
 
 # %%
 def schedule_of(name: str, world: int, m: int) -> Schedule:
@@ -678,12 +705,13 @@ plots_pipeline.timelines({"GPipe, predicted": predicted(gpipe(4, 8)), "GPipe, me
 # %% [markdown]
 # ## 1F1B
 #
-# With GPipe, a rank keeps the activations of all $m$ micro-batches until the backward passes begin: more micro-batches mean a smaller
-# bubble, but more memory. **1F1B** (one forward, one backward) starts each backward pass as early as it can: rank $r$
-# begins with just as many forward passes as it takes until the first gradient comes back, and then does one forward and one backward pass in turns,
-# until there are no more forward passes; the rest are backward passes.
+# With GPipe, a rank keeps the activations of all $m$ micro-batches until the backward passes begin: more micro-batches
+# mean a smaller bubble, but more memory. **1F1B** (one forward, one backward) starts each backward pass as early as it
+# can: rank $r$ begins with just as many forward passes as it takes until the first gradient comes back, and then does
+# one forward and one backward pass in turns, until there are no more forward passes; the rest are backward passes.
 #
 # **Predict** how many micro-batches are alive at most on rank $r$ of $p$, that is, gone forward and not yet back.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def one_f_one_b(world: int, m: int) -> Schedule:
@@ -709,8 +737,9 @@ check("05_pipeline_parallel/6")
 plots_pipeline.timelines({"1F1B, predicted": predicted(one_f_one_b(4, 8)), "1F1B, measured": measured("1F1B")})
 
 # %% [markdown]
-# The bubble is that of GPipe. What has changed is the memory. Here it is in bytes, for stages of the language model: those of all tensors that
-# autograd keeps at once for the backward pass, at the worst moment.
+# The bubble is that of GPipe. What has changed is the memory. Here it is in bytes, for stages of the language model:
+# those of all tensors that autograd keeps at once for the backward pass, at the worst moment.
+
 
 # %%
 def peak_bytes(name: str, rank: int, world: int) -> dict[str, float]:
@@ -751,19 +780,21 @@ plots_pipeline.alive(peaks, {"GPipe": [8] * 4, "1F1B": [min(8, 4 - rank) for ran
 # %% [markdown]
 # ## Interleaved
 #
-# In the bubble a rank waits for the first micro-batch to come down the pipeline. It comes earlier if the stages are smaller. So give each rank
-# $v$ chunks ([arXiv:2104.04473](https://arxiv.org/abs/2104.04473)): with $p$ ranks the model is cut into $vp$ stages, and chunk $c$ of rank $r$ is stage $cp + r$. A micro-batch
-# goes round all ranks $v$ times. The bubble is $v$ times smaller, and messages are $v$ times more.
+# In the bubble a rank waits for the first micro-batch to come down the pipeline. It comes earlier if the stages are
+# smaller. So give each rank $v$ chunks ([arXiv:2104.04473](https://arxiv.org/abs/2104.04473)): with $p$ ranks the
+# model is cut into $vp$ stages, and chunk $c$ of rank $r$ is stage $cp + r$. A micro-batch goes round all ranks $v$
+# times. The bubble is $v$ times smaller, and messages are $v$ times more.
 #
-# The order of a rank's forward passes: the first $p$ micro-batches through chunk 0, the same $p$ through chunk 1, and so on through all chunks;
-# then the next $p$ micro-batches likewise. So $m$ must be a multiple of $p$. Backward passes come in the same order of micro-batches, but
-# from the last chunk to the first.
+# The order of a rank's forward passes: the first $p$ micro-batches through chunk 0, the same $p$ through chunk 1, and
+# so on through all chunks; then the next $p$ micro-batches likewise. So $m$ must be a multiple of $p$. Backward passes
+# come in the same order of micro-batches, but from the last chunk to the first.
 #
 # ![Interleaved, and zero bubble, on four ranks with eight micro-batches](../images/pipeline_late_schedules.png)
 #
-# Again a rank begins with some forward passes, then does one forward and one backward pass in turns, and ends with backward passes. How many are the
-# first ones? For the last rank, just those that come before its first *last chunk*: $(v-1)p$. For each rank before that, two more: the way down
-# to the last rank is one longer, and so is the way back.
+# Again a rank begins with some forward passes, then does one forward and one backward pass in turns, and ends with
+# backward passes. How many are the first ones? For the last rank, just those that come before its first *last chunk*:
+# $(v-1)p$. For each rank before that, two more: the way down to the last rank is one longer, and so is the way back.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def interleaved(world: int, m: int, v: int) -> Schedule:
@@ -796,16 +827,19 @@ def interleaved(world: int, m: int, v: int) -> Schedule:
 check("05_pipeline_parallel/7")
 
 # %%
-plots_pipeline.timelines({"interleaved, predicted": predicted(interleaved(4, 8, 2)), "interleaved, measured": measured("interleaved")})
+plots_pipeline.timelines(
+    {"interleaved, predicted": predicted(interleaved(4, 8, 2)), "interleaved, measured": measured("interleaved")}
+)
 
 # %% [markdown]
-# Two shades are the two chunks. The waits of a chunk are half as long as those of a stage before, since it has half as many layers.
+# Two shades are the two chunks. The waits of a chunk are half as long as those of a stage before, since it has half as
+# many layers.
 #
 # ## Zero bubble
 #
-# A backward pass makes two kinds of gradients. That of the *input* is what the rank before waits for. Those of the *weights* nobody waits for
-# until the optimizer's step. So do them apart ([arXiv:2401.10241](https://arxiv.org/abs/2401.10241)): I as early as possible, and W
-# where the rank would idle.
+# A backward pass makes two kinds of gradients. That of the *input* is what the rank before waits for. Those of the
+# *weights* nobody waits for until the optimizer's step. So do them apart
+# ([arXiv:2401.10241](https://arxiv.org/abs/2401.10241)): I as early as possible, and W where the rank would idle.
 #
 # Autograd can do either, without any new kernel:
 #
@@ -814,13 +848,16 @@ plots_pipeline.timelines({"interleaved, predicted": predicted(interleaved(4, 8, 
 # | `torch.autograd.grad(output, tensors, gradient)` | the gradients for these tensors only, as a tuple. No `grad` is set, and what these do not need is not computed |
 # | `…, retain_graph=True` | what autograd keeps for the backward pass stays, so that there can be another one |
 #
-# One thing must be thought of. `grad(output, weights)` for W would go through the whole stage once more, from behind, and compute all the gradients
-# between the layers *again*: together, I and W would take half as long again as B. So in I, ask for the gradients of *all layers' outputs*, too, and keep them;
-# `passed.layers` has the layers and their outputs. In W, each layer goes from its own output to its own weights. No node of the graph is computed twice.
+# One thing must be thought of. `grad(output, weights)` for W would go through the whole stage once more, from behind,
+# and compute all the gradients between the layers *again*: together, I and W would take half as long again as B. So in
+# I, ask for the gradients of *all layers' outputs*, too, and keep them; `passed.layers` has the layers and their
+# outputs. In W, each layer goes from its own output to its own weights. No node of the graph is computed twice.
 #
-# The schedule: **H1** of the paper. The forward passes and I are in the order of 1F1B, with I for B. Rank $r$ lets its first $r$ W wait: from its
-# I of micro-batch $r$ on, each I is followed by the oldest W that is left; what is left in the end comes last. So the ranks at the end, who begin late,
-# fill their bubble with W's. On each rank at most $p$ micro-batches are alive, counted until their W: no more than what 1F1B needs on rank 0.
+# The schedule: **H1** of the paper. The forward passes and I are in the order of 1F1B, with I for B. Rank $r$ lets its
+# first $r$ W wait: from its I of micro-batch $r$ on, each I is followed by the oldest W that is left; what is left in
+# the end comes last. So the ranks at the end, who begin late, fill their bubble with W's. On each rank at most $p$
+# micro-batches are alive, counted until their W: no more than what 1F1B needs on rank 0.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def backward_input(passed: Passed, gradient: Tensor | None) -> Tensor | None:
@@ -848,7 +885,9 @@ def backward_weights(passed: Passed) -> None:
         weights = [weight for weight in layer.parameters(recurse=False) if weight.requires_grad]
         if not weights:
             continue
-        for weight, found in zip(weights, torch.autograd.grad(output, weights, gradient, retain_graph=True), strict=True):
+        for weight, found in zip(
+            weights, torch.autograd.grad(output, weights, gradient, retain_graph=True), strict=True
+        ):
             weight.grad = found if weight.grad is None else weight.grad + found
     ### END SOLUTION
 
@@ -873,22 +912,27 @@ def zero_bubble(world: int, m: int) -> Schedule:
 check("05_pipeline_parallel/8")
 
 # %%
-plots_pipeline.timelines({"zero bubble, predicted": predicted(zero_bubble(4, 8)), "zero bubble, measured": measured("zero bubble")})
+plots_pipeline.timelines(
+    {"zero bubble, predicted": predicted(zero_bubble(4, 8)), "zero bubble, measured": measured("zero bubble")}
+)
 
 # %% [markdown]
 # ## Predict
 #
-# You have seen four schedules, in pictures. To choose one you want formulas. Let the layers of one rank, all its chunks together, take $F$ seconds for the
-# forward pass of a micro-batch, $I$ for the gradients between the layers and of the input, $W$ for the weights'. Working, a rank takes $m(F+I+W)$, whatever
-# the schedule. What comes on top is the bubble. Look at rank 0 in the pictures: what does it wait for?
+# You have seen four schedules, in pictures. To choose one you want formulas. Let the layers of one rank, all its
+# chunks together, take $F$ seconds for the forward pass of a micro-batch, $I$ for the gradients between the layers and
+# of the input, $W$ for the weights'. Working, a rank takes $m(F+I+W)$, whatever the schedule. What comes on top is the
+# bubble. Look at rank 0 in the pictures: what does it wait for?
 #
 # - GPipe, 1F1B: until the first micro-batch is back, it waits for $p-1$ other ranks' forward and backward passes.
 # - Interleaved: these are of chunks, $v$ times smaller.
-# - Zero bubble H1: nobody waits for W; and with what it has left, a rank fills the bubble up. What remains is $(p-1)(F+I-W)$. (For $m \ge p$ and $W \le I$. The paper's H2
-#   has $(p-1)(F+I-2W)$, with up to $2p-1$ micro-batches alive.)
+# - Zero bubble H1: nobody waits for W; and with what it has left, a rank fills the bubble up. What remains is
+#   $(p-1)(F+I-W)$. (For $m \ge p$ and $W \le I$. The paper's H2 has $(p-1)(F+I-2W)$, with up to $2p-1$ micro-batches
+#   alive.)
 #
-# **Predict** the time of a step, its bubble as a share of that time, and how much memory a rank needs for activations, as a multiple of what one micro-batch
-# leaves in all its layers.
+# **Predict** the time of a step, its bubble as a share of that time, and how much memory a rank needs for activations,
+# as a multiple of what one micro-batch leaves in all its layers.
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def step_seconds(name: str, p: int, m: int, v: int, f: float, i: float, w: float) -> float:
@@ -927,20 +971,25 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
     v = 2 if name == "interleaved" else 1
     work = SECONDS["F"], SECONDS["I"], SECONDS["W"]
     share, ideal = bubble_share(name, 4, 8, v, *work), plots_pipeline.bubble(predicted(schedule_of(name, 4, 8)))
-    print(f"{name:12} {step_seconds(name, 4, 8, v, *work):.2f} s, bubble {share:.1%} by the formula, {ideal:.1%} by the simulator; rank 0 keeps {most_alive(name, 4, 8, v, 0):.1f}")
+    print(
+        f"{name:12} {step_seconds(name, 4, 8, v, *work):.2f} s, bubble {share:.1%} by the formula, {ideal:.1%} by the simulator; rank 0 keeps {most_alive(name, 4, 8, v, 0):.1f}"
+    )
 
 # %% [markdown]
-# Play with it: 64 micro-batches, 16 ranks, a W that is shorter than I. Does a smaller bubble pay for $v$ times the messages? What becomes of the memory of rank 0?
+# Play with it: 64 micro-batches, 16 ranks, a W that is shorter than I. Does a smaller bubble pay for $v$ times the
+# messages? What becomes of the memory of rank 0?
 #
 # ## Evaluation, and the log
 #
-# Only the last rank knows the loss. But the log is written by rank 0, and the best checkpoint is chosen by all; so all need it. And an evaluation is a
-# pipeline, too: of forward passes only, without autograd, which keeps nothing. Its mean is over all targets of all batches that count.
+# Only the last rank knows the loss. But the log is written by rank 0, and the best checkpoint is chosen by all; so all
+# need it. And an evaluation is a pipeline, too: of forward passes only, without autograd, which keeps nothing. Its
+# mean is over all targets of all batches that count.
 #
 # | call | meaning |
 # |---|---|
 # | `dist.broadcast(tensor, rank)` | brings what this rank has in the tensor to all |
 # | `module.train(mode)`, `module.training` | switches dropout and the like; which mode it is in |
+
 
 # %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def on_all_ranks(value: float | None, rank: int, world: int) -> float:
@@ -989,7 +1038,9 @@ def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, w
 check("05_pipeline_parallel/10")
 
 # %% [markdown]
-# Now all of it together: the language model, trained by each schedule on the same batches as one process. (No weight knows on how many ranks it is.)
+# Now all of it together: the language model, trained by each schedule on the same batches as one process. (No weight
+# knows on how many ranks it is.)
+
 
 # %%
 def batch_of(step: int, rows: int = 8) -> tuple[Tensor, Tensor]:
@@ -1013,7 +1064,10 @@ def train(name: str, rank: int, world: int) -> list[float]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(on_all_ranks(float(sum(losses_here)) if losses_here else None, rank, world))
-    return [*losses, evaluate(chunks, [make_batch(*batch_of(100), m), make_batch(*batch_of(101, rows=3), m)], rank, world)]
+    return [
+        *losses,
+        evaluate(chunks, [make_batch(*batch_of(100), m), make_batch(*batch_of(101, rows=3), m)], rank, world),
+    ]
 
 
 def train_alone(_: None, rank: int, world: int) -> list[float]:
@@ -1042,17 +1096,22 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 # %% [markdown]
 # ## What it costs, and when to use it
 #
-# - **Bytes.** A boundary between two stages costs $B \cdot T \cdot D$ numbers each way, for the whole batch, however many weights the stages have. Data-parallel training sends
-#   each gradient about twice, ZeRO-3 three times, tensor parallelism several times the stream *in each layer*. And a message goes to one neighbour, at a time when others compute.
-# - **Time.** The bubble. It is small where micro-batches are many: $m \ge 4p$ for GPipe and 1F1B gives less than 20 %. But the batch can not grow for ever, and micro-batches that are
-#   too small do not fill a GPU.
-# - **Memory.** Weights, gradients and optimizer state are shared out by stages. Activations are not: rank 0 of a 1F1B pipeline keeps $p$ micro-batches of $1/p$ of the
-#   layers, as much as one device keeps of one micro-batch of all layers. GPipe keeps $m/p$ times as much.
-# - **Balance.** All wait for the slowest stage. The head with its large vocabulary is a stage's worth by itself in a small model.
+# - **Bytes.** A boundary between two stages costs $B \cdot T \cdot D$ numbers each way, for the whole batch, however
+#   many weights the stages have. Data-parallel training sends each gradient about twice, ZeRO-3 three times, tensor
+#   parallelism several times the stream *in each layer*. And a message goes to one neighbour, at a time when others
+#   compute.
+# - **Time.** The bubble. It is small where micro-batches are many: $m \ge 4p$ for GPipe and 1F1B gives less than 20 %.
+#   But the batch can not grow for ever, and micro-batches that are too small do not fill a GPU.
+# - **Memory.** Weights, gradients and optimizer state are shared out by stages. Activations are not: rank 0 of a 1F1B
+#   pipeline keeps $p$ micro-batches of $1/p$ of the layers, as much as one device keeps of one micro-batch of all
+#   layers. GPipe keeps $m/p$ times as much.
+# - **Balance.** All wait for the slowest stage. The head with its large vocabulary is a stage's worth by itself in a
+#   small model.
 #
-# Use a pipeline **when** the model does not fit a node and the network between nodes is slow: tensor parallelism within a node, pipelines over nodes, data
-# parallelism over all that. **Do not** use it when the model fits with FSDP and the network can carry that, which is simpler and has no bubble; nor for small batches, such as answering one request;
-# nor where layers cost very different amounts, or samples do.
+# Use a pipeline **when** the model does not fit a node and the network between nodes is slow: tensor parallelism
+# within a node, pipelines over nodes, data parallelism over all that. **Do not** use it when the model fits with FSDP
+# and the network can carry that, which is simpler and has no bubble; nor for small batches, such as answering one
+# request; nor where layers cost very different amounts, or samples do.
 #
 # | schedule | when |
 # |---|---|
@@ -1076,7 +1135,7 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 # | `schedule.eval(…)` | `evaluate` |
 # | the loss is sent to all ranks | `on_all_ranks` |
 #
-# What it adds are the gradients' all-reduce over the data-parallel ranks, once a step and not in each micro-batch; a norm for clipping that is summed over all stages; and one checkpoint that
-# the serial script can load.
+# What it adds are the gradients' all-reduce over the data-parallel ranks, once a step and not in each micro-batch; a
+# norm for clipping that is summed over all stages; and one checkpoint that the serial script can load.
 #
 # Next: `pipeline_training`.
