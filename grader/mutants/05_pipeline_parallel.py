@@ -106,7 +106,7 @@ WRONG = [
     Answer(2, "the gradient goes backward twice", swap=("output.backward(gradient)", "output.backward(gradient, retain_graph=True)\n    output.backward(gradient)"), says="computes forward 0, back 0, back 0"),
     Answer(2, "the activation is sent in place of the gradient", swap=("dist.send(x.grad, rank - 1)", "dist.send(x.detach(), rank - 1)"), says="is not that of one process"),
     Answer(2, "both wait for the other first", swap=("dist.send(output.detach(), rank + 1)\n    gradient = torch.empty_like(like)\n    dist.recv(gradient, rank + 1)", "gradient = torch.empty_like(like)\n    dist.recv(gradient, rank + 1)\n    dist.send(output.detach(), rank + 1)"), says="deadlock"),
-    Answer(2, "always float32", swap=("    x = torch.empty_like(like)", "    x = torch.empty(like.shape)"), says="float"),
+    Answer(2, "always float32", swap=("    x = torch.empty_like(like)", "    x = torch.empty(like.shape)"), says="killed"),
     Answer(2, "the loss keeps its history", swap=("return loss.detach() if", "return loss if"), says="keeps its history"),
     Answer(2, "all ranks return something", swap=(NAIVE_END, "return loss.detach() if rank == world - 1 else output.detach().sum()"), says="returns a loss, but it has none"),
     Answer(2, "sent, and not waited for", swap=("dist.send(x.grad, rank - 1)", "dist.isend(x.grad, rank - 1)"), says="in flight"),
@@ -147,7 +147,7 @@ WRONG = [
     Answer(3, "the losses' mean", swap=("torch.stack(losses).sum()", "torch.stack(losses).mean()"), says="the loss is not the whole batch's"),
     Answer(3, "divided by m once more", swap=("loss.backward()", "(loss / m).backward()"), says="is not that of one process"),
     Answer(3, "the last loss", swap=("torch.stack(losses).sum()", "losses[-1]"), says="the loss is not the whole batch's"),
-    Answer(3, "no gradient of the loss", swap=("loss.backward()", "pass"), says="no backward pass came here"),
+    Answer(3, "no backward pass", swap=("loss.backward()", "pass"), says="of activations of those before"),
     Answer(3, "gradients of the last micro-batch", swap=("    loss.backward()", "    model.zero_grad()\n    loss.backward()"), says="is not that of one process"),
 
     Answer(4, "the empty schedule", ["return [[] for _ in range(world)]", None], says="does nothing"),

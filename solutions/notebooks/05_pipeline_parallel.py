@@ -1,14 +1,14 @@
 # %% [markdown]
 # # Pipeline parallelism: each rank has some of the layers
 #
-# Data parallelism gives each rank all layers and some of the batch. Pipeline parallelism gives each rank the whole
-# batch and some of the layers, a **stage**. What goes from one rank to the next is only the stream between two layers:
-# no weights, no gradients of weights, and no collective. That is the least that any of the schemes sends, so pipelines
-# are what large runs put across slow networks.
+# Data parallelism gives each rank all layers and a part of the batch. Pipeline parallelism gives each rank some of the
+# layers, a **stage**, and the whole batch goes through all stages. Only activations, and their gradients, go from one
+# rank to the next: no weights, no gradients of weights, and no collective. No other scheme sends so little, and so
+# large runs put pipelines across slow networks.
 #
-# The price is waiting. A stage can begin when the stage before it is done, and until then it is idle: the **bubble**.
-# In this lesson you cut a model into stages, run it, and build the four classical schedules that make the bubble
-# small.
+# The price is waiting. A stage can begin only when the stage before it is done, and until then it is idle: the
+# **bubble**. In this lesson you cut a model into stages, run it, and build the four classical schedules that keep the
+# bubble small.
 #
 # ![A model cut into four stages; activations go forward, gradients come back](../images/pipeline_stages.png)
 
@@ -47,9 +47,9 @@ from utils.model import TransformerLM
 # The course's model is a chain of **pieces**: the embeddings (piece 0), the blocks (pieces 1 to $L$), and the last
 # norm with the head (piece $L+1$). A stage is some pieces in a row.
 #
-# A pipeline is as fast as its slowest stage, for all others wait for it. So cut by what the pieces *cost*, not by how
-# many there are. A product of an $n \times k$ matrix with a $k \times m$ matrix takes $2nkm$ operations. Count the
-# products of a forward pass, for one token:
+# A pipeline is as fast as its slowest stage: all others wait for it. So cut by what the pieces *cost*, not by how many
+# there are. A product of an $n \times k$ matrix with a $k \times m$ matrix takes $2nkm$ operations. Count the products
+# of a forward pass, for one token:
 #
 # - a block has the weights $q$, $k$, $v$ and $out$, each $D \times D$, and two of the MLP, $D \times 4D$ and $4D
 #   \times D$. Its attention compares the token with all $T$ tokens, and then adds up the values of all $T$: twice
@@ -84,13 +84,14 @@ def cut(costs: Sequence[float], stages: int) -> list[list[int]]:
     Raises:
         ValueError: there are fewer pieces than stages.
     """
-    # TODO 1, again: cut. Every piece is in one stage, and every stage has one at least. There are few ways to
-    # cut a model (for 20 pieces and 6 stages 11,628), so you may try them all: `combinations(range(1, n), k)` has all ways to
-    # choose k places out of n - 1, and `pairwise` walks through neighbours.
+    # TODO 1, again: cut. Every piece is in one stage, and every stage has at least one piece. There are few
+    # ways to cut a model (for 20 pieces and 6 stages 11,628), so you may try them all:
+    # `combinations(range(1, n), k)` has all ways to choose k places out of n - 1, and `pairwise` goes through
+    # neighbours.
     ### BEGIN SOLUTION
     n = len(costs)
     if n < stages:
-        raise ValueError(f"{n} pieces can not be cut into {stages} stages")
+        raise ValueError(f"{n} pieces cannot be cut into {stages} stages")
     best: list[tuple[int, ...]] = []
     lowest = math.inf
     for places in combinations(range(1, n), stages - 1):
@@ -107,7 +108,8 @@ class Stage(nn.Module):
 
     def __init__(self, model: TransformerLM, pieces: Sequence[int]) -> None:
         super().__init__()
-        # TODO 1, again: keep what belongs to these pieces, and nothing else of the model. (Piece 0 ends with `model.dropout`.)
+        # TODO 1, again: keep what belongs to these pieces, and nothing else of the model.
+        # (Piece 0 ends with `model.dropout`.)
         ### BEGIN SOLUTION
         last = len(model.blocks) + 1
         if 0 in pieces:
@@ -168,14 +170,15 @@ for name, cuts in (("by number", [[0, 1], [2, 3], [4, 5]]), ("by cost", cut(cost
     for number, pieces in enumerate(cuts):
         predicted = sum(costs[piece] for piece in pieces) / sum(costs)
         print(
-            f"{name}, stage {number}, pieces {pieces}: predicted {predicted:.0%} of a step, measured {seconds[number] / sum(seconds):.0%}"
+            f"{name}, stage {number}, pieces {pieces}: predicted {predicted:.0%} of a step, "
+            f"measured {seconds[number] / sum(seconds):.0%}"
         )
 
 # %% [markdown]
 # ## One stage at a time
 #
 # The plainest way to use several devices: the batch goes through all stages, and its gradients come back. It is what
-# `model.part1.to(0)`, `model.part2.to(1)` does. It makes room for a larger model, and no more, as you will see.
+# `model.part1.to(0)`, `model.part2.to(1)` does. It makes room for a larger model, but no speed, as you will see.
 #
 # A rank receives the stream from the rank before it. What has arrived is a fresh tensor of which autograd knows
 # nothing, so `x.requires_grad_()` asks for its gradient: that is what must be sent back. And what comes back from the
@@ -196,7 +199,9 @@ for name, cuts in (("by number", [[0, 1], [2, 3], [4, 5]]), ("by cost", cut(cost
 def naive_step(
     stage: nn.Module, x: Tensor, y: Tensor, like: Tensor, loss_of: Callable, rank: int, world: int
 ) -> Tensor | None:
-    """Forward and backward pass of the whole batch through the stages of all ranks; ``grad`` of this stage's parameters is set.
+    """Forward and backward pass of the whole batch through the stages of all ranks.
+
+    This stage's parameters get their ``grad``.
 
     Args:
         x: the batch's inputs, of use on the first rank only.
@@ -269,7 +274,11 @@ class Scale(nn.Module):
 
 
 class WaitingStage(nn.Module):
-    """Two layers that take no time, and waits: F in the forward pass, W before the second weight has its gradient, I between the layers."""
+    """Two layers that take no time, and waits in place of work.
+
+    F is waited for in the forward pass, I between the two layers in the backward pass, W where the second weight gets
+    its gradient.
+    """
 
     def __init__(self, log: list[Note], chunk: int = 0, chunks: int = 1) -> None:
         super().__init__()
@@ -308,8 +317,8 @@ plots_pipeline.timelines({"one stage at a time": run.results})
 #
 # So cut the batch: while rank 1 works on one **micro-batch**, rank 0 can work on the next one. The law of this course
 # holds: loss and gradients are those of the whole batch. Gradients of several backward passes add up by themselves, so
-# the micro-batches' losses must *add up to* the loss. They are no means of their own: what counts is the mean over all
-# targets of the batch, and of those equal to `IGNORE` one micro-batch may have more than another.
+# the micro-batches' losses must *add up to* the loss. So they are not means: the loss is the mean over all targets of
+# the batch, and one micro-batch may have more targets equal to `IGNORE` than another.
 #
 # And all micro-batches must have one shape, since a rank makes room for what it receives before it knows what comes.
 # Where $m$ does not divide the batch, fill it up with rows that count nothing.
@@ -338,7 +347,10 @@ def split(x: Tensor, y: Tensor, m: int) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def loss_of_batch(y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """For a batch with these targets: the function that makes, of a micro-batch's logits and targets, its share of the batch's loss."""
+    """For a batch with targets ``y``: a function of a micro-batch's logits and targets.
+
+    It returns the micro-batch's share of the batch's loss.
+    """
 
     # TODO 3, again: the shares add up to the mean over all targets of the batch that count. Where none counts, to 0.
     ### BEGIN SOLUTION
@@ -353,8 +365,12 @@ def loss_of_batch(y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def accumulate(model: nn.Module, x: Tensor, y: Tensor, m: int) -> Tensor:
-    """The loss of the batch, without history, and in the parameters' ``grad`` its gradients: micro-batch by micro-batch, in one process."""
-    # TODO 3, again: forward and backward pass of one micro-batch, then of the next, so that only one is alive at a time.
+    """The loss of the batch, without history; in one process, micro-batch by micro-batch.
+
+    The parameters' ``grad`` become the batch's gradients.
+    """
+    # TODO 3, again: forward and backward pass of one micro-batch, then of the next one, so that only one is alive
+    # at a time.
     ### BEGIN SOLUTION
     loss_of = loss_of_batch(y)
     losses = []
@@ -426,7 +442,7 @@ def gpipe(world: int, m: int) -> Schedule:
 
 
 def simulate(schedule: Schedule, seconds: dict[str, float]) -> list[list[tuple[float, float]]]:
-    """For each rank, for each of its actions, when it begins and when it ends; the first one begins at 0. Messages take no time.
+    """When each action of each rank begins and ends; the first one begins at 0. Messages take no time.
 
     Args:
         seconds: what an action of each kind takes.
@@ -495,7 +511,7 @@ plots_pipeline.timelines(
 #
 # ## Execute any schedule
 #
-# A list of actions is easy to walk through. What is difficult are the messages:
+# To walk through a list of actions is easy. The messages are the difficult part:
 #
 # - *No buffers.* A send may last until its receive is posted: gloo stores nothing on the way, and NCCL does not
 #   promise to. In the picture above, rank 0 sends an activation to rank 1 while rank 1 sends a gradient to rank 0. If
@@ -504,13 +520,14 @@ plots_pipeline.timelines(
 #   may use them in another one.
 # - *Nothing in flight.* Whoever returns before a message is over has not finished.
 #
-# Both of the first two are solved if all ranks agree on one order of all messages, and each posts its ends of them,
-# `isend` and `irecv`, in that order. Where does it come from? From the schedule, which all ranks know. Let each action
-# take one **tick** of an imagined clock: `in_ticks` says who does what in which tick. In each tick a rank does its own
-# action, if it has one, and *then* posts its ends of what the actions of that tick send, by the number of the sender.
-# It waits for what it receives when it needs it, and no earlier. It waits for what it has sent in the end, or when so
-# many are under way that it must have been received long ago. Then there is no circle in which ranks could wait for
-# each other, whatever is stored on the way. And a schedule that is wrong stops in the simulator, before anything runs.
+# The first two problems have one solution: all ranks agree on one order of all messages, and each rank posts its ends
+# of them, `isend` and `irecv`, in that order. Where does the order come from? From the schedule, which all ranks know.
+# Let each action take one **tick** of an imagined clock: `in_ticks` says who does what in which tick. In each tick a
+# rank does its own action, if it has one, and *then* posts its ends of what the actions of that tick send, by the
+# number of the sender. A rank waits for what it receives only when it needs it. It waits for its sends at the very
+# end, or once so many are under way that the oldest of them must have been received long ago. Then no ranks can wait
+# for each other in a circle, whatever is stored on the way. And a schedule that is wrong stops in the simulator,
+# before anything runs.
 
 
 # %%
@@ -563,12 +580,13 @@ def in_ticks(schedule: Schedule) -> list[dict[int, Action]]:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def goes_to(action: Action, source: int, world: int, stages: int) -> tuple[int, int] | None:
-    """What an action of rank ``source`` makes for another stage: which stage it is for, and that stage's rank. None if for nobody.
+    """The stage that needs what an action of rank ``source`` makes, and the rank of that stage; None if no stage does.
 
     There are ``stages`` stages in all.
     """
     # TODO 5: Execute any schedule, with messages that rely on no buffer. First, where do results go?
-    # F to the next stage, B and I to the one before; what the last one (or the first one) makes goes nowhere, nor does W's.
+    # The result of F goes to the next stage, that of B or I to the stage before, that of W to nobody. The last
+    # stage has no next one, and the first stage none before it.
     ### BEGIN SOLUTION
     step = {"F": 1, "B": -1, "I": -1, "W": 0}[action.kind]
     stage = stage_of(action, source, world) + step
@@ -604,10 +622,11 @@ def execute(schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank:
     Raises:
         ValueError: before anything is sent, if the ranks would wait for ever.
     """
-    # TODO 5, again: the actions and the messages. For B call `backward`, for I `backward_input` with the same arguments, for W
-    # `backward_weights(passed)` (TODO 8). Each micro-batch crosses each boundary between two stages once forward and once
-    # back. What is not needed any more is freed: of a micro-batch whose backward pass is done nothing stays, and where
-    # autograd is off (`output.requires_grad`) nothing is kept at all.
+    # TODO 5, again: the actions and the messages. For B call `backward`, for I `backward_input` with the same
+    # arguments, for W `backward_weights(passed)` (TODO 8 writes these two). For each micro-batch, one message crosses
+    # each boundary between two stages forward, and one back; between two chunks on the same rank, nothing is sent.
+    # Free what is not needed any more: of a micro-batch nothing stays after its backward pass, and where autograd is
+    # off (`output.requires_grad` is False) nothing is kept at all.
     ### BEGIN SOLUTION
     stages = len(chunks) * world
     passed: dict[tuple[int, int], Passed] = {}  # (micro-batch, stage) -> what its backward pass needs
@@ -745,23 +764,23 @@ plots_pipeline.timelines({"1F1B, predicted": predicted(one_f_one_b(4, 8)), "1F1B
 def peak_bytes(name: str, rank: int, world: int) -> dict[str, float]:
     """Bytes of activations that autograd keeps on this rank: at most, and of one micro-batch."""
     model, m = small_model(), 8
-    stage = Stage(model, cut([1.0] * 6, world)[rank])
+    stage = Stage(model, [[0, 1], [2], [3], [4, 5]][rank])
     del model
     own = {p.untyped_storage().data_ptr() for p in stage.parameters()}
     x, y = torch.randint(MODEL["vocab_size"], (2, m, 16), generator=torch.Generator().manual_seed(1))
     batch = make_batch(x, y, m)
     kept, alive = Storages(), {"most": 0, "one": 0}
+    passes = []
 
     def keep(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in own:
             kept.note([tensor])
-        return tensor
+            alive["most"] = max(alive["most"], sum(kept.live().values()))
+            if len(passes) == 1:
+                alive["one"] = alive["most"]
+        return tensor.detach()  # itself would refer to the graph that keeps it
 
-    def look(*_: object) -> None:
-        alive["most"] = max(alive["most"], sum(kept.live().values()))
-        alive["one"] = alive["one"] or alive["most"]  # after the first forward pass
-
-    stage.register_forward_hook(look)
+    stage.register_forward_pre_hook(lambda *_: passes.append("forward"))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         execute(schedule_of(name, world, m), [stage], batch, rank, world)
     return alive
@@ -798,9 +817,10 @@ plots_pipeline.alive(peaks, {"GPipe": [8] * 4, "1F1B": [min(8, 4 - rank) for ran
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def interleaved(world: int, m: int, v: int) -> Schedule:
-    """1F1B with v chunks on each rank: on rank r, at most min(m v, 2 (world - 1 - r) + (v - 1) world + 1) passes are alive.
+    """1F1B with v chunks on each rank.
 
-    A pass is one micro-batch in one chunk.
+    On rank r, at most min(m v, 2 (world - 1 - r) + (v - 1) world + 1) passes are alive: a pass is one micro-batch in
+    one chunk.
 
     Raises:
         ValueError: m is no multiple of ``world``.
@@ -848,22 +868,24 @@ plots_pipeline.timelines(
 # | `torch.autograd.grad(output, tensors, gradient)` | the gradients for these tensors only, as a tuple. No `grad` is set, and what these do not need is not computed |
 # | `…, retain_graph=True` | what autograd keeps for the backward pass stays, so that there can be another one |
 #
-# One thing must be thought of. `grad(output, weights)` for W would go through the whole stage once more, from behind,
-# and compute all the gradients between the layers *again*: together, I and W would take half as long again as B. So in
-# I, ask for the gradients of *all layers' outputs*, too, and keep them; `passed.layers` has the layers and their
-# outputs. In W, each layer goes from its own output to its own weights. No node of the graph is computed twice.
+# There is one trap. `grad(output, weights)` for W would go through the whole stage once more, from behind, and compute
+# all the gradients between the layers *again*: together, I and W would take half as long again as B. So in I, ask for
+# the gradients of *all layers' outputs*, too, and keep them; `passed.layers` has the layers and their outputs. In W,
+# each layer goes from its own output to its own weights. No node of the graph is computed twice.
 #
 # The schedule: **H1** of the paper. The forward passes and I are in the order of 1F1B, with I for B. Rank $r$ lets its
 # first $r$ W wait: from its I of micro-batch $r$ on, each I is followed by the oldest W that is left; what is left in
 # the end comes last. So the ranks at the end, who begin late, fill their bubble with W's. On each rank at most $p$
-# micro-batches are alive, counted until their W: no more than what 1F1B needs on rank 0.
+# micro-batches are alive, counted until their W: no more than what 1F1B needs on rank 0. (What is kept from I to W are
+# also the gradients of the layers' outputs.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def backward_input(passed: Passed, gradient: Tensor | None) -> Tensor | None:
-    """The first part of a backward pass: the gradient for ``passed.input``, or None where that needs none. No ``grad`` is changed.
+    """The first part of a backward pass: returns the gradient for ``passed.input``, or None where that needs none.
 
-    ``gradient`` is as for `backward`. What `backward_weights` will need you may note in attributes of ``passed``.
+    ``gradient`` is as for `backward`. No ``grad`` is changed. Keep in attributes of ``passed`` what `backward_weights`
+    will need.
     """
     # TODO 8: Take the backward pass apart, and fill the bubble with the weights' part. First, the input's part.
     # If all before it is frozen, a layer's output needs no gradient, and autograd will not be asked for one.
@@ -926,9 +948,9 @@ plots_pipeline.timelines(
 #
 # - GPipe, 1F1B: until the first micro-batch is back, it waits for $p-1$ other ranks' forward and backward passes.
 # - Interleaved: these are of chunks, $v$ times smaller.
-# - Zero bubble H1: nobody waits for W; and with what it has left, a rank fills the bubble up. What remains is
-#   $(p-1)(F+I-W)$. (For $m \ge p$ and $W \le I$. The paper's H2 has $(p-1)(F+I-2W)$, with up to $2p-1$ micro-batches
-#   alive.)
+# - Zero bubble H1: nobody waits for W, and each rank fills a part of its bubble with the W's that it has left. What
+#   remains is $(p-1)(F+I-W)$. (For $m \ge p$ and $W \le I$. The paper's H2 has $(p-1)(F+I-2W)$, with up to $2p-1$
+#   micro-batches alive.)
 #
 # **Predict** the time of a step, its bubble as a share of that time, and how much memory a rank needs for activations,
 # as a multiple of what one micro-batch leaves in all its layers.
@@ -936,7 +958,10 @@ plots_pipeline.timelines(
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def step_seconds(name: str, p: int, m: int, v: int, f: float, i: float, w: float) -> float:
-    """Seconds of a step by "GPipe", "1F1B", "interleaved" (with v chunks a rank) or "zero bubble"; the others have v = 1."""
+    """Seconds of a step by "GPipe", "1F1B", "interleaved" or "zero bubble".
+
+    v is the number of chunks on a rank; only "interleaved" has more than 1.
+    """
     # TODO 9: Predict time, bubble and memory of each schedule. First, the time.
     ### BEGIN SOLUTION
     bubble = (p - 1) * (f + i - w if name == "zero bubble" else (f + i + w) / v)
@@ -972,7 +997,8 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
     work = SECONDS["F"], SECONDS["I"], SECONDS["W"]
     share, ideal = bubble_share(name, 4, 8, v, *work), plots_pipeline.bubble(predicted(schedule_of(name, 4, 8)))
     print(
-        f"{name:12} {step_seconds(name, 4, 8, v, *work):.2f} s, bubble {share:.1%} by the formula, {ideal:.1%} by the simulator; rank 0 keeps {most_alive(name, 4, 8, v, 0):.1f}"
+        f"{name:12} {step_seconds(name, 4, 8, v, *work):.2f} s, bubble {share:.1%} by the formula, "
+        f"{ideal:.1%} by the simulator; rank 0 keeps {most_alive(name, 4, 8, v, 0):.1f} micro-batches"
     )
 
 # %% [markdown]
@@ -1003,7 +1029,10 @@ def on_all_ranks(value: float | None, rank: int, world: int) -> float:
 
 
 def forward_only(world: int, m: int, v: int) -> Schedule:
-    """The forward passes of m micro-batches through v chunks a rank. Any order that does not get stuck, and wastes no time, is right."""
+    """The forward passes of m micro-batches through v chunks on each rank.
+
+    Any order is right that does not get stuck, and in which no rank waits once it has begun, at least for m >= world.
+    """
     # TODO 10, again: the schedule.
     ### BEGIN SOLUTION
     return [[Action("F", j, chunk) for chunk in range(v) for j in range(m)] for _ in range(world)]
@@ -1038,8 +1067,7 @@ def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, w
 check("05_pipeline_parallel/10")
 
 # %% [markdown]
-# Now all of it together: the language model, trained by each schedule on the same batches as one process. (No weight
-# knows on how many ranks it is.)
+# Now all of it together: the language model, trained by each schedule on the same batches as one process.
 
 
 # %%
@@ -1101,12 +1129,12 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 #   parallelism several times the stream *in each layer*. And a message goes to one neighbour, at a time when others
 #   compute.
 # - **Time.** The bubble. It is small where micro-batches are many: $m \ge 4p$ for GPipe and 1F1B gives less than 20 %.
-#   But the batch can not grow for ever, and micro-batches that are too small do not fill a GPU.
+#   But the batch cannot grow for ever, and micro-batches that are too small do not fill a GPU.
 # - **Memory.** Weights, gradients and optimizer state are shared out by stages. Activations are not: rank 0 of a 1F1B
 #   pipeline keeps $p$ micro-batches of $1/p$ of the layers, as much as one device keeps of one micro-batch of all
 #   layers. GPipe keeps $m/p$ times as much.
-# - **Balance.** All wait for the slowest stage. The head with its large vocabulary is a stage's worth by itself in a
-#   small model.
+# - **Balance.** All wait for the slowest stage. In a small model, the head with its large vocabulary is worth a stage
+#   of its own. And a weight that two stages use, such as a tied head, would need its gradients added up between them.
 #
 # Use a pipeline **when** the model does not fit a node and the network between nodes is slow: tensor parallelism
 # within a node, pipelines over nodes, data parallelism over all that. **Do not** use it when the model fits with FSDP
