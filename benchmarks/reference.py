@@ -18,14 +18,19 @@ from grader.engine.lesson import lessons, regions
 
 
 def functions(lesson: str) -> dict[str, Any]:
-    """The functions and classes of a notebook's reference solution, and what they import."""
+    """The functions, classes and constants of a notebook's reference solution, and what they import."""
     source = lessons.source_path(lesson).read_text("utf-8")
     tree = ast.parse(regions.compose(source, regions.titles(source)))
     wanted = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    tree.body = [node for node in tree.body if isinstance(node, wanted)]
+    tree.body = [node for node in tree.body if isinstance(node, wanted) or is_constant(node)]
     names: dict[str, Any] = {"__name__": lesson}
     exec(compile(tree, f"solutions/notebooks/{lesson}.py", "exec"), names)
     return names
+
+
+def is_constant(node: ast.stmt) -> bool:
+    """Whether this is an assignment that calls nothing."""
+    return isinstance(node, ast.Assign) and not any(isinstance(part, ast.Call) for part in ast.walk(node))
 
 
 def on_ranks(work: Callable, world: int, *arguments: Any) -> Any:

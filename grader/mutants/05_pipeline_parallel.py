@@ -1,0 +1,1356 @@
+"""Other answers to the TODOs of 05_pipeline_parallel."""
+
+from grader.kit import Answer
+
+NAIVE_END = "return loss.detach() if rank == world - 1 else None"
+
+WHOLE_BACKWARD = """
+passed.output.backward(gradient)
+return passed.input.grad
+"""
+
+# Another executor: no ticks. It sends at once, and what arrives from a neighbour is told apart by tags.
+BY_TAGS = """
+simulate(schedule, dict.fromkeys("FBIW", 1))
+stages = len(chunks) * world
+kept, local, works, losses = {}, {}, [], []
+
+def tag(kind, j, stage):
+    return (kind == "F") + 2 * (stage + stages * j)
+
+def get(kind, j, stage, source):
+    if source == rank:
+        return local.pop((kind, j, stage))
+    room = torch.empty_like(batch.like)
+    dist.recv(room, source, tag=tag(kind, j, stage))
+    return room
+
+def put(action, tensor):
+    target = goes_to(action, rank, world, stages)
+    if target is None:
+        return
+    kind = "F" if action.kind == "F" else "B"
+    if target[1] == rank:
+        local[kind, action.microbatch, target[0]] = tensor
+    else:
+        works.append(dist.isend(tensor, target[1], tag=tag(kind, action.microbatch, target[0])))
+
+for action in schedule[rank]:
+    j, stage = action.microbatch, stage_of(action, rank, world)
+    if action.kind == "F":
+        x = batch.xs[j] if stage == 0 else get("F", j, stage, (rank - 1) % world)
+        if stage and torch.is_grad_enabled():
+            x.requires_grad_()
+        one = Passed(chunks[action.chunk], x)
+        if stage == stages - 1:
+            one.output = batch.loss_of(one.output, batch.ys[j])
+            losses.append((j, one.output.detach()))
+        put(action, one.output.detach())
+        if torch.is_grad_enabled():
+            kept[j, stage] = one
+        del one, x
+    elif action.kind == "W":
+        backward_weights(kept.pop((j, stage)))
+    else:
+        gradient = None if stage == stages - 1 else get("B", j, stage, (rank + 1) % world)
+        if action.kind == "I":
+            put(action, backward_input(kept[j, stage], gradient))
+        else:
+            put(action, backward(kept.pop((j, stage)), gradient))
+for work in works:
+    work.wait()
+return [loss for _, loss in sorted(losses, key=lambda pair: pair[0])]
+"""
+
+WRONG = [
+    Answer(
+        1,
+        "attention is forgotten",
+        swap=("2 * (4 * dim * dim + 8 * dim * dim) + 4 * length * dim", "24 * dim * dim"),
+        says="costs_of_pieces",
+    ),
+    Answer(
+        1,
+        "multiplications alone",
+        swap=("2 * (4 * dim * dim + 8 * dim * dim) + 4 * length * dim", "12 * dim * dim + 2 * length * dim"),
+        says="costs_of_pieces",
+    ),
+    Answer(1, "the embedding costs a product", swap=("[0.0] +", "[2.0 * dim * vocab_size] +"), says="costs_of_pieces"),
+    Answer(
+        1,
+        "cut by the number of pieces",
+        [
+            None,
+            (
+                "if len(costs) < stages:\n    raise ValueError('few')\nreturn [part.tolist() for part in"
+                " torch.arange(len(costs)).tensor_split(stages)]"
+            ),
+            None,
+            None,
+        ],
+        says="the slowest stage costs",
+    ),
+    Answer(
+        1,
+        "stages filled up one after the other",
+        [
+            None,
+            """
+        if len(costs) < stages:
+            raise ValueError("few")
+        cuts, mine, target = [], [], sum(costs) / stages
+        for number, cost in enumerate(costs):
+            left = len(costs) - number
+            full = sum(costs[n] for n in mine) + cost > target or left < stages - len(cuts)
+            if mine and len(cuts) < stages - 1 and full:
+                cuts.append(mine)
+                mine = []
+            mine.append(number)
+        return [*cuts, mine]""",
+            None,
+            None,
+        ],
+        says="the slowest stage costs",
+    ),
+    Answer(
+        1,
+        "the fastest stage as slow as possible",
+        swap=("slowest = max(", "slowest = -min("),
+        says="the slowest stage costs",
+    ),
+    Answer(
+        1,
+        "the embedding, which costs nothing, is left out",
+        swap=("range(a, b)) for", "range(max(a, 1), b)) for"),
+        says="each piece once",
+    ),
+    Answer(
+        1,
+        "too few pieces are cut all the same",
+        swap=('raise ValueError(f"{n} pieces can not be cut into {stages} stages")', "return [[n] for n in range(n)]"),
+        says="two pieces",
+    ),
+    Answer(
+        1,
+        "a stage that has all weights",
+        [
+            None,
+            None,
+            "self.model, self.pieces = model, list(pieces)",
+            """
+        last = len(self.model.blocks) + 1
+        if 0 in self.pieces:
+            positions = self.model.position_embedding(torch.arange(x.shape[1]))
+            x = self.model.dropout(self.model.token_embedding(x) + positions)
+        for n in self.pieces:
+            if 0 < n < last:
+                x = self.model.blocks[n - 1](x)
+        return self.model.head(self.model.norm(x)) if last in self.pieces else x""",
+        ],
+        says="no parameter that is called",
+    ),
+    Answer(
+        1,
+        "all weights, by their right names",
+        swap=(
+            "nn.ModuleDict({str(n - 1): model.blocks[n - 1] for n in pieces if 0 < n < last})",
+            "model.blocks\nself.mine = [str(n - 1) for n in pieces if 0 < n < last]",
+        ),
+        edits=(("for block in self.blocks.values():", "for block in [self.blocks[int(n)] for n in self.mine]:"),),
+        says="belongs to piece",
+    ),
+    Answer(
+        1,
+        "all weights, hidden in a list",
+        swap=("last = len(model.blocks) + 1\n", "last = len(model.blocks) + 1\nself.whole = [model]\n"),
+        says="though it does not name them",
+    ),
+    Answer(
+        1,
+        "the blocks numbered anew",
+        swap=(
+            "{str(n - 1): model.blocks[n - 1] for n in pieces if 0 < n < last}",
+            "{str(i): model.blocks[n - 1] for i, n in enumerate(n for n in pieces if 0 < n < last)}",
+        ),
+        says="no parameter that is called",
+    ),
+    Answer(
+        1,
+        "one block too far",
+        swap=(
+            "{str(n - 1): model.blocks[n - 1] for n in pieces if 0 < n < last}",
+            "{str(n - 1): model.blocks[n % len(model.blocks)] for n in pieces if 0 < n < last}",
+        ),
+        says="has not the model's values",
+    ),
+    Answer(
+        1,
+        "fresh weights",
+        swap=(
+            "model.blocks[n - 1] for n in pieces if 0 < n < last}",
+            "type(model.blocks[0])(model.config['dim'], model.config['n_heads'], 0.2) for n in pieces if 0 < n < last}",
+        ),
+        says="has not the model's values",
+    ),
+    Answer(
+        1,
+        "without dropout",
+        swap=(
+            "self.dropout(self.token_embedding(x) + self.position_embedding(positions_T))",
+            "self.token_embedding(x) + self.position_embedding(positions_T)",
+        ),
+        says="do not give what the model gives",
+    ),
+    Answer(
+        1,
+        "without the last norm",
+        swap=("self.head(self.norm(x))", "self.head(x)"),
+        says="do not give what the model gives",
+    ),
+    Answer(
+        1,
+        "the position embedding is on no stage",
+        swap=(
+            "self.token_embedding, self.position_embedding = model.token_embedding, model.position_embedding",
+            "self.token_embedding = model.token_embedding",
+        ),
+        edits=(
+            (
+                "self.dropout(self.token_embedding(x) + self.position_embedding(positions_T))",
+                "self.dropout(self.token_embedding(x))",
+            ),
+        ),
+        says="position_embedding",
+    ),
+    Answer(2, "what arrives asks for no gradient", swap=("    x.requires_grad_()\n", ""), says="stopped with"),
+    Answer(
+        2,
+        "the gradient is not sent back",
+        swap=(
+            (
+                (
+                    "    gradient = torch.empty_like(like)\n    dist.recv(gradient, rank + 1)\n   "
+                    " output.backward(gradient)\n"
+                ),
+                "",
+            ),
+            ("if rank > 0:\n    dist.send(x.grad, rank - 1)\n", ""),
+        ),
+        says="computes forward 0",
+    ),
+    Answer(
+        2,
+        "a gradient of ones in place of the one that is sent",
+        swap=("output.backward(gradient)", "output.backward(torch.ones_like(output))"),
+        says="is not that of one process",
+    ),
+    Answer(
+        2,
+        "the gradient goes backward twice",
+        swap=(
+            "output.backward(gradient)",
+            "output.backward(gradient, retain_graph=True)\n    output.backward(gradient)",
+        ),
+        says="computes forward 0, back 0, back 0",
+    ),
+    Answer(
+        2,
+        "the activation is sent in place of the gradient",
+        swap=("dist.send(x.grad, rank - 1)", "dist.send(x.detach(), rank - 1)"),
+        says="is not that of one process",
+    ),
+    Answer(
+        2,
+        "both wait for the other first",
+        swap=(
+            (
+                "dist.send(output.detach(), rank + 1)\n    gradient = torch.empty_like(like)\n    dist.recv(gradient,"
+                " rank + 1)"
+            ),
+            (
+                "gradient = torch.empty_like(like)\n    dist.recv(gradient, rank + 1)\n    dist.send(output.detach(),"
+                " rank + 1)"
+            ),
+        ),
+        says="deadlock",
+    ),
+    Answer(
+        2, "always float32", swap=("    x = torch.empty_like(like)", "    x = torch.empty(like.shape)"), says="killed"
+    ),
+    Answer(
+        2, "the loss keeps its history", swap=("return loss.detach() if", "return loss if"), says="keeps its history"
+    ),
+    Answer(
+        2,
+        "all ranks return something",
+        swap=(NAIVE_END, "return loss.detach() if rank == world - 1 else output.detach().sum()"),
+        says="returns a loss, but it has none",
+    ),
+    Answer(
+        2,
+        "sent, and not waited for",
+        swap=("dist.send(x.grad, rank - 1)", "dist.isend(x.grad, rank - 1)"),
+        says="in flight",
+    ),
+    Answer(
+        2,
+        "all ranks are told by a broadcast",
+        swap=("    dist.recv(x, rank - 1)", "    pass"),
+        edits=(
+            (
+                "    output = stage(x)\n    if rank == world - 1:\n        loss",
+                """    for source in range(world - 1):
+        if source == rank:
+            output = stage(x)
+        box = output.detach().clone() if source == rank else torch.empty_like(like)
+        dist.broadcast(box, source)
+        if source == rank - 1:
+            x = box.requires_grad_()
+    if rank == world - 1:
+        output = stage(x)
+    if rank == world - 1:
+        loss""",
+            ),
+            ("        dist.send(output.detach(), rank + 1)\n        gradient = torch", "        gradient = torch"),
+        ),
+    ),
+    Answer(
+        2,
+        "the stage computes twice",
+        swap=("output = stage(x)", "stage(x)\noutput = stage(x)"),
+        says="computes forward 0, forward 0",
+    ),
+    Answer(
+        3,
+        "cut along the tokens",
+        [
+            """
+        columns = math.ceil(x.shape[1] / m)
+        return list(x.split(columns, dim=1)), list(y.split(columns, dim=1))""",
+            None,
+            None,
+        ],
+        says="the batch is the first dimension",
+    ),
+    Answer(3, "not filled up", swap=("missing = m * rows - len(x)", "missing = 0"), says="have other shapes"),
+    Answer(
+        3,
+        "the last rows are dropped",
+        [
+            """
+        rows = max(1, len(x) // m)
+        return list(x[: m * rows].split(rows)), list(y[: m * rows].split(rows))""",
+            None,
+            None,
+        ],
+        says="have other shapes",
+    ),
+    Answer(
+        3,
+        "filled up with targets that count",
+        swap=("(missing, y.shape[1]), IGNORE", "(missing, y.shape[1]), 0"),
+        says="the rows that are filled up",
+    ),
+    Answer(
+        3,
+        "in turns",
+        swap=(
+            "return list(x.split(rows)), list(y.split(rows))",
+            "return [x[j::m] for j in range(m)], [y[j::m] for j in range(m)]",
+        ),
+        says="not the batch's rows in order",
+    ),
+    Answer(
+        3,
+        "rows that are the last one again",
+        swap=("x.new_full((missing, x.shape[1]), 0)", "x[-1:].expand(missing, -1)"),
+        says="the rows that are filled up",
+    ),
+    Answer(
+        3, "a mean of each micro-batch", swap=('reduction="sum") / counted', 'reduction="mean")'), says="shares are not"
+    ),
+    Answer(3, "all targets count", swap=("int((y != IGNORE).sum())", "y.numel()"), says="shares are not"),
+    Answer(
+        3,
+        "divided by those of the micro-batch",
+        swap=("/ counted", "/ max(1, int((y_part != IGNORE).sum()))"),
+        says="shares are not",
+    ),
+    Answer(
+        3,
+        "nothing counts, and nothing is divided by",
+        swap=("max(1, int((y != IGNORE).sum()))", "int((y != IGNORE).sum())"),
+        says="no",
+    ),
+    Answer(
+        3,
+        "one backward pass at the end",
+        [
+            None,
+            None,
+            """
+        loss_of = loss_of_batch(y)
+        loss = sum(loss_of(model(x_part), y_part) for x_part, y_part in zip(*split(x, y, m)))
+        loss.backward()
+        return loss.detach()""",
+        ],
+        says="of activations of those before",
+    ),
+    Answer(
+        3,
+        "the whole batch at once",
+        [None, None, "loss = loss_of_batch(y)(model(x), y)\nloss.backward()\nreturn loss.detach()"],
+        says="called on other inputs",
+    ),
+    Answer(
+        3,
+        "the last micro-batch is skipped",
+        swap=("zip(*split(x, y, m), strict=True)", "list(zip(*split(x, y, m)))[: max(1, m - 1)]"),
+        says="accumulate",
+    ),
+    Answer(
+        3,
+        "the losses' mean",
+        swap=("torch.stack(losses).sum()", "torch.stack(losses).mean()"),
+        says="the loss is not the whole batch's",
+    ),
+    Answer(
+        3,
+        "divided by m once more",
+        swap=("loss.backward()", "(loss / m).backward()"),
+        says="is not that of one process",
+    ),
+    Answer(
+        3, "the last loss", swap=("torch.stack(losses).sum()", "losses[-1]"), says="the loss is not the whole batch's"
+    ),
+    Answer(3, "no backward pass", swap=("loss.backward()", "pass"), says="of activations of those before"),
+    Answer(
+        3,
+        "gradients of the last micro-batch",
+        swap=("    loss.backward()", "    model.zero_grad()\n    loss.backward()"),
+        says="is not that of one process",
+    ),
+    Answer(4, "the empty schedule", ["return [[] for _ in range(world)]", None], says="does nothing"),
+    Answer(4, "no schedule", ["return []", None], says="0 lists"),
+    Answer(4, "forward passes only", swap=("[forward + backward for", "[forward for"), says="never does B0"),
+    Answer(
+        4,
+        "the last micro-batch is skipped",
+        swap=('[Action("B", j) for j in range(m)]', '[Action("B", j) for j in range(m - 1)]'),
+        says="never does B",
+    ),
+    Answer(
+        4,
+        "one after the other",
+        ['return [[Action(kind, j) for j in range(m) for kind in "FB"] for _ in range(world)]', None],
+        says="all forward passes, then",
+    ),
+    Answer(
+        4,
+        "ranks go backward in other orders",
+        swap=(
+            "[forward + backward for _ in range(world)]",
+            "[forward + (backward if rank % 2 else backward[::-1]) for rank in range(world)]",
+        ),
+        says="the ranks' orders do not fit",
+    ),
+    Answer(
+        4,
+        "counted from 1",
+        swap=(('[Action("F", j) for j in range(m)]', '[Action("F", j + 1) for j in range(m)]'),),
+        says="never does F0",
+    ),
+    Answer(
+        4,
+        "plain strings",
+        ['return [[f"F{j}" for j in range(m)] + [f"B{j}" for j in range(m)] for _ in range(world)]', None],
+        says="which is no Action",
+    ),
+    Answer(
+        4,
+        "every action at once",
+        [None, "return [[(0.0, seconds[a.kind]) for a in actions] for actions in schedule]"],
+        says="at another time",
+    ),
+    Answer(
+        4,
+        "one after the other on each rank, whatever it needs",
+        swap=("max(free, ends.get(need, 0.0))", "free"),
+        says="at another time",
+    ),
+    Answer(
+        4,
+        "a rank's own actions may overlap",
+        swap=("max(free, ends.get(need, 0.0))", "ends.get(need, 0.0)"),
+        says="at another time",
+    ),
+    Answer(
+        4, "every kind takes one second", swap=("begin + seconds[action.kind]", "begin + 1"), says="at another time"
+    ),
+    Answer(
+        4,
+        "chunks are forgotten",
+        swap=(
+            ("            stage = stage_of(action, rank, world)\n", "            stage = rank\n"),
+            ("max((stage_of(a, rank, world) for", "max((rank for"),
+        ),
+        says="simulate",
+    ),
+    Answer(
+        4,
+        "W waits for nothing",
+        swap=('        return ("backward", action.microbatch, stage)\n', "        return None\n"),
+        says="simulate",
+    ),
+    Answer(
+        4,
+        "the last stage needs no forward pass",
+        swap=(
+            'return ("forward", action.microbatch, stage) if stage == last else',
+            "return None if stage == last else",
+        ),
+        says="simulate",
+    ),
+    Answer(
+        4,
+        "what gets stuck is left out",
+        swap=('raise ValueError(f"rank {rank} waits for ever for what {actions[len(times[rank])]} needs")', "pass"),
+        says="raises nothing",
+    ),
+    Answer(4, "another error", swap=("raise ValueError(f", "raise RuntimeError(f"), says="raises RuntimeError"),
+    Answer(5, "a result goes to the rank above, always", swap=("step and 0 <= stage < stages", "step"), says="goes_to"),
+    Answer(
+        5,
+        "chunks are forgotten",
+        swap=("stage = stage_of(action, source, world) + step", "stage = source + step"),
+        says="goes_to",
+    ),
+    Answer(5, "W's result is sent", swap=('"W": 0}', '"W": -1}'), says="goes_to"),
+    Answer(
+        5,
+        "zero gradients",
+        [
+            None,
+            (
+                "passed.output.backward(None if gradient is None else torch.zeros_like(gradient))\nreturn"
+                " passed.input.grad"
+            ),
+            None,
+        ],
+        says="all zeros",
+    ),
+    Answer(
+        5,
+        "no backward pass",
+        [
+            None,
+            (
+                "return None if passed.input.grad is None and not passed.input.requires_grad else"
+                " torch.zeros_like(passed.input)"
+            ),
+            None,
+        ],
+        says="another one than the schedule says",
+    ),
+    Answer(
+        5,
+        "activations detached",
+        swap=(
+            "result.output = batch.loss_of(result.output, batch.ys[j])",
+            "result.output = batch.loss_of(result.output.detach().requires_grad_(), batch.ys[j])",
+        ),
+        says="stopped with",
+    ),
+    Answer(
+        5,
+        "what arrives asks for no gradient",
+        swap=("take((True, j, stage)).requires_grad_(torch.is_grad_enabled())", "take((True, j, stage))"),
+        says="stopped with",
+    ),
+    Answer(5, "the empty run", [None, None, "return []"], says="raises nothing"),
+    Answer(
+        5,
+        "the schedule is looked at, and nothing is done",
+        [None, None, "in_ticks(schedule)\nreturn []"],
+        says="another one than the schedule says",
+    ),
+    Answer(
+        5,
+        "all micro-batches at once",
+        [
+            None,
+            None,
+            """
+        in_ticks(schedule)
+        like = torch.cat([batch.like] * len(batch.xs))
+        naive = Batch([torch.cat(batch.xs)], [torch.cat(batch.ys)], like, batch.loss_of)
+        stages = len(chunks) * world
+        h, kept = naive.xs[0], []
+        for stage in range(stages):
+            if stage % world != rank:
+                continue
+            if stage and world > 1:
+                h = torch.empty_like(naive.like)
+                dist.recv(h, (rank - 1) % world)
+                h.requires_grad_()
+            one = Passed(chunks[stage // world], h)
+            kept.append(one)
+            h = one.output
+            if stage < stages - 1 and world > 1:
+                dist.send(h.detach(), (rank + 1) % world)
+        return []""",
+        ],
+        says="something else than one micro-batch",
+    ),
+    Answer(
+        5,
+        "a schedule of its own",
+        swap=(
+            "for tick in in_ticks(schedule):",
+            (
+                "in_ticks(schedule)\nschedule = [sorted(actions, key=lambda a: (a.kind == 'B', a.chunk if a.kind == 'F'"
+                " else -a.chunk, a.microbatch)) for actions in schedule]\nfor tick in in_ticks(schedule):"
+            ),
+        ),
+        says="another one than the schedule says",
+    ),
+    Answer(
+        5,
+        "the last micro-batch is skipped",
+        swap=(
+            "leaving = act(tick[rank]) if rank in tick else None",
+            "leaving = act(tick[rank]) if rank in tick and tick[rank].microbatch < len(batch.xs) - 1 else batch.like",
+        ),
+        says="the schedule says",
+    ),
+    Answer(
+        5,
+        "sent before it is received, on either side",
+        swap=("sending.append(dist.isend(leaving, target))", "dist.send(leaving, target)"),
+        edits=(
+            (
+                "arriving[key] = room, dist.irecv(room, source)",
+                "dist.recv(room, source)\n                arriving[key] = room, None",
+            ),
+            (
+                "for source, action in tick.items():",
+                "for source, action in sorted(tick.items(), key=lambda pair: pair[0] != rank):",
+            ),
+        ),
+        says="deadlock",
+    ),
+    Answer(
+        5,
+        "received when needed, in the order of use",
+        [
+            None,
+            None,
+            BY_TAGS.replace(", tag=tag(kind, j, stage)", "").replace(
+                ", tag=tag(kind, action.microbatch, target[0])", ""
+            ),
+        ],
+        says="",
+    ),
+    Answer(
+        5,
+        "what is sent is not waited for",
+        swap=("for work in sending:\n    work.wait()\n", ""),
+        says="still in flight",
+    ),
+    Answer(5, "what arrives is not waited for", swap=("    if work:\n        work.wait()\n", ""), says="in flight"),
+    Answer(
+        5, "one room for all that arrives", swap=("room = torch.empty_like(batch.like)", "room = batch.like"), says=""
+    ),
+    Answer(
+        5,
+        "what is alive is never let go",
+        swap=("backward(passed.pop((j, stage)), gradient)", "backward(passed[j, stage], gradient)"),
+        edits=(
+            ("    passed.output.backward(gradient)\n", "    passed.output.backward(gradient, retain_graph=True)\n"),
+        ),
+        says="bytes of activations",
+    ),
+    Answer(
+        5,
+        "activations are sent with their history",
+        swap=("return result.output.detach()", "return result.output"),
+        edits=(
+            ("    passed.output.backward(gradient)\n", "    passed.output.backward(gradient, retain_graph=True)\n"),
+        ),
+        says="stopped with",
+    ),
+    Answer(
+        5,
+        "losses keep their history",
+        swap=("losses[j] = result.output.detach()", "losses[j] = result.output"),
+        says="keep",
+    ),
+    Answer(
+        5,
+        "losses by the order of the passes",
+        swap=("[losses[j] for j in sorted(losses)]", "list(losses.values())"),
+        says="the loss of micro-batch 0 is another one",
+    ),
+    Answer(
+        5,
+        "the loss is one sum",
+        swap=("[losses[j] for j in sorted(losses)]", "[sum(losses.values())] if losses else []"),
+        says="returns 1 losses",
+    ),
+    Answer(
+        5,
+        "what gets stuck is tried",
+        swap=("for tick in in_ticks(schedule):", "for tick in [dict(enumerate(row)) for row in zip(*schedule)]:"),
+        says="",
+    ),
+    Answer(
+        5,
+        "gradients are divided by the micro-batches",
+        swap=("batch.loss_of(result.output, batch.ys[j])", "batch.loss_of(result.output, batch.ys[j]) / len(batch.xs)"),
+        says="",
+    ),
+    Answer(
+        5,
+        "all gradients are sent twice",
+        swap=(
+            "sending.append(dist.isend(leaving, target))",
+            "sending.append(dist.isend(leaving, target))\n            sending.append(dist.isend(leaving, target))",
+        ),
+        edits=(
+            (
+                "arriving[key] = room, dist.irecv(room, source)",
+                (
+                    "dist.irecv(torch.empty_like(room), source).wait()\n                arriving[key] = room,"
+                    " dist.irecv(room, source)"
+                ),
+            ),
+        ),
+        says="go",
+    ),
+    Answer(6, "all forwards first, called 1F1B", ["return gpipe(world, m)"], says="all forward passes come first"),
+    Answer(6, "the empty schedule", ["return [[] for _ in range(world)]"], says="does nothing"),
+    Answer(
+        6,
+        "one forward pass more than needed",
+        swap=("min(m, world - 1 - rank)", "min(m, world - rank)"),
+        says="passes are alive at once",
+    ),
+    Answer(
+        6,
+        "the same on all ranks",
+        swap=("min(m, world - 1 - rank)", "min(m, world - 1)"),
+        says="passes are alive at once",
+    ),
+    Answer(
+        6,
+        "one after the other",
+        ["return [[Action(kind, j) for j in range(m) for kind in 'FB'] for _ in range(world)]"],
+        says="takes",
+    ),
+    Answer(6, "the ranks turned round", swap=("world - 1 - rank", "rank"), says="one_f_one_b"),
+    Answer(
+        6,
+        "the last backward passes are left out",
+        swap=('actions += [Action("B", j) for j in range(m - early, m)]', "pass"),
+        says="never does B",
+    ),
+    Answer(
+        6,
+        "backward before forward",
+        swap=('[Action("F", early + j), Action("B", j)]', '[Action("B", j), Action("F", early + j)]'),
+        says="",
+    ),
+    Answer(
+        6,
+        "more ranks than micro-batches",
+        swap=("min(m, world - 1 - rank)", "world - 1 - rank"),
+        says="which is not to be done",
+    ),
+    Answer(
+        6,
+        "the last micro-batch is skipped",
+        swap=(
+            "for j in range(m - early):",
+            "m = max(1, m - 1)\n    early = min(early, m)\n    for j in range(m - early):",
+        ),
+        says="",
+    ),
+    Answer(
+        7,
+        "not interleaved: chunk by chunk",
+        swap=(
+            "for first in range(0, m, world) for chunk in range(v) for j in range(world)]",
+            "for first in [0] for chunk in range(v) for j in range(m)]",
+        ),
+        says="",
+    ),
+    Answer(
+        7, "the backward passes come in the order of the chunks", swap=("v - 1 - chunk", "chunk"), says="interleaved"
+    ),
+    Answer(
+        7,
+        "all forwards first",
+        swap=("min(m * v, 2 * (world - 1 - rank) + (v - 1) * world)", "m * v"),
+        says="all forward passes come first",
+    ),
+    Answer(
+        7,
+        "fewer first passes than it needs",
+        swap=("2 * (world - 1 - rank) + (v - 1) * world", "world - 1 - rank"),
+        says="takes",
+    ),
+    Answer(
+        7,
+        "one too many",
+        swap=("2 * (world - 1 - rank) + (v - 1) * world)", "2 * (world - 1 - rank) + (v - 1) * world + 1)"),
+        says="passes are alive at once",
+    ),
+    Answer(
+        7,
+        "1F1B on chunk 0",
+        ["if m % world:\n    raise ValueError\nreturn one_f_one_b(world, m)"],
+        says="never does F0 of chunk 1",
+    ),
+    Answer(
+        7,
+        "any number of micro-batches",
+        swap=('raise ValueError(f"{m} micro-batches are no multiple of {world} ranks")', "pass"),
+        says="no multiple",
+    ),
+    Answer(
+        7,
+        "the empty schedule",
+        ["if m % world:\n    raise ValueError\nreturn [[] for _ in range(world)]"],
+        says="does nothing",
+    ),
+    Answer(
+        7, "micro-batches counted anew in each group", swap=("(first + j, chunk)", "(j, chunk)"), says="never does F"
+    ),
+    Answer(
+        7,
+        "chunk by chunk is 1F1B of each",
+        [
+            """
+        if m % world:
+            raise ValueError
+        one = one_f_one_b(world, m)
+        return [[a._replace(chunk=c) for c in range(v) for a in actions] for actions in one]"""
+        ],
+        says="gets stuck",
+    ),
+    Answer(
+        8,
+        "I is the whole backward pass",
+        ["passed.output.backward(gradient)\nreturn passed.input.grad", "pass", None],
+        says="weights have a gradient already",
+    ),
+    Answer(
+        8,
+        "W goes through the whole stage again",
+        [
+            """
+        passed.gradient = gradient
+        if not passed.input.requires_grad:
+            return None
+        return torch.autograd.grad(passed.output, passed.input, gradient, retain_graph=True)[0]""",
+            """
+        layers = {id(layer): layer for layer, _ in passed.layers}
+        weights = [w for layer in layers.values() for w in layer.parameters(recurse=False) if w.requires_grad]
+        for w, g in zip(weights, torch.autograd.grad(passed.output, weights, passed.gradient)):
+            w.grad = g if w.grad is None else w.grad + g""",
+            None,
+        ],
+        says="between the layers again",
+    ),
+    Answer(
+        8,
+        "I computes the weights' gradients, and W adds them",
+        [
+            """
+        layers = {id(layer): layer for layer, _ in passed.layers}
+        passed.weights = [w for layer in layers.values() for w in layer.parameters(recurse=False) if w.requires_grad]
+        inputs = [passed.input] if passed.input.requires_grad else []
+        found = torch.autograd.grad(passed.output, inputs + passed.weights, gradient)
+        passed.found = found[len(inputs):]
+        return found[0] if inputs else None""",
+            """
+        for w, g in zip(passed.weights, passed.found):
+            w.grad = g if w.grad is None else w.grad + g""",
+            None,
+        ],
+        says="nothing is left to do later",
+    ),
+    Answer(
+        8,
+        "the last micro-batch counts",
+        swap=("found if weight.grad is None else weight.grad + found", "found"),
+        says="is not that of one process",
+    ),
+    Answer(8, "no weights' gradients", [None, "pass", None], says="no backward pass came here"),
+    Answer(
+        8,
+        "the first layer is left out",
+        swap=("zip(passed.layers, passed.gradients, strict=True)", "list(zip(passed.layers, passed.gradients))[1:]"),
+        says="no backward pass came here",
+    ),
+    Answer(8, "frozen weights are asked for", swap=("if weight.requires_grad]", "]"), says="stopped with"),
+    Answer(8, "a frozen beginning is asked for", swap=(" if output.requires_grad]", "]"), says="stopped with"),
+    Answer(
+        8,
+        "the first stage's input is asked for",
+        swap=("[passed.input] if passed.input.requires_grad else []", "[passed.input]"),
+        says="stopped with",
+    ),
+    Answer(
+        8,
+        "the input's gradient is that of the output",
+        swap=("return found[0] if inputs else None", "return found[-1] if inputs else None"),
+        says="the gradient of the input",
+    ),
+    Answer(
+        8,
+        "what has passed is kept",
+        swap=(
+            "for (layer, output), gradient in zip(",
+            "globals().setdefault('kept', []).append(passed)\nfor (layer, output), gradient in zip(",
+        ),
+        says="still refers to",
+    ),
+    Answer(8, "1F1B with I and W side by side", swap=(" and action.microbatch >= rank", ""), says="takes"),
+    Answer(
+        8,
+        "all W at the end",
+        swap=(" and action.microbatch >= rank", " and action.microbatch >= m"),
+        says="passes are alive at once",
+    ),
+    Answer(
+        8,
+        "W waits too long",
+        swap=("action.microbatch >= rank", "action.microbatch > rank"),
+        says="passes are alive at once",
+    ),
+    Answer(
+        8, "the last W are left out", swap=('mine + [Action("W", j) for j in weights]', "mine"), says="never does W"
+    ),
+    Answer(8, "the newest W first", swap=("weights.popleft()", "weights.pop()"), says="zero_bubble"),
+    Answer(8, "B stays B", [None, None, "return one_f_one_b(world, m)"], says="never does I0"),
+    Answer(8, "the empty schedule", [None, None, "return [[] for _ in range(world)]"], says="does nothing"),
+    Answer(9, "p stages' waiting", swap=("(p - 1) * (f + i - w if", "p * (f + i - w if"), says="step_seconds"),
+    Answer(
+        9,
+        "interleaved divides the work, too",
+        swap=("return m * (f + i + w) + bubble", "return m * (f + i + w) / v + bubble"),
+        says="step_seconds",
+    ),
+    Answer(
+        9,
+        "no bubble at all",
+        swap=(
+            '(f + i - w if name == "zero bubble" else (f + i + w) / v)',
+            '(0 if name == "zero bubble" else (f + i + w) / v)',
+        ),
+        says="step_seconds",
+    ),
+    Answer(9, "H2 for H1", swap=("f + i - w if", "f + i - 2 * w if"), says="step_seconds"),
+    Answer(
+        9,
+        "the bubble over the work",
+        swap=(
+            "1 - m * (f + i + w) / step_seconds(name, p, m, v, f, i, w)",
+            "step_seconds(name, p, m, v, f, i, w) / (m * (f + i + w)) - 1",
+        ),
+        says="bubble_share",
+    ),
+    Answer(9, "in percent", swap=("return 1 - m", "return 100 - 100 * m"), says="bubble_share"),
+    Answer(9, "passes, not micro-batches", swap=(" / v\nreturn {", "\nreturn {"), says="most_alive"),
+    Answer(9, "1F1B keeps p everywhere", swap=('"1F1B": min(m, p - rank)', '"1F1B": min(m, p)'), says="most_alive"),
+    Answer(
+        9,
+        "zero bubble keeps no more than 1F1B",
+        swap=('"zero bubble": min(m, p)', '"zero bubble": min(m, p - rank)'),
+        says="most_alive",
+    ),
+    Answer(
+        10,
+        "rank 0 tells",
+        swap=("dist.broadcast(box, world - 1)", "dist.broadcast(box, 0)"),
+        says="gets something else",
+    ),
+    Answer(10, "nobody tells", swap=("dist.broadcast(box, world - 1)\n", ""), says="gets something else"),
+    Answer(10, "in float32", swap=("dtype=torch.float64", "dtype=torch.float32"), says="gets something else"),
+    Answer(
+        10,
+        "the mean over the ranks",
+        swap=("dist.broadcast(box, world - 1)\n", "dist.all_reduce(box)\nbox /= world\n"),
+        says="gets something else",
+    ),
+    Answer(10, "the empty schedule", [None, "return [[] for _ in range(world)]", None], says="does nothing"),
+    Answer(10, "with backward passes", [None, "return gpipe(world, m)", None], says="forward_only"),
+    Answer(
+        10,
+        "the first chunk only",
+        swap=("for chunk in range(v) for j in range(m)]", "for chunk in range(1) for j in range(m)]"),
+        says="of chunk 1",
+    ),
+    Answer(
+        10,
+        "a micro-batch through all chunks, then the next one",
+        swap=("for chunk in range(v) for j in range(m)]", "for j in range(m) for chunk in range(v)]"),
+        says="it takes",
+    ),
+    Answer(10, "in training mode", swap=("for chunk in chunks:\n    chunk.eval()\n", ""), says="training mode"),
+    Answer(10, "modes are not restored", swap=("chunk.train(mode)", "pass"), says="another mode than before"),
+    Answer(
+        10, "all chunks train afterwards", swap=("chunk.train(mode)", "chunk.train()"), says="another mode than before"
+    ),
+    Answer(10, "with autograd", swap=("with torch.no_grad():", "if True:"), says="autograd on"),
+    Answer(
+        10,
+        "autograd stays off",
+        swap=("with torch.no_grad():", "torch.set_grad_enabled(False)\nif True:"),
+        says="autograd is off",
+    ),
+    Answer(
+        10,
+        "the mean of the batches' means",
+        swap=(("total += counted * sum(", "total += sum("), ("count += counted", "count += 1")),
+        says="the mean of the batches' means",
+    ),
+    Answer(
+        10, "what is ignored counts", swap=("int((y != IGNORE).sum())", "y.numel()"), says="is not that of one process"
+    ),
+    Answer(
+        10,
+        "the first batch",
+        swap=("for batch in batches:", "for batch in batches[:1]:"),
+        says="is not that of one process",
+    ),
+    Answer(
+        10,
+        "each rank has its own",
+        swap=(
+            "return on_all_ranks(total / count if rank == world - 1 else None, rank, world)",
+            "return total / count if count else 0.0",
+        ),
+        says="the mean is not",
+    ),
+    Answer(
+        10,
+        "goes backward as well",
+        swap=(
+            ("forward_only(world, len(batch.xs), len(chunks))", "forward_only(world, len(batch.xs), len(chunks))"),
+            ("with torch.no_grad():", "with torch.enable_grad():"),
+        ),
+        says="autograd on",
+    ),
+]
+
+RIGHT = [
+    Answer(
+        1,
+        "a stage may cost so much: the least limit that will do",
+        [
+            None,
+            """
+        if len(costs) < stages:
+            raise ValueError("fewer pieces than stages")
+        def fill(limit):
+            parts = [[0]]
+            for number in range(1, len(costs)):
+                left = len(costs) - number
+                if sum(costs[n] for n in parts[-1]) + costs[number] > limit or left == stages - len(parts):
+                    parts.append([])
+                parts[-1].append(number)
+            return parts
+        limits = sorted(sum(costs[a:b]) for a in range(len(costs)) for b in range(a + 1, len(costs) + 1))
+        for limit in limits:
+            parts = fill(limit)
+            if len(parts) == stages and max(sum(costs[n] for n in part) for part in parts) <= limit:
+                return parts""",
+            None,
+            None,
+        ],
+    ),
+    Answer(
+        1,
+        "all pieces as modules, in other attributes",
+        [
+            None,
+            None,
+            """
+        self.first, self.final = 0 in pieces, len(model.blocks) + 1 in pieces
+        self.blocks = nn.ModuleDict()
+        for number in pieces:
+            if number == 0:
+                self.add_module("token_embedding", model.token_embedding)
+                self.add_module("position_embedding", model.position_embedding)
+                self.add_module("dropout", model.dropout)
+            elif number == len(model.blocks) + 1:
+                self.norm = model.norm
+                self.head = model.head
+            else:
+                self.blocks[str(number - 1)] = model.blocks[number - 1]""",
+            """
+        if self.first:
+            x = self.dropout(self.token_embedding(x) + self.position_embedding.weight[: x.shape[1]])
+        for name in self.blocks:
+            x = self.blocks[name](x)
+        if self.final:
+            x = self.head(self.norm(x))
+        return x""",
+        ],
+    ),
+    Answer(
+        2,
+        "by isend and irecv",
+        swap=(
+            ("dist.recv(x, rank - 1)", "dist.irecv(x, rank - 1).wait()"),
+            ("dist.send(x.grad, rank - 1)", "dist.isend(x.grad, rank - 1).wait()"),
+        ),
+    ),
+    Answer(
+        2,
+        "by batch_isend_irecv and autograd.grad",
+        swap=(
+            (
+                (
+                    "dist.send(output.detach(), rank + 1)\n    gradient = torch.empty_like(like)\n   "
+                    " dist.recv(gradient, rank + 1)"
+                ),
+                """gradient = torch.empty_like(like)
+    ops = [dist.P2POp(dist.isend, output.detach(), rank + 1), dist.P2POp(dist.irecv, gradient, rank + 1)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()""",
+            ),
+            ("output.backward(gradient)", "torch.autograd.backward([output], [gradient])"),
+        ),
+    ),
+    Answer(
+        3,
+        "rows one by one",
+        [
+            """
+        rows = math.ceil(len(x) / m)
+        xs = x.new_zeros(m, rows, x.shape[1])
+        ys = torch.full_like(xs, IGNORE)
+        xs.view(m * rows, -1)[: len(x)] = x
+        ys.view(m * rows, -1)[: len(y)] = y
+        return list(xs), list(ys)""",
+            """
+        weight = 1 / (y != IGNORE).sum().clamp(min=1)
+        def loss_of(logits, y_part):
+            return weight * F.cross_entropy(logits.mT, y_part, ignore_index=IGNORE, reduction="none").sum()
+        return loss_of
+        """,
+            """
+        loss_of, total = loss_of_batch(y), torch.zeros(())
+        for x_part, y_part in zip(*split(x, y, m)):
+            part = loss_of(model(x_part), y_part)
+            part.backward()
+            total += part.detach()
+        return total""",
+        ],
+    ),
+    Answer(
+        4,
+        "backward from the last micro-batch to the first, as the paper does",
+        swap=("for j in range(m)]\nreturn", "for j in reversed(range(m))]\nreturn"),
+    ),
+    Answer(
+        4,
+        "the first that can begin begins",
+        [
+            None,
+            """
+        world = len(schedule)
+        last = max(stage_of(a, r, world) for r, actions in enumerate(schedule) for a in actions)
+        there, times = {}, [[] for _ in schedule]
+        for _ in range(sum(map(len, schedule))):
+            for rank, actions in enumerate(schedule):
+                if len(times[rank]) == len(actions):
+                    continue
+                a = actions[len(times[rank])]
+                s = stage_of(a, rank, world)
+                if a.kind == "F":
+                    need = there.get(("F", a.microbatch, s - 1)) if s else 0.0
+                elif a.kind == "W":
+                    need = there.get(("B", a.microbatch, s))
+                else:
+                    need = there.get(("F", a.microbatch, s) if s == last else ("B", a.microbatch, s + 1))
+                if need is None:
+                    continue
+                begin = max([need] + [end for _, end in times[rank][-1:]])
+                times[rank].append((begin, begin + seconds[a.kind]))
+                if a.kind != "W":
+                    there["F" if a.kind == "F" else "B", a.microbatch, s] = begin + seconds[a.kind]
+                break
+            else:
+                raise ValueError("nobody can go on")
+        return times""",
+        ],
+    ),
+    Answer(5, "messages by tags, received when needed", [None, None, BY_TAGS]),
+    Answer(
+        5,
+        "each tick's messages are waited for at once",
+        swap=(
+            (
+                "    while len(sending) > 2 * world:  # posted so many ticks ago that the other end is posted as well,"
+                " or soon\n        sending.popleft().wait()\n"
+            ),
+            """    while sending:
+        sending.popleft().wait()
+""",
+        ),
+    ),
+    Answer(
+        5,
+        "by autograd.backward, and grads that are read from the tensor",
+        [
+            None,
+            """
+        torch.autograd.backward(passed.output, gradient)
+        return passed.input.grad if passed.input.requires_grad else None""",
+            None,
+        ],
+    ),
+    Answer(
+        6,
+        "by asking who is alive",
+        [
+            """
+        schedule = []
+        for rank in range(world):
+            actions, f, b = [], 0, 0
+            while b < m:
+                if f < m and f - b < min(m, world - rank):
+                    actions.append(Action("F", f))
+                    f += 1
+                else:
+                    actions.append(Action("B", b))
+                    b += 1
+            schedule.append(actions)
+        return schedule"""
+        ],
+    ),
+    Answer(
+        6,
+        "as interleaved with one chunk",
+        [
+            """
+        schedule = []
+        for rank in range(world):
+            early = min(m, world - 1 - rank)
+            forward = deque(Action("F", j) for j in range(m))
+            mine = [forward.popleft() for _ in range(early)]
+            for j in range(m):
+                if forward:
+                    mine.append(forward.popleft())
+                mine.append(Action("B", j))
+            schedule.append(tuple(mine))
+        return tuple(schedule)"""
+        ],
+    ),
+    Answer(
+        7,
+        "by numbers of passes",
+        [
+            """
+        if m % world:
+            raise ValueError("no multiple")
+        def action(kind, k):
+            group, within = divmod(k, world * v)
+            chunk = within // world
+            return Action(kind, group * world + within % world, chunk if kind == "F" else v - 1 - chunk)
+        schedule = []
+        for rank in range(world):
+            early = min(m * v, 2 * (world - 1 - rank) + (v - 1) * world)
+            mine = [action("F", k) for k in range(early)]
+            for k in range(m * v):
+                if early + k < m * v:
+                    mine.append(action("F", early + k))
+                mine.append(action("B", k))
+            schedule.append(mine)
+        return schedule"""
+        ],
+    ),
+    Answer(
+        7,
+        "fewer first passes, which is as fast where messages take no time",
+        swap=("2 * (world - 1 - rank)", "(world - 1 - rank)"),
+    ),
+    Answer(
+        8,
+        "W layer by layer from behind, by autograd.backward",
+        [
+            None,
+            """
+        for (layer, output), gradient in reversed(list(zip(passed.layers, passed.gradients))):
+            weights = [w for w in layer.parameters(recurse=False) if w.requires_grad]
+            if weights:
+                torch.autograd.backward(output, gradient, inputs=weights, retain_graph=True)""",
+            None,
+        ],
+    ),
+    Answer(
+        8,
+        "the schedule by counting who is alive",
+        [
+            None,
+            None,
+            """
+        schedule = []
+        for rank in range(world):
+            mine, f, i, w = [], 0, 0, 0
+            while w < m:
+                if f < m and f - i < min(m, world - rank):
+                    mine.append(Action("F", f))
+                    f += 1
+                elif i < m:
+                    mine.append(Action("I", i))
+                    i += 1
+                    if i > rank:
+                        mine.append(Action("W", w))
+                        w += 1
+                else:
+                    mine.append(Action("W", w))
+                    w += 1
+            schedule.append(mine)
+        return schedule""",
+        ],
+    ),
+    Answer(
+        9,
+        "in other words",
+        [
+            """
+        if name == "zero bubble":
+            return (m + p - 1) * (f + i + w) - 2 * (p - 1) * w
+        return (m + (p - 1) / v) * (f + i + w)""",
+            """
+        whole = step_seconds(name, p, m, v, f, i, w)
+        return (whole - m * (f + i + w)) / whole""",
+            None,
+        ],
+    ),
+    Answer(10, "by all_reduce of what one has", swap=("dist.broadcast(box, world - 1)", "dist.all_reduce(box)")),
+    Answer(
+        10,
+        "groups of as many micro-batches as ranks, if it divides",
+        [
+            None,
+            """
+        if m % world:
+            order = [(j, c) for c in range(v) for j in range(m)]
+        else:
+            order = [(k + j, c) for k in range(0, m, world) for c in range(v) for j in range(world)]
+        return [[Action("F", j, c) for j, c in order] for _ in range(world)]""",
+            None,
+        ],
+    ),
+    Answer(
+        10,
+        "by inference mode of each chunk's modules",
+        swap=("with torch.no_grad():", "with torch.set_grad_enabled(False):"),
+    ),
+]
