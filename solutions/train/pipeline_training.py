@@ -388,7 +388,7 @@ def train_epoch(
     epoch: int,
     step: int,
 ) -> tuple[int, float]:
-    """One pass over the training set, as far as args.max_steps lets it. Returns steps made so far, and the mean loss."""
+    """One pass over the training set, or up to args.max_steps. Returns the steps made so far, and the mean loss."""
     for stage in stages:
         stage.submod.train()
     # Sums and counts: since the last line of the log, and over the epoch.
