@@ -67,12 +67,8 @@ WRONG = [
         swap=(BLOCKS, "{str(i): __import__('copy').deepcopy(model.blocks[i]) for i in range(begin, end)}"),
         says="copies",
     ),
-    Answer(2, "the world as its group", swap=(', group=mesh["pp"].get_group()', ""), says="other ranks than those"),
-    Answer(
-        2,
-        "the other axis' group",
-        swap=('group=mesh["pp"].get_group()', 'group=mesh["data"].get_group()'),
-    ),
+    Answer(2, "the world as its group", swap=(', group=mesh["pp"].get_group()', ""), says="cannot be larger"),
+    Answer(2, "the other axis' group", swap=('group=mesh["pp"].get_group()', 'group=mesh["data"].get_group()')),
     Answer(2, "stages by the rank in the world", swap=('mesh["pp"].get_local_rank()', "dist.get_rank()")),
     Answer(
         2,
@@ -193,7 +189,8 @@ WRONG = [
     Answer(
         5,
         "GPipe, whatever is asked for",
-        "return ScheduleGPipe(stages[0], **{'n_microbatches': args.microbatches, 'loss_fn': loss, 'scale_grads': False})",
+        "return ScheduleGPipe(stages[0], **{'n_microbatches': args.microbatches, 'loss_fn': loss, 'scale_grads': "
+        "False})",
         says="at a time",
     ),
     Answer(
@@ -301,18 +298,16 @@ WRONG = [
     Answer(
         6,
         "a skipped last micro-batch",
-        swap=(
-            "schedule.step(x, target=y",
-            "y = y.clone()\n    y[-len(y) // 4 :] = IGNORE\n    schedule.step(x, target=y",
-        ),
+        """
+        losses = []
+        y = y.clone()
+        y[-(len(y) // 4) :] = IGNORE
+        schedule.step(x, target=y, losses=losses, return_outputs=False)
+        return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)
+        """,
         says="some micro-batch is missing",
     ),
-    Answer(
-        6,
-        "x for a target",
-        swap=("target=y", "target=x"),
-        says="not that of the sum",
-    ),
+    Answer(6, "x for a target", swap=("target=y", "target=x"), says="not that of the sum"),
     Answer(
         6,
         "data-parallel gradients reduced in each micro-batch",
@@ -332,19 +327,17 @@ WRONG = [
     Answer(
         6,
         "every rank reports the loss",
-        swap=(
-            "return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)",
-            "total = torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)\n"
-            "    dist.all_reduce(total)\n    return total",
-        ),
+        """
+        losses = []
+        schedule.step(x, target=y, losses=losses, return_outputs=False)
+        total = torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)
+        dist.all_reduce(total)
+        return total
+        """,
         says="which only the last stage can know",
     ),
     Answer(6, "fails where there is no loss", swap=(" if losses else torch.zeros((), device=x.device)", "")),
-    Answer(
-        6,
-        "rank 0 alone sends it",
-        swap=("schedule.step(x", "if dist.get_rank() == 0:\n        schedule.step(x"),
-    ),
+    Answer(6, "rank 0 alone sends it", swap=("schedule.step(x", "if dist.get_rank() == 0:\n        schedule.step(x")),
     Answer(7, "over all ranks", swap=(', group=mesh["data"].get_group()', "")),
     Answer(7, "over the pipeline", swap=('mesh["data"]', 'mesh["pp"]')),
     Answer(
@@ -387,15 +380,15 @@ WRONG = [
         7,
         "the last weight alone",
         swap=(
-            "        parameter.grad.copy_(part.view_as(parameter))",
-            "        pass\n    parameter.grad.copy_(part.view_as(parameter))",
+            "parameter.grad.copy_(part.view_as(parameter))",
+            "kept = part\n    parameter.grad.copy_(kept.view_as(parameter))",
         ),
         says="the gradient of",
     ),
     Answer(
         8,
         "each stage clips by its own norm",
-        "return nn.utils.clip_grad_norm_(parameters, args.clip or math.inf).item()  # here",
+        "norm = nn.utils.clip_grad_norm_(parameters, args.clip or math.inf)\nreturn norm.item()",
         says="this stage's part",
     ),
     Answer(8, "norms are added, not squares", swap=((".square()", ""), ("square.sqrt()", "square")), says="wrong norm"),
@@ -428,7 +421,8 @@ WRONG = [
     Answer(
         9,
         "new rows on top",
-        "missing = rows - len(x)\nreturn torch.cat([x.new_zeros(missing, x.shape[1]), x]), torch.cat([y.new_full((missing, y.shape[1]), IGNORE), y])",
+        "missing = rows - len(x)\nreturn torch.cat([x.new_zeros(missing, x.shape[1]), x]), "
+        "torch.cat([y.new_full((missing, y.shape[1]), IGNORE), y])",
         says="changes the rows",
     ),
     Answer(
@@ -444,12 +438,25 @@ WRONG = [
     Answer(
         10,
         "targets counted on every rank",
-        swap=("    count += (y != IGNORE).sum()", "    pass\n    count += (y != IGNORE).sum()"),
+        """
+        losses = []
+        schedule.eval(x, target=y, losses=losses, return_outputs=False)
+        total += sum(loss.double() for loss in losses)
+        count += (y != IGNORE).sum()
+        """,
+        says="2 times too small",
     ),
     Answer(
         10,
         "mean of batch means",
-        swap=((".double().sum()", ".double().sum() / (y != IGNORE).sum()"), ("(y != IGNORE).sum()", "1")),
+        """
+        losses = []
+        schedule.eval(x, target=y, losses=losses, return_outputs=False)
+        if losses:
+            total += torch.stack(losses).double().sum() / (y != IGNORE).sum()
+            count += 1
+        """,
+        says="another loss",
     ),
     Answer(10, "all tokens are counted", swap=("(y != IGNORE).sum()", "y.numel()"), says="another loss"),
     Answer(
@@ -470,13 +477,17 @@ WRONG = [
     Answer(
         11,
         "rank 0's stage",
-        'save0({"model": own, "config": config, "epoch": epoch}, path)  # here',
+        """
+        dist.barrier()
+        save0({"model": own, "config": config, "epoch": epoch}, path)
+        """,
         says="all weights",
     ),
     Answer(
         11,
         "every rank writes its own",
-        'path.parent.mkdir(parents=True, exist_ok=True)\ntorch.save({"model": own, "config": config, "epoch": epoch}, path)',
+        'path.parent.mkdir(parents=True, exist_ok=True)\ntorch.save({"model": own, "config": config, "epoch": epoch}, '
+        "path)",
         says="all write",
     ),
     Answer(
@@ -503,12 +514,7 @@ WRONG = [
     ),
     Answer(11, "rank 0 alone gathers", swap=('if mesh["data"].get_local_rank() == 0:', "if dist.get_rank() == 0:")),
     Answer(11, "the config is lost", swap=(', "config": config', ""), says="lost an entry"),
-    Answer(
-        11,
-        "parameters, with their graph's needs, of a rank each",
-        swap=("if parts:", "if parts and False:"),
-        says="all weights",
-    ),
+    Answer(11, "gathered, and thrown away", swap=("if parts:", "if parts and False:"), says="all weights"),
     Answer(
         12,
         "over the world",
