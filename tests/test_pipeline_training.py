@@ -91,7 +91,11 @@ def test_the_serial_script_loads_its_checkpoint(solution, tmp_path):
         ),
         (2, "--microbatches 5", "--microbatches 5 does not divide the 24 sequences"),
         (4, "--layers 4 --microbatches 3", "needs --microbatches 4 or more, not 3"),
-        (3, "--layers 3 --schedule zero-bubble --batch-size 21 --microbatches 7", "take a multiple of 3 for --microbatches"),
+        (
+            3,
+            "--layers 3 --schedule zero-bubble --batch-size 21 --microbatches 7",
+            "take a multiple of 3 for --microbatches",
+        ),
         (2, "--dropout 0.1", "--dropout 0.1 with --pp 2"),
     ],
 )
@@ -150,7 +154,7 @@ def test_as_typed_on_two_processes(tmp_path):
 STAGE_IN_DDP = """
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 def work(rank, world):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "data"))
@@ -163,7 +167,7 @@ def work(rank, world):
         group = mesh["data"].get_group()
         module = torch.nn.parallel.DistributedDataParallel(net, process_group=group, {how}) if wrapped else net
         stage = PipelineStage(module, pp, 2, torch.device("cpu"), group=mesh["pp"].get_group())
-        runs.append((net, Schedule1F1B(stage, 4, loss_fn=lambda h, y: ((h - y) ** 2).sum(), scale_grads=False)))
+        runs.append((net, ScheduleGPipe(stage, 4, loss_fn=lambda h, y: ((h - y) ** 2).sum(), scale_grads=False)))
     for step in range(3):
         draw = torch.Generator().manual_seed(10 * step + data)
         x, y = torch.randn(8, 4, generator=draw), torch.randn(8, 4, generator=draw)
@@ -172,11 +176,11 @@ def work(rank, world):
             try:
                 schedule.step(x, target=y)
             except RuntimeError as error:
-                return [step, str(error.__cause__).splitlines()[0]]
+                raise RuntimeError(f"step {{step + 1}}: {{error.__cause__ or error}}")
         for right, seen in zip(*(net.parameters() for net, _ in runs)):
             dist.all_reduce(right.grad, group=mesh["data"].get_group())
             errors.append(((seen.grad - right.grad / 2).norm() / right.grad.norm()).item())
-    return [3, max(errors)]
+    return max(errors)
 """
 
 
@@ -189,9 +193,8 @@ def test_a_stage_in_ddp_fails_or_is_wrong(solution, static):
         function="tests.on_ranks:work",
         world=4,
     )
-    assert run.fault is None, run.fault
-    for step, seen in run.evidence:
-        if static:
-            assert step == 3 and seen > 0.1, run.evidence
-        else:
-            assert step == 1 and "INTERNAL ASSERT FAILED" in seen and "rebuilt_param_indices_" in seen, run.evidence
+    if static:
+        assert run.fault is None and max(run.evidence) > 0.1, run
+    else:
+        said = run.fault.message
+        assert "step 2" in said and "INTERNAL ASSERT FAILED" in said and "rebuilt_param_indices_" in said

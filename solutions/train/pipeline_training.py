@@ -18,10 +18,10 @@ utils/after_ddp.py), and runs at every stage: until the last TODO there is one p
 share the batch. Fill the TODOs in the order of their numbers, which is not always that of the lines;
 `./workbook check pipeline_training` says how far you are.
 
-Why not wrap a stage in DDP? DDP counts one backward pass a step, and a stage has one for each micro-batch. In
-torch 2.13 it fails in the second step (INTERNAL ASSERT FAILED … rebuilt_param_indices_), and with
-static_graph=True it runs and is wrong: after 20 steps the loss was off by 1 %. So gradients are summed up by
-hand, once a step (TODO 7). fully_shard from the lesson before would do as well.
+Why not wrap a stage in DDP? It counts one backward pass for each forward pass, and a pipeline makes several forward
+passes first. With GPipe, in torch 2.13, the second step ends in "INTERNAL ASSERT FAILED … rebuilt_param_indices_";
+with static_graph=True it runs, and the last stage's gradients are wrong by half. So gradients are summed up by hand,
+once a step (TODO 7); fully_shard, from the lesson before, would be right, too.
 """
 
 import argparse
