@@ -97,6 +97,38 @@ WRONG = [
         says="has memory for",
     ),
     Answer(
+        2,
+        "data-parallel gradients reduced in each micro-batch",
+        """
+        p, r = mesh["pp"].size(), mesh["pp"].get_local_rank()
+        n_stages = p * stages_a_rank(p, args)
+        copies = mesh["data"].get_group()
+        stages = []
+        for stage in range(r, n_stages, p):
+            layers = Layers(model, stage, n_stages, bfloat16).to_empty(device=device)
+            for parameter in layers.parameters():
+                parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, group=copies))
+            stages.append(PipelineStage(layers, stage, n_stages, device, group=mesh["pp"].get_group()))
+        return stages
+        """,
+        says="in each micro-batch",
+    ),
+    Answer(
+        2,
+        "DDP round a stage",
+        """
+        p, r = mesh["pp"].size(), mesh["pp"].get_local_rank()
+        n_stages = p * stages_a_rank(p, args)
+        stages = []
+        for stage in range(r, n_stages, p):
+            layers = Layers(model, stage, n_stages, bfloat16).to_empty(device=device)
+            wrapped = nn.parallel.DistributedDataParallel(layers, process_group=mesh["data"].get_group())
+            stages.append(PipelineStage(wrapped, stage, n_stages, device, group=mesh["pp"].get_group()))
+        return stages
+        """,
+        says="is wrapped",
+    ),
+    Answer(
         3,
         "own first weights a stage",
         """
@@ -284,6 +316,7 @@ WRONG = [
         5,
         "1F1B is taken for zero bubble",
         swap=("return Schedule1F1B(stages[0], **how)", "return ScheduleInterleavedZeroBubble(stages, **how)"),
+        says="at a time",
     ),
     Answer(5, "the names of two are swapped", swap=('"gpipe"', '"1f1b"')),
     Answer(
@@ -310,7 +343,7 @@ WRONG = [
     Answer(6, "x for a target", swap=("target=y", "target=x"), says="not that of the sum"),
     Answer(
         6,
-        "data-parallel gradients reduced in each micro-batch",
+        "gradients reduced over all ranks in each micro-batch",
         """
         losses = []
         hooks = []
