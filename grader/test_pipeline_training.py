@@ -1262,7 +1262,7 @@ def test_todo10_evaluate(student):
             for length, mean, wanted in zip(LENGTHS, left, right, strict=False):
                 if not math.isclose(mean, wanted, rel_tol=REL):
                     what = (
-                        f"{grid[0]} times too small: do ranks without the last stage count targets?"
+                        f"a loss {grid[0]} times too small: do ranks without the last stage count targets?"
                         if math.isclose(mean * grid[0], wanted, rel_tol=REL)
                         else "another loss than one process finds: is each target counted once, and nothing else?"
                     )
@@ -1522,8 +1522,7 @@ def test_todo13_mesh(student):
             size = (len(seen), len(seen[0]))
             expect(
                 size == (pp, data),
-                f"{told} the grid is {size[0]} × {size[1]}: {size[0]} stages, each on {size[1]} "
-                f"rank{'s' if size[1] > 1 else ''}",
+                f"{told} the grid is {size[0]} × {size[1]}: pipelines of {size[0]}, and {size[1]} of them",
                 f"{pp} × {data}",
                 f"{size[0]} × {size[1]}",
                 rank,
