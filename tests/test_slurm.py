@@ -16,30 +16,10 @@ pytestmark = pytest.mark.skipif(
     bool(slurm.MISSING), reason=f"{', '.join(slurm.MISSING)} not found: apt install slurm-wlm"
 )
 
-SMALL = [
-    "--data",
-    "random",
-    "--epochs",
-    "1",
-    "--max-steps",
-    "4",
-    "--batch-size",
-    "12",
-    "--seq-len",
-    "16",
-    "--dim",
-    "16",
-    "--heads",
-    "2",
-    "--layers",
-    "1",
-    "--log-every",
-    "2",
-    "--lr",
-    "0.1",
-    "--optimizer",
-    "sgd",
-]
+SMALL = (
+    "--data random --epochs 1 --max-steps 4 --batch-size 12 --seq-len 16 --dim 16 --heads 2 --layers 2 --log-every 2"
+    " --lr 0.1 --optimizer sgd"
+).split()
 HERE = ["--cpus-per-task=2"]  # a node of JURECA has more
 
 
@@ -52,7 +32,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     made = Course(tmp_path_factory.mktemp("course") / "course")
-    for lesson in ("ddp_training", "fsdp_training"):
+    for lesson in ("ddp_training", "fsdp_training", "pipeline_training"):
         made.solve(lesson, tuple(lessons.titles(lesson)))
     return made
 
@@ -108,6 +88,7 @@ def submitted(cluster, folder, file, *options):
         (False, "ddp_training", ["--nodes=2", "--gres=gpu:2"]),
         (True, "ddp_training", ["--nodes=1", "--gres=gpu:3"]),
         (False, "fsdp_training", ["--nodes=2", "--gres=gpu:2"]),
+        (False, "pipeline_training", ["--nodes=2", "--gres=gpu:2"]),
         (True, "single_gpu_training", []),
     ],
 )

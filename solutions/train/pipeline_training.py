@@ -1,0 +1,491 @@
+"""Train a model that is cut into stages, one behind the other: pipeline parallel.
+
+Two stages:     torchrun --nproc-per-node 2 train/pipeline_training.py
+Two of each:    torchrun --nproc-per-node 4 train/pipeline_training.py --pp 2
+Two stages a rank, in turns:
+                torchrun --nproc-per-node 2 train/pipeline_training.py --layers 4 --schedule interleaved
+One process:    python train/pipeline_training.py
+More nodes:     sbatch sbatch/pipeline_training.sbatch          (JURECA)
+                qsub sbatch/pipeline_training.pbs               (Polaris)
+
+With FSDP every rank runs all layers and fetches their weights for it. Here each rank keeps some layers, and
+the activations travel: forward from stage to stage, and their gradients back. That is far less to send, so
+stages may stand on different nodes. While one stage works on a micro-batch, the next one works on the
+micro-batch before it; a schedule says in which order. What comes out is what one process would have computed.
+
+It starts as the solution of fsdp_training.py, less what it does not need (what came before that is in
+utils/after_ddp.py), and runs at every stage: until the last TODO there is one pipeline stage, and all ranks
+share the batch. Fill the TODOs in the order of their numbers, which is not always that of the lines;
+`./workbook check pipeline_training` says how far you are.
+
+Why not wrap a stage in DDP? It counts one backward pass for each forward pass, and a pipeline makes several forward
+passes first. With GPipe, in torch 2.13, the second step ends in "INTERNAL ASSERT FAILED … rebuilt_param_indices_";
+with static_graph=True it runs, and the last stage's gradients are wrong by half. So gradients are summed up by hand,
+once a step (TODO 7); fully_shard, from the lesson before, would be right, too.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    _PipelineSchedule,
+)
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+# The course's folder is the nearest one above this file that holds utils/.
+sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
+
+from utils.after_ddp import global_mean, setup
+from utils.arguments import training_parser
+from utils.data import IGNORE, ShardSampler
+from utils.distributed import cleanup, launch_environment, print0, save0
+from utils.loss import head_loss
+from utils.metrics import Metrics
+from utils.model import TransformerLM
+from utils.pipeline import add_pipeline_flags, check_pipeline, stages_a_rank
+from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = training_parser("pipeline_training")
+    add_pipeline_flags(parser)
+    args = parser.parse_args(argv)
+    if args.dim % args.heads:
+        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+    check_pipeline(args, launch_environment().world_size)
+    return args
+
+
+def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -> DeviceMesh:
+    """The ranks in a grid. Each column is a pipeline; the ranks of a row have the same layers and share the batch."""
+    # TODO 13: Arrange the ranks in pipelines of args.pp.
+    # Neighbours are on one node, where links are fast, and the sum of the gradients sends most: so neighbours
+    # share a row, and the next stage is further away. With this, all that you have written becomes a pipeline.
+    ### BEGIN SOLUTION
+    return init_device_mesh(device.type, (args.pp, world_size // args.pp), mesh_dim_names=("pp", "data"))
+    ### STUDENT
+    # return init_device_mesh(device.type, (1, world_size), mesh_dim_names=("pp", "data"))
+    ### END SOLUTION
+
+
+def make_samplers(sets: Sets, mesh: DeviceMesh, args: argparse.Namespace) -> Samplers:
+    """Which samples this rank reads, in which order."""
+    train, validation, test = sets
+    # TODO 12: Deal the samples out along the data axis alone.
+    # The stages of a pipeline work on the same samples: the first one needs x, and the last one the y that
+    # belongs to it. Dealt out to all ranks, x and y would be of different texts, and nothing would say so.
+    ### BEGIN SOLUTION
+    where = {"num_replicas": mesh["data"].size(), "rank": mesh["data"].get_local_rank()}
+    return (
+        DistributedSampler(train, **where, shuffle=True, seed=args.seed, drop_last=True),
+        ShardSampler(validation, where["rank"], where["num_replicas"]),
+        ShardSampler(test, where["rank"], where["num_replicas"]),
+    )
+    ### STUDENT
+    # return (
+    #     DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
+    #     ShardSampler(validation),
+    #     ShardSampler(test),
+    # )
+    ### END SOLUTION
+
+
+def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, pipelines: int) -> Loaders:
+    """This pipeline's batches of (x, y)."""
+    train, validation, test = sets
+    train_sampler, validation_sampler, test_sampler = samplers
+    common = {"batch_size": args.batch_size // pipelines, "num_workers": args.workers}
+    common["pin_memory"] = torch.cuda.is_available()
+    train_loader = DataLoader(train, sampler=train_sampler, drop_last=True, **common)
+    validation_loader = DataLoader(validation, sampler=validation_sampler, **common)
+    test_loader = DataLoader(test, sampler=test_sampler, **common)
+    return train_loader, validation_loader, test_loader
+
+
+class Layers(nn.Module):
+    """The layers of a model that one stage has. Those that are elsewhere are None.
+
+    The first stage takes tokens, int64 (B, T); the others take the stream, float32 (B, T, D), and all return it.
+    The last one returns it normed: its head belongs to the loss.
+    """
+
+    def __init__(self, model: TransformerLM, stage: int, n_stages: int, bfloat16: bool = False) -> None:
+        super().__init__()
+        self.dropout, self.bfloat16 = model.dropout, bfloat16
+        # TODO 1: Take the layers of this stage from the model, and no others.
+        # The first stage has both embeddings, the last one norm and head. Each has its share of the blocks, in their
+        # order; the shares differ by one at most, and the first stages have one more, for the last one has the head.
+        # Keep each block's number as its key, so that every weight has the name that it has in the whole model.
+        ### BEGIN SOLUTION
+        first, last = stage == 0, stage == n_stages - 1
+        begin, end = (math.ceil(k * len(model.blocks) / n_stages) for k in (stage, stage + 1))
+        self.token_embedding = model.token_embedding if first else None
+        self.position_embedding = model.position_embedding if first else None
+        self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in range(begin, end)})
+        self.norm = model.norm if last else None
+        self.head = model.head if last else None
+        ### STUDENT
+        # self.token_embedding = model.token_embedding
+        # self.position_embedding = model.position_embedding
+        # self.blocks = nn.ModuleDict({str(i): block for i, block in enumerate(model.blocks)})
+        # self.norm = model.norm
+        # self.head = model.head
+        ### END SOLUTION
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bfloat16):
+            if self.token_embedding is not None:
+                positions_T = torch.arange(x.shape[1], device=x.device)
+                x = self.dropout(self.token_embedding(x) + self.position_embedding(positions_T))
+            for block in self.blocks.values():
+                x = block(x)
+            return x if self.norm is None else self.norm(x)
+
+
+def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
+    """The whole model, to take layers from. Its weights have shapes, and take no memory."""
+    with torch.device("meta"):
+        return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+
+
+def make_stages(
+    model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace
+) -> list[PipelineStage]:
+    """This rank's stages, in their order; each holds its Layers. There is memory for the weights, and nothing in it."""
+    bfloat16 = args.dtype == "bfloat16"
+    # TODO 2: Make the stages of this rank.
+    # With p ranks in a pipeline, rank r of it has stage r. With stages_a_rank(p, args) of 2 they go round: it also
+    # has stage r + p. Between two stages of a rank there is then one of each other rank, and while a micro-batch is
+    # there, this rank can work on another one. Messages go to the ranks of this pipeline and nowhere else.
+    ### BEGIN SOLUTION
+    p, r = mesh["pp"].size(), mesh["pp"].get_local_rank()
+    n_stages = p * stages_a_rank(p, args)
+    stages = []
+    for stage in range(r, n_stages, p):
+        layers = Layers(model, stage, n_stages, bfloat16).to_empty(device=device)
+        stages.append(PipelineStage(layers, stage, n_stages, device, group=mesh["pp"].get_group()))
+    return stages
+    ### STUDENT
+    # layers = Layers(model, 0, 1, bfloat16).to_empty(device=device)
+    # return [PipelineStage(layers, 0, 1, device, group=mesh["pp"].get_group())]
+    ### END SOLUTION
+
+
+def weights(stages: list[PipelineStage]) -> dict[str, nn.Parameter]:
+    """All that this rank trains, by the names in the whole model."""
+    return {name: weight for stage in stages for name, weight in stage.submod.named_parameters()}
+
+
+@torch.no_grad()
+def first_weights(stages: list[PipelineStage], model: TransformerLM, args: argparse.Namespace) -> None:
+    """Fill the stages with what one process would start from. `model` has names and shapes."""
+    # TODO 3: Start from the serial run's weights, and let no rank but one ever hold them all.
+    # Stages that draw their own would together be another model. Let rank 0 alone build the model of the serial run,
+    # by args.seed and model.config, and send it out, tensor by tensor; each rank keeps what is in weights(stages).
+    ### BEGIN SOLUTION
+    own = weights(stages)
+    torch.manual_seed(args.seed)
+    whole_model = TransformerLM(**model.config) if dist.get_rank() == 0 else model
+    for name, weight in whole_model.named_parameters():
+        sent = torch.empty(weight.shape, device=stages[0].device)
+        if dist.get_rank() == 0:
+            sent.copy_(weight)
+        dist.broadcast(sent, 0)
+        if name in own:
+            own[name].copy_(sent)
+    ### STUDENT
+    # torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
+    # whole_model = TransformerLM(**model.config).state_dict()
+    # for name, weight in weights(stages).items():
+    #     weight.copy_(whole_model[name])
+    ### END SOLUTION
+
+
+def loss_of(layers: Layers, h: Tensor, y: Tensor) -> Tensor:
+    """What the last stage makes of its output h, (b, T, D), and the targets y, (b, T), of one micro-batch: a scalar."""
+    # TODO 4: Return the sum of the losses over the targets of this micro-batch.
+    # A target that is IGNORE does not count, and micro-batches may have different numbers of those that do: a
+    # mean of their means would not be the mean over all targets. Sums can be added; TODO 7 divides, once.
+    # head_loss returns the mean, and 0 where no target counts.
+    ### BEGIN SOLUTION
+    with torch.autocast(h.device.type, torch.bfloat16, enabled=layers.bfloat16):
+        return head_loss(h, layers.head.weight, y, IGNORE) * (y != IGNORE).sum()
+    ### STUDENT
+    # with torch.autocast(h.device.type, torch.bfloat16, enabled=layers.bfloat16):
+    #     return head_loss(h, layers.head.weight, y, IGNORE)
+    ### END SOLUTION
+
+
+def make_schedule(stages: list[PipelineStage], loss: Callable, args: argparse.Namespace) -> _PipelineSchedule:
+    """Who works when on which micro-batch. `loss(h, y)` gives the sum of a micro-batch's losses."""
+    # TODO 5: Make the schedule that --schedule names.
+    #
+    # | --schedule  | class                         | takes      |                                                   |
+    # |-------------|-------------------------------|------------|---------------------------------------------------|
+    # | gpipe       | ScheduleGPipe                 | one stage  | all forward passes, then all backward passes      |
+    # | 1f1b        | Schedule1F1B                  | one stage  | in turns, as soon as it can                       |
+    # | interleaved | ScheduleInterleaved1F1B       | a list     | the same, with more and smaller stages            |
+    # | zero-bubble | ScheduleInterleavedZeroBubble | a list     | the weights' gradients where it would have waited |
+    #
+    # Each is called as Schedule1F1B(stage, n_microbatches, loss_fn=..., scale_grads=...). With scale_grads, which is
+    # the default, all gradients are divided by the number of micro-batches: right for a loss that is a mean.
+    ### BEGIN SOLUTION
+    how = {"n_microbatches": args.microbatches, "loss_fn": loss, "scale_grads": False}
+    if args.schedule == "gpipe":
+        return ScheduleGPipe(stages[0], **how)
+    if args.schedule == "1f1b":
+        return Schedule1F1B(stages[0], **how)
+    if args.schedule == "interleaved":
+        return ScheduleInterleaved1F1B(stages, **how)
+    return ScheduleInterleavedZeroBubble(stages, **how)
+    ### STUDENT
+    # return ScheduleGPipe(stages[0], n_microbatches=1, loss_fn=loss)
+    ### END SOLUTION
+
+
+def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Tensor, y: Tensor) -> Tensor:
+    """Forward and backward passes of this pipeline's share of a batch: leaves the gradients of the sum of its losses.
+
+    Returns:
+        That sum, without a graph, on the rank that has the last stage; on the others 0.
+    """
+    # TODO 6: Send the batch through the pipeline.
+    # schedule.step(x, target=y, losses=a_list) cuts x and y into micro-batches and does all passes. All ranks may
+    # give x and y: the first stage takes x, the last one y. It leaves the losses of the micro-batches in the list,
+    # which stays empty on a rank without the last stage. With return_outputs=False it keeps no outputs.
+    ### BEGIN SOLUTION
+    losses: list[Tensor] = []
+    schedule.step(x, target=y, losses=losses, return_outputs=False)
+    return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)
+    ### STUDENT
+    # layers = stages[0].submod
+    # h = layers(x)
+    # with torch.autocast(x.device.type, torch.bfloat16, enabled=layers.bfloat16):
+    #     loss = head_loss(h, layers.head.weight, y, IGNORE) * (y != IGNORE).sum()
+    # loss.backward()
+    # return loss.detach()
+    ### END SOLUTION
+
+
+def sum_gradients(stages: list[PipelineStage], n_targets: Tensor, mesh: DeviceMesh) -> None:
+    """Make the gradients those of the mean over the targets of all pipelines. `n_targets`, 0-dim, is of this one."""
+    # TODO 7: Sum gradients and targets up over the data axis, and divide, once.
+    # The ranks of a row have the same layers and other samples; the other rows have other layers, so their
+    # gradients do not belong in this sum. Put the gradients and n_targets into one flat tensor, for one all-reduce a
+    # step (group=mesh["data"].get_group()): a message for each weight, or for each micro-batch, costs much more.
+    ### BEGIN SOLUTION
+    parameters = list(weights(stages).values())
+    flat = torch.cat([p.grad.flatten() for p in parameters] + [n_targets.float().view(1)])
+    dist.all_reduce(flat, group=mesh["data"].get_group())
+    sums = flat[:-1] / flat[-1]
+    for parameter, part in zip(parameters, sums.split([p.numel() for p in parameters]), strict=True):
+        parameter.grad.copy_(part.view_as(parameter))
+    ### STUDENT
+    # n_targets = n_targets.clone()
+    # dist.all_reduce(n_targets)
+    # for parameter in weights(stages).values():
+    #     dist.all_reduce(parameter.grad)
+    #     parameter.grad /= n_targets
+    ### END SOLUTION
+
+
+def clip_gradients(stages: list[PipelineStage], mesh: DeviceMesh, args: argparse.Namespace) -> float:
+    """Make the gradient no longer than args.clip (0: as long as it is). Returns how long it was."""
+    parameters = weights(stages).values()
+    # TODO 8: Clip by the norm of the whole gradient, and return that norm.
+    # A stage that clips by the norm of its own part takes a step of its own: the model falls apart where it was cut.
+    # The square of a norm is a sum, so the squares can be added up over the pipeline; the ranks of a row
+    # have equal gradients, which must not be counted twice.
+    # nn.utils.get_total_norm(gradients) and nn.utils.clip_grads_with_norm_(parameters, limit, norm) are the two
+    # halves of clip_grad_norm_.
+    ### BEGIN SOLUTION
+    square = nn.utils.get_total_norm([p.grad for p in parameters]).square()
+    dist.all_reduce(square, group=mesh["pp"].get_group())
+    norm = square.sqrt()
+    nn.utils.clip_grads_with_norm_(parameters, args.clip or math.inf, norm)
+    return norm.item()
+    ### STUDENT
+    # return nn.utils.clip_grad_norm_(parameters, args.clip or math.inf).item()
+    ### END SOLUTION
+
+
+def fill(x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """A short batch with as many rows as the others, of which the new ones count nothing. x and y: int64 (b, T)."""
+    # TODO 9: Give every batch `rows` rows.
+    # The stages have agreed on the shape of a micro-batch, and receive into tensors of that shape: a short batch at the
+    # end of the validation set would be cut into other pieces, or fewer, and a stage would wait for ever.
+    # Where every target of a row is IGNORE, its tokens may be anything: the loss does not see them.
+    ### BEGIN SOLUTION
+    missing = rows - len(x)
+    return torch.cat([x, x.new_zeros(missing, x.shape[1])]), torch.cat([y, y.new_full((missing, y.shape[1]), IGNORE)])
+    ### STUDENT
+    # return x, y
+    ### END SOLUTION
+
+
+@torch.no_grad()
+def evaluate(
+    stages: list[PipelineStage],
+    schedule: _PipelineSchedule,
+    loader: DataLoader,
+    device: torch.device,
+    args: argparse.Namespace,
+) -> float:
+    """Mean loss over tokens, on all ranks."""
+    for stage in stages:
+        stage.submod.eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    count = torch.zeros((), dtype=torch.float64, device=device)
+    for x, y in loader:
+        x, y = fill(x, y, loader.batch_size)
+        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        # TODO 10: Add this batch to total, the sum of the losses, and to count, of the targets.
+        # schedule.eval takes what schedule.step takes, and does the forward passes alone. Only the rank with the last
+        # stage knows losses; on the others total and count stay 0, and so global_mean below is right.
+        ### BEGIN SOLUTION
+        losses: list[Tensor] = []
+        schedule.eval(x, target=y, losses=losses, return_outputs=False)
+        if losses:
+            total += torch.stack(losses).double().sum()
+            count += (y != IGNORE).sum()
+        ### STUDENT
+        # layers = stages[0].submod
+        # h = layers(x)
+        # with torch.autocast(x.device.type, torch.bfloat16, enabled=layers.bfloat16):
+        #     loss = head_loss(h, layers.head.weight, y, IGNORE)
+        # total += loss.double() * (y != IGNORE).sum()
+        # count += (y != IGNORE).sum()
+        ### END SOLUTION
+    return global_mean(total, count)
+
+
+def train_epoch(
+    stages: list[PipelineStage],
+    schedule: _PipelineSchedule,
+    loader: DataLoader,
+    optimizer: torch.optim.Optimizer,
+    mesh: DeviceMesh,
+    device: torch.device,
+    args: argparse.Namespace,
+    metrics: Metrics,
+    epoch: int,
+    step: int,
+) -> tuple[int, float]:
+    """One pass over the training set, or up to args.max_steps. Returns the steps made so far, and the mean loss."""
+    for stage in stages:
+        stage.submod.train()
+    # Sums and counts: since the last line of the log, and over the epoch.
+    total, count, epoch_total, epoch_count = torch.zeros(4, dtype=torch.float64, device=device)
+    last_step, last_time = step, time.perf_counter()
+    for x, y in islice(loader, args.max_steps - step if args.max_steps else None):
+        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        n_targets = (y != IGNORE).sum()
+        optimizer.zero_grad()
+        loss = train_batch(stages, schedule, x, y)
+        sum_gradients(stages, n_targets, mesh)
+        norm = clip_gradients(stages, mesh, args)
+        optimizer.step()
+        step += 1
+
+        total += loss.double()
+        if stages[-1].is_last:  # this rank knows the loss
+            count += n_targets
+        if step % args.log_every == 0 or step == args.max_steps:
+            epoch_total, epoch_count = epoch_total + total, epoch_count + count
+            # global_mean waits for the device, so only now may the clock be read.
+            mean, now = global_mean(total, count), time.perf_counter()
+            speed = (step - last_step) * args.batch_size * args.seq_len / (now - last_time)
+            metrics.log("step", step, epoch=epoch + 1, loss=mean, gradient_norm=norm, tokens_per_s=speed)
+            total, count = torch.zeros(2, dtype=torch.float64, device=device)
+            last_step, last_time = step, now
+    return step, global_mean(epoch_total + total, epoch_count + count)
+
+
+def save_checkpoint(
+    stages: list[PipelineStage], mesh: DeviceMesh, config: dict[str, Any], path: Path, epoch: int
+) -> None:
+    """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
+    own = {name: weight.detach().cpu() for name, weight in weights(stages).items()}
+    # TODO 11: Put the whole model together on rank 0, and save it in one file.
+    # Every rank of rank 0's pipeline has a part that no other one has; the other pipelines have nothing new. Under
+    # the names of the whole model, in one dictionary, the serial script can load it.
+    # dist.gather_object(obj, list_of_None_or_None, group=..., group_dst=0) brings objects of all ranks of a group to
+    # its first one, which alone gives a list with a place for each; .get_group() of an axis is its group.
+    ### BEGIN SOLUTION
+    if mesh["data"].get_local_rank() == 0:
+        parts = [None] * mesh["pp"].size() if dist.get_rank() == 0 else None
+        dist.gather_object(own, parts, group=mesh["pp"].get_group(), group_dst=0)
+        if parts:
+            own = {name: weight for part in parts for name, weight in part.items()}
+    save0({"model": own, "config": config, "epoch": epoch}, path)
+    ### STUDENT
+    # save0({"model": own, "config": config, "epoch": epoch}, path)
+    ### END SOLUTION
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    rank, local_rank, world_size, device = setup()
+    mesh = make_mesh(device, world_size, args)
+    sets, vocab_size = make_sets(args)
+    samplers = make_samplers(sets, mesh, args)
+    train_loader, validation_loader, test_loader = make_loaders(sets, samplers, args, mesh["data"].size())
+
+    model = build_model(vocab_size, args)
+    stages = make_stages(model, mesh, device, args)
+    first_weights(stages, model, args)
+    schedule = make_schedule(stages, partial(loss_of, stages[-1].submod), args)
+    optimizer = make_optimizer(nn.ModuleList(stage.submod for stage in stages), args)
+
+    out = Path(args.out)
+    total_steps = args.epochs * len(train_loader)
+    total_steps = min(total_steps, args.max_steps or total_steps)
+    step, best, start = 0, math.inf, time.perf_counter()
+    with Metrics(out, rank, total_steps, args.tensorboard, args.record) as metrics:
+        for epoch in range(args.epochs):
+            samplers[0].set_epoch(epoch)
+            step, train_loss = train_epoch(
+                stages, schedule, train_loader, optimizer, mesh, device, args, metrics, epoch, step
+            )
+            validation_loss = evaluate(stages, schedule, validation_loader, device, args)
+            print0(
+                f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, "
+                f"validation loss {validation_loss:.4f}, perplexity {perplexity(validation_loss):.1f}"
+            )
+            seconds = time.perf_counter() - start
+            metrics.log(
+                "epoch", step, epoch=epoch + 1, loss=train_loss, validation_loss=validation_loss, seconds=seconds
+            )
+            if epoch == 0 or validation_loss < best:
+                best = validation_loss
+                save_checkpoint(stages, mesh, model.config, out / "model-best.pt", epoch + 1)
+            if step == total_steps:
+                break
+
+        test_loss = evaluate(stages, schedule, test_loader, device, args)
+        print0(f"test loss {test_loss:.4f}, perplexity {perplexity(test_loss):.1f}")
+        metrics.log("test", step, loss=test_loss, seconds=time.perf_counter() - start)
+        save_checkpoint(stages, mesh, model.config, out / "model-final.pt", epoch + 1)
+    print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")
+    cleanup()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The flags of a pipeline, and what they must fulfil; what a pipeline is, pipeline_training teaches."""
+
+import argparse
+
+from utils.arguments import whole
+from utils.distributed import check_divides, fail
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+
+
+def add_pipeline_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--pp", type=whole(0), default=0, help="ranks in a pipeline; 0 is all. Several pipelines share the batch")
+    add("--schedule", choices=SCHEDULES, default="1f1b", help="order of the work; interleaved has two stages a rank")
+    add("--microbatches", type=whole(1), default=6, help="parts of a pipeline's share of the batch")
+
+
+def check_pipeline(args: argparse.Namespace, ranks: int) -> None:
+    """Stop with one line unless these flags make a pipeline on so many ranks. Completes --pp."""
+    p = args.pp = args.pp or ranks
+    if ranks % p:
+        fail(f"--pp {p}: {ranks} ranks do not divide into pipelines of {p}")
+    n_stages = p * stages_a_rank(p, args)
+    if n_stages > args.layers:
+        fail(
+            f"--layers {args.layers} is too few for {n_stages} stages (--pp {p}, --schedule {args.schedule}): "
+            "each needs a block"
+        )
+    pipelines = ranks // p
+    check_divides(args.batch_size, pipelines, "data-parallel ranks")
+    share, m = args.batch_size // pipelines, args.microbatches
+    if share % m:
+        fail(
+            f"--microbatches {m} does not divide the {share} sequences of a pipeline "
+            f"(--batch-size {args.batch_size} on {pipelines} data-parallel ranks)"
+        )
+    if m < p and args.schedule != "gpipe":
+        fail(f"--schedule {args.schedule} with --pp {p} needs --microbatches {p} or more, not {m}")
+    if m >= p and m % (m // p) and args.schedule in ("interleaved", "zero-bubble"):
+        fail(f"--schedule {args.schedule} with --pp {p}: take a multiple of {p} for --microbatches, not {m}")
+    if args.dropout and p > 1:
+        fail(f"--dropout {args.dropout:g} with --pp {p}: stages that draw apart can not draw what one process draws")
+
+
+def stages_a_rank(p: int, args: argparse.Namespace) -> int:
+    """How many stages each of the p ranks of a pipeline has; one alone has nobody to take turns with."""
+    return 2 if args.schedule == "interleaved" and p > 1 else 1
