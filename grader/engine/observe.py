@@ -48,7 +48,7 @@ AGREED = {
     "allgather_": "input_tensors", "_allgather_base_": "input_tensor",
     "gather_": "input_tensors", "scatter_": "output_tensors",
     "reduce_scatter_": "output_tensors", "_reduce_scatter_base_": "output_tensor",
-    "allgather_into_tensor_coalesced_": "inputs", "reduce_scatter_tensor_coalesced_": "inputs",
+    "allgather_into_tensor_coalesced_": "inputs", "reduce_scatter_tensor_coalesced_": "outputs",
     "allreduce_coalesced_": "tensors", "allgather_coalesced_": "input_list",
 }
 SPOKEN = {  # the dispatcher's name -> the name the student typed
