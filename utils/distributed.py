@@ -130,15 +130,19 @@ def fail(message: object) -> NoReturn:
     raise SystemExit(2)
 
 
-def check_divides(batch_size: int, world_size: int) -> None:
+def check_divides(batch_size: int, ranks: int, axis: str = "ranks") -> None:
     """Stop unless every rank gets the same share of the global batch.
 
     Ranks with unequal shares would weigh the samples of a step unequally, and the
     parallel run would no longer be the serial one.
+
+    Args:
+        ranks: among how many the batch is divided.
+        axis: what the message calls them.
     """
-    if batch_size % world_size:
-        above = batch_size + world_size - batch_size % world_size
+    if batch_size % ranks:
+        above = batch_size + ranks - batch_size % ranks
         fail(
-            f"--batch-size {batch_size} is the global batch and does not divide by {world_size} ranks; "
-            f"take {above}, or another multiple of {world_size}"
+            f"--batch-size {batch_size} is the global batch and does not divide by {ranks} {axis}; "
+            f"take {above}, or another multiple of {ranks}"
         )
