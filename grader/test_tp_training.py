@@ -332,7 +332,7 @@ def test_todo2_samplers(student):
                 expect(mine[name] == first[name], f"{told} ranks {rank - rank % tp} and {rank} share each layer, and read other {name} samples", first[name], mine[name], rank)
         row_by_row = ranks[::tp]
         for name, size in zip(("validation", "test"), sizes[1:], strict=True):
-            each_once(f"{told} {name}", [mine[name] for mine in row_by_row], size)
+            each_once(name, [mine[name] for mine in row_by_row], size)
         for epoch in (0, 1):
             order = torch.randperm(sizes[0], generator=torch.Generator().manual_seed(seed + epoch)).tolist()
             for step in range(sizes[0] // batch):
@@ -397,12 +397,13 @@ def test_todo3_shard(student):
         run = student.call(shard_on_rank, world=rows * tp, grid=(rows, tp), sizes=sizes, seed=private)
         right = student.reference(serial_step, sizes=sizes, seeds=seeds)
         share = sum(units.values())
-        (events,) = cases(run.events)
         for rank, seen in enumerate(run.evidence):
             expect("type" not in seen, "shard returns no model", "the model", seen.get("type"), rank)
+        for rank, seen in enumerate(run.evidence):
             expect(seen["held"] <= share, f"{told}, rank {rank} holds {seen['held']:,} weights, more than its part of what its layers have", f"{share:,}", f"{seen['held']:,}", rank)
         check_parts(told, "gradient", [seen["grads"] for seen in run.evidence], right["grads"])
         unit = 8 * max(units.values())
+        (events,) = cases(run.events)
         for rank, mine in enumerate(events):
             column = list(range(rank % tp, rows * tp, tp))
             gathered = [event for event in mine if event["e"] == "op" and event["op"] == "all_gather" and event["group"] == column and rows > 1]
