@@ -4,12 +4,16 @@ import io
 import json
 import math
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong, expect
+from grader.engine.ranks.evidence import whole
+from grader.engine.ranks.observe import Line, next_world
+from grader.engine.ranks.recording import record_training
 
 # Losses of the parallel run and of the serial run differ by the order in which float32 numbers are
 # added: 2.4e-7 was measured over 50 steps, a wrong sample or weight gives 1e-3 and more.
@@ -182,3 +186,70 @@ def same_run(serial, run, world):
             writers,
         )
     check_checkpoint(run.files["out/model-final.pt"], run.evidence[0]["weights"])
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in the plain model, without what wrappers add to it."""
+    return name.replace("_checkpoint_wrapped_module.", "").removeprefix("module.")
+
+
+def mains_on_rank(code, rank, world, runs, data):
+    """main(), run after run in one process: for each (ranks, flags). Returns what each run left; None where this rank
+    was not in it.
+    """
+    for name, text in data.items():  # a folder for each rank: none must wait for another
+        path = Path(f"{rank}") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    record, left = record_training(Line.mine), []
+    for number, (ranks, flags) in enumerate(runs):
+        if rank >= ranks:
+            left.append(None)
+            continue
+        next_world(ranks)
+        record.begin()
+        code.main(["--data", f"{rank}/data", "--out", f"out-{number}", *flags])
+        evidence = record.evidence()
+        left.append(evidence | {"weights": {plain_name(name): weight for name, weight in evidence["weights"].items()}})
+    return left
+
+
+def together(ranks, what):
+    """name -> tensor, from what each rank left of it."""
+    return {name: whole([seen[what][name] for seen in ranks]) for name in ranks[0][what]}
+
+
+def losses(evidence):
+    """This rank's loss of each step, in order."""
+    return [found[0] for _, (_, found) in sorted(training(evidence).items())]
+
+
+def same_losses(told, serial, ranks):
+    """Step by step; a step's loss is the mean of its ranks' losses."""
+    means = [sum(step) / len(ranks) for step in zip(*map(losses, ranks), strict=True)]
+    for step, (seen, right) in enumerate(zip(means, serial, strict=True), start=1):
+        expect(
+            math.isclose(seen, right, rel_tol=REL),
+            f"{told} the loss of step {step} is not the serial run's",
+            right,
+            seen,
+        )
+
+
+def same_report(told, right, seen):
+    expect(
+        len(right) == len(seen),
+        f"{told} metrics.jsonl has {len(seen)} lines",
+        f"{len(right)} lines",
+        f"{len(seen)} lines",
+    )
+    for want, got in zip(right, seen, strict=True):
+        for name in want:
+            if isinstance(want[name], float):
+                expect(
+                    math.isclose(got.get(name, math.nan), want[name], rel_tol=REL),
+                    f"{told} metrics.jsonl says another {name} ({want['kind']}, step "
+                    f"{want['step']}) than the serial run's",
+                    want[name],
+                    got.get(name),
+                )

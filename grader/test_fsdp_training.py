@@ -26,21 +26,25 @@ import torch
 import torch.distributed as dist
 
 from grader.kit import (
-    Line,
+    REL,
     Wrong,
     check_checkpoint,
     corpus,
     elements,
     expect,
+    losses,
+    mains_on_rank,
     mark,
     next_world,
+    plain_name,
     premise,
     record_files,
-    record_training,
     reported,
+    same_losses,
+    same_report,
     todo,
+    together,
     training,
-    whole,
 )
 from utils.data import ShardSampler, Windows
 from utils.model import TransformerLM
@@ -50,10 +54,6 @@ from utils.model import TransformerLM
 
 SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=2, max_len=8)
 STRATEGIES = ("none", "grad", "full", "hybrid")
-
-# Losses of the parallel run and of the serial run differ by the order in which float32 numbers are
-# added: 2.4e-7 was measured over 50 steps, a wrong sample or weight gives 1e-3 and more.
-REL = 1e-4
 
 
 def grid(strategy, world):
@@ -102,21 +102,12 @@ def serial_step(seeds):
     return {"weights": dict(model.named_parameters()), "grads": {name: p.grad for name, p in model.named_parameters()}}
 
 
-def plain(name):
-    return name.replace("_checkpoint_wrapped_module.", "").removeprefix("module.")
-
-
 def parameters(model):
-    return {plain(name): p for name, p in model.named_parameters()}
+    return {plain_name(name): p for name, p in model.named_parameters()}
 
 
 def gradients(model):
-    return {plain(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def together(ranks, what):
-    """name -> tensor, from what each rank left of it."""
-    return {name: whole([seen[what][name] for seen in ranks]) for name in ranks[0][what]}
+    return {plain_name(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def close(a, b):
@@ -570,27 +561,6 @@ ARGV = [
 ]
 
 
-def mains_on_rank(code, rank, world, runs, data):
-    """main(), run after run in one process: for each (ranks, flags). Returns what each run left; None where this rank
-    was not in it.
-    """
-    for name, text in data.items():  # a folder for each rank: none must wait for another
-        path = Path(f"{rank}") / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    record, left = record_training(Line.mine), []
-    for number, (ranks, flags) in enumerate(runs):
-        if rank >= ranks:
-            left.append(None)
-            continue
-        next_world(ranks)
-        record.begin()
-        code.main(["--data", f"{rank}/data", "--out", f"out-{number}", *flags])
-        evidence = record.evidence()
-        left.append(evidence | {"weights": {plain(name): weight for name, weight in evidence["weights"].items()}})
-    return left
-
-
 def serial_run(student, argv=ARGV):
     return student.serial(["--data", "data", "--out", "out", *argv], corpus(student))
 
@@ -598,42 +568,6 @@ def serial_run(student, argv=ARGV):
 def first_of_run(vocab):
     torch.manual_seed(5)
     return dict(TransformerLM(vocab, dim=16, n_heads=2, n_layers=1, max_len=8).named_parameters())
-
-
-def losses(evidence):
-    """This rank's loss of each step, in order."""
-    return [found[0] for _, (_, found) in sorted(training(evidence).items())]
-
-
-def same_losses(told, serial, ranks):
-    """Step by step; a step's loss is the mean of its ranks' losses."""
-    means = [sum(step) / len(ranks) for step in zip(*map(losses, ranks), strict=True)]
-    for step, (seen, right) in enumerate(zip(means, serial, strict=True), start=1):
-        expect(
-            math.isclose(seen, right, rel_tol=REL),
-            f"{told} the loss of step {step} is not the serial run's",
-            right,
-            seen,
-        )
-
-
-def same_report(told, right, seen):
-    expect(
-        len(right) == len(seen),
-        f"{told} metrics.jsonl has {len(seen)} lines",
-        f"{len(right)} lines",
-        f"{len(seen)} lines",
-    )
-    for want, got in zip(right, seen, strict=True):
-        for name in want:
-            if isinstance(want[name], float):
-                expect(
-                    math.isclose(got.get(name, math.nan), want[name], rel_tol=REL),
-                    f"{told} metrics.jsonl says another {name} ({want['kind']}, step "
-                    f"{want['step']}) than the serial run's",
-                    want[name],
-                    got.get(name),
-                )
 
 
 @todo(

@@ -37,6 +37,7 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 
 from utils.arguments import training_parser
 from utils.data import IGNORE, EpochOrder, ShardSampler, Windows
+from utils.device_memory import device_memory
 from utils.distributed import check_divides, cleanup, fail, launch_environment, print0, save0
 from utils.metrics import Metrics
 from utils.model import TransformerLM
@@ -261,7 +262,7 @@ def save_checkpoint(trainer: L.Trainer, module: LitModel, path: Path, epoch: int
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    rank, _, world_size = launch_environment()
+    rank, local_rank, world_size = launch_environment()
     check_divides(args.batch_size, world_size)
     sets, vocab_size = make_sets(args)
 
@@ -272,7 +273,9 @@ def main(argv: list[str] | None = None) -> None:
     out = Path(args.out)
     total_steps = args.epochs * (len(sets[0]) // args.batch_size)
     total_steps = min(total_steps, args.max_steps or total_steps)
-    with Metrics(out, rank, total_steps, args.tensorboard, args.record) as metrics:
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
+    with device_memory(args.device_memory, device), metrics:
         report = Report(metrics, total_steps, args)
         trainer = make_trainer(args, [report])
         trainer.fit(module, datamodule=data)

@@ -19,8 +19,9 @@ TAUGHT_IN = "04_tensor_parallel"  # no rank of that lesson can import this
 
 
 class VocabParallelHeadLoss(torch.autograd.Function):
-    """Sum of the cross-entropies; its gradients are made in the forward pass, if `learn`. W is V / ranks, rounded "
-    "up."""
+    """Sum of the cross-entropies; its gradients are made in the forward pass, if `learn`. W is V / ranks,
+    rounded up.
+    """
 
     @staticmethod
     def forward(

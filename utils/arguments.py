@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -52,6 +53,7 @@ def training_parser(name: str) -> Parser:
     add("--workers", type=whole(0), default=0, help="processes that load data")
     add("--log-every", type=whole(1), default=10, help="steps from one line in metrics.jsonl to the next")
     add("--tensorboard", action="store_true", help="write the metrics for TensorBoard, too")
+    add("--device-memory", type=size, metavar="SIZE", help="end where a rank's tensors take more, such as 300MB or 1.5GB")
     add("--record", action="store_true", help="note what each rank uses, once a second, for ./workbook report")
     return parser
 
@@ -84,3 +86,15 @@ def number(at_least: float, below: float = math.inf) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def size(text: str) -> int:
+    """A type for argparse: bytes, written with their unit."""
+    units = {unit.lower(): factor for unit, factor in UNITS.items()}
+    found = re.fullmatch(r"(\d+\.?\d*) ?([a-z]+)", text.strip().lower())
+    if not found or found[2] not in units or float(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size with its unit, such as 300MB or 1.5GB")
+    return int(float(found[1]) * units[found[2]])

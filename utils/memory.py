@@ -3,23 +3,42 @@
 A tensor is a view of a *storage*, the memory itself. Several tensors may share one; a storage lives as long as any
 tensor needs it, also one that only autograd keeps; and its size may be changed under the tensors. So bytes are counted
 by storages, each once, with the size that they have at that moment.
+
+Some tensors have no memory of their own: a DTensor says how large the whole is, and wraps the part that is here. Of
+those the part is counted.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
+
+
+def storages_of(tensor: Any) -> Iterator[torch.UntypedStorage]:
+    """The memory behind a tensor: of one that wraps others (a DTensor, a collective's result to come) theirs.
+
+    Single numbers (0-dim tensors: a loss, Adam's count of steps) and integers (tokens) are left out, and so is what is
+    no tensor, or on the device "meta".
+    """
+    if not isinstance(tensor, Tensor) or not tensor.dim() or not tensor.is_floating_point():
+        return
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from storages_of(getattr(tensor, name))
+    elif (storage := tensor.untyped_storage()).device.type != "meta":
+        yield storage
 
 
 class Storages(TorchDispatchMode):
     """While it is entered, notes the storage of whatever an operation returns; it keeps none of them alive.
 
-    Single numbers (0-dim tensors: a loss, Adam's count of steps) and integers (tokens) are left out.
+    What lives for a moment inside an operation on DTensors is noted, too: such an operation is many, on the local
+    parts and between the ranks, and it is these that are looked at. `storages_of` says what is left out.
 
     Args:
         tensors: what was there before.
@@ -32,10 +51,11 @@ class Storages(TorchDispatchMode):
 
     def note(self, tensors: Iterable[Any]) -> None:
         for tensor in tensors:
-            if isinstance(tensor, Tensor) and tensor.dim() and tensor.is_floating_point():
-                self.noted.add(StorageWeakRef(tensor.untyped_storage()))
+            self.noted.update(map(StorageWeakRef, storages_of(tensor)))
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # the wrapper's turn, whose operations on what it wraps come here again
         result = operation(*args, **(kwargs or {}))
         self.note(tree_leaves(result))
         return result
@@ -50,7 +70,7 @@ class Storages(TorchDispatchMode):
         """Bytes alive for each kind of tensors, and for "other". What is of two kinds counts as the first."""
         left, found = self.live(), {}
         for kind, tensors in kinds.items():
-            mine = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in tensors if tensor.dim()}
+            mine = {StorageWeakRef(storage).cdata for tensor in tensors for storage in storages_of(tensor)}
             found[kind] = sum(left.pop(address, 0) for address in mine)
         return found | {"other": sum(left.values())}
 

@@ -112,6 +112,7 @@ class TransformerLM(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, n_heads, dropout) for _ in range(n_layers))
         self.norm = nn.LayerNorm(dim)
         self.head = Linear(dim, vocab_size)
+        self.head_loss = head_loss  # where ranks share the head's words, another one takes its place
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -146,4 +147,4 @@ class TransformerLM(nn.Module):
         for block in self.blocks:
             h_BTD = block(h_BTD)
         h_BTD = self.norm(h_BTD)
-        return self.head(h_BTD) if y is None else head_loss(h_BTD, self.head.weight, y, IGNORE)
+        return self.head(h_BTD) if y is None else self.head_loss(h_BTD, self.head.weight, y, IGNORE)

@@ -51,6 +51,7 @@ from utils.after_ddp import global_mean, setup
 from utils.arguments import training_parser, whole
 from utils.checkpoints import check_sharded
 from utils.data import IGNORE, ShardSampler
+from utils.device_memory import device_memory
 from utils.distributed import check_divides, cleanup, fail, print0, save0
 from utils.metrics import Metrics
 from utils.model import TransformerLM
@@ -396,7 +397,8 @@ def main(argv: list[str] | None = None) -> None:
     if position["step"] > total_steps:
         fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run is of {total_steps}")
     start = time.perf_counter()
-    with Metrics(out, rank, total_steps, args.tensorboard, args.record, append=bool(args.resume)) as metrics:
+    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, append=bool(args.resume))
+    with device_memory(args.device_memory, device), metrics:
         for epoch in range(first_epoch, args.epochs):
             samplers[0].set_epoch(epoch)
             batches = islice(train_loader, done, done + total_steps - position["step"])

@@ -25,6 +25,7 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 
 from utils.arguments import training_parser
 from utils.data import IGNORE, DataError, EpochOrder, Windows, load_corpus
+from utils.device_memory import device_memory
 from utils.distributed import fail
 from utils.metrics import Metrics
 from utils.model import TransformerLM
@@ -192,7 +193,8 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
     start = time.perf_counter()
-    with Metrics(out, rank, total_steps, args.tensorboard, args.record) as metrics:
+    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
+    with device_memory(args.device_memory, device), metrics:
         for epoch in range(args.epochs):
             train_loss, step = train_epoch(model, train_loader, optimizer, device, args, metrics, epoch, step)
             validation_loss = evaluate(model, validation_loader, device, args)

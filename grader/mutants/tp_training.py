@@ -1,0 +1,537 @@
+"""Other answers to the TODOs of tp_training: what real courses got wrong, and what is right as well."""
+
+from grader.kit import Answer
+
+NAMES = 'mesh_dim_names=("data", "tensor")'
+ROWS = """return init_device_mesh(device.type, (world_size // args.tp, args.tp), mesh_dim_names=("data", "tensor"))"""
+
+WRONG = [
+    # TODO 1
+    Answer(
+        1,
+        "the axes swapped: a layer's ranks are on several nodes",
+        f"return init_device_mesh(device.type, (args.tp, world_size // args.tp), {NAMES})",
+        says="the grid is",
+    ),
+    Answer(
+        1,
+        "columns share a layer",
+        f"""
+        grid = torch.arange(world_size).view(args.tp, -1).T.contiguous()
+        return DeviceMesh(device.type, grid, {NAMES})
+        """,
+        says="no neighbours",
+    ),
+    Answer(1, "the names swapped", swap=('("data", "tensor")', '("tensor", "data")'), says="other names"),
+    Answer(
+        1,
+        "all ranks share each layer",
+        f"return init_device_mesh(device.type, (1, world_size), {NAMES})",
+        says="the grid is 1 × 4",
+    ),
+    Answer(
+        1, "one axis", "return init_device_mesh(device.type, (world_size,), mesh_dim_names=('data',))", says="no grid"
+    ),
+    Answer(1, "nothing", "return None", says="no mesh"),
+    # TODO 2
+    Answer(
+        2,
+        "the sampler of the world",
+        swap=("DistributedSampler(train, rows, row, shuffle", "DistributedSampler(train, shuffle"),
+        says="read other train samples",
+    ),
+    Answer(
+        2,
+        "validation over the world",
+        swap=("ShardSampler(validation, row, rows)", "ShardSampler(validation)"),
+        says="read other validation samples",
+    ),
+    Answer(
+        2,
+        "the test set over the world",
+        swap=("ShardSampler(test, row, rows)", "ShardSampler(test)"),
+        says="read other test samples",
+    ),
+    Answer(
+        2,
+        "the other axis",
+        swap=(
+            'row, rows = mesh.get_local_rank("data"), mesh["data"].size()',
+            'row, rows = mesh.get_local_rank("tensor"), mesh["tensor"].size()',
+        ),
+        says="share each layer, and read other",
+    ),
+    Answer(2, "the row's number among all ranks", swap=('mesh["data"].size()', "mesh.size()"), says=""),
+    Answer(
+        2,
+        "every rank reads all",
+        """
+        return DistributedSampler(train, 1, 0, shuffle=True, seed=args.seed, drop_last=True), ShardSampler(validation, 0, 1), ShardSampler(test, 0, 1)
+        """,
+        says="is read on ranks",
+    ),
+    Answer(
+        2,
+        "padded",
+        swap=("ShardSampler(validation, row, rows)", "DistributedSampler(validation, rows, row, shuffle=False)"),
+        says="padded",
+    ),
+    Answer(2, "the seed is forgotten", swap=("seed=args.seed, ", ""), says="those of the serial run"),
+    Answer(2, "not shuffled", swap=("shuffle=True, seed=args.seed", "shuffle=False"), says="those of the serial run"),
+    # TODO 3
+    Answer(3, "over the tensor axis", swap=('mesh["data"]', 'mesh["tensor"]')),
+    Answer(3, "over both axes, as copies and shards", swap=('mesh["data"]', "mesh")),
+    Answer(
+        3,
+        "the root alone: one unit",
+        'return fully_shard(model, mesh=mesh["data"], **options)',
+        says="no units of their own",
+    ),
+    Answer(
+        3,
+        "DDP over the data axis: nothing is sharded",
+        """
+        return nn.parallel.DistributedDataParallel(model, process_group=mesh["data"].get_group())
+        """,
+    ),
+    Answer(3, "nothing at all", "return model", says="more than its part"),
+    Answer(
+        3,
+        "gradients are not averaged",
+        swap=(
+            "return fully_shard(model, **options, reshard_after_forward=False)  # its backward pass comes at once",
+            "fully_shard(model, **options, reshard_after_forward=False)\nmodel.set_requires_gradient_sync(False)\nreturn model",
+        ),
+    ),
+    Answer(
+        3,
+        "nothing is returned",
+        swap=(
+            "return fully_shard(model, **options, reshard_after_forward=False)",
+            "fully_shard(model, **options, reshard_after_forward=False)",
+        ),
+        says="returns no model",
+    ),
+    # TODO 4
+    Answer(
+        4,
+        "each mesh by its own norm",
+        swap=(
+            "nn.utils.clip_grads_with_norm_(group, args.clip or math.inf, norm)",
+            "nn.utils.clip_grad_norm_(group, args.clip or math.inf)",
+        ),
+        says="the gradient of",
+    ),
+    Answer(4, "norms are added, not squares", swap=(".norm()\n", ".sum()\n"), says="larger than the whole"),
+    Answer(4, "the first mesh alone", swap=("torch.stack(norms).norm()", "norms[0]"), says="smaller than the whole"),
+    Answer(
+        4,
+        "each rank by the norm of its part",
+        """
+        parts = [p.grad.to_local() for p in model.parameters()]
+        norm = torch.stack([part.norm() for part in parts]).norm()
+        for part in parts:
+            part *= min(1.0, (args.clip or math.inf) / norm)
+        return norm.item()
+        """,
+        says="of a part",
+    ),
+    Answer(
+        4,
+        "all ranks' parts: what a row has several times counts several times",
+        """
+        parts = [p.grad.to_local() for p in model.parameters()]
+        square = sum(part.square().sum() for part in parts)
+        dist.all_reduce(square)
+        for part in parts:
+            part *= min(1.0, (args.clip or math.inf) / square.sqrt())
+        return square.sqrt().item()
+        """,
+        says="count twice",
+    ),
+    Answer(4, "0 is taken for a limit", swap=("args.clip or math.inf", "args.clip"), says="--clip 0"),
+    Answer(
+        4,
+        "gradients are put together",
+        """
+        full = [p.grad.full_tensor() for p in model.parameters()]
+        norm = torch.stack([grad.norm() for grad in full]).norm()
+        for p in model.parameters():
+            p.grad.to_local().mul_(min(1.0, (args.clip or math.inf) / norm.item()))
+        return norm.item()
+        """,
+        says="gradients are put together",
+    ),
+    Answer(
+        4,
+        "nothing is clipped",
+        swap=("    nn.utils.clip_grads_with_norm_(group, args.clip or math.inf, norm)", "    pass"),
+        says="the gradient of",
+    ),
+    Answer(4, "a tensor", swap=("return norm.item()", "return norm"), says="returns a Tensor"),
+    # TODO 5
+    Answer(
+        5,
+        "q, k and v each add up their gradient: four all-reduces backward",
+        swap=(('"attention": enter,\n', ""), ('"mlp": enter,\n', "")),
+        says="",
+    ),
+    Answer(
+        5,
+        "only the MLP",
+        """
+        return {
+            "mlp": PrepareModuleInput(input_layouts=layout, desired_input_layouts=Replicate()),
+            "mlp.up": ColwiseParallel(),
+            "mlp.down": RowwiseParallel(output_layouts=layout),
+        }
+        """,
+        says="not all are cut",
+    ),
+    Answer(
+        5,
+        "up by rows, down by columns",
+        swap=(
+            ('"mlp.up": ColwiseParallel()', '"mlp.up": RowwiseParallel(input_layouts=Replicate())'),
+            (
+                '"mlp.down": RowwiseParallel(output_layouts=layout)',
+                '"mlp.down": ColwiseParallel(output_layouts=layout)',
+            ),
+        ),
+        says="",
+    ),
+    Answer(
+        5,
+        "the hidden layer is gathered",
+        swap=(
+            ('"mlp.up": ColwiseParallel()', '"mlp.up": ColwiseParallel(output_layouts=Replicate())'),
+            (
+                '"mlp.down": RowwiseParallel(output_layouts=layout)',
+                '"mlp.down": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout)',
+            ),
+        ),
+        says="sends",
+    ),
+    Answer(
+        5,
+        "the layout is forgotten",
+        swap=(
+            ('"attention.out": RowwiseParallel(output_layouts=layout)', '"attention.out": RowwiseParallel()'),
+            ('"mlp.down": RowwiseParallel(output_layouts=layout)', '"mlp.down": RowwiseParallel()'),
+        ),
+        says="Shard(1)",
+    ),
+    Answer(
+        5,
+        "a cut stream is taken for a whole one",
+        swap=("input_layouts=layout", "input_layouts=Replicate()"),
+        says="Shard(1)",
+    ),
+    Answer(5, "out is not cut", swap=('    "attention.out": RowwiseParallel(output_layouts=layout),\n', "")),
+    Answer(5, "a list", "return [ColwiseParallel(), RowwiseParallel()]", says="no plan"),
+    Answer(5, "another model's names", 'return {"attention.wq": ColwiseParallel()}', says="attention.wq"),
+    # TODO 6
+    Answer(
+        6,
+        "the head alone",
+        swap=('    "token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout),\n', ""),
+    ),
+    Answer(
+        6,
+        "the embedding alone",
+        [
+            """
+        return {"token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout)}
+        """,
+            "pass",
+        ],
+        says="rows of head.weight",
+    ),
+    Answer(6, "the loss of the plain model", [None, "pass"]),
+    Answer(
+        6,
+        "logits are gathered",
+        [
+            None,
+            """
+        def loss(h, weight, y, ignore):
+            h = h if isinstance(h, DTensor) else DTensor.from_local(h, weight.device_mesh, [Replicate()], run_check=False)
+            logits = (h.redistribute(placements=[Replicate()]) @ weight.T).full_tensor()
+            total = nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=ignore, reduction="sum")
+            return total / (y != ignore).sum().clamp(min=1)
+        model.head_loss = loss
+        """,
+        ],
+        says="gathered",
+    ),
+    Answer(
+        6,
+        "the weights are gathered",
+        [
+            None,
+            """
+        from utils.loss import head_loss
+        def loss(h, weight, y, ignore):
+            h = h.full_tensor() if isinstance(h, DTensor) else h
+            return head_loss(h, weight.full_tensor(), y, ignore)
+        model.head_loss = loss
+        """,
+        ],
+        says="",
+    ),
+    Answer(
+        6,
+        "a rank's own words alone",
+        [
+            None,
+            """
+        from utils.loss import head_loss
+        def loss(h, weight, y, ignore):
+            h = h.full_tensor() if isinstance(h, DTensor) else h
+            rows = weight.to_local()
+            y = (y - dist.get_rank(weight.device_mesh.get_group()) * len(rows))
+            y = y.where((0 <= y) & (y < len(rows)), ignore)
+            return head_loss(h, rows, y, ignore)
+        model.head_loss = loss
+        """,
+        ],
+        says="the loss on rank",
+    ),
+    Answer(
+        6,
+        "torch's loss_parallel: a batch without a target is nan",
+        [
+            None,
+            """
+        from torch.distributed.tensor.parallel import loss_parallel
+        def loss(h, weight, y, ignore):
+            h = h if isinstance(h, DTensor) else DTensor.from_local(h, weight.device_mesh, [Replicate()], run_check=False)
+            logits = h.redistribute(placements=[Replicate()]) @ weight.T
+            with loss_parallel():
+                return nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=ignore)
+        model.head_loss = loss
+        """,
+        ],
+    ),
+    Answer(
+        6,
+        "a cut h is taken for the whole",
+        [
+            None,
+            """
+        def loss(h, weight, y, ignore):
+            h = h.to_local() if isinstance(h, DTensor) else h
+            return vocab_parallel_head_loss(h, weight.to_local(), y, ignore, weight.device_mesh.get_group(), weight.shape[0])
+        model.head_loss = loss
+        """,
+        ],
+        says="",
+    ),
+    Answer(
+        6,
+        "the embedding's width is cut, not its words",
+        swap=(
+            '"token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout)',
+            '"token_embedding": ColwiseParallel(output_layouts=layout)',
+        ),
+        says="rows of token_embedding",
+    ),
+    Answer(
+        6,
+        "the sum leaves whole, though the stream is cut",
+        swap=("output_layouts=layout", "output_layouts=Replicate()"),
+        says="Shard(1)",
+    ),
+    # TODO 7
+    Answer(
+        7,
+        "each rank looks up its positions in a table of its own",
+        """
+        class Cut(ParallelStyle):
+            def _apply(self, module, mesh):
+                module.register_forward_hook(lambda module, args, out: out.chunk(mesh.size())[mesh.get_local_rank()])
+                return module
+        return {"position_embedding": Cut()} if layout == Shard(1) else {}
+        """,
+        says="gradient of position_embedding",
+    ),
+    Answer(
+        7,
+        "every rank takes the first positions",
+        """
+        class Cut(ParallelStyle):
+            def _apply(self, module, mesh):
+                module.register_forward_hook(lambda module, args, out: out.chunk(mesh.size())[0])
+                return module
+        return {"position_embedding": Cut()} if layout == Shard(1) else {}
+        """,
+        says="the loss on rank",
+    ),
+    Answer(7, "D is cut", 'return {"position_embedding": ColwiseParallel()} if layout == Shard(1) else {}'),
+    Answer(7, "cut along D in place of T", swap=("Shard(0)", "Shard(1)"), says=""),
+    Answer(7, "always cut", 'return {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}', says=""),
+    Answer(7, "all of them on every rank", swap=("output_layouts=Shard(0)", "output_layouts=Replicate()")),
+    # TODO 8
+    Answer(8, "the flag alone: norms learn from their own tokens", [None, "return {}"], says="norm"),
+    Answer(8, "the blocks' norms alone", swap=((', "norm")', ")"),), says=""),
+    Answer(
+        8,
+        "the last norm alone",
+        swap=(('"blocks.*.attention_norm", "blocks.*.mlp_norm", "norm"', '"norm",'),),
+        says="attention_norm",
+    ),
+    Answer(8, "always cut", ["return Shard(1)", None], says="of"),
+    Answer(8, "never cut", ["return Replicate()", None], says="tokens"),
+    Answer(8, "B is cut", ["return Shard(0) if args.sequence_parallel else Replicate()", None], says=""),
+    Answer(8, "D is cut", ["return Shard(2) if args.sequence_parallel else Replicate()", None], says=""),
+    # TODO 9
+    Answer(9, "rank 0's state dict", 'save0({"model": model.state_dict(), "config": config, "epoch": epoch}, path)'),
+    Answer(
+        9,
+        "rank 0's parts",
+        """
+        parts = {name: part.to_local() if isinstance(part, DTensor) else part for name, part in model.state_dict().items()}
+        save0({"model": parts, "config": config, "epoch": epoch}, path)
+        """,
+        says="is a part of it",
+    ),
+    Answer(
+        9,
+        "every rank writes",
+        """
+        full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        torch.save({"model": full, "config": config, "epoch": epoch}, path)
+        """,
+        says="all write",
+    ),
+    Answer(
+        9,
+        "the whole on every rank",
+        swap=("full_state_dict=True, cpu_offload=True", "full_state_dict=True"),
+        says="whole model in memory",
+    ),
+    Answer(
+        9,
+        "rank 0 alone asks for the parts",
+        """
+        if dist.get_rank() == 0:
+            full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+            save0({"model": full, "config": config, "epoch": epoch}, path)
+        """,
+        says="rank 0 waits",
+    ),
+]
+
+RIGHT = [
+    Answer(
+        1,
+        "a mesh made of a tensor",
+        f"return DeviceMesh(device.type, torch.arange(world_size).view(-1, args.tp), {NAMES})",
+    ),
+    Answer(
+        2,
+        "by the numbers of the ranks",
+        """
+        rows = dist.get_world_size() // mesh["tensor"].size()
+        row = dist.get_rank() // mesh["tensor"].size()
+        trained = DistributedSampler(train, num_replicas=rows, rank=row, seed=args.seed, drop_last=True)
+        return trained, ShardSampler(validation, rank=row, world_size=rows), ShardSampler(test, rank=row, world_size=rows)
+        """,
+    ),
+    Answer(
+        3,
+        "more and smaller units",
+        """
+        for module in (model.token_embedding, *model.blocks, model):
+            fully_shard(module, mesh=mesh["data"], **options)
+        return model
+        """,
+    ),
+    Answer(
+        4,
+        "by hand: each parameter's square, over the ranks that share it",
+        """
+        with torch.no_grad():
+            squares = []
+            for p in model.parameters():
+                square = p.grad.to_local().square().sum()
+                for axis, placement in enumerate(p.placements):
+                    if placement.is_shard() or "Shard" in type(placement).__name__:
+                        dist.all_reduce(square, group=p.device_mesh.get_group(axis))
+                squares.append(square if not any(q.is_partial() for q in p.grad.placements) else p.grad.full_tensor().square().sum())
+            norm = torch.stack(squares).sum().sqrt()
+            for p in model.parameters():
+                p.grad.to_local().mul_(min(1.0, (args.clip or math.inf) / norm.item()))
+        return norm.item()
+        """,
+    ),
+    Answer(
+        5,
+        "each input by itself, where that costs no more",
+        """
+        plan = {name: PrepareModuleInput(input_layouts=(layout,), desired_input_layouts=(Replicate(),)) for name in ("attention", "mlp")}
+        for name in ("attention.q", "attention.k", "attention.v", "mlp.up"):
+            plan[name] = ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1))
+        for name in ("attention.out", "mlp.down"):
+            plan[name] = RowwiseParallel(input_layouts=Shard(-1), output_layouts=layout)
+        return plan
+        """,
+    ),
+    Answer(
+        6,
+        "through logits that stay cut",
+        [
+            None,
+            """
+        def loss(h, weight, y, ignore):
+            h = h if isinstance(h, DTensor) else DTensor.from_local(h, weight.device_mesh, [Replicate()], run_check=False)
+            return vocab_parallel_head_loss(h.full_tensor(), weight.to_local(), y, ignore, weight.device_mesh.get_group("tensor"), len(weight))
+        model.head_loss = loss
+        """,
+        ],
+    ),
+    Answer(
+        7,
+        "the table cut by positions",
+        swap=(
+            "ColwiseParallel(output_layouts=Shard(0))",
+            "RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))",
+        ),
+    ),
+    Answer(
+        7,
+        "a table on each rank, its gradients added up by hand",
+        """
+        class Cut(ParallelStyle):
+            def _apply(self, module, mesh):
+                module.register_forward_hook(lambda module, args, out: out.chunk(mesh.size())[mesh.get_local_rank()])
+                module.weight.register_post_accumulate_grad_hook(lambda weight: dist.all_reduce(weight.grad, group=mesh.get_group()))
+                return module
+        return {"position_embedding": Cut()} if layout == Shard(1) else {}
+        """,
+    ),
+    Answer(
+        8,
+        "for whatever layout: a norm on whole tokens is what it was",
+        [
+            None,
+            """
+        if isinstance(layout, Replicate):
+            return {}
+        return {"blocks.*.attention_norm": SequenceParallel(sequence_dim=1), "blocks.*.mlp_norm": SequenceParallel(), "norm": SequenceParallel()}
+        """,
+        ],
+    ),
+    Answer(
+        9,
+        "put together tensor by tensor",
+        """
+        full = {}
+        for name, parameter in model.state_dict().items():
+            whole = parameter.full_tensor()
+            if dist.get_rank() == 0:
+                full[name] = whole.cpu()
+        save0({"model": full, "config": config, "epoch": epoch}, path)
+        """,
+    ),
+]

@@ -1,0 +1,440 @@
+"""Train a model whose layers are shared out: tensor parallel (TP), and fully sharded data parallel over the rest.
+
+Four processes, each layer on two:  torchrun --nproc-per-node 4 train/tp_training.py --tp 2
+The stream cut up as well:          torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
+Stop, go on:                        torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50 --max-steps 100
+                                    python train/tp_training.py --resume runs/tp_training/step-100
+One process:                        python train/tp_training.py
+More nodes:                         sbatch sbatch/tp_training.sbatch              (JURECA)
+                                    qsub sbatch/tp_training.pbs                   (Polaris)
+
+It starts as the solution of fsdp_training.py (what that has taught is in utils/after_fsdp.py now), and runs at every
+stage. Fill the TODOs in the order of their numbers, which is not always that of the lines; `./workbook check
+tp_training` says how far you are.
+"""
+
+import argparse
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.placement_types import Placement
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+# The course's folder is the nearest one above this file that holds utils/.
+sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
+
+from utils.after_ddp import global_mean, setup
+from utils.after_fsdp import find_epoch, first_weights, in_step, load_sharded, precision, recompute, save_sharded
+from utils.after_tensor_parallel import vocab_parallel_head_loss
+from utils.arguments import training_parser, whole
+from utils.checkpoints import check_sharded
+from utils.data import IGNORE, ShardSampler
+from utils.device_memory import device_memory
+from utils.distributed import check_divides, cleanup, fail, print0, save0
+from utils.metrics import Metrics
+from utils.model import TransformerLM
+from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
+
+ORDER = ("batch_size", "seq_len", "seed")  # with other ones, the position in an epoch means other samples
+logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of whatever takes a message on each axis
+Plan = dict[str, ParallelStyle]  # name of a module, "*" for any number of a block -> what becomes of it
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = training_parser("tp_training")
+    add = parser.add_argument
+    add("--tp", type=whole(1), default=1, help="ranks that share each layer; at most those of a node")
+    add("--sequence-parallel", action="store_true", help="cut the stream between the layers along the sequence, too")
+    add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
+    add("--save-every", type=whole(0), default=0, help="steps from one sharded checkpoint to the next; 0 is none")
+    add("--resume", metavar="FOLDER", help="go on from a sharded checkpoint, with whatever --tp")
+    args = parser.parse_args(argv)
+    if args.dim % args.heads:
+        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+    if args.heads % args.tp:
+        parser.error(f"--heads {args.heads} does not divide by --tp {args.tp}: no head is on two ranks")
+    if args.dropout and args.tp > 1:
+        # Where the ranks hold the same activations they must drop the same, elsewhere not; one seed does not do both.
+        parser.error(f"--dropout {args.dropout:g} does not go with --tp {args.tp}: what is dropped would not be the serial run's")
+    if args.sequence_parallel and args.seq_len % args.tp:
+        parser.error(f"--seq-len {args.seq_len} does not divide by --tp {args.tp}, as --sequence-parallel needs it")
+    return args
+
+
+def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -> DeviceMesh:
+    """The ranks in a grid. Each row shares every layer; each column shares the batch."""
+    if world_size % args.tp:
+        fail(f"--tp {args.tp}: {world_size} ranks are no multiple of it; start more, or take another --tp")
+    # TODO 1: Arrange the ranks in rows of args.tp.
+    # The ranks of a row talk several times in each layer, and wait for it each time: they must be
+    # neighbours, which are on one node, where links are fast. The axes are data and tensor.
+    ### BEGIN SOLUTION
+    return init_device_mesh(device.type, (world_size // args.tp, args.tp), mesh_dim_names=("data", "tensor"))
+    ### STUDENT
+    # return init_device_mesh(device.type, (world_size, 1), mesh_dim_names=("data", "tensor"))
+    ### END SOLUTION
+
+
+def make_samplers(sets: Sets, mesh: DeviceMesh, args: argparse.Namespace) -> Samplers:
+    """Which samples this rank reads, in which order."""
+    train, validation, test = sets
+    # TODO 2: Deal the samples out along the data axis alone.
+    # The ranks of a row compute one result together, so all of them read the same samples. Where they
+    # do not, each layer adds up halves of different sums: no error, and a loss that falls more slowly.
+    ### BEGIN SOLUTION
+    row, rows = mesh.get_local_rank("data"), mesh["data"].size()
+    return (
+        DistributedSampler(train, rows, row, shuffle=True, seed=args.seed, drop_last=True),
+        ShardSampler(validation, row, rows),
+        ShardSampler(test, row, rows),
+    )
+    ### STUDENT
+    # return (
+    #     DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
+    #     ShardSampler(validation),
+    #     ShardSampler(test),
+    # )
+    ### END SOLUTION
+
+
+def make_loaders(sets: Sets, samplers: Samplers, mesh: DeviceMesh, args: argparse.Namespace) -> Loaders:
+    """This rank's batches of (x, y): a row's part of the global batch."""
+    train, validation, test = sets
+    train_sampler, validation_sampler, test_sampler = samplers
+    common = {"batch_size": args.batch_size // mesh["data"].size(), "num_workers": args.workers}
+    common["pin_memory"] = torch.cuda.is_available()
+    train_loader = DataLoader(train, sampler=train_sampler, drop_last=True, **common)
+    validation_loader = DataLoader(validation, sampler=validation_sampler, **common)
+    test_loader = DataLoader(test, sampler=test_sampler, **common)
+    return train_loader, validation_loader, test_loader
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:
+    """The recipe: who computes which part of a layer, what a block keeps, who holds which part of that."""
+    if mesh["tensor"].size() > 1:
+        split(model, mesh["tensor"], args)
+    if args.recompute:
+        recompute(model)
+    return shard(model, mesh, args)
+
+
+def split(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
+    """Share each layer among the ranks of `mesh`, which is the tensor axis. In place."""
+    layout = stream_layout(args)
+    plan = {f"blocks.*.{name}": style for name, style in block_plan(layout).items()}
+    plan |= ends_plan(layout) | position_plan(layout) | norms_plan(layout)
+    if plan:
+        parallelize_module(model, mesh, plan)
+    share_loss(model)
+
+
+def block_plan(layout: Placement) -> Plan:
+    """How a block's layers are shared. `layout` says how the stream, (B, T, D), comes into each half and leaves it:
+    Replicate(), all of it on each rank, or Shard(1), cut along T."""
+    # TODO 5: Cut q, k, v and up by columns, out and down by rows.
+    # Between the two, a rank has its heads, or its part of the hidden layer, and needs no other rank. So
+    # a half of a block sends twice: at its end in the forward pass, and at its beginning in the backward
+    # pass, where the gradients of its input are added up, those by q, k and v together: say for attention
+    # and for mlp as a whole how they take their input. All-reduces of a block: 2 forward, 2 backward.
+    ### BEGIN SOLUTION
+    enter = PrepareModuleInput(input_layouts=layout, desired_input_layouts=Replicate())
+    return {
+        "attention": enter,
+        "attention.q": ColwiseParallel(),
+        "attention.k": ColwiseParallel(),
+        "attention.v": ColwiseParallel(),
+        "attention.out": RowwiseParallel(output_layouts=layout),
+        "mlp": enter,
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(output_layouts=layout),
+    }
+    ### STUDENT
+    # return {}
+    ### END SOLUTION
+
+
+def ends_plan(layout: Placement) -> Plan:
+    """How the words are shared: in the token embedding, whose sum leaves with `layout`, and in the head."""
+    # TODO 6: Give each rank the rows of some words, in both tables.
+    # A rank looks up the words that it has, zero for the others, and the ranks' results are added up. The
+    # head's layer gets its input with `layout`, and gives whole logits, for who asks for them.
+    ### BEGIN SOLUTION
+    return {
+        "token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout),
+        "head": ColwiseParallel(input_layouts=layout, output_layouts=Replicate()),
+    }
+    ### STUDENT
+    # return {}
+    ### END SOLUTION
+
+
+def share_loss(model: nn.Module) -> None:
+    """Let the model, called with targets, find its loss where ranks share the head's words."""
+    # TODO 6, again: here, the loss. In training no rank may ever have whole logits.
+    # model.head_loss(h, weight, y, ignore) is called in the forward pass, with the head's weight: now a
+    # DTensor. It fails on that, so put a function of yours there, around vocab_parallel_head_loss, which
+    # wants a rank's rows, the group and V. That h may be a DTensor, too, cut along T: make it whole.
+    ### BEGIN SOLUTION
+    def loss(h: Tensor, weight: DTensor, y: Tensor, ignore: int) -> Tensor:
+        h_BTD = h.full_tensor() if isinstance(h, DTensor) else h
+        group = weight.device_mesh.get_group()
+        return vocab_parallel_head_loss(h_BTD, weight.to_local(), y, ignore, group, weight.shape[0])
+
+    model.head_loss = loss
+    ### STUDENT
+    # pass
+    ### END SOLUTION
+
+
+def position_plan(layout: Placement) -> Plan:
+    """How the position embedding is shared: it is added to the stream, which has `layout`."""
+    # TODO 7: Give each rank the positions of its part of the stream, if that is cut along T.
+    # What the embedding returns has no B: it is (T, D), so that its T is dimension 0. Let its table be cut,
+    # too: a rank sees only some positions, so with a table of its own, it would learn these alone.
+    ### BEGIN SOLUTION
+    if layout == Shard(1):
+        return {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}
+    return {}
+    ### STUDENT
+    # return {}
+    ### END SOLUTION
+
+
+def stream_layout(args: argparse.Namespace) -> Placement:
+    """How the stream lies on the ranks of a row, from the embeddings to the last norm."""
+    # TODO 8: Cut the stream, (B, T, D), along the sequence, with --sequence-parallel (arXiv:2205.05198).
+    # What a rank keeps of it for the backward pass, around the norms, is then 1/tp of it, and what is sent
+    # is as much as before: an all-reduce is a reduce-scatter and an all-gather.
+    ### BEGIN SOLUTION
+    return Shard(1) if args.sequence_parallel else Replicate()
+    ### STUDENT
+    # return Replicate()
+    ### END SOLUTION
+
+
+def norms_plan(layout: Placement) -> Plan:
+    """How the norms work on a stream with `layout`: two in each block, "blocks.*.NAME", and the model's last one."""
+    # TODO 8, again: here, the norms. Each rank has their whole weights and sees a part of the tokens, so
+    # that the ranks' gradients must be added up. Without it the replicas drift apart, and nobody says so.
+    ### BEGIN SOLUTION
+    if layout == Shard(1):
+        names = ("blocks.*.attention_norm", "blocks.*.mlp_norm", "norm")
+        return {name: SequenceParallel() for name in names}
+    return {}
+    ### STUDENT
+    # return {}
+    ### END SOLUTION
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:
+    """Let each rank hold its part of what its layers have, and so of the gradients and of the optimizer's state."""
+    options = {"mp_policy": precision(args)}
+    # TODO 3: Shard over the data axis.
+    # Ranks of one column have the same part of each layer, and other samples: they share that part, and
+    # average its gradients. Without a mesh, fully_shard takes all ranks.
+    ### BEGIN SOLUTION
+    options["mesh"] = mesh["data"]
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options, reshard_after_forward=False)  # its backward pass comes at once
+    ### STUDENT
+    # for block in model.blocks:
+    #     fully_shard(block, **options)
+    # return fully_shard(model, **options, reshard_after_forward=False)  # its backward pass comes at once
+    ### END SOLUTION
+
+
+def compute_loss(model: nn.Module, x: Tensor, y: Tensor, args: argparse.Namespace) -> Tensor:
+    # A sharded model has its dtype from `precision`.
+    autocast = args.dtype == "bfloat16" and not isinstance(model, FSDPModule)
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+        return model(x, y)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, args: argparse.Namespace) -> float:
+    """Mean loss over tokens. The mean of the batches' means would weigh a short last batch too much."""
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    count = torch.zeros((), dtype=torch.float64, device=device)
+    for x, y in in_step(loader, device, args):
+        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        n_targets = (y != IGNORE).sum()
+        total += compute_loss(model, x, y, args).double() * n_targets
+        count += n_targets
+    return global_mean(total, count)  # each row counts args.tp times, in both
+
+
+def clip_gradients(model: nn.Module, args: argparse.Namespace) -> float:
+    """Make the gradient no longer than args.clip (0: as long as it is). Returns how long it was."""
+    # TODO 4: Clip by the norm of the whole gradient, over both axes.
+    # From TODO 5 on, some parameters are cut over data and tensor, others over data alone, and the call
+    # below refuses to put them together. A DTensor knows its mesh, p.device_mesh: find the norm of those on
+    # each mesh, by nn.utils.get_total_norm; the squares add up. Then nn.utils.clip_grads_with_norm_.
+    ### BEGIN SOLUTION
+    on_mesh: dict[DeviceMesh, list[nn.Parameter]] = {}
+    for p in model.parameters():
+        on_mesh.setdefault(p.device_mesh, []).append(p)
+    norms = [nn.utils.get_total_norm([p.grad for p in group]).full_tensor() for group in on_mesh.values()]
+    norm = torch.stack(norms).norm()
+    for group in on_mesh.values():
+        nn.utils.clip_grads_with_norm_(group, args.clip or math.inf, norm)
+    return norm.item()
+    ### STUDENT
+    # norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
+    # return norm.full_tensor().item()
+    ### END SOLUTION
+
+
+def train_epoch(
+    model: nn.Module,
+    loader: Iterable[tuple[Tensor, Tensor]],
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    args: argparse.Namespace,
+    metrics: Metrics,
+    epoch: int,
+    before: float,
+    position: dict[str, Any],
+) -> float:
+    """What is left of one pass over the training set, of which an earlier run gave this rank `before` tokens. Returns
+    the pass's mean loss.
+
+    `position` is kept up to date, and saved every args.save_every steps.
+    """
+    model.train()
+    # Sums and counts: since the last line of the log, and over the epoch.
+    total, count, epoch_total, epoch_count = torch.zeros(4, dtype=torch.float64, device=device)
+    epoch_count += before
+    epoch_total += position["loss"] * epoch_count
+    step, last_step, last_time = position["step"], position["step"], time.perf_counter()
+    for x, y in loader:
+        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        loss = compute_loss(model, x, y, args)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = clip_gradients(model, args)
+        optimizer.step()
+        step += 1
+
+        # detach: a sum of losses would otherwise keep the graph of every step alive.
+        total += loss.detach().double() * y.numel()
+        count += y.numel()
+        if step % args.log_every == 0 or step == args.max_steps:
+            epoch_total, epoch_count = epoch_total + total, epoch_count + count
+            # global_mean waits for the device, so only now may the clock be read.
+            mean, now = global_mean(total, count), time.perf_counter()
+            speed = (step - last_step) * args.batch_size * args.seq_len / (now - last_time)
+            metrics.log("step", step, epoch=epoch + 1, loss=mean, gradient_norm=norm, tokens_per_s=speed)
+            total, count = torch.zeros(2, dtype=torch.float64, device=device)
+            last_step, last_time = step, now
+        position["step"] = step
+        if args.save_every and step % args.save_every == 0:
+            position["loss"] = global_mean(epoch_total + total, epoch_count + count)
+            save_sharded(model, optimizer, position, Path(args.out) / f"step-{step}")
+    return global_mean(epoch_total + total, epoch_count + count)
+
+
+def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:
+    """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # TODO 9: Put the whole model together, from both axes, and save it in one file.
+    # A state dict of DTensors can be read by nobody who has no process group of as many ranks. As in
+    # fsdp_training, all ranks give their parts, and rank 0 alone needs the whole, on the CPU.
+    ### BEGIN SOLUTION
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    full = get_model_state_dict(model, options=options)  # on all ranks; rank 0 gets it
+    save0({"model": full, "config": config, "epoch": epoch}, path)
+    ### STUDENT
+    # save0({"model": model.state_dict(), "config": config, "epoch": epoch}, path)
+    ### END SOLUTION
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    rank, local_rank, world_size, device = setup()
+    mesh = make_mesh(device, world_size, args)
+    check_divides(args.batch_size, mesh["data"].size(), "ranks of the data axis")
+    sets, vocab_size = make_sets(args)
+    samplers = make_samplers(sets, mesh, args)
+    train_loader, validation_loader, test_loader = make_loaders(sets, samplers, mesh, args)
+
+    with torch.device("meta"):  # no memory yet
+        model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+    config = model.config  # its sizes, which every checkpoint carries
+    model = parallelize(model, mesh, args)
+    first_weights(model, device, args)
+    optimizer = make_optimizer(model, args)
+
+    # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what the
+    # order of the data depends on.
+    position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in ORDER}
+    if args.resume:
+        check_sharded(args.resume, model)
+        position = load_sharded(model, optimizer, position, Path(args.resume))
+        for name in ORDER:
+            if position[name] != getattr(args, name):
+                fail(f"--resume {args.resume}: it was saved with --{name.replace('_', '-')} {position[name]}")
+    first_epoch, done = find_epoch(position["step"], len(train_loader))
+
+    out = Path(args.out)
+    total_steps = args.epochs * len(train_loader)
+    total_steps = min(total_steps, args.max_steps or total_steps)
+    if position["step"] > total_steps:
+        fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run is of {total_steps}")
+    start = time.perf_counter()
+    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, append=bool(args.resume))
+    with device_memory(args.device_memory, device), metrics:
+        for epoch in range(first_epoch, args.epochs):
+            samplers[0].set_epoch(epoch)
+            batches = islice(train_loader, done, done + total_steps - position["step"])
+            before = done * args.batch_size * args.seq_len / mesh["data"].size()  # of this rank
+            train_loss = train_epoch(model, batches, optimizer, device, args, metrics, epoch, before, position)
+            done = 0
+            validation_loss = evaluate(model, validation_loader, device, args)
+            print0(
+                f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, "
+                f"validation loss {validation_loss:.4f}, perplexity {perplexity(validation_loss):.1f}"
+            )
+            step, seconds = position["step"], time.perf_counter() - start
+            metrics.log(
+                "epoch", step, epoch=epoch + 1, loss=train_loss, validation_loss=validation_loss, seconds=seconds
+            )
+            if epoch == 0 or validation_loss < position["best"]:
+                position["best"] = validation_loss
+                save_checkpoint(model, config, out / "model-best.pt", epoch + 1)
+            if step == total_steps:
+                break
+
+        test_loss = evaluate(model, test_loader, device, args)
+        print0(f"test loss {test_loss:.4f}, perplexity {perplexity(test_loss):.1f}")
+        metrics.log("test", step, loss=test_loss, seconds=time.perf_counter() - start)
+        save_checkpoint(model, config, out / "model-final.pt", epoch + 1)
+    print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")
+    cleanup()
+
+
+if __name__ == "__main__":
+    main()

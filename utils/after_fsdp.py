@@ -1,0 +1,85 @@
+"""What `fsdp_training` has taught, for the scripts that come after it.
+
+Nothing here knows over which axes of a mesh a model is sharded: DTensors know it themselves.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.data import DataLoader
+
+from utils.data import IGNORE
+from utils.model import TransformerLM
+
+TAUGHT_IN = "fsdp_training"  # no rank of that lesson can import this
+
+
+def recompute(model: nn.Module) -> None:
+    """Activation checkpointing (arXiv:1604.06174): of each block keep the input alone, and run it twice."""
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = checkpoint_wrapper(block)
+
+
+def precision(args: argparse.Namespace) -> MixedPrecisionPolicy:
+    """With --dtype bfloat16 weights are gathered in bfloat16; gradients are summed, and shards kept, in float32."""
+    if args.dtype == "bfloat16":
+        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return MixedPrecisionPolicy()
+
+
+def first_weights(model: nn.Module, device: torch.device, args: argparse.Namespace) -> None:
+    """Take memory for the shards of a model on "meta", and fill them with the serial run's first weights.
+
+    Rank 0 alone builds that model, on the CPU, and sends it out tensor by tensor.
+    """
+    model.to_empty(device=device)
+    torch.manual_seed(args.seed)
+    full = TransformerLM(**model.config).state_dict() if dist.get_rank() == 0 else {}
+    set_model_state_dict(model, full, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+
+
+def in_step(loader: DataLoader, device: torch.device, args: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
+    """This rank's batches, then as many without a target as the rank with the most still has."""
+    most = torch.tensor(len(loader), device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    yield from loader
+    nothing = torch.zeros(1, args.seq_len, dtype=torch.int64)
+    for _ in range(int(most) - len(loader)):
+        yield nothing, torch.full_like(nothing, IGNORE)
+
+
+def save_sharded(model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path) -> None:
+    """All that it takes to go on: each rank writes its shards, and any number of ranks can load them."""
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state, "position": position}, checkpoint_id=folder)
+
+
+def load_sharded(
+    model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Load what save_sharded wrote, on however many ranks, into model and optimizer. Returns the position."""
+    weights, state = get_state_dict(model, optimizer)
+    saved = {"model": weights, "optimizer": state, "position": position}
+    dcp.load(saved, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+    return saved["position"]
+
+
+def find_epoch(step: int, an_epoch: int) -> tuple[int, int]:
+    """In which epoch, from 0, a run is after `step` steps, and how many of its `an_epoch` steps are done."""
+    epoch = max(step - 1, 0) // an_epoch
+    return epoch, step - epoch * an_epoch

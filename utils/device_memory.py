@@ -1,0 +1,220 @@
+"""A device with less memory than this one: `--device-memory 300MB`.
+
+On a GPU torch itself holds the process to it. On the CPU the storages of tensors are counted, and the operation that
+makes them too many is the last one. Either way the job ends with one line: what was asked for, and what was held, by
+kind.
+"""
+
+import gc
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from utils.memory import Storages, storages_of
+
+LISTEN = 0.2  # seconds from one look at the others to the next
+PARTING = timedelta(seconds=10)  # the longest that a rank waits until all know that the job is over
+
+
+@contextmanager
+def device_memory(limit: int | None, device: torch.device) -> Iterator[None]:
+    """While it is entered, this rank's tensors may take `limit` bytes of `device`. None is no limit, and costs nothing.
+
+    What is there at the beginning counts. When more is asked for, one rank says so, in one line on stderr, and all ranks
+    of the job end, with exit code 2.
+    """
+    if limit is None:
+        yield
+        return
+    with Parting() as parting:
+        try:
+            if device.type == "cpu":
+                with LimitedStorages(limit):
+                    yield
+            else:
+                torch.cuda.set_per_process_memory_fraction(
+                    min(1.0, limit / torch.cuda.get_device_properties(device).total_memory), device
+                )
+                yield
+        except OutOfMemory as problem:
+            parting.end(str(problem))
+        except torch.OutOfMemoryError as problem:
+            parting.end(refused_by_gpu(limit, device, str(problem)))
+
+
+# On the CPU
+
+
+class OutOfMemory(RuntimeError):
+    """More was asked for than there is."""
+
+
+class LimitedStorages(Storages):
+    """Raises `OutOfMemory` in the first operation after which more than `limit` bytes of tensors are alive."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.sizes: dict[StorageWeakRef, int] = {}  # bytes, as last seen
+        self.at_most = 0  # their sum: what has been freed since is taken off only when it matters
+
+    def __enter__(self) -> "LimitedStorages":
+        before = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+        for storage in (storage for tensor in before for storage in storages_of(tensor)):
+            self.sizes[StorageWeakRef(storage)] = storage.nbytes()
+        self.at_most = sum(self.sizes.values())
+        if self.at_most > self.limit:
+            self.noted = set(self.sizes)
+            raise OutOfMemory(told(self.limit, self.by_kind(owners()), "before the first step"))
+        return super().__enter__()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = super().__torch_dispatch__(operation, types, args, kwargs)
+        # Arguments, too: FSDP makes the storage of what it gathers large and small again, and so it may have grown.
+        if result is not NotImplemented:
+            self.note(tree_leaves((args, kwargs)))
+        return result
+
+    def note(self, tensors: Iterable[Any]) -> None:
+        for tensor in tensors:
+            for storage in storages_of(tensor):
+                ref, size = StorageWeakRef(storage), storage.nbytes()
+                self.at_most += size - self.sizes.get(ref, 0)
+                self.sizes[ref] = size
+                if self.at_most > self.limit:
+                    self.count(tensor, ref)
+
+    def count(self, newest: Tensor, ref: StorageWeakRef) -> None:
+        """Count what is alive in truth. Raises OutOfMemory if that is too much, too."""
+        self.noted = set(self.sizes)
+        alive = self.live()
+        self.sizes = {noted: alive[noted.cdata] for noted in self.noted if noted.cdata in alive}
+        self.at_most = sum(alive.values())
+        if self.at_most > self.limit:
+            self.noted.discard(ref)
+            shape, dtype = " × ".join(map(str, newest.shape)), str(newest.dtype).removeprefix("torch.")
+            raise OutOfMemory(
+                told(
+                    self.limit, self.by_kind(owners()), f"and asks for {size(alive[ref.cdata])} more ({shape}, {dtype})"
+                )
+            )
+
+
+# On a GPU
+
+
+def refused_by_gpu(limit: int, device: torch.device, message: str) -> str:
+    """The line, from torch's own message and from what its allocator has given away."""
+    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", message)
+    left, held = torch.cuda.memory_allocated(device), {}
+    seen: set[int] = set()
+    for kind, tensors in owners().items():
+        found = {s.data_ptr(): s.nbytes() for tensor in tensors for s in storages_of(tensor) if s.device == device}
+        held[kind] = sum(nbytes for address, nbytes in found.items() if address not in seen)
+        seen |= found.keys()
+    return told(
+        limit,
+        held | {"other": max(0, left - sum(held.values()))},
+        f"and asks for {asked[1]} more" if asked else "and asks for more",
+    )
+
+
+# What both say
+
+
+def owners() -> dict[str, list[Tensor]]:
+    """All gradients, all state of optimizers, all weights that this process has, in whoever's hands."""
+    things = gc.get_objects()
+    weights = [t for t in things if issubclass(type(t), Tensor) and isinstance(t, nn.Parameter)]
+    optimizers = [t for t in things if issubclass(type(t), torch.optim.Optimizer)]
+    state = [value for o in optimizers for values in o.state.values() for value in tree_leaves(values)]
+    return {
+        "gradients": [weight.grad for weight in weights if weight.grad is not None],
+        "optimizer": [value for value in state if isinstance(value, Tensor)],
+        "weights": weights,
+    }
+
+
+def told(limit: int, held: Mapping[str, int], asked: str) -> str:
+    """One line. `held`: bytes by kind."""
+    grouped = dist.is_available() and dist.is_initialized()
+    rank = f"rank {dist.get_rank()} of {dist.get_world_size()}" if grouped else "it"
+    names = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "other": "activations and other"}
+    kinds = ", ".join(f"{names[kind]} {size(held[kind])}" for kind in names)
+    return f"out of memory (--device-memory {size(limit)}): {rank} holds {size(sum(held.values()))} ({kinds}) {asked}"
+
+
+def size(nbytes: int) -> str:
+    """Bytes for people."""
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:,.1f} kB"
+
+
+class Parting:
+    """All ranks of a job end when one has to. Without it, one whose peer is gone would wait, or end with another error.
+
+    The process group may be made, and left, while this is entered.
+    """
+
+    def __enter__(self) -> "Parting":
+        self.over = threading.Event()
+        self.listener = threading.Thread(target=self.listen, daemon=True)
+        self.listener.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.over.set()
+        self.listener.join()
+
+    def listen(self) -> None:
+        """The store calls nobody, so it is asked, now and then."""
+        line = None
+        while not self.over.wait(LISTEN):
+            line = line or open_line()
+            try:
+                ended = line is not None and line.check(["end"])
+            except RuntimeError:  # the process that held the store is gone
+                return
+            if ended:
+                leave(line)
+
+    def end(self, message: str) -> NoReturn:
+        """The first rank that comes says why; then all ranks end."""
+        line = open_line()
+        if line is None or line.add("told", 1) == 1:
+            print(f"error: {message}", file=sys.stderr, flush=True)
+        if line is None:
+            raise SystemExit(2)
+        line.set("end", "")
+        leave(line)
+
+
+def open_line() -> dist.Store | None:
+    """What all ranks can write to and read from; each call opens one of its own. None while there is no group, or one rank."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return dist.PrefixStore("device_memory", _get_default_store().clone())
+
+
+def leave(line: dist.Store) -> NoReturn:
+    """End this process when every rank knows: earlier, the others would complain of a lost connection."""
+    with suppress(RuntimeError):
+        line.set(str(dist.get_rank()), "")
+        line.wait([str(rank) for rank in range(dist.get_world_size())], PARTING)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(2)  # the main thread may wait for a rank that is no more
