@@ -161,7 +161,7 @@ WRONG = [
     if leaving.shape == arriving.shape and leaving.data_ptr() != tensor.data_ptr():
         leaving.zero_()
     going.wait()
-    return arriving""").replace("tensor.contiguous(), tensor.new_empty", "tensor.contiguous().clone(), tensor.new_empty")], says="before the message is over"),
+    return arriving""").replace("tensor.contiguous(), tensor.new_empty", "tensor.contiguous().clone(), tensor.new_empty")]),
     Answer(3, "all send, then all receive", [None, CANNON.replace("    return exchange(tensor, line[(place - places) % side], line[(place + places) % side], shape)", """
     to, source = line[(place - places) % side], line[(place + places) % side]
     if to == grid.rank:
@@ -198,9 +198,9 @@ WRONG = [
         w = everything(w_kn, (k, grid.block(k, 0)), (n, grid.block(n, 1)))
         return (x @ w)[grid.block(m, 0), grid.block(n, 1)]""", None], says="bytes"),
     Answer(4, "all-reduced, though one rank needs it", swap=("dist.reduce(dx_panel, dst=grid.lines[1][panel.column], group=grid.groups[1])", "dist.all_reduce(dx_panel, group=grid.groups[1])"), says="takes part with"),
-    Answer(4, "dW is not added up", swap=("dist.reduce(dw_panel, dst=grid.lines[0][panel.row], group=grid.groups[0])\n", ""), says="dW is wrong"),
+    Answer(4, "dW is not added up", swap=("dist.reduce(dw_panel, dst=grid.lines[0][panel.row], group=grid.groups[0])", "pass"), says="dW is wrong"),
     Answer(4, "dX is added up along the columns", swap=("dist.reduce(dx_panel, dst=grid.lines[1][panel.column], group=grid.groups[1])", "dist.reduce(dx_panel, dst=grid.lines[0][panel.row], group=grid.groups[0])")),
-    Answer(4, "dX is added up along the columns, everywhere", swap=("dist.reduce(dx_panel, dst=grid.lines[1][panel.column], group=grid.groups[1])", "dist.all_reduce(dx_panel, group=grid.groups[0])"), says="dX is wrong"),
+    Answer(4, "dX is added up along the columns, everywhere", swap=("dist.reduce(dx_panel, dst=grid.lines[1][panel.column], group=grid.groups[1])", "dist.all_reduce(dx_panel, group=grid.groups[0])")),
     Answer(4, "all panels are kept", [None, None, None, """
         y_mn, kept = x_mk.new_zeros(len(x_mk), w_kn.shape[1]), []
         for panel in panels(k, grid.shape):
@@ -280,12 +280,11 @@ WRONG = [
         dist.all_reduce(loss, group=grid.groups[axes.outer])
         return loss, loss"""], says="squared_error"),
     Answer(6, "the parts are summed over replicas in the gradient, too", swap=("mine = (y_mn - target_mn).square().sum() / numbers", "mine = (y_mn - target_mn).square().sum() / numbers * grid.shape[axes.inner]"), says="the gradient of layer"),
-    Answer(6, "the block is gathered between the layers", [None, """
+    Answer(6, "something is sent between the layers", [None, """
         for layer, (shard, shape) in enumerate(zip(shards, shapes)):
             if layer:
-                axes = axes_of(layer)
-                extra = [torch.empty_like(x_mk) for _ in range(grid.shape[axes.inner])]
-                dist.all_gather(extra, x_mk.detach(), group=grid.groups[axes.inner])
+                extra = x_mk.detach().clone()  # the same on all ranks of this line
+                dist.all_reduce(extra, group=grid.groups[axes_of(layer).outer])
                 x_mk = F.gelu(x_mk)
             x_mk = Product.apply(x_mk, shard, shape, axes_of(layer), grid)
         return x_mk""", None], says="sends"),
