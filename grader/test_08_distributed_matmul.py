@@ -135,8 +135,8 @@ def check_results(told, names, ranks, rights, dtype="float32"):
             check_tensor(f"{told}: {name} on rank {rank}", seen, right, rank, dtype)
             if rank not in good:
                 place, expected, found = first_difference(seen, right)
-                also = f"it is right on {spoken_ranks(good)}" if good else "and so on all ranks"
-                told_more = f"; {also}" if len(ranks) > 1 else ""
+                also = f"; it is right on {spoken_ranks(good)}" if good else ", as on all ranks"
+                told_more = also if len(ranks) > 1 else ""
                 raise Wrong(
                     f"{told}: {name} is wrong on rank {rank}{told_more}",
                     f"{expected:g} at {place}",
