@@ -5,8 +5,8 @@
 | 1    | places, lines and blocks            | the numbers, for grids of one to four axes                       |       |
 | 2    | products cut along one axis         | results, forward and backward; bytes sent, on 1 to 8 ranks       |       |
 | 3    | Cannon's algorithm                  | the same on 1, 4 and 9; bytes alive; messages at their worst     | 1     |
-| 4    | SUMMA                               | all tables of up to 8 ranks; bytes that arrive, bytes alive      | 1     |
-| 5    | AxoNN's product on three axes       | boxes of up to 8 ranks; bytes kept; FSDP and Megatron beside it  | 1     |
+| 4    | SUMMA                               | tables of 1 to 8 ranks; bytes that arrive, bytes alive           | 1     |
+| 5    | AxoNN's product on three axes       | boxes of 1 to 8 ranks; bytes kept; FSDP and Megatron beside it   | 1     |
 | 6    | an MLP, its second layer transposed | losses and gradients beside those of one process; bytes sent     | 1, 5  |
 | 7    | the best grid                       | the formulas; the choice is one of the fastest                   | 5     |
 | 8    | the roofline                        | the formulas                                                     |       |
@@ -135,8 +135,8 @@ def check_results(told, names, ranks, rights, dtype="float32"):
             check_tensor(f"{told}: {name} on rank {rank}", seen, right, rank, dtype)
             if rank not in good:
                 place, expected, found = first_difference(seen, right)
-                also = f"it is right on {spoken_ranks(good)}" if good else "and so on all ranks"
-                told_more = f"; {also}" if len(ranks) > 1 else ""
+                also = f"; it is right on {spoken_ranks(good)}" if good else ", as on all ranks"
+                told_more = also if len(ranks) > 1 else ""
                 raise Wrong(
                     f"{told}: {name} is wrong on rank {rank}{told_more}",
                     f"{expected:g} at {place}",
@@ -198,7 +198,7 @@ def moved(events):
     """Bytes that each rank moves in these events.
 
     Collectives are done by rings, as in lesson 01. A broadcast counts where it arrives, a sum towards one rank where it
-    leaves, a message at its sender.
+    leaves, a message where it arrives.
     """
     totals = [0.0] * len(events)
     for call in collectives(events):
@@ -206,7 +206,7 @@ def moved(events):
             totals[call.rank] += call.sent
     for rank, mine in enumerate(events):
         for event in mine:
-            if event["e"] == "op" and event["op"] == "send":
+            if event["e"] == "op" and event["op"] == "recv":
                 totals[rank] += event["bytes"]
             elif (
                 event["e"] == "op"
@@ -766,9 +766,10 @@ def test_todo4_summa(student):
         )
 
     plans, shapes = [], []
-    for ranks in range(8, 0, -1):  # all tables where there are several, of the others a row or a column
+    for ranks in range(8, 0, -1):  # one as near to a square as may be, if there is any, and a row or a column, maybe
         tables = boxes(ranks, 2)
-        shapes += tables if len(tables) > 2 else [student.draw("table", ranks).choice(tables)]
+        near = tables[len(tables) // 2] if len(tables) > 2 else None
+        shapes += [near] * bool(near) + [student.draw("table", ranks).choice([t for t in tables if t != near])]
     for number, shape in enumerate(shapes):
         draw = student.draw("summa", shape)
         m, n = draw.sample(range(5, 12), 2)
@@ -806,7 +807,8 @@ def test_todo4_summa(student):
         check_results(f"{told}, backward", ["dX", "dW"], gradients, [right[1:] for _, right in blocks], dtype)
         check_kept(told, seen)
         size = 4 if dtype == "float32" else 8
-        most = [size * (len(hx) * (k - hx.shape[1]) + (k - hw.shape[0]) * hw.shape[1]) for (hx, hw, _), _ in blocks]
+        lacking = [len(hx) * (k - hx.shape[1]) + (k - hw.shape[0]) * hw.shape[1] for (hx, hw, _), _ in blocks]
+        most = [1.1 * size * numbers for numbers in lacking]  # blocks differ by one, and a neighbour's may be larger
         check_moved(told, forward, most, "the panels that it lacks are all that must come", "takes part with")
         check_moved(
             f"{told}, backward",
@@ -933,7 +935,8 @@ def test_todo5_three_axes(student):
     for ranks in range(8, 0, -1):
         draw = student.draw("boxes", ranks)
         shapes = boxes(ranks, 3)
-        for shape in shapes if ranks in (4, 8) else draw.sample(shapes, min(2, len(shapes))):
+        cube = [(2, 2, 2)] if ranks == 8 else []  # all lines are equally long: shapes do not tell a wrong axis
+        for shape in cube + draw.sample(shapes, min({8: 4, 6: 3, 4: 3}.get(ranks, 1), len(shapes))):
             axes = draw.choice([(0, 1, 2), (1, 0, 2)])
             divides = ranks == 4 and axes == (0, 1, 2)  # there the formula holds to the byte
             m, k, n = draw.sample([4, 8, 12, 16], 3) if divides else draw.sample(range(3, 14), 3)
@@ -1213,18 +1216,7 @@ def test_todo6_mlp(student):
         )
 
     plans = []
-    for shape in (
-        (2, 2, 2),
-        (1, 2, 4),
-        (4, 2, 1),
-        (3, 1, 2),
-        (1, 1, 5),
-        (2, 2, 1),
-        (1, 4, 1),
-        (4, 1, 1),
-        (1, 3, 1),
-        (1, 1, 1),
-    ):
+    for shape in ((2, 2, 2), (1, 2, 4), (7, 1, 1), (3, 1, 2), (1, 1, 5), (2, 2, 1), (1, 3, 1), (2, 1, 1), (1, 1, 1)):
         draw = student.draw("mlp", shape)
         layers = 3 if shape in ((2, 2, 2), (3, 1, 2), (2, 2, 1)) else 2
         m, *dims = draw.sample(range(5, 14), 2 + layers)

@@ -213,13 +213,12 @@ WRONG = [
     ),
     Answer(
         2,
-        "both factors are gathered",
+        "sent twice",
         second(
             inner="""
-        parts = [torch.empty_like(w_kN) for _ in range(dist.get_world_size())]
         y = x_Mk @ w_kN
+        dist.all_reduce(y.clone())
         dist.all_reduce(y)
-        dist.all_reduce(w_kN.clone())
         return y"""
         ),
         says="sends",
@@ -251,7 +250,7 @@ WRONG = [
         dist.all_reduce(dx_MK)
         return dx_MK"""
         ),
-        says="are returned",
+        says="are not what is returned",
     ),
     Answer(
         3, "the skew is forgotten", swap=("(row, column) if step == 0 else (1, 1)", "(0, 0) if step == 0 else (1, 1)")
@@ -344,7 +343,6 @@ WRONG = [
     return arriving""",
             ).replace("tensor.contiguous(), tensor.new_empty", "tensor.contiguous().clone(), tensor.new_empty"),
         ],
-        says="before the message is over",
     ),
     Answer(
         3,
@@ -458,7 +456,7 @@ WRONG = [
     Answer(
         4,
         "dW is not added up",
-        swap=("dist.reduce(dw_panel, dst=grid.lines[0][panel.row], group=grid.groups[0])\n", ""),
+        swap=("dist.reduce(dw_panel, dst=grid.lines[0][panel.row], group=grid.groups[0])", "pass"),
         says="dW is wrong",
     ),
     Answer(
@@ -476,7 +474,6 @@ WRONG = [
             "dist.reduce(dx_panel, dst=grid.lines[1][panel.column], group=grid.groups[1])",
             "dist.all_reduce(dx_panel, group=grid.groups[0])",
         ),
-        says="dX is wrong",
     ),
     Answer(
         4,
@@ -733,15 +730,14 @@ WRONG = [
     ),
     Answer(
         6,
-        "the block is gathered between the layers",
+        "something is sent between the layers",
         [
             None,
             """
         for layer, (shard, shape) in enumerate(zip(shards, shapes)):
             if layer:
-                axes = axes_of(layer)
-                extra = [torch.empty_like(x_mk) for _ in range(grid.shape[axes.inner])]
-                dist.all_gather(extra, x_mk.detach(), group=grid.groups[axes.inner])
+                extra = x_mk.detach().clone()  # the same on all ranks of this line
+                dist.all_reduce(extra, group=grid.groups[axes_of(layer).outer])
                 x_mk = F.gelu(x_mk)
             x_mk = Product.apply(x_mk, shard, shape, axes_of(layer), grid)
         return x_mk""",
@@ -837,23 +833,45 @@ WRONG = [
 ]
 
 RIGHT = [
-    Answer(1, "by the library", ["""
+    Answer(
+        1,
+        "by the library",
+        [
+            """
         sizes = [len(piece) for piece in torch.arange(length).tensor_split(parts)]
         return slice(sum(sizes[:number]), sum(sizes[: number + 1]))""",
-        "return tuple(int(i) for i in torch.unravel_index(torch.tensor(rank), shape))",
-        "numbers = torch.arange(math.prod(shape)).view(shape)\nindex = list(place(rank, shape))\nindex[axis] = slice(None)\nreturn numbers[tuple(index)].tolist()"]),
-    Answer(1, "by a list of all places", ["return slice(number * (length // parts) + min(number, length % parts), (number + 1) * (length // parts) + min(number + 1, length % parts))", """
+            "return tuple(int(i) for i in torch.unravel_index(torch.tensor(rank), shape))",
+            "numbers = torch.arange(math.prod(shape)).view(shape)\nindex = list(place(rank, shape))\nindex[axis] = slice(None)\nreturn numbers[tuple(index)].tolist()",
+        ],
+    ),
+    Answer(
+        1,
+        "by a list of all places",
+        [
+            "return slice(number * (length // parts) + min(number, length % parts), (number + 1) * (length // parts) + min(number + 1, length % parts))",
+            """
         import itertools
-        return list(itertools.product(*map(range, shape)))[rank]""", """
+        return list(itertools.product(*map(range, shape)))[rank]""",
+            """
         own = place(rank, shape)
         others = [place(r, shape) for r in range(math.prod(shape))]
-        return [r for r, other in enumerate(others) if all(a == b or n == axis for n, (a, b) in enumerate(zip(own, other)))]"""]),
-    Answer(2, "all-reduce as reduce-scatter and all-gather", second(
-        to_end="times = {('inner', 'whole'): 2, ('inner', 'cut'): 1, ('rows', 'whole'): 1, ('columns', 'whole'): 1}\nreturn times.get((cut, ending), 0) * (1 - 1 / world) * m * n",
-        inner="y = x_Mk @ w_kN\nreturn gather(reduce_to_shard(y), y.shape)",
-        columns_back="dx = dy_Mn @ w_Kn.T\nreturn gather(reduce_to_shard(dx), dx.shape), x_MK.T @ dy_Mn")),
-    Answer(2, "asynchronous, and by the functional collectives", second(
-        rows_back="""
+        return [r for r, other in enumerate(others) if all(a == b or n == axis for n, (a, b) in enumerate(zip(own, other)))]""",
+        ],
+    ),
+    Answer(
+        2,
+        "all-reduce as reduce-scatter and all-gather",
+        second(
+            to_end="times = {('inner', 'whole'): 2, ('inner', 'cut'): 1, ('rows', 'whole'): 1, ('columns', 'whole'): 1}\nreturn times.get((cut, ending), 0) * (1 - 1 / world) * m * n",
+            inner="y = x_Mk @ w_kN\nreturn gather(reduce_to_shard(y), y.shape)",
+            columns_back="dx = dy_Mn @ w_Kn.T\nreturn gather(reduce_to_shard(dx), dx.shape), x_MK.T @ dy_Mn",
+        ),
+    ),
+    Answer(
+        2,
+        "asynchronous, and by the functional collectives",
+        second(
+            rows_back="""
         dw = x_mK.T @ dy_mN
         shards = [shard_of(dw, dist.get_world_size(), number) for number in range(dist.get_world_size())]
         mine = torch.empty_like(shards[0])
@@ -861,15 +879,22 @@ RIGHT = [
         dx = dy_mN @ gather(shard, shape).mT
         work.wait()
         return dx, mine""",
-        columns_back="""
+            columns_back="""
         dx_MK = dy_Mn @ w_Kn.T
         work = dist.all_reduce(dx_MK, async_op=True)
         dw = torch.einsum("mk,mn->kn", x_MK, dy_Mn)
         work.wait()
         return [dx_MK, dw]""",
-        inner="from torch.distributed._functional_collectives import all_reduce\nreturn all_reduce(torch.mm(x_Mk, w_kN), 'sum', dist.group.WORLD) + 0")),
+            inner="from torch.distributed._functional_collectives import all_reduce\nreturn all_reduce(torch.mm(x_Mk, w_kN), 'sum', dist.group.WORLD) + 0",
+        ),
+    ),
     Answer(3, "skew first, then the loop", [None, CANNON]),
-    Answer(3, "both matrices at once, received into views", [None, """
+    Answer(
+        3,
+        "both matrices at once, received into views",
+        [
+            None,
+            """
         p, q = grid.shape
         if p != q:
             raise ValueError(f"a square is needed, this is {p} by {q}")
@@ -892,12 +917,29 @@ RIGHT = [
             x_mk, w_kn = arriving
             arriving.clear()
             y += x_mk.mm(w_kn)
-        return y"""]),
-    Answer(4, "by cuts in a line, added up in place", ["""
+        return y""",
+        ],
+    ),
+    Answer(
+        4,
+        "by cuts in a line, added up in place",
+        [
+            """
         cuts = sorted({0, k} | {block(k, parts, n).start for parts in shape for n in range(parts)})
         owner = lambda position, parts: next(n for n in range(parts) if block(k, parts, n).start <= position < block(k, parts, n).stop)
-        return [Panel(a, b, owner(a, shape[1]), owner(a, shape[0])) for a, b in zip(cuts, cuts[1:])]""", None, None, SUMMA_BY_PRODUCTS, None]),
-    Answer(4, "broadcasts made of messages", [None, """
+        return [Panel(a, b, owner(a, shape[1]), owner(a, shape[0])) for a, b in zip(cuts, cuts[1:])]""",
+            None,
+            None,
+            SUMMA_BY_PRODUCTS,
+            None,
+        ],
+    ),
+    Answer(
+        4,
+        "broadcasts made of messages",
+        [
+            None,
+            """
         owner = grid.lines[1][panel.column]
         if grid.rank == owner:
             start = grid.block(k, 1).start
@@ -910,58 +952,113 @@ RIGHT = [
             works = [dist.isend(mine, follower)] if follower != owner else []
         for work in works:
             work.wait()
-        return mine""", None, None, None]),
-    Answer(5, "asynchronous sums", [None, """
+        return mine""",
+            None,
+            None,
+            None,
+        ],
+    ),
+    Answer(
+        5,
+        "asynchronous sums",
+        [
+            None,
+            """
         ctx.save_for_backward(x_mk, shard)
         ctx.rest = shape, axes, grid
         w = gather(shard, shape, grid.groups[axes.depth])
         y = torch.mm(x_mk, w)
         dist.all_reduce(y, group=grid.groups[axes.inner], async_op=True).wait()
-        return y""", """
+        return y""",
+            """
         x_mk, shard = ctx.saved_tensors
         shape, axes, grid = ctx.rest
         dw = reduce_to_shard(x_mk.mT @ dy_mn, grid.groups[axes.depth])
         dx = dy_mn @ gather(shard, shape, grid.groups[axes.depth]).mT
         work = dist.all_reduce(dx, group=grid.groups[axes.outer], async_op=True)
         work.wait()
-        return dx, dw, None, None, None"""]),
-    Answer(5, "each sum from a reduce-scatter and an all-gather", [None, """
+        return dx, dw, None, None, None""",
+        ],
+    ),
+    Answer(
+        5,
+        "each sum from a reduce-scatter and an all-gather",
+        [
+            None,
+            """
         ctx.save_for_backward(x_mk, shard)
         ctx.shape, ctx.axes, ctx.grid = shape, axes, grid
         y = x_mk @ gather(shard, shape, grid.groups[axes.depth])
-        return gather(reduce_to_shard(y, grid.groups[axes.inner]), y.shape, grid.groups[axes.inner])""", None]),
-    Answer(6, "the remainder says it; a loop over pairs", ["return Axes(layer % 2, 1 - layer % 2)", """
+        return gather(reduce_to_shard(y, grid.groups[axes.inner]), y.shape, grid.groups[axes.inner])""",
+            None,
+        ],
+    ),
+    Answer(
+        6,
+        "the remainder says it; a loop over pairs",
+        [
+            "return Axes(layer % 2, 1 - layer % 2)",
+            """
         y = Product.apply(x_mk, shards[0], shapes[0], axes_of(0), grid)
         for layer in range(1, len(shards)):
             y = Product.apply(F.gelu(y), shards[layer], shapes[layer], axes_of(layer), grid)
-        return y""", """
+        return y""",
+            """
         mine = F.mse_loss(y_mn, target_mn, reduction="sum") / numbers
         with torch.no_grad():
             loss = mine.clone()
             for axis in (axes.outer, axes.depth):
                 dist.all_reduce(loss, group=grid.groups[axis])
-        return mine, loss"""]),
-    Answer(6, "over all ranks, divided by the replicas", [None, None, """
+        return mine, loss""",
+        ],
+    ),
+    Answer(
+        6,
+        "over all ranks, divided by the replicas",
+        [
+            None,
+            None,
+            """
         mine = (y_mn - target_mn).pow(2).sum() / numbers
         loss = mine.detach() / grid.shape[axes.inner]
         dist.all_reduce(loss)
-        return mine, loss"""]),
-    Answer(7, "by loops", ["""
+        return mine, loss""",
+        ],
+    ),
+    Answer(
+        7,
+        "by loops",
+        [
+            """
         found = []
         for x in range(1, world + 1):
             for y in range(1, world + 1):
                 for z in range(1, world + 1):
                     if x * y * z == world:
                         found.append((x, y, z))
-        return found""", """
+        return found""",
+            """
         rounds = 2 * (inner + outer - 2) + 3 * (depth - 1)
         w, dw, y, dx = numbers_sent_3d(m, k, n, inner, outer, depth)
-        return rounds, w + dw + y + dx""", None, """
+        return rounds, w + dw + y + dx""",
+            None,
+            """
         best = (1, 1, world)
         for shape in factorings(world):
             if mlp_seconds(m, dim, hidden, shape, machine) < mlp_seconds(m, dim, hidden, best, machine):
                 best = shape
-        return best"""]),
-    Answer(8, "from the intensity of a block of 1", [None, None, "return speed if intensity * bandwidth > speed else intensity * bandwidth",
-        "return speed / bandwidth / intensity(1, 1, 1, itemsize)", "return speed / (bandwidth / itemsize)"]),
-]  # fmt: skip
+        return best""",
+        ],
+    ),
+    Answer(
+        8,
+        "from the intensity of a block of 1",
+        [
+            None,
+            None,
+            "return speed if intensity * bandwidth > speed else intensity * bandwidth",
+            "return speed / bandwidth / intensity(1, 1, 1, itemsize)",
+            "return speed / (bandwidth / itemsize)",
+        ],
+    ),
+]
