@@ -1486,12 +1486,11 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
         optimizer.zero_grad()
         mark()
         both = code.whole_loss(model, *lm_batch(seed, step), WEIGHT)
-        if told_all(both, 2) != both and not (
-            isinstance(both, (tuple, list))
-            and len(both) == 2
-            and all(isinstance(part, torch.Tensor) and part.dim() == 0 for part in both)
-        ):
-            return found | {"loss": told_all(both, 2)}
+        pair = isinstance(both, (tuple, list)) and len(both) == 2
+        if not pair or not all(isinstance(part, torch.Tensor) and part.dim() == 0 for part in both):
+            return found | {"loss": str(told_all(both, 2))}
+        if not both[1].requires_grad:
+            return found | {"loss": "what is to be minimized has no gradient"}
         losses.append(float(both[0]))
         mark()
         both[1].backward()
@@ -1596,7 +1595,7 @@ def check_training(student, world, spread, each, seeds, how, right):
             )
         expect(
             "loss" not in found,
-            f"whole_loss on {told_size} does not return two numbers",
+            f"whole_loss on {told_size} does not return two numbers, as tensors",
             "loss, and what to minimize",
             found.get("loss"),
             rank,

@@ -361,6 +361,13 @@ WRONG = [
         says="another order",
     ),
     Answer(
+        3,
+        "a list",
+        swap=("return expert_R.argsort(stable=True)", "return expert_R.argsort(stable=True).tolist()"),
+        says="a list",
+    ),
+    Answer(3, "nothing is returned", swap=("return arrived_RD", "return None"), says="a NoneType"),
+    Answer(
         4, "the gradient travels on", swap=("grad_RD, ctx.arriving, ctx.leaving", "grad_RD, ctx.leaving, ctx.arriving")
     ),
     Answer(4, "the gradient stays", ["return grad_RD, None, None, None", None, None]),
@@ -896,6 +903,12 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
             "whole = block.mlp\n    block.mlp = ParallelMixture(whole, world, tokens)\n    block.mlp.whole = whole",
         ),
         says="has memory for",
+    ),
+    Answer(
+        9,
+        "the loss as a number",
+        swap=("return loss, loss + weight", "return loss.item(), loss.item() + weight"),
+        says="two numbers, as tensors",
     ),
     Answer(
         9,
