@@ -56,7 +56,7 @@ def test_the_baseline_starts_one_process_on_one_gpu(kind, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("kind", ["sbatch", "pbs"])
-@pytest.mark.parametrize("lesson", ["fsdp_training", "lightning_training"])
+@pytest.mark.parametrize("lesson", ["fsdp_training", "lightning_training", "tp_training"])
 def test_later_files_start_a_process_on_each_gpu(lesson, kind, nodes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     seen = batch.submit((SOURCES / f"{lesson}.{kind}").read_text(), kind, lesson)[str(nodes)]

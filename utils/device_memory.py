@@ -105,12 +105,10 @@ class LimitedStorages(Storages):
         self.at_most = sum(alive.values())
         if self.at_most > self.limit:
             self.noted.discard(ref)
-            shape, dtype = " × ".join(map(str, newest.shape)), str(newest.dtype).removeprefix("torch.")
-            raise OutOfMemory(
-                told(
-                    self.limit, self.by_kind(owners()), f"and asks for {size(alive[ref.cdata])} more ({shape}, {dtype})"
-                )
-            )
+            asked = alive[ref.cdata]
+            shape = f"{' × '.join(map(str, newest.shape))}, {str(newest.dtype).removeprefix('torch.')}"
+            what = f" ({shape})" if newest.nbytes == asked else ""  # else it is a view of something larger
+            raise OutOfMemory(told(self.limit, self.by_kind(owners()), f"and asks for {size(asked)} more{what}"))
 
 
 # On a GPU

@@ -142,9 +142,6 @@ WRONG = [
             return vocab_parallel_head_loss(h, weight.to_local(), y, ignore, weight.device_mesh.get_group(), weight.shape[0])
         model.head_loss = loss
         """], says=""),
-    Answer(6, "the embedding's width is cut, not its words", swap=(
-        '"token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout)',
-        '"token_embedding": ColwiseParallel(output_layouts=layout)'), says="rows of token_embedding"),
     Answer(6, "the sum leaves whole, though the stream is cut", swap=("output_layouts=layout", "output_layouts=Replicate()"), says="Shard(1)"),
     # TODO 7
     Answer(7, "each rank looks up its positions in a table of its own", """
@@ -166,7 +163,7 @@ WRONG = [
     Answer(7, "always cut", 'return {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}', says=""),
     Answer(7, "all of them on every rank", swap=("output_layouts=Shard(0)", "output_layouts=Replicate()")),
     # TODO 8
-    Answer(8, "the flag alone: norms learn from their own tokens", [None, "return {}"], says="norm"),
+    Answer(8, "the flag alone: norms learn from their own tokens", [None, "return {}"], says="the loss on rank"),
     Answer(8, "the blocks' norms alone", swap=((', "norm")', ")"),), says=""),
     Answer(8, "the last norm alone", swap=(('"blocks.*.attention_norm", "blocks.*.mlp_norm", "norm"', '"norm",'),), says="attention_norm"),
     Answer(8, "always cut", ["return Shard(1)", None], says="of"),
@@ -232,6 +229,9 @@ RIGHT = [
             return vocab_parallel_head_loss(h.full_tensor(), weight.to_local(), y, ignore, weight.device_mesh.get_group("tensor"), len(weight))
         model.head_loss = loss
         """]),
+    Answer(6, "the embedding's width is cut: as many numbers", swap=(
+        '"token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout)',
+        '"token_embedding": ColwiseParallel(output_layouts=layout)')),
     Answer(7, "the table cut by positions", swap=("ColwiseParallel(output_layouts=Shard(0))", "RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))")),
     Answer(7, "a table on each rank, its gradients added up by hand", """
         class Cut(ParallelStyle):

@@ -58,7 +58,9 @@ from utils.model import TransformerLM
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
 
 ORDER = ("batch_size", "seq_len", "seed")  # with other ones, the position in an epoch means other samples
-logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of whatever takes a message on each axis
+logging.getLogger("torch.distributed.tensor").setLevel(
+    logging.ERROR
+)  # it warns of whatever takes a message on each axis
 Plan = dict[str, ParallelStyle]  # name of a module, "*" for any number of a block -> what becomes of it
 
 
@@ -77,7 +79,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--heads {args.heads} does not divide by --tp {args.tp}: no head is on two ranks")
     if args.dropout and args.tp > 1:
         # Where the ranks hold the same activations they must drop the same, elsewhere not; one seed does not do both.
-        parser.error(f"--dropout {args.dropout:g} does not go with --tp {args.tp}: what is dropped would not be the serial run's")
+        parser.error(
+            f"--dropout {args.dropout:g} does not go with --tp {args.tp}: what is dropped would not be the serial run's"
+        )
     if args.sequence_parallel and args.seq_len % args.tp:
         parser.error(f"--seq-len {args.seq_len} does not divide by --tp {args.tp}, as --sequence-parallel needs it")
     return args
@@ -192,6 +196,7 @@ def ends_plan(layout: Placement) -> Plan:
 
 def share_loss(model: nn.Module) -> None:
     """Let the model, called with targets, find its loss where ranks share the head's words."""
+
     # TODO 6, again: here, the loss. In training no rank may ever have whole logits.
     # model.head_loss(h, weight, y, ignore) is called in the forward pass, with the head's weight: now a
     # DTensor. It fails on that, so put a function of yours there, around vocab_parallel_head_loss, which
