@@ -11,6 +11,21 @@ More nodes:                         sbatch sbatch/tp_training.sbatch            
 It starts as the solution of fsdp_training.py (what that has taught is in utils/after_fsdp.py now), and runs at every
 stage. Fill the TODOs in the order of their numbers, which is not always that of the lines; `./workbook check
 tp_training` says how far you are.
+
+A model that does not fit (after the ALCF's hands-on). Four ranks, one batch of four sequences, and less memory than it
+takes. Run it with --tp 1, 2 and 4, and fill the table from the reports:
+
+    ./workbook run tp_training --nproc 4 -- --data random --max-steps 20 --batch-size 4 --dim 512 --heads 8 --layers 2 \\
+        --log-every 1 --device-memory 57MB --tp 1
+
+    ranks   --tp   ends with exit code   seconds a step   largest memory of a rank
+    4 x 1   1
+    2 x 2   2
+    1 x 4   4
+
+With --tp 1 each rank has one sequence, and a quarter of all that the optimizer needs, and still it runs out: for its
+forward pass a block is gathered whole. Which of these numbers does --tp make smaller, which not? What is
+--sequence-parallel worth here, and with --seq-len 512?
 """
 
 import argparse
