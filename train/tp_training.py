@@ -2,7 +2,7 @@
 
 Four processes, each layer on two:  torchrun --nproc-per-node 4 train/tp_training.py --tp 2
 The stream cut up as well:          torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
-Stop, go on:                        torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50 --max-steps 100
+Stop, go on:                        torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50
                                     python train/tp_training.py --resume runs/tp_training/step-100
 One process:                        python train/tp_training.py
 More nodes:                         sbatch sbatch/tp_training.sbatch              (JURECA)
@@ -11,6 +11,20 @@ More nodes:                         sbatch sbatch/tp_training.sbatch            
 It starts as the solution of fsdp_training.py (what that has taught is in utils/after_fsdp.py now), and runs at every
 stage. Fill the TODOs in the order of their numbers, which is not always that of the lines; `./workbook check
 tp_training` says how far you are.
+
+A model that does not fit (after the ALCF's hands-on). Four ranks, one batch of four sequences, and less memory than it
+takes. Run it as it stands here, then with --tp 2 and --tp 4 besides, and fill the table from the reports:
+
+    ./workbook run tp_training --nproc 4 -- --data random --max-steps 20 --batch-size 4 --dim 512 --device-memory 57MB
+
+    ranks   --tp   ends with exit code   seconds a step   largest memory of a rank
+    4 x 1   1
+    2 x 2   2
+    1 x 4   4
+
+With --tp 1 each rank has one sequence, and a quarter of all that the optimizer needs, and still it runs out: for its
+forward pass a block is gathered whole. Which of these numbers does --tp make smaller, which not? What is
+--sequence-parallel worth here, and with --seq-len 512?
 """
 
 import argparse
@@ -24,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed as dist  # noqa: F401  for what you may need
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh

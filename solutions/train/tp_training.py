@@ -2,7 +2,7 @@
 
 Four processes, each layer on two:  torchrun --nproc-per-node 4 train/tp_training.py --tp 2
 The stream cut up as well:          torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
-Stop, go on:                        torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50 --max-steps 100
+Stop, go on:                        torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50
                                     python train/tp_training.py --resume runs/tp_training/step-100
 One process:                        python train/tp_training.py
 More nodes:                         sbatch sbatch/tp_training.sbatch              (JURECA)
@@ -13,10 +13,9 @@ stage. Fill the TODOs in the order of their numbers, which is not always that of
 tp_training` says how far you are.
 
 A model that does not fit (after the ALCF's hands-on). Four ranks, one batch of four sequences, and less memory than it
-takes. Run it with --tp 1, 2 and 4, and fill the table from the reports:
+takes. Run it as it stands here, then with --tp 2 and --tp 4 besides, and fill the table from the reports:
 
-    ./workbook run tp_training --nproc 4 -- --data random --max-steps 20 --batch-size 4 --dim 512 --heads 8 --layers 2 \\
-        --log-every 1 --device-memory 57MB --tp 1
+    ./workbook run tp_training --nproc 4 -- --data random --max-steps 20 --batch-size 4 --dim 512 --device-memory 57MB
 
     ranks   --tp   ends with exit code   seconds a step   largest memory of a rank
     4 x 1   1
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed as dist  # noqa: F401  for what you may need
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
