@@ -1,7 +1,11 @@
 """What is alive, in bytes: whoever keeps it, and whatever was resized."""
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from utils.memory import Storages, held
 
@@ -50,3 +54,70 @@ def test_held_sorts_weights_gradients_and_state():
             "weights": 32,
             "other": 0,
         }
+
+
+@pytest.fixture
+def mesh():
+    """Rank 1 of 4, that nobody answers: shapes and bytes are right, and numbers are not."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    yield init_device_mesh("cpu", (4,))
+    dist.destroy_process_group()
+
+
+class Peak(Storages):
+    """The most that was alive after any operation."""
+
+    peak = 0
+
+    def note(self, tensors):
+        super().note(tensors)
+        self.peak = max(self.peak, sum(self.live().values()))
+
+
+PART, WHOLE = 16 * 8 * 4, 64 * 8 * 4  # bytes of a quarter of 64 x 8 float32 numbers, and of all
+
+
+def test_a_dtensor_counts_as_the_part_that_is_here(mesh):
+    sharded = DTensor.from_local(torch.zeros(16, 8), mesh, [Shard(0)])
+    with Storages([sharded]) as storages:
+        twice = sharded * 2
+        assert storages.by_kind({"weights": [sharded]}) == {"weights": PART, "other": PART}
+        del twice
+        assert sum(storages.live().values()) == PART
+
+
+def test_what_lives_for_a_moment_inside_an_operation_on_dtensors_counts(mesh):
+    """full @ sharded: the part is gathered, multiplied with, and gone."""
+    sharded = DTensor.from_local(torch.zeros(16, 8), mesh, [Shard(0)])
+    with Peak([sharded]) as storages:
+        gathered = sharded.redistribute(mesh, [Replicate()])
+        assert sum(storages.live().values()) == PART + WHOLE
+        del gathered
+        assert sum(storages.live().values()) == PART
+        storages.peak = 0
+        total = (sharded.full_tensor() * 2).sum()  # a number does not count
+        assert sum(storages.live().values()) == PART and total.dim() == 0
+    assert storages.peak == PART + 2 * WHOLE
+
+
+def test_gradients_of_dtensors_are_parts_too(mesh):
+    weight = nn.Parameter(DTensor.from_local(torch.zeros(16, 8), mesh, [Shard(0)]))
+    factor = DTensor.from_local(torch.ones(16, 8), mesh, [Shard(0)])
+    optimizer = torch.optim.SGD([weight], momentum=0.9)
+    with Storages([weight]) as storages:
+        (weight * factor).sum().backward()
+        optimizer.step()
+        assert held(storages, [weight], optimizer) == {
+            "gradients": PART,
+            "optimizer": PART,
+            "weights": PART,
+            "other": 0,
+        }
+
+
+def test_what_has_no_memory_does_not_count():
+    with Storages() as storages:
+        kept = torch.zeros(64, 8, device="meta") * 2
+        assert sum(storages.live().values()) == 0 and kept.shape == (64, 8)

@@ -2,7 +2,7 @@
 
 Four processes, each layer on two:  torchrun --nproc-per-node 4 train/tp_training.py --tp 2
 The stream cut up as well:          torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
-Stop, go on:                        torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50 --max-steps 100
+Stop, go on:                        torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50
                                     python train/tp_training.py --resume runs/tp_training/step-100
 One process:                        python train/tp_training.py
 More nodes:                         sbatch sbatch/tp_training.sbatch              (JURECA)
@@ -11,6 +11,20 @@ More nodes:                         sbatch sbatch/tp_training.sbatch            
 It starts as the solution of fsdp_training.py (what that has taught is in utils/after_fsdp.py now), and runs at every
 stage. Fill the TODOs in the order of their numbers, which is not always that of the lines; `./workbook check
 tp_training` says how far you are.
+
+A model that does not fit (after the ALCF's hands-on). Four ranks, one batch of four sequences, and less memory than it
+takes. Run it as it stands here, then with --tp 2 and --tp 4 besides, and fill the table from the reports:
+
+    ./workbook run tp_training --nproc 4 -- --data random --max-steps 20 --batch-size 4 --dim 512 --device-memory 57MB
+
+    ranks   --tp   ends with exit code   seconds a step   largest memory of a rank
+    4 x 1   1
+    2 x 2   2
+    1 x 4   4
+
+With --tp 1 each rank has one sequence, and a quarter of all that the optimizer needs, and still it runs out: for its
+forward pass a block is gathered whole. Which of these numbers does --tp make smaller, which not? What is
+--sequence-parallel worth here, and with --seq-len 512?
 """
 
 import argparse
@@ -24,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed as dist  # noqa: F401  for what you may need
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -58,7 +72,9 @@ from utils.model import TransformerLM
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
 
 ORDER = ("batch_size", "seq_len", "seed")  # with other ones, the position in an epoch means other samples
-logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of whatever takes a message on each axis
+logging.getLogger("torch.distributed.tensor").setLevel(
+    logging.ERROR
+)  # it warns of whatever takes a message on each axis
 Plan = dict[str, ParallelStyle]  # name of a module, "*" for any number of a block -> what becomes of it
 
 
@@ -77,7 +93,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--heads {args.heads} does not divide by --tp {args.tp}: no head is on two ranks")
     if args.dropout and args.tp > 1:
         # Where the ranks hold the same activations they must drop the same, elsewhere not; one seed does not do both.
-        parser.error(f"--dropout {args.dropout:g} does not go with --tp {args.tp}: what is dropped would not be the serial run's")
+        parser.error(
+            f"--dropout {args.dropout:g} does not go with --tp {args.tp}: what is dropped would not be the serial run's"
+        )
     if args.sequence_parallel and args.seq_len % args.tp:
         parser.error(f"--seq-len {args.seq_len} does not divide by --tp {args.tp}, as --sequence-parallel needs it")
     return args
@@ -158,6 +176,7 @@ def ends_plan(layout: Placement) -> Plan:
 
 def share_loss(model: nn.Module) -> None:
     """Let the model, called with targets, find its loss where ranks share the head's words."""
+
     # TODO 6, again: here, the loss. In training no rank may ever have whole logits.
     # model.head_loss(h, weight, y, ignore) is called in the forward pass, with the head's weight: now a
     # DTensor. It fails on that, so put a function of yours there, around vocab_parallel_head_loss, which

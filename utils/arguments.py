@@ -53,7 +53,7 @@ def training_parser(name: str) -> Parser:
     add("--workers", type=whole(0), default=0, help="processes that load data")
     add("--log-every", type=whole(1), default=10, help="steps from one line in metrics.jsonl to the next")
     add("--tensorboard", action="store_true", help="write the metrics for TensorBoard, too")
-    add("--device-memory", type=size, metavar="SIZE", help="end where a rank's tensors take more, such as 300MB or 1.5GB")
+    add("--device-memory", type=size, metavar="SIZE", help="end where a rank's tensors take more, say 300MB")
     add("--record", action="store_true", help="note what each rank uses, once a second, for ./workbook report")
     return parser
 

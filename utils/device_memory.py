@@ -33,8 +33,8 @@ PARTING = timedelta(seconds=10)  # the longest that a rank waits until all know 
 def device_memory(limit: int | None, device: torch.device) -> Iterator[None]:
     """While it is entered, this rank's tensors may take `limit` bytes of `device`. None is no limit, and costs nothing.
 
-    What is there at the beginning counts. When more is asked for, one rank says so, in one line on stderr, and all ranks
-    of the job end, with exit code 2.
+    What is there at the beginning counts. When more is asked for, one rank says so, in one line on stderr, and all
+    ranks of the job end, with exit code 2.
     """
     if limit is None:
         yield
@@ -105,12 +105,10 @@ class LimitedStorages(Storages):
         self.at_most = sum(alive.values())
         if self.at_most > self.limit:
             self.noted.discard(ref)
-            shape, dtype = " × ".join(map(str, newest.shape)), str(newest.dtype).removeprefix("torch.")
-            raise OutOfMemory(
-                told(
-                    self.limit, self.by_kind(owners()), f"and asks for {size(alive[ref.cdata])} more ({shape}, {dtype})"
-                )
-            )
+            asked = alive[ref.cdata]
+            shape = f"{' × '.join(map(str, newest.shape))}, {str(newest.dtype).removeprefix('torch.')}"
+            what = f" ({shape})" if newest.nbytes == asked else ""  # else it is a view of something larger
+            raise OutOfMemory(told(self.limit, self.by_kind(owners()), f"and asks for {size(asked)} more{what}"))
 
 
 # On a GPU
@@ -204,7 +202,7 @@ class Parting:
 
 
 def open_line() -> dist.Store | None:
-    """What all ranks can write to and read from; each call opens one of its own. None while there is no group, or one rank."""
+    """What all ranks can write to and read from; each call opens one of its own. None without a group of several."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     return dist.PrefixStore("device_memory", _get_default_store().clone())

@@ -329,15 +329,6 @@ WRONG = [
     ),
     Answer(
         6,
-        "the embedding's width is cut, not its words",
-        swap=(
-            '"token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout)',
-            '"token_embedding": ColwiseParallel(output_layouts=layout)',
-        ),
-        says="rows of token_embedding",
-    ),
-    Answer(
-        6,
         "the sum leaves whole, though the stream is cut",
         swap=("output_layouts=layout", "output_layouts=Replicate()"),
         says="Shard(1)",
@@ -372,7 +363,7 @@ WRONG = [
     Answer(7, "always cut", 'return {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}', says=""),
     Answer(7, "all of them on every rank", swap=("output_layouts=Shard(0)", "output_layouts=Replicate()")),
     # TODO 8
-    Answer(8, "the flag alone: norms learn from their own tokens", [None, "return {}"], says="norm"),
+    Answer(8, "the flag alone: norms learn from their own tokens", [None, "return {}"], says="the loss on rank"),
     Answer(8, "the blocks' norms alone", swap=((', "norm")', ")"),), says=""),
     Answer(
         8,
@@ -489,6 +480,14 @@ RIGHT = [
         model.head_loss = loss
         """,
         ],
+    ),
+    Answer(
+        6,
+        "the embedding's width is cut: as many numbers",
+        swap=(
+            '"token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout)',
+            '"token_embedding": ColwiseParallel(output_layouts=layout)',
+        ),
     ),
     Answer(
         7,
