@@ -1,6 +1,6 @@
 """What a rank computes: each matrix product, told to the judge in its place among messages and waits; and the most bytes alive.
 
-    {"e": "product", "size": 4096}   the rank has made a product of so many multiplications
+{"e": "product", "size": 4096}   the rank has made a product of so many multiplications
 """
 
 import math
