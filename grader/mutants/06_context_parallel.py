@@ -370,7 +370,8 @@ WRONG = [
             None,
             """
         total = lse_BHT.exp() + new_lse_BHT.exp()
-        out = (lse_BHT.exp()[..., None] * out_BHTK + new_lse_BHT.exp()[..., None] * new_out_BHTK) / total.clamp(min=1e-30)[..., None]
+        out = lse_BHT.exp()[..., None] * out_BHTK + new_lse_BHT.exp()[..., None] * new_out_BHTK
+        out = out / total.clamp(min=1e-30)[..., None]
         return out, total.log()""",
         ],
         says="merge",
@@ -674,7 +675,9 @@ WRONG = [
             last = step == world - 1
             next_pair, works = ([], []) if last else start_to_pass_on([k_BHTK, v_BHTK], rank, world)
             next_grads, works_of_grads = start_to_pass_on([grad_k, grad_v], rank, world)
-            blocks_backward([grad_q, grad_k, grad_v], q_BHTK, k_BHTK, v_BHTK, [lse_BHT, delta_BHT, grad_out_BHTK], blocks(at_hand(rank, step, world)))
+            needed = blocks(at_hand(rank, step, world))
+            of_rows = [lse_BHT, delta_BHT, grad_out_BHTK]
+            blocks_backward([grad_q, grad_k, grad_v], q_BHTK, k_BHTK, v_BHTK, of_rows, needed)
             for work in [*works, *works_of_grads]:
                 work.wait()
             if not last:
@@ -759,7 +762,8 @@ WRONG = [
         "the heads do not divide: sent first, refused then",
         swap=(
             'if heads % world:\n    raise ValueError(f"{heads} heads do not divide by {world} ranks")',
-            'if heads % world:\n    dist.all_reduce(torch.ones(1))\n    raise ValueError(f"{heads} heads do not divide by {world} ranks")',
+            "if heads % world:\n    dist.all_reduce(torch.ones(1))\n    "
+            'raise ValueError(f"{heads} heads do not divide by {world} ranks")',
         ),
         says="after something was sent",
     ),
@@ -839,7 +843,8 @@ WRONG = [
         8,
         "what is too much is dropped",
         swap=(
-            'if tokens % (2 * world):\n    raise ValueError(f"{tokens} tokens do not divide by {2 * world} pieces, two for each of {world} ranks")\n',
+            'if tokens % (2 * world):\n    raise ValueError(f"{tokens} tokens do not divide by {2 * world} pieces, '
+            'two for each of {world} ranks")\n',
             "",
         ),
         says="not refused",

@@ -825,7 +825,7 @@ def train(steps: int, rank: int, world: int) -> dict:
 # %%
 trained = {n: run_on_ranks("06_context_parallel/train", [10] * n).results for n in (1, 2, 4)}
 for n, ranks in trained.items():
-    print(f"{n} ranks: losses {', '.join(f'{loss:.5f}' for loss in ranks[0]['losses'][:5])} …")
+    print(f"world size {n}: losses {', '.join(f'{loss:.5f}' for loss in ranks[0]['losses'][:5])} …")
 plots_context.trained(trained)
 
 # %% [markdown]
@@ -836,7 +836,7 @@ plots_context.trained(trained)
 # | torch's `context_parallel`, as torchtitan uses it | deals tensors out in zig-zag; a ring in place of attention |
 # | Megatron-LM's `--context-parallel-size` | a ring, or all-to-alls, in zig-zag |
 # | DeepSpeed-Ulysses' `DistributedAttention` | `ulysses`, around any attention |
-# | Llama 3 ([arXiv:2407.21783](https://arxiv.org/abs/2407.21783)) | zig-zag; keys and values, which are few, are gathered |
+# | Llama 3 ([arXiv:2407.21783](https://arxiv.org/abs/2407.21783)) | zig-zag; the few keys and values are gathered |
 #
 # (Llama 3 has 8 heads of keys and values for 64 or 128 of queries or more, which makes them small; and one all-gather
 # does with
