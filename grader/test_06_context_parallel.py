@@ -116,7 +116,8 @@ def whole(seeds, shape, loud, dealt):
 
 def tolerance(dtype, largest):
     """Relative. A score is rounded to so many of its last bits, and the exponential makes of that an error of its own
-    size; the rest are sums in another order. Over 40 draws the solution was wrong by a fifth of this at most."""
+    size; the rest are sums in another order. Where a softmax is almost 0 or 1, gradients are tiny differences of larger
+    numbers: so no norm counts as less than a tenth a number."""
     return 16 * torch.finfo(DTYPES[dtype]).eps * (2 + largest)
 
 
@@ -172,7 +173,7 @@ def check_tensor(what, seen, right, rel, rank=None, dtype=None):
     )
     apart = (seen.double() - right)[finite].norm()
     expect(
-        bool(apart <= rel * right[finite].norm().clamp(min=1e-3)),
+        bool(apart <= rel * right[finite].norm().clamp(min=math.sqrt(right.numel()) / 10)),
         f"{at}{what} is wrong",
         numbers(right),
         numbers(seen),
@@ -418,7 +419,7 @@ def test_todo1_pieces(student):
 RINGS = (
     ((1, 2, 2, 8), "float32", 1.0, "everything", (3, 8)),
     ((2, 3, 3, 4), "float64", 1.0, "everything", (1, 2)),
-    ((1, 2, 4, 4), "float32", 40.0, "zig-zag", (1, 3)),
+    ((1, 2, 4, 4), "float32", 2.0, "zig-zag", (1, 3)),
     ((1, 1, 3, 4), "float32", 1.0, "in order", (2, 4)),
 )
 RING_WORLDS = (1, 2, 3, 4, 8)
@@ -720,7 +721,9 @@ def check_gradients(what, seen, right, rel, dtype):
         for rank in range(world):
             got, good = seen[rank][name], right[rank][name]
             fits = isinstance(got, torch.Tensor) and got.shape == good.shape
-            if fits and not bool((got.double() - good).norm() <= rel * good.norm()):
+            if fits and not bool(
+                (got.double() - good).norm() <= rel * good.norm().clamp(min=math.sqrt(good.numel()) / 10)
+            ):
                 for other in range(world):
                     if other != rank and bool((got.double() - right[other][name]).norm() <= rel * good.norm()):
                         raise Wrong(
@@ -1216,7 +1219,7 @@ def test_todo7_costs(student):
 # TODO 8: the model
 
 WORDS, STEPS = 13, 3
-REL = 1e-4  # losses and weights; over 20 draws the solution's differ by 2e-6 at most
+REL = 1e-4  # as in all lessons: sums of float32 in another order differ by less
 
 
 def made_model(world):
