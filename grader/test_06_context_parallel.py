@@ -1,22 +1,22 @@
 """Checks and hints of 06_context_parallel.
 
-| TODO | achievement                       | evidence                                                                  | needs   |
-|------|-----------------------------------|---------------------------------------------------------------------------|---------|
-| 1    | attention in pieces               | each function beside float64; pieces hidden in part, wholly, all of them  |         |
-| 2    | keys and values go round          | values on 1 to 8 ranks; messages; bytes alive on 3 ranks and on 8         | 1       |
-| 3    | gradients travel home             | a block's gradients; all gradients on 1 to 8 ranks; what is saved         | 1, 2    |
-| 4    | the causal mask, in zig-zag       | blocks cover what is seen, once; values, gradients, work of each rank     | 1, 2, 3 |
-| 5    | exchanges hidden behind products  | as 2 and 3; products between the start of an exchange and the wait for it | 1, 2, 3 |
-| 6    | Ulysses                           | both swaps, values and gradients on 1 to 8 ranks; bytes; what is refused  |         |
-| 7    | costs, predicted                  | the formulas                                                              |         |
-| 8    | the model on a dealt-out sequence | losses, gradients and weights of the serial run; activations alive        | 1 to 4  |
+| TODO | achievement                 | evidence                                                         | needs   |
+|------|-----------------------------|------------------------------------------------------------------|---------|
+| 1    | attention in pieces         | each function beside float64; pieces hidden in part and wholly   |         |
+| 2    | keys and values go round    | values on 1 to 8 ranks; messages; bytes alive on 3 ranks and 8   | 1       |
+| 3    | gradients travel home       | a block's gradients; all on 1 to 8 ranks; what is saved          | 1, 2    |
+| 4    | the causal mask, in zig-zag | blocks cover what is seen, once; values, gradients, work of each | 1, 2, 3 |
+| 5    | exchanges hidden            | as 2 and 3; products between the start and the wait              | 1, 2, 3 |
+| 6    | Ulysses                     | both swaps, values, gradients on 1 to 8 ranks; bytes; a refusal  |         |
+| 7    | costs, predicted            | the formulas                                                     |         |
+| 8    | the model, dealt out        | losses, gradients, weights of the serial run; activations alive  | 1 to 4  |
 
 The reference is one process that has the whole sequence, in float64. Each rank draws its own queries, keys and values,
 by a seed that no other rank knows. They lie in memory as the model's do: heads and tokens swapped, so not contiguous.
 Messages are judged at their worst: they arrive at the wait for them, and nothing stores them on the way.
 
-To hold the whole sequence is what the ring is to avoid. So the most bytes that are alive at a time may not depend on the
-ranks: with pieces of one size, 8 ranks hold as much each as 3 do.
+To hold the whole sequence is what the ring is to avoid. So the most bytes that are alive at a time may not depend on
+the ranks: with pieces of one size, 8 ranks hold as much each as 3 do.
 """
 
 import math
@@ -25,6 +25,7 @@ import torch
 
 from grader.kit import (
     Fault,
+    Judge,
     Wrong,
     cases,
     check_answers,
@@ -52,7 +53,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def draw(seed, shape, dtype, number, loud=1.0):
-    """So many tensors (B, H, T, K), of which the first, the queries, are `loud`; drawn in float32, whatever the dtype."""
+    """So many tensors (B, H, T, K), the first of them, the queries, `loud`; drawn in float32, whatever the dtype."""
     B, H, T, K = shape
     drawn = torch.randn(4, B, T, H, K, generator=torch.Generator().manual_seed(seed))[:number]
     tensors = [tensor.to(DTYPES[dtype]).transpose(1, 2) for tensor in drawn]
@@ -98,7 +99,7 @@ def attention(q, k, v, mask=None):
 
 
 def whole(seeds, shape, loud, dealt):
-    """One process in float64: for each rank output, log-sum-exp and three gradients of its part; and rank 0 by itself."""
+    """One process in float64: of each rank's part output, log-sum-exp and three gradients; and rank 0 by itself."""
     world, T = len(seeds), shape[2]
     *qkv, grad = zip(*(draw(seed, shape, "float64", 4, loud) for seed in seeds))
     q, k, v = (torch.cat(parts, dim=2).requires_grad_() for parts in qkv)
@@ -115,7 +116,8 @@ def whole(seeds, shape, loud, dealt):
 
 def tolerance(dtype, largest):
     """Relative. A score is rounded to so many of its last bits, and the exponential makes of that an error of its own
-    size; the rest are sums in another order. Over 40 draws the solution was wrong by a fifth of this at most."""
+    size; the rest are sums in another order. Where a softmax is almost 0 or 1, gradients are tiny differences of larger
+    numbers: so no norm counts as less than a tenth a number."""
     return 16 * torch.finfo(DTYPES[dtype]).eps * (2 + largest)
 
 
@@ -171,7 +173,7 @@ def check_tensor(what, seen, right, rel, rank=None, dtype=None):
     )
     apart = (seen.double() - right)[finite].norm()
     expect(
-        bool(apart <= rel * right[finite].norm().clamp(min=1e-3)),
+        bool(apart <= rel * right[finite].norm().clamp(min=math.sqrt(right.numel()) / 10)),
         f"{at}{what} is wrong",
         numbers(right),
         numbers(seen),
@@ -417,7 +419,7 @@ def test_todo1_pieces(student):
 RINGS = (
     ((1, 2, 2, 8), "float32", 1.0, "everything", (3, 8)),
     ((2, 3, 3, 4), "float64", 1.0, "everything", (1, 2)),
-    ((1, 2, 4, 4), "float32", 40.0, "zig-zag", (1, 3)),
+    ((1, 2, 4, 4), "float32", 2.0, "zig-zag", (1, 3)),
     ((1, 1, 3, 4), "float32", 1.0, "in order", (2, 4)),
 )
 RING_WORLDS = (1, 2, 3, 4, 8)
@@ -440,7 +442,8 @@ def start_on_rank(code, rank, world, seed):
     arriving, works = answer
     right = isinstance(works, (list, tuple)) and all(hasattr(work, "wait") for work in works)
     for work in works if right else ():
-        work.wait()
+        if work in Judge.mine.in_flight:  # a second wait for one message would never end
+            work.wait()
     return {
         "parts": [None, None],
         "arrived": plainly(arriving),
@@ -449,7 +452,7 @@ def start_on_rank(code, rank, world, seed):
 
 
 def ring_on_rank(code, rank, world, seed, forward, backward):
-    """The student's rings of these names, in each case of this number of ranks; the second one, if any, after the first."""
+    """The student's rings of these names, in each case of this number of ranks; the second, if any, after the first."""
     merciless_messages()
     found = []
     for number, (shape, dtype, loud, dealt, _) in enumerate(of_world(world)):
@@ -718,7 +721,9 @@ def check_gradients(what, seen, right, rel, dtype):
         for rank in range(world):
             got, good = seen[rank][name], right[rank][name]
             fits = isinstance(got, torch.Tensor) and got.shape == good.shape
-            if fits and not bool((got.double() - good).norm() <= rel * good.norm()):
+            if fits and not bool(
+                (got.double() - good).norm() <= rel * good.norm().clamp(min=math.sqrt(good.numel()) / 10)
+            ):
                 for other in range(world):
                     if other != rank and bool((got.double() - right[other][name]).norm() <= rel * good.norm()):
                         raise Wrong(
@@ -1214,7 +1219,7 @@ def test_todo7_costs(student):
 # TODO 8: the model
 
 WORDS, STEPS = 13, 3
-REL = 1e-4  # losses and weights; over 20 draws the solution's differ by 2e-6 at most
+REL = 1e-4  # as in all lessons: sums of float32 in another order differ by less
 
 
 def made_model(world):

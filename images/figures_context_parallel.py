@@ -40,7 +40,7 @@ def context_ring() -> Figure:
 
 
 def context_backward() -> Figure:
-    """Three ranks: in each step rank r adds its share to the gradient at hand; a last round brings the gradients home."""
+    """Three ranks: in each step a rank adds its share to the gradient at hand; a last round brings them home."""
     figure, axes = canvas(11, 4.0, 33, 12.0)
     left, pitch, width = 3.4, 7.6, 3.0
     for step in range(4):

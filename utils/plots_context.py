@@ -13,7 +13,7 @@ PALE = "#c8c8c8"
 
 
 def work(measured: dict[str, Sequence[dict[str, int]]], predicted: dict[str, Sequence[int]]) -> Picture:
-    """Pairs of query and key: a bar for each rank of each way to deal, "seen" ones in colour and the other "computed" ones pale.
+    """Pairs of query and key: a bar for each rank of each way to deal; "seen" in colour, the rest of "computed" pale.
 
     The lines are the predicted ones that are seen. The slowest rank sets the pace, so the most is told.
     """
@@ -46,7 +46,7 @@ def work(measured: dict[str, Sequence[dict[str, int]]], predicted: dict[str, Seq
 
 
 def sent(measured: dict[str, dict[int, float]], predicted: dict[str, dict[int, float]]) -> Picture:
-    """Bytes that a rank sends over the number of ranks, for a sequence of one length: measured (dots) and predicted (lines)."""
+    """Bytes that a rank sends over the number of ranks, for one length: measured (dots) and predicted (lines)."""
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure
@@ -66,7 +66,7 @@ def sent(measured: dict[str, dict[int, float]], predicted: dict[str, dict[int, f
 
 
 def trained(runs: dict[int, Sequence[dict]]) -> Picture:
-    """Losses over the steps, and the bytes of activations of each rank, for each number of ranks; the line is 1 / N of one rank's."""
+    """Losses over the steps, and bytes of activations of each rank; the line is 1 / N of those of one rank alone."""
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure

@@ -284,208 +284,757 @@ return total / count
 
 
 WRONG = [
-    Answer(1, "no running maximum: exp overflows", ["""
+    Answer(
+        1,
+        "no running maximum: exp overflows",
+        [
+            """
         weights = scores(q_BHTK, k_BHSK, mask_TS).exp()
         total = weights.sum(dim=-1)
-        return weights @ v_BHSK / total.clamp(min=1e-30)[..., None], total.log()""", None], says="attend to piece 1 of 2"),
-    Answer(1, "softmax: nan where nothing is seen", ["""
+        return weights @ v_BHSK / total.clamp(min=1e-30)[..., None], total.log()""",
+            None,
+        ],
+        says="attend to piece 1 of 2",
+    ),
+    Answer(
+        1,
+        "softmax: nan where nothing is seen",
+        [
+            """
         s = scores(q_BHTK, k_BHSK, mask_TS)
-        return s.softmax(dim=-1) @ v_BHSK, s.logsumexp(dim=-1)""", None], says="sees none of these keys is nan"),
-    Answer(1, "the mean of what is hidden", ["""
+        return s.softmax(dim=-1) @ v_BHSK, s.logsumexp(dim=-1)""",
+            None,
+        ],
+        says="sees none of these keys is nan",
+    ),
+    Answer(
+        1,
+        "the mean of what is hidden",
+        [
+            """
         s = scores(q_BHTK, k_BHSK, mask_TS)
-        return s.clamp(min=-1e9).softmax(dim=-1) @ v_BHSK, s.logsumexp(dim=-1)""", None], says="is not 0"),
-    Answer(1, "the mask is forgotten", swap=("scores(q_BHTK, k_BHSK, mask_TS)", "scores(q_BHTK, k_BHSK, None)"), says="sees none of these keys"),
-    Answer(1, "the output is not divided", ["""
+        return s.clamp(min=-1e9).softmax(dim=-1) @ v_BHSK, s.logsumexp(dim=-1)""",
+            None,
+        ],
+        says="is not 0",
+    ),
+    Answer(
+        1,
+        "the mask is forgotten",
+        swap=("scores(q_BHTK, k_BHSK, mask_TS)", "scores(q_BHTK, k_BHSK, None)"),
+        says="sees none of these keys",
+    ),
+    Answer(
+        1,
+        "the output is not divided",
+        [
+            """
         s = scores(q_BHTK, k_BHSK, mask_TS)
         top = finite(s.amax(dim=-1))
-        return (s - top[..., None]).exp() @ v_BHSK, s.logsumexp(dim=-1)""", None], says="the output is wrong"),
-    Answer(1, "always float32", swap=("return weights_BHTS @ v_BHSK, lse_BHT", "return (weights_BHTS.float() @ v_BHSK.float()), lse_BHT.float()"), says="is float32"),
-    Answer(1, "the old output is not rescaled", swap=("old_share_BHT[..., None] * out_BHTK + ", "out_BHTK + "), says="merge"),
-    Answer(1, "the mean of the two outputs", [None, "return (out_BHTK + new_out_BHTK) / 2, torch.logaddexp(lse_BHT, new_lse_BHT)"], says="merge"),
-    Answer(1, "nan where both are hidden", swap=("(lse - finite(both_BHT)).exp()", "(lse - both_BHT).exp()"), says="has nan in it"),
-    Answer(1, "merged without a maximum", [None, """
+        return (s - top[..., None]).exp() @ v_BHSK, s.logsumexp(dim=-1)""",
+            None,
+        ],
+        says="the output is wrong",
+    ),
+    Answer(
+        1,
+        "always float32",
+        swap=(
+            "return weights_BHTS @ v_BHSK, lse_BHT",
+            "return (weights_BHTS.float() @ v_BHSK.float()), lse_BHT.float()",
+        ),
+        says="is float32",
+    ),
+    Answer(
+        1,
+        "the old output is not rescaled",
+        swap=("old_share_BHT[..., None] * out_BHTK + ", "out_BHTK + "),
+        says="merge",
+    ),
+    Answer(
+        1,
+        "the mean of the two outputs",
+        [None, "return (out_BHTK + new_out_BHTK) / 2, torch.logaddexp(lse_BHT, new_lse_BHT)"],
+        says="merge",
+    ),
+    Answer(
+        1,
+        "nan where both are hidden",
+        swap=("(lse - finite(both_BHT)).exp()", "(lse - both_BHT).exp()"),
+        says="has nan in it",
+    ),
+    Answer(
+        1,
+        "merged without a maximum",
+        [
+            None,
+            """
         total = lse_BHT.exp() + new_lse_BHT.exp()
-        out = (lse_BHT.exp()[..., None] * out_BHTK + new_lse_BHT.exp()[..., None] * new_out_BHTK) / total.clamp(min=1e-30)[..., None]
-        return out, total.log()"""], says="merge"),
-    Answer(1, "the larger one of the two sums", swap=("torch.logaddexp(lse_BHT, new_lse_BHT)", "torch.maximum(lse_BHT, new_lse_BHT)"), says="merge"),
-    Answer(1, "no log-sum-exp", swap=("return weights_BHTS @ v_BHSK, lse_BHT", "return weights_BHTS @ v_BHSK"), says="does not return 2 tensors"),
-
-    Answer(2, "to the right is from the right", swap=("(rank - step) % world", "(rank + step) % world"), says="at_hand"),
-    Answer(2, "one step late", [None, None, RING.replace("blocks(at_hand(rank, step, world))", "blocks(at_hand(rank, step + 1, world))")], says="the output"),
-    Answer(2, "only its own keys", [None, None, """
+        out = lse_BHT.exp()[..., None] * out_BHTK + new_lse_BHT.exp()[..., None] * new_out_BHTK
+        out = out / total.clamp(min=1e-30)[..., None]
+        return out, total.log()""",
+        ],
+        says="merge",
+    ),
+    Answer(
+        1,
+        "the larger one of the two sums",
+        swap=("torch.logaddexp(lse_BHT, new_lse_BHT)", "torch.maximum(lse_BHT, new_lse_BHT)"),
+        says="merge",
+    ),
+    Answer(
+        1,
+        "no log-sum-exp",
+        swap=("return weights_BHTS @ v_BHSK, lse_BHT", "return weights_BHTS @ v_BHSK"),
+        says="does not return 2 tensors",
+    ),
+    Answer(
+        2, "to the right is from the right", swap=("(rank - step) % world", "(rank + step) % world"), says="at_hand"
+    ),
+    Answer(
+        2,
+        "one step late",
+        [None, None, RING.replace("blocks(at_hand(rank, step, world))", "blocks(at_hand(rank, step + 1, world))")],
+        says="the output",
+    ),
+    Answer(
+        2,
+        "only its own keys",
+        [
+            None,
+            None,
+            """
         out_BHTK, lse_BHT = nothing_yet(q_BHTK)
         attend_blocks(out_BHTK, lse_BHT, q_BHTK, k_BHTK, v_BHTK, blocks(rank))
-        return out_BHTK, lse_BHT"""], says="the output"),
-    Answer(2, "passed on once more", swap=("    if step < world - 1:\n        k_BHTK, v_BHTK = pass_on", "    if True:\n        k_BHTK, v_BHTK = pass_on"), says="more than the budget"),
-    Answer(2, "the last piece is left out", swap=("for step in range(world):", "for step in range(max(1, world - 1)):"), says="the output"),
+        return out_BHTK, lse_BHT""",
+        ],
+        says="the output",
+    ),
+    Answer(
+        2,
+        "passed on once more",
+        swap=(
+            "    if step < world - 1:\n        k_BHTK, v_BHTK = pass_on",
+            "    if True:\n        k_BHTK, v_BHTK = pass_on",
+        ),
+        says="more than the budget",
+    ),
+    Answer(
+        2,
+        "the last piece is left out",
+        swap=("for step in range(world):", "for step in range(max(1, world - 1)):"),
+        says="the output",
+    ),
     Answer(2, "all-gather, then slice", [None, None, GATHERED], says="calls all_gather"),
     Answer(2, "gathered round the ring, then used", [None, None, GATHERED_BY_RING], says="must not grow with the ring"),
     Answer(2, "all keys first, then the values", [None, None, SCORES_FIRST], says="must not grow with the ring"),
-    Answer(2, "waits before it returns", swap=("return arriving, works", "[work.wait() for work in works]\nreturn arriving, works"), says="waits before it returns"),
-    Answer(2, "nobody waits for what is sent", swap=("works += [dist.irecv", "works = [dist.irecv"), says="still in flight"),
+    Answer(
+        2,
+        "waits before it returns",
+        swap=("return arriving, works", "[work.wait() for work in works]\nreturn arriving, works"),
+        says="waits before it returns",
+    ),
+    Answer(
+        2, "nobody waits for what is sent", swap=("works += [dist.irecv", "works = [dist.irecv"), says="still in flight"
+    ),
     Answer(2, "not contiguous", swap=("[tensor.contiguous() for tensor in tensors]", "tensors")),
-    Answer(2, "sent into the same place", swap=("arriving = [torch.empty_like(tensor) for tensor in leaving]", "arriving = leaving"), says="writes into the tensor"),
-    Answer(2, "both neighbours send first", [None, """
+    Answer(
+        2,
+        "sent into the same place",
+        swap=("arriving = [torch.empty_like(tensor) for tensor in leaving]", "arriving = leaving"),
+        says="are written to",
+    ),
+    Answer(
+        2,
+        "both neighbours send first",
+        [
+            None,
+            """
         if world == 1:
             return tensors, []
         arriving = [torch.empty_like(tensor.contiguous()) for tensor in tensors]
         for tensor in tensors:
             dist.send(tensor.contiguous(), (rank + 1) % world)
-        return arriving, [dist.irecv(tensor, (rank - 1) % world) for tensor in arriving]""", None], says="deadlock"),
+        return arriving, [dist.irecv(tensor, (rank - 1) % world) for tensor in arriving]""",
+            None,
+        ],
+        says="deadlock",
+    ),
     Answer(2, "one rank sends to itself", swap=("if world == 1:\n    return tensors, []\n", "")),
-    Answer(2, "only the keys travel", swap=("k_BHTK, v_BHTK = pass_on([k_BHTK, v_BHTK], rank, world)", "(k_BHTK,) = pass_on([k_BHTK], rank, world)"), says="the output"),
-    Answer(2, "the keys twice", swap=("pass_on([k_BHTK, v_BHTK], rank, world)", "pass_on([k_BHTK, k_BHTK], rank, world)"), says="the output"),
-
-    Answer(3, "one step short of home", swap=("    grad_k, grad_v = pass_on([grad_k, grad_v], rank, world)", "    if step < world - 1:\n        grad_k, grad_v = pass_on([grad_k, grad_v], rank, world)"),
-           says="it is not home yet"),
-    Answer(3, "the gradients stay where they are made", swap=("    grad_k, grad_v = pass_on([grad_k, grad_v], rank, world)\n", ""), says="RingAttention"),
-    Answer(3, "delta of the block", swap=("(grad_weights_BHTS - delta[..., None])", "(grad_weights_BHTS - (weights_BHTS * grad_weights_BHTS).sum(-1, keepdim=True))"), says="attend_backward"),
+    Answer(
+        2,
+        "only the keys travel",
+        swap=("k_BHTK, v_BHTK = pass_on([k_BHTK, v_BHTK], rank, world)", "(k_BHTK,) = pass_on([k_BHTK], rank, world)"),
+        says="the output",
+    ),
+    Answer(
+        2,
+        "the keys twice",
+        swap=("pass_on([k_BHTK, v_BHTK], rank, world)", "pass_on([k_BHTK, k_BHTK], rank, world)"),
+        says="the output",
+    ),
+    Answer(
+        3,
+        "one step short of home",
+        swap=(
+            "    grad_k, grad_v = pass_on([grad_k, grad_v], rank, world)",
+            "    if step < world - 1:\n        grad_k, grad_v = pass_on([grad_k, grad_v], rank, world)",
+        ),
+        says="it is not home yet",
+    ),
+    Answer(
+        3,
+        "the gradients stay where they are made",
+        swap=("    grad_k, grad_v = pass_on([grad_k, grad_v], rank, world)\n", ""),
+        says="RingAttention",
+    ),
+    Answer(
+        3,
+        "delta of the block",
+        swap=(
+            "(grad_weights_BHTS - delta[..., None])",
+            "(grad_weights_BHTS - (weights_BHTS * grad_weights_BHTS).sum(-1, keepdim=True))",
+        ),
+        says="attend_backward",
+    ),
     Answer(3, "no delta", swap=("(grad_weights_BHTS - delta[..., None])", "grad_weights_BHTS"), says="attend_backward"),
-    Answer(3, "the block's own softmax", swap=("(scores(q, k, mask) - finite(lse)[..., None]).exp()", "scores(q, k, mask).softmax(dim=-1)"), says="attend_backward"),
+    Answer(
+        3,
+        "the block's own softmax",
+        swap=("(scores(q, k, mask) - finite(lse)[..., None]).exp()", "scores(q, k, mask).softmax(dim=-1)"),
+        says="attend_backward",
+    ),
     Answer(3, "nan where nothing is seen", swap=("finite(lse)[..., None]", "lse[..., None]"), says="nan"),
     Answer(3, "not scaled", swap=(" / math.sqrt(q.shape[-1])", ""), says="gradient of the queries"),
-    Answer(3, "keys and queries swapped", swap=(("grad_scores_BHTS @ k,", "grad_scores_BHTS.transpose(-2, -1) @ q,"), ("grad_scores_BHTS.transpose(-2, -1) @ q,\n    weights", "grad_scores_BHTS @ k,\n    weights"))),
-    Answer(3, "the gradients do not add up", swap=("blocks_backward([grad_q, grad_k, grad_v], q_BHTK", "grad_k, grad_v = torch.zeros_like(grad_k), torch.zeros_like(grad_v)\n    blocks_backward([grad_q, grad_k, grad_v], q_BHTK")),
+    Answer(
+        3,
+        "keys and queries swapped",
+        swap=(
+            ("grad_scores_BHTS @ k,", "grad_scores_BHTS.transpose(-2, -1) @ q,"),
+            ("grad_scores_BHTS.transpose(-2, -1) @ q,\n    weights", "grad_scores_BHTS @ k,\n    weights"),
+        ),
+    ),
+    Answer(
+        3,
+        "the gradients do not add up",
+        swap=(
+            "blocks_backward([grad_q, grad_k, grad_v], q_BHTK",
+            "grad_k, grad_v = torch.zeros_like(grad_k), torch.zeros_like(grad_v)\n    blocks_backward([grad_q, grad_k, "
+            "grad_v], q_BHTK",
+        ),
+    ),
     Answer(3, "all-reduced at the end", [None, ALL_REDUCED, None, None], says="calls all_reduce"),
     Answer(3, "everything that went by is saved", [None, None, SAVES_ALL, None], says="must not grow with the ring"),
-    Answer(3, "averaged over the ranks", [None, None, None, "return *(grad / ctx.ring[2] for grad in ring_backward(*ctx.saved_tensors, grad_out_BHTK, *ctx.ring)), None, None, None"],
-           says="the gradient of the queries"),
-    Answer(3, "the gradient of keys for values", [None, None, None, """
+    Answer(
+        3,
+        "averaged over the ranks",
+        [
+            None,
+            None,
+            None,
+            "return *(grad / ctx.ring[2] for grad in ring_backward(*ctx.saved_tensors, grad_out_BHTK, *ctx.ring)), "
+            "None, None, None",
+        ],
+        says="the gradient of the queries",
+    ),
+    Answer(
+        3,
+        "the gradient of keys for values",
+        [
+            None,
+            None,
+            None,
+            """
         grad_q, grad_k, grad_v = ring_backward(*ctx.saved_tensors, grad_out_BHTK, *ctx.ring)
-        return grad_q, grad_v, grad_k, None, None, None"""], says="the gradient of the keys"),
-    Answer(3, "too few gradients", swap=(", None, None, None", "")),
-
-    Answer(4, "queries do not see themselves", swap=("size * (size + 1) // 2", "size * (size - 1) // 2"), says="pairs_of"),
-    Answer(4, "all of its own piece", swap=("piece * size * size + size * (size + 1) // 2", "(piece + 1) * size * size"), says="pairs_of"),
-    Answer(4, "two pieces side by side", swap=("[rank, 2 * world - 1 - rank]", "[2 * rank, 2 * rank + 1]"), says="unequal work"),
+        return grad_q, grad_v, grad_k, None, None, None""",
+        ],
+        says="the gradient of the keys",
+    ),
+    Answer(
+        3, "too few gradients", [None, None, None, "return ring_backward(*ctx.saved_tensors, grad_out_BHTK, *ctx.ring)"]
+    ),
+    Answer(
+        4, "queries do not see themselves", swap=("size * (size + 1) // 2", "size * (size - 1) // 2"), says="pairs_of"
+    ),
+    Answer(
+        4,
+        "all of its own piece",
+        swap=("piece * size * size + size * (size + 1) // 2", "(piece + 1) * size * size"),
+        says="pairs_of",
+    ),
+    Answer(
+        4,
+        "two pieces side by side",
+        swap=("[rank, 2 * world - 1 - rank]", "[2 * rank, 2 * rank + 1]"),
+        says="unequal work",
+    ),
     Answer(4, "in turns", swap=("[rank, 2 * world - 1 - rank]", "[rank, world + rank]"), says="unequal work"),
     Answer(4, "a piece twice", swap=("[rank, 2 * world - 1 - rank]", "[rank, 2 * world - rank]"), says="not every one"),
-    Answer(4, "positions from 0 on", [None, None, "return torch.arange(len(pieces) * size)", None], says="positions_of"),
-    Answer(4, "positions of contiguous pieces", [None, None, "return torch.arange(pieces[0] * size, (pieces[0] + len(pieces)) * size)", None], says="positions_of"),
-    Answer(4, "the mask by place on the rank", swap=(("if other < piece:", "if j < i:"), ("elif other == piece:", "elif i == j:")), says="causal_blocks"),
-    Answer(4, "slices by the piece's number", swap=("slice(i * size, (i + 1) * size)", "slice(piece * size, (piece + 1) * size)"), says="causal_blocks"),
+    Answer(
+        4, "positions from 0 on", [None, None, "return torch.arange(len(pieces) * size)", None], says="positions_of"
+    ),
+    Answer(
+        4,
+        "positions of contiguous pieces",
+        [None, None, "return torch.arange(pieces[0] * size, (pieces[0] + len(pieces)) * size)", None],
+        says="positions_of",
+    ),
+    Answer(
+        4,
+        "the mask by place on the rank",
+        swap=(("if other < piece:", "if j < i:"), ("elif other == piece:", "elif i == j:")),
+        says="causal_blocks",
+    ),
+    Answer(
+        4,
+        "slices by the piece's number",
+        swap=("slice(i * size, (i + 1) * size)", "slice(piece * size, (piece + 1) * size)"),
+        says="causal_blocks",
+    ),
     Answer(4, "a mask, and all of the work", [None, None, None, MASK_ONLY], says="need no work"),
-    Answer(4, "the diagonal is seen whole", swap=("torch.ones(size, size, dtype=torch.bool).tril()", "None"), says="come after them"),
+    Answer(
+        4,
+        "the diagonal is seen whole",
+        swap=("torch.ones(size, size, dtype=torch.bool).tril()", "None"),
+        says="come after them",
+    ),
     Answer(4, "the other triangle", swap=(".tril()", ".triu()"), says="come after them"),
     Answer(4, "no query sees itself", swap=(".tril()", ".tril(-1)"), says="hides keys"),
-    Answer(4, "the future, not the past", swap=("if other < piece:", "if other > piece:"), says="come after them"),
-    Answer(4, "a mask of floats", swap=("dtype=torch.bool", "dtype=torch.float32"), says="a mask that is torch.float32"),
-
-    Answer(5, "the plain ring", ["return ring_forward(q_BHTK, k_BHTK, v_BHTK, blocks, rank, world)", None], says="under way while it computes"),
-    Answer(5, "started, and waited for at once", [OVERLAPPED.format(before=START + "\n    " + WAIT, after=TAKE), None], says="under way while it computes"),
-    Answer(5, "started after the products", [OVERLAPPED.format(before="pass", after=START + "\n    " + WAIT + "\n    " + TAKE), None], says="under way while it computes"),
-    Answer(5, "waits for what it sends, first", [OVERLAPPED.format(before=START + "\n    for work in works[:2]:\n        work.wait()", after="for work in works[2:]:\n        work.wait()\n    " + TAKE), None],
-           says="sends"),
-    Answer(5, "reads what has not arrived", [OVERLAPPED.format(before=START, after=TAKE + "\n    " + WAIT).replace("attend_blocks(", "if not last:\n        next_pair = [t.clone() for t in next_pair]\n    attend_blocks("), None],
-           says="the output"),
+    Answer(4, "the future, not the past", swap=("if other < piece:", "if other > piece:"), says="causal_blocks"),
+    Answer(
+        4, "a mask of floats", swap=("dtype=torch.bool", "dtype=torch.float32"), says="a mask that is torch.float32"
+    ),
+    Answer(
+        5,
+        "the plain ring",
+        ["return ring_forward(q_BHTK, k_BHTK, v_BHTK, blocks, rank, world)", None],
+        says="under way while it computes",
+    ),
+    Answer(
+        5,
+        "started, and waited for at once",
+        [OVERLAPPED.format(before=START + "\n    " + WAIT, after=TAKE), None],
+        says="under way while it computes",
+    ),
+    Answer(
+        5,
+        "started after the products",
+        [OVERLAPPED.format(before="pass", after=START + "\n    " + WAIT + "\n    " + TAKE), None],
+        says="under way while it computes",
+    ),
+    Answer(
+        5,
+        "waits for what it sends, first",
+        [
+            OVERLAPPED.format(
+                before=START + "\n    for work in works[:2]:\n        work.wait()",
+                after="for work in works[2:]:\n        work.wait()\n    " + TAKE,
+            ),
+            None,
+        ],
+        says="sends",
+    ),
+    Answer(
+        5,
+        "reads what has not arrived",
+        [
+            OVERLAPPED.format(before=START, after=TAKE + "\n    " + WAIT).replace(
+                "attend_blocks(", "if not last:\n        next_pair = [t.clone() for t in next_pair]\n    attend_blocks("
+            ),
+            None,
+        ],
+        says="the output",
+    ),
     Answer(5, "does not wait", [OVERLAPPED.format(before=START, after=TAKE), None]),
     Answer(5, "gathers ahead", [GATHERED_BY_RING, None]),
-    Answer(5, "exchanges in the last step, too", swap=("last = step == world - 1\n    next_pair, works = ([], []) if last else start_to_pass_on([k_BHTK, v_BHTK], rank, world)\n    attend_blocks",
-                                                       "last = False\n    next_pair, works = start_to_pass_on([k_BHTK, v_BHTK], rank, world)\n    attend_blocks"), says="more than the budget"),
-    Answer(5, "the plain ring backward", [None, "return ring_backward(q_BHTK, k_BHTK, v_BHTK, out_BHTK, lse_BHT, grad_out_BHTK, blocks, rank, world)"], says="overlapped_backward"),
-    Answer(5, "the gradients are sent before they are made", [None, """
+    Answer(
+        5,
+        "exchanges in the last step, too",
+        swap=(
+            "last = step == world - 1\n    next_pair, works = ([], []) if last else start_to_pass_on([k_BHTK, v_BHTK], "
+            "rank, world)\n    attend_blocks",
+            "last = False\n    next_pair, works = start_to_pass_on([k_BHTK, v_BHTK], rank, world)\n    attend_blocks",
+        ),
+        says="more than the budget",
+    ),
+    Answer(
+        5,
+        "the plain ring backward",
+        [None, "return ring_backward(q_BHTK, k_BHTK, v_BHTK, out_BHTK, lse_BHT, grad_out_BHTK, blocks, rank, world)"],
+        says="overlapped_backward",
+    ),
+    Answer(
+        5,
+        "the gradients are sent before they are made",
+        [
+            None,
+            """
         delta_BHT = (grad_out_BHTK * out_BHTK).sum(dim=-1)
         grad_q, grad_k, grad_v = (torch.zeros_like(tensor) for tensor in (q_BHTK, k_BHTK, v_BHTK))
         for step in range(world):
             last = step == world - 1
             next_pair, works = ([], []) if last else start_to_pass_on([k_BHTK, v_BHTK], rank, world)
             next_grads, works_of_grads = start_to_pass_on([grad_k, grad_v], rank, world)
-            blocks_backward([grad_q, grad_k, grad_v], q_BHTK, k_BHTK, v_BHTK, [lse_BHT, delta_BHT, grad_out_BHTK], blocks(at_hand(rank, step, world)))
+            needed = blocks(at_hand(rank, step, world))
+            of_rows = [lse_BHT, delta_BHT, grad_out_BHTK]
+            blocks_backward([grad_q, grad_k, grad_v], q_BHTK, k_BHTK, v_BHTK, of_rows, needed)
             for work in [*works, *works_of_grads]:
                 work.wait()
             if not last:
                 k_BHTK, v_BHTK = next_pair
             grad_k, grad_v = next_grads
-        return grad_q, grad_k, grad_v"""], says="overlapped_backward"),
-
-    Answer(6, "scatter and gather swapped", swap=("x_BHTK.unflatten(1, (world, -1)).movedim(1, 0)", "x_BHTK.unflatten(2, (world, -1)).movedim(2, 0)")),
-    Answer(6, "ranks after tokens", swap=("arriving.movedim(0, 2).flatten(2, 3)", "arriving.movedim(0, 3).flatten(2, 3)"), says="tokens_to_heads"),
-    Answer(6, "viewed, not moved", swap=("return arriving.movedim(0, 2).flatten(2, 3)", "return arriving.view(x_BHTK.shape[0], x_BHTK.shape[1] // world, -1, x_BHTK.shape[3])"), says="tokens_to_heads"),
-    Answer(6, "heads in turns", swap=("x_BHTK.unflatten(1, (world, -1)).movedim(1, 0)", "x_BHTK.unflatten(1, (-1, world)).movedim(2, 0)"), says="tokens_to_heads"),
-    Answer(6, "heads after one another, back", swap=("arriving.movedim(0, 1).flatten(1, 2)", "arriving.movedim(0, 2).flatten(1, 2)"), says="heads_to_tokens"),
-    Answer(6, "into what is not contiguous", swap=("arriving = torch.empty_like(leaving)\ndist.all_to_all_single(arriving, leaving)\nreturn arriving.movedim(0, 2).flatten(2, 3)",
-                                                  "B, H, T, K = x_BHTK.shape\nheld = torch.zeros(B, H // world, world, T, K, dtype=x_BHTK.dtype)\narriving = held.movedim(2, 0)\ndist.all_to_all_single(arriving, leaving)\nreturn held.flatten(2, 3)")),
-    Answer(6, "nothing is exchanged", swap=("dist.all_to_all_single(arriving, leaving)\nreturn arriving.movedim(0, 2)", "arriving.copy_(leaving)\nreturn arriving.movedim(0, 2)")),
-    Answer(6, "the gradient stays", swap=("return heads_to_tokens(grad, ctx.world), None", "return grad.view(grad.shape[0], -1, grad.shape[2] // ctx.world, grad.shape[3]), None"), says="the gradient of the"),
-    Answer(6, "the gradient divided by the ranks", swap=("return heads_to_tokens(grad, ctx.world), None", "return heads_to_tokens(grad, ctx.world) / ctx.world, None"), says="the gradient of the queries"),
+        return grad_q, grad_k, grad_v""",
+        ],
+        says="overlapped_backward",
+    ),
+    Answer(
+        6,
+        "scatter and gather swapped",
+        swap=("x_BHTK.unflatten(1, (world, -1)).movedim(1, 0)", "x_BHTK.unflatten(2, (world, -1)).movedim(2, 0)"),
+    ),
+    Answer(
+        6,
+        "ranks after tokens",
+        swap=("arriving.movedim(0, 2).flatten(2, 3)", "arriving.movedim(0, 3).flatten(2, 3)"),
+        says="tokens_to_heads",
+    ),
+    Answer(
+        6,
+        "viewed, not moved",
+        swap=(
+            "return arriving.movedim(0, 2).flatten(2, 3)",
+            "return arriving.view(x_BHTK.shape[0], x_BHTK.shape[1] // world, -1, x_BHTK.shape[3])",
+        ),
+        says="tokens_to_heads",
+    ),
+    Answer(
+        6,
+        "heads in turns",
+        swap=("x_BHTK.unflatten(1, (world, -1)).movedim(1, 0)", "x_BHTK.unflatten(1, (-1, world)).movedim(2, 0)"),
+        says="tokens_to_heads",
+    ),
+    Answer(
+        6,
+        "heads after one another, back",
+        swap=("arriving.movedim(0, 1).flatten(1, 2)", "arriving.movedim(0, 2).flatten(1, 2)"),
+        says="heads_to_tokens",
+    ),
+    Answer(
+        6,
+        "into what is not contiguous",
+        swap=(
+            "arriving = torch.empty_like(leaving)\ndist.all_to_all_single(arriving, leaving)\nreturn "
+            "arriving.movedim(0, 2).flatten(2, 3)",
+            "B, H, T, K = x_BHTK.shape\nheld = torch.zeros(B, H // world, world, T, K, dtype=x_BHTK.dtype)\narriving = "
+            "held.movedim(2, 0)\ndist.all_to_all_single(arriving, leaving)\nreturn held.flatten(2, 3)",
+        ),
+    ),
+    Answer(
+        6,
+        "nothing is exchanged",
+        swap=(
+            "dist.all_to_all_single(arriving, leaving)\nreturn arriving.movedim(0, 2)",
+            "arriving.copy_(leaving)\nreturn arriving.movedim(0, 2)",
+        ),
+    ),
+    Answer(
+        6,
+        "the gradient stays",
+        swap=(
+            "return heads_to_tokens(grad, ctx.world), None",
+            "return grad.reshape(grad.shape[0], -1, grad.shape[2] // ctx.world, grad.shape[3]), None",
+        ),
+        says="the gradient of the",
+    ),
+    Answer(
+        6,
+        "the gradient divided by the ranks",
+        swap=(
+            "return heads_to_tokens(grad, ctx.world), None",
+            "return heads_to_tokens(grad, ctx.world) / ctx.world, None",
+        ),
+        says="the gradient of the queries",
+    ),
     Answer(6, "not causal", swap=("v_BHTK, is_causal=True)", "v_BHTK)"), says="the output of ulysses"),
     Answer(6, "gathers all, then slices", [None, None, None, None, GATHERS_ALL]),
-    Answer(6, "the heads do not divide: sent first, refused then", swap=("if heads % world:\n    raise ValueError(f\"{heads} heads do not divide by {world} ranks\")",
-                                                                        "dist.all_reduce(torch.ones(1))\nif heads % world:\n    raise ValueError(f\"{heads} heads do not divide by {world} ranks\")"),
-           says="after something was sent"),
-    Answer(6, "not refused", swap=("if heads % world:\n    raise ValueError(f\"{heads} heads do not divide by {world} ranks\")", "pass"), says="not refused by a ValueError"),
-    Answer(6, "refused without a reason", swap=("raise ValueError(f\"{heads} heads do not divide by {world} ranks\")", "raise ValueError(\"wrong sizes\")"), says="does not say in one line why"),
-
-    Answer(7, "keys only", swap=("world - 1, 2 * (world - 1) * nbytes", "world - 1, (world - 1) * nbytes"), says="ring_cost"),
-    Answer(7, "the whole way round", swap=("world - 1, 2 * (world - 1) * nbytes", "world, 2 * world * nbytes"), says="ring_cost"),
-    Answer(7, "its own part is sent, too", swap=("4 * (world - 1) / world * nbytes", "4 * nbytes"), says="ulysses_cost"),
+    Answer(
+        6,
+        "the heads do not divide: sent first, refused then",
+        swap=(
+            'if heads % world:\n    raise ValueError(f"{heads} heads do not divide by {world} ranks")',
+            "if heads % world:\n    dist.all_reduce(torch.ones(1))\n    "
+            'raise ValueError(f"{heads} heads do not divide by {world} ranks")',
+        ),
+        says="after something was sent",
+    ),
+    Answer(
+        6,
+        "not refused",
+        swap=('if heads % world:\n    raise ValueError(f"{heads} heads do not divide by {world} ranks")', "pass"),
+        says="not refused by a ValueError",
+    ),
+    Answer(
+        6,
+        "refused without a reason",
+        swap=('raise ValueError(f"{heads} heads do not divide by {world} ranks")', 'raise ValueError("wrong sizes")'),
+        says="does not say in one line why",
+    ),
+    Answer(
+        7,
+        "keys only",
+        swap=("world - 1, 2 * (world - 1) * nbytes", "world - 1, (world - 1) * nbytes"),
+        says="ring_cost",
+    ),
+    Answer(
+        7,
+        "the whole way round",
+        swap=("world - 1, 2 * (world - 1) * nbytes", "world, 2 * world * nbytes"),
+        says="ring_cost",
+    ),
+    Answer(
+        7, "its own part is sent, too", swap=("4 * (world - 1) / world * nbytes", "4 * nbytes"), says="ulysses_cost"
+    ),
     Answer(7, "q, k and v alone", swap=("return 4, 4 * (world - 1)", "return 3, 3 * (world - 1)"), says="ulysses_cost"),
-    Answer(7, "as many ranks as heads", swap=("max(ranks for ranks in range(1, available + 1) if heads % ranks == 0)", "min(heads, available)"), says="most_ranks"),
-    Answer(7, "one product", swap=("itemsize * flops / (2 * bandwidth)", "itemsize * flops / bandwidth"), says="hiding_length"),
-    Answer(7, "bits for bytes: no itemsize", swap=("itemsize * flops / (2 * bandwidth)", "flops / bandwidth"), says="hiding_length"),
-    Answer(7, "half the work, half the length", swap=("2 * length if causal", "length / 2 if causal"), says="hiding_length"),
-
-    Answer(8, "positions restart at 0", swap=("return x_BT[:, positions], y_BT[:, positions], positions", "return x_BT[:, positions], y_BT[:, positions], torch.arange(len(positions))")),
-    Answer(8, "targets are not dealt like tokens", swap=("y_BT[:, positions], positions", "y_BT.chunk(world, dim=1)[rank], positions"), says="the targets of rank"),
-    Answer(8, "in order, with zig-zag's mask", swap=("positions_of(pieces_of(rank, world), tokens // (2 * world))", "positions_of([2 * rank, 2 * rank + 1], tokens // (2 * world))"), says="gradient of"),
-    Answer(8, "what is too much is dropped", swap=("if tokens % (2 * world):\n    raise ValueError(f\"{tokens} tokens do not divide by {2 * world} pieces, two for each of {world} ranks\")\n", ""), says="not refused"),
+    Answer(
+        7,
+        "as many ranks as heads",
+        swap=("max(ranks for ranks in range(1, available + 1) if heads % ranks == 0)", "min(heads, available)"),
+        says="most_ranks",
+    ),
+    Answer(
+        7,
+        "one product",
+        swap=("itemsize * flops / (2 * bandwidth)", "itemsize * flops / bandwidth"),
+        says="hiding_length",
+    ),
+    Answer(
+        7,
+        "bits for bytes: no itemsize",
+        swap=("itemsize * flops / (2 * bandwidth)", "flops / bandwidth"),
+        says="hiding_length",
+    ),
+    Answer(
+        7, "half the work, half the length", swap=("2 * length if causal", "length / 2 if causal"), says="hiding_length"
+    ),
+    Answer(
+        8,
+        "positions restart at 0",
+        swap=(
+            "return x_BT[:, positions], y_BT[:, positions], positions",
+            "return x_BT[:, positions], y_BT[:, positions], torch.arange(len(positions))",
+        ),
+    ),
+    Answer(
+        8,
+        "targets are not dealt like tokens",
+        swap=("y_BT[:, positions], positions", "y_BT.chunk(world, dim=1)[rank], positions"),
+        says="the targets of rank",
+    ),
+    Answer(
+        8,
+        "in order, with zig-zag's mask",
+        swap=(
+            "positions_of(pieces_of(rank, world), tokens // (2 * world))",
+            "positions_of([2 * rank, 2 * rank + 1], tokens // (2 * world))",
+        ),
+        says="gradient of",
+    ),
+    Answer(
+        8,
+        "what is too much is dropped",
+        swap=(
+            'if tokens % (2 * world):\n    raise ValueError(f"{tokens} tokens do not divide by {2 * world} pieces, '
+            'two for each of {world} ranks")\n',
+            "",
+        ),
+        says="not refused",
+    ),
     Answer(8, "each rank attends to itself", [None, "pass", None], says="gradient of"),
-    Answer(8, "only the first block", swap=("for block in model.blocks:", "for block in model.blocks[:1]:"), says="gradient of"),
-    Answer(8, "the ring of contiguous pieces", swap=("in_zigzag(rank, world, q_BHTK.shape[2] // 2)", "in_order(rank, world, q_BHTK.shape[2])"), says="gradient of"),
-    Answer(8, "no mask at all", swap=("RingAttention.apply(q_BHTK, k_BHTK, v_BHTK, blocks, rank, world)", "RingAttention.apply(q_BHTK, k_BHTK, v_BHTK, everything, rank, world)"), says="gradient of"),
-    Answer(8, "the length of the longest sequence", swap=("blocks = in_zigzag(rank, world, q_BHTK.shape[2] // 2)", "blocks = in_zigzag(rank, world, model.max_len // (2 * world))")),
-    Answer(8, "gradients averaged", swap=("    dist.all_reduce(parameter.grad)", "    dist.all_reduce(parameter.grad)\n    parameter.grad /= dist.get_world_size()"), says="times as large"),
-    Answer(8, "each rank has its own gradients", swap=("for parameter in model.parameters():\n    dist.all_reduce(parameter.grad)\n", ""), says="the gradient of"),
+    Answer(
+        8,
+        "only the first block",
+        swap=("for block in model.blocks:", "for block in model.blocks[:1]:"),
+        says="gradient of",
+    ),
+    Answer(
+        8,
+        "the ring of contiguous pieces",
+        swap=("in_zigzag(rank, world, q_BHTK.shape[2] // 2)", "in_order(rank, world, q_BHTK.shape[2])"),
+        says="gradient of",
+    ),
+    Answer(
+        8,
+        "no mask at all",
+        swap=(
+            "RingAttention.apply(q_BHTK, k_BHTK, v_BHTK, blocks, rank, world)",
+            "RingAttention.apply(q_BHTK, k_BHTK, v_BHTK, everything, rank, world)",
+        ),
+        says="gradient of",
+    ),
+    Answer(
+        8,
+        "the length of the longest sequence",
+        swap=(
+            "blocks = in_zigzag(rank, world, q_BHTK.shape[2] // 2)",
+            "blocks = in_zigzag(rank, world, model.max_len // (2 * world))",
+        ),
+    ),
+    Answer(
+        8,
+        "gradients averaged",
+        swap=(
+            "    dist.all_reduce(parameter.grad)",
+            "    dist.all_reduce(parameter.grad)\n    parameter.grad /= dist.get_world_size()",
+        ),
+        says="times as large",
+    ),
+    Answer(
+        8,
+        "each rank has its own gradients",
+        swap=("for parameter in model.parameters():\n    dist.all_reduce(parameter.grad)\n", ""),
+        says="the gradient of",
+    ),
     Answer(8, "mean of the ranks' means", swap=("* mine / everybodys.clamp(min=1)", "/ dist.get_world_size()")),
     Answer(8, "divided by all tokens", swap=("everybodys = mine.clone()", "everybodys = torch.tensor(y_BT.numel())")),
     Answer(8, "the loss of this rank", swap=("dist.all_reduce(total)\n", ""), says="the loss of step 1"),
-    Answer(8, "positions are not given to the model", swap=("model(x_BT, y_BT, positions_T)", "model(x_BT, y_BT)"), says="gradient of"),
-    Answer(8, "all blocks, and all of the sequence: every rank runs the whole model", [
-        "places = torch.arange(x_BT.shape[1])\nreturn x_BT, y_BT, places", "pass", None], says="my_share"),
-]  # fmt: skip
+    Answer(
+        8,
+        "positions are not given to the model",
+        swap=("model(x_BT, y_BT, positions_T)", "model(x_BT, y_BT)"),
+        says="not that of one process",
+    ),
+    Answer(
+        8,
+        "all blocks, and all of the sequence: every rank runs the whole model",
+        ["places = torch.arange(x_BT.shape[1])\nreturn x_BT, y_BT, places", "pass", None],
+        says="my_share",
+    ),
+]
 
 RIGHT = [
-    Answer(1, "maximum and sum, by hand", ["""
+    Answer(
+        1,
+        "maximum and sum, by hand",
+        [
+            """
         s = scores(q_BHTK, k_BHSK, mask_TS)
         top = s.amax(dim=-1, keepdim=True).clamp(min=-1e30)
         weights = (s - top).exp()
         total = weights.sum(dim=-1, keepdim=True)
-        return weights @ v_BHSK / total.clamp(min=1), (top + total.log()).squeeze(-1)""", None]),
-    Answer(1, "softmax, with nan put away", ["""
+        return weights @ v_BHSK / total.clamp(min=1), (top + total.log()).squeeze(-1)""",
+            None,
+        ],
+    ),
+    Answer(
+        1,
+        "softmax, with nan put away",
+        [
+            """
         s = scores(q_BHTK, k_BHSK, mask_TS)
-        return s.softmax(dim=-1).nan_to_num(0.0) @ v_BHSK, s.logsumexp(dim=-1)""", None]),
+        return s.softmax(dim=-1).nan_to_num(0.0) @ v_BHSK, s.logsumexp(dim=-1)""",
+            None,
+        ],
+    ),
     Answer(1, "einsum", swap=("weights_BHTS @ v_BHSK", 'torch.einsum("bhts,bhsk->bhtk", weights_BHTS, v_BHSK)')),
-    Answer(1, "merged by a sigmoid", [None, """
+    Answer(
+        1,
+        "merged by a sigmoid",
+        [
+            None,
+            """
         share = torch.sigmoid(new_lse_BHT - lse_BHT).nan_to_num(0.0)[..., None]
-        return out_BHTK + share * (new_out_BHTK - out_BHTK), torch.logaddexp(lse_BHT, new_lse_BHT)"""]),
-    Answer(1, "merged with the larger one taken out", [None, """
+        return out_BHTK + share * (new_out_BHTK - out_BHTK), torch.logaddexp(lse_BHT, new_lse_BHT)""",
+        ],
+    ),
+    Answer(
+        1,
+        "merged with the larger one taken out",
+        [
+            None,
+            """
         top = torch.maximum(lse_BHT, new_lse_BHT).clamp(min=-1e30)
         old, new = (lse_BHT - top).exp(), (new_lse_BHT - top).exp()
         total = (old + new).clamp(min=1e-30)
         out = (old / total)[..., None] * out_BHTK + (new / total)[..., None] * new_out_BHTK
-        return out, torch.logaddexp(lse_BHT, new_lse_BHT)"""]),
+        return out, torch.logaddexp(lse_BHT, new_lse_BHT)""",
+        ],
+    ),
     Answer(2, "the other way round", [None, None, LEFTWARDS]),
     Answer(2, "keys and values in one message", [None, None, STACKED]),
     Answer(2, "batch_isend_irecv", [None, BATCHED, None]),
     Answer(3, "one round less for the gradients", [None, ONE_ROUND_LESS, None, None]),
     Answer(3, "all four together", [None, FOUR_TOGETHER, None, None]),
-    Answer(3, "delta from the weights' gradients, as all blocks give it", swap=("grad_weights_BHTS = grad_out @ v.transpose(-2, -1)", 'grad_weights_BHTS = torch.einsum("bhtk,bhsk->bhts", grad_out, v)')),
-    Answer(3, "attributes of the context, and clones", [None, None, """
+    Answer(
+        3,
+        "delta from the weights' gradients, as all blocks give it",
+        swap=(
+            "grad_weights_BHTS = grad_out @ v.transpose(-2, -1)",
+            'grad_weights_BHTS = torch.einsum("bhtk,bhsk->bhts", grad_out, v)',
+        ),
+    ),
+    Answer(
+        3,
+        "attributes of the context, and clones",
+        [
+            None,
+            None,
+            """
         out_BHTK, lse_BHT = ring_forward(q_BHTK, k_BHTK, v_BHTK, blocks, rank, world)
         ctx.kept = q_BHTK, k_BHTK, v_BHTK, out_BHTK.clone(), lse_BHT
         ctx.ring = blocks, rank, world
-        return out_BHTK""", "return *ring_backward(*ctx.kept, grad_out_BHTK, *ctx.ring), None, None, None"]),
+        return out_BHTK""",
+            "return *ring_backward(*ctx.kept, grad_out_BHTK, *ctx.ring), None, None, None",
+        ],
+    ),
     Answer(4, "the late piece first", swap=("[rank, 2 * world - 1 - rank]", "[2 * world - 1 - rank, rank]")),
     Answer(4, "masks from positions", [None, None, None, BY_POSITIONS]),
     Answer(4, "a triangle, row by row", [None, None, None, ROW_BY_ROW]),
-    Answer(4, "one block for its own pieces", [None, None, None, "if list(mine) == list(theirs):\n" + "\n".join("    " + line for line in MASK_ONLY.strip().split("\n")) + "\n" + BY_POSITIONS]),
-    Answer(4, "counted one by one", swap=("sum(piece * size * size + size * (size + 1) // 2 for piece in pieces)", "int((positions_of(pieces, size) + 1).sum())")),
-    Answer(5, "waits one by one, late", [OVERLAPPED.format(before=START, after="if not last:\n        k_BHTK, v_BHTK = next_pair\n    for work in reversed(works):\n        work.wait()"), None]),
+    Answer(
+        4,
+        "one block for its own pieces",
+        [
+            None,
+            None,
+            None,
+            "if list(mine) == list(theirs):\n"
+            + "\n".join("    " + line for line in MASK_ONLY.strip().split("\n"))
+            + "\n"
+            + BY_POSITIONS,
+        ],
+    ),
+    Answer(
+        4,
+        "counted one by one",
+        swap=(
+            "sum(piece * size * size + size * (size + 1) // 2 for piece in pieces)",
+            "int((positions_of(pieces, size) + 1).sum())",
+        ),
+    ),
+    Answer(
+        5,
+        "waits one by one, late",
+        [
+            OVERLAPPED.format(
+                before=START,
+                after="if not last:\n        k_BHTK, v_BHTK = next_pair\n    for work in reversed(works):\n        "
+                "work.wait()",
+            ),
+            None,
+        ],
+    ),
     Answer(5, "the gradients are hidden, too", [None, ALL_HIDDEN]),
     Answer(6, "lists of tensors", [LISTS_THERE, LISTS_BACK, None, None, None]),
     Answer(6, "messages", [MESSAGES_THERE, None, None, None, None]),
     Answer(6, "q, k and v in one", [None, None, None, None, STACKED_ULYSSES]),
-    Answer(6, "torch's own differentiable collective", [None, None, None, None, '''
+    Answer(
+        6,
+        "torch's own differentiable collective",
+        [
+            None,
+            None,
+            None,
+            None,
+            """
         heads = q_BHTK.shape[1]
         if heads % world:
             raise ValueError(f"{heads} heads do not divide by {world} ranks")
@@ -498,14 +1047,37 @@ RIGHT = [
             return swap(x.unflatten(1, (world, -1)).movedim(1, 0)).movedim(0, 2).flatten(2, 3)
 
         out = F.scaled_dot_product_attention(there(q_BHTK), there(k_BHTK), there(v_BHTK), is_causal=True)
-        return swap(out.unflatten(2, (world, -1)).movedim(2, 0)).movedim(0, 1).flatten(1, 2)''']),
-    Answer(6, "attention by hand", swap=("F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)",
-                                         "attend(q_BHTK, k_BHTK, v_BHTK, torch.ones(q_BHTK.shape[2], q_BHTK.shape[2], dtype=torch.bool).tril())[0]")),
-    Answer(7, "bytes by whole numbers where they are", swap=("4 * (world - 1) / world * nbytes", "4 * nbytes - 4 * nbytes / world")),
-    Answer(7, "the greatest divisor, from above", swap=("return max(ranks for ranks in range(1, available + 1) if heads % ranks == 0)",
-                                                         "ranks = min(available, heads)\nwhile heads % ranks:\n    ranks -= 1\nreturn ranks")),
+        return swap(out.unflatten(2, (world, -1)).movedim(2, 0)).movedim(0, 1).flatten(1, 2)""",
+        ],
+    ),
+    Answer(
+        6,
+        "attention by hand",
+        swap=(
+            "F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)",
+            "attend(q_BHTK, k_BHTK, v_BHTK, torch.ones(q_BHTK.shape[2], q_BHTK.shape[2], dtype=torch.bool).tril())[0]",
+        ),
+    ),
+    Answer(
+        7,
+        "bytes by whole numbers where they are",
+        swap=("4 * (world - 1) / world * nbytes", "4 * nbytes - 4 * nbytes / world"),
+    ),
+    Answer(
+        7,
+        "the greatest divisor, from above",
+        swap=(
+            "return max(ranks for ranks in range(1, available + 1) if heads % ranks == 0)",
+            "ranks = min(available, heads)\nwhile heads % ranks:\n    ranks -= 1\nreturn ranks",
+        ),
+    ),
     Answer(8, "one all-reduce for all gradients", [None, None, FLATTENED]),
-    Answer(8, "the overlapped ring", [None, """
+    Answer(
+        8,
+        "the overlapped ring",
+        [
+            None,
+            """
         class Overlapped(torch.autograd.Function):
             @staticmethod
             def forward(ctx, q, k, v):
@@ -519,6 +1091,16 @@ RIGHT = [
                 return overlapped_backward(*ctx.saved_tensors, grad, ctx.blocks, rank, world)
 
         for block in model.blocks:
-            block.attention.attend = Overlapped.apply""", None]),
-    Answer(8, "one process where there is one rank", swap=("for block in model.blocks:\n    block.attention.attend = attend_in_ring", "for block in model.blocks if world > 1 else ():\n    block.attention.attend = attend_in_ring")),
-]  # fmt: skip
+            block.attention.attend = Overlapped.apply""",
+            None,
+        ],
+    ),
+    Answer(
+        8,
+        "one process where there is one rank",
+        swap=(
+            "for block in model.blocks:\n    block.attention.attend = attend_in_ring",
+            "for block in model.blocks if world > 1 else ():\n    block.attention.attend = attend_in_ring",
+        ),
+    ),
+]

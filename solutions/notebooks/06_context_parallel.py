@@ -317,7 +317,7 @@ def ring_backward(
 # | | |
 # |---|---|
 # | `forward(ctx, …)` | computes; autograd records nothing of what happens inside |
-# | `ctx.save_for_backward(a, b)` | keeps tensors for the backward pass; the rest may be attributes: `ctx.world = world` |
+# | `ctx.save_for_backward(a, b)` | keeps tensors for the backward pass; the rest are attributes: `ctx.world = world` |
 # | `backward(ctx, grad)` | gets the gradient of what `forward` returned, and has the tensors in `ctx.saved_tensors` |
 # | | returns a gradient for each argument of `forward`, `None` for what is no tensor |
 #
@@ -541,7 +541,7 @@ check("06_context_parallel/5")
 #
 # | call | |
 # |---|---|
-# | `dist.all_to_all_single(output, input)` | part $j$ of `input` goes to rank $j$; part $i$ of `output` comes from $i$ |
+# | `dist.all_to_all_single(output, input)` | part $j$ of `input` goes to rank $j$; part $i$ of `output` is of $i$ |
 # | | parts are $N$ equal ones of the first dimension, and both tensors must be contiguous |
 # | `x.unflatten(dim, (a, b))`, `x.flatten(dim, dim + 1)` | makes two dimensions of one, and one of two neighbours |
 # | `x.movedim(a, b)` | the same tensor with dimension `a` at place `b` |
@@ -825,7 +825,7 @@ def train(steps: int, rank: int, world: int) -> dict:
 # %%
 trained = {n: run_on_ranks("06_context_parallel/train", [10] * n).results for n in (1, 2, 4)}
 for n, ranks in trained.items():
-    print(f"{n} ranks: losses {', '.join(f'{loss:.5f}' for loss in ranks[0]['losses'][:5])} …")
+    print(f"world size {n}: losses {', '.join(f'{loss:.5f}' for loss in ranks[0]['losses'][:5])} …")
 plots_context.trained(trained)
 
 # %% [markdown]
@@ -836,7 +836,7 @@ plots_context.trained(trained)
 # | torch's `context_parallel`, as torchtitan uses it | deals tensors out in zig-zag; a ring in place of attention |
 # | Megatron-LM's `--context-parallel-size` | a ring, or all-to-alls, in zig-zag |
 # | DeepSpeed-Ulysses' `DistributedAttention` | `ulysses`, around any attention |
-# | Llama 3 ([arXiv:2407.21783](https://arxiv.org/abs/2407.21783)) | zig-zag; keys and values are gathered: they are few |
+# | Llama 3 ([arXiv:2407.21783](https://arxiv.org/abs/2407.21783)) | zig-zag; the few keys and values are gathered |
 #
 # (Llama 3 has 8 heads of keys and values for 64 or 128 of queries or more, which makes them small; and one all-gather
 # does with

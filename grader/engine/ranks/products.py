@@ -1,21 +1,19 @@
-"""What a rank computes: each matrix product, told to the judge in its place among messages and waits; and the most
-bytes alive.
+"""What a rank computes: each matrix product, told in its place among messages and waits; and the most bytes alive.
 
-    {"e": "product", "size": 4096}   the rank has made a product of so many multiplications
+{"e": "product", "size": 4096}   the rank has made a product of so many multiplications
 """
 
 import math
 from typing import Any
 
-from grader.engine.ranks.observe import Line
+from grader.engine.observe import Judge
 from utils.memory import Storages
 
 
 def multiplications(name: str, args: tuple) -> int:
     """Of one operation, by the dispatcher's name for it; 0 if it is no matrix product."""
     if name.startswith("_scaled_dot_product"):
-        # Fused: queries with keys, and weights with values. Its backward pass, which gets a gradient first, has five
-        # products.
+        # Fused: queries with keys, weights with values. The backward pass, whose first argument is a gradient, has five.
         products, (query, key) = (5, args[1:3]) if "backward" in name else (2, args[:2])
         return products * math.prod(query.shape) * key.shape[-2]
     if name in ("mm", "bmm", "mv", "addmm", "baddbmm", "addmm_", "baddbmm_"):
@@ -39,6 +37,6 @@ class watch_products(Storages):
         result = super().__torch_dispatch__(operation, types, args, kwargs)
         size = multiplications(operation.overloadpacket.__name__, args)
         if size:
-            Line.mine.say(e="product", size=size)
+            Judge.mine.say(e="product", size=size)
         self.most = max(self.most, sum(self.live().values()))
         return result
