@@ -151,7 +151,7 @@ WRONG = [
         [None, None, SUM.replace("total = x.clone", "total = x.float().clone"), None],
         says="dtype",
     ),
-    Answer(2, "nothing at all", ["return x", "return gradient", "return x", "return gradient"], says="f of a tensor"),
+    Answer(2, "nothing at all", ["return x", "return gradient", "return x", "return gradient"], says="g of a tensor"),
     Answer(3, "a view", swap=(".clone(memory_format=torch.contiguous_format)", ""), says="view of the whole"),
     Answer(
         3,
