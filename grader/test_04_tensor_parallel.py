@@ -38,8 +38,8 @@ from utils.data import IGNORE
 from utils.memory import Storages
 from utils.model import MLP, Attention, TransformerLM
 
-# Float32 sums in another order: over 60 draws outputs and gradients differed by 8e-7 of their norm at most, weights after ten steps by
-# 4e-6 of their change. What is wrong differs by 1e-2 and more.
+# Float32 sums in another order: in the draws of two seeds, outputs and gradients differed by 1.3e-6 of their norm at
+# most, weights after ten steps by 9e-6 of their change. What is wrong differs by 1e-2 and more.
 REL = 1e-4
 
 
@@ -253,8 +253,13 @@ def one_border(code, seed, name, shape, out, dtype, turned):
         return {"fault": fault}
     seen = {"fault": "", "y": y.detach().clone(), "dtype": str(y.dtype).removeprefix("torch.")}
     mark()
-    y.backward(upstream)
-    fault = fault_of(x.grad, shape)
+    try:
+        y.backward(upstream)
+        fault = fault_of(x.grad, shape)
+    except RuntimeError as error:
+        if "invalid gradient" not in str(error):
+            raise
+        fault = "of another shape than x"
     if not all_right(fault):
         return seen | {"gradient fault": fault}
     same = [torch.equal(x, kept[0]), torch.equal(upstream, kept[1])]
@@ -271,43 +276,63 @@ def check_border(student, world, trials, right):
     seeds = student.seeds(world)
     run = student.call(border_on_rank, world=world, seed=seeds, trials=[trial[:5] for trial in trials])
     marked = cases(run.events)
-    for number, (name, shape, out, dtype, turned, forward, backward) in enumerate(trials):
-        how = f"{dtype}{', not contiguous' if turned else ''}, on {ranks_of(world)}"
-        told = f"{name} of a tensor of shape {tuple(shape)}, {how}"
-        ranks = [seen[number] for seen in run.evidence]
-        for rank, here in enumerate(ranks):
-            expect(
-                not here["fault"],
-                f"{told}: rank {rank} gets {here['fault']}",
-                f"shape {tuple(out)}",
-                here["fault"],
-                rank,
-            )
-        for rank, here in enumerate(ranks):
-            gone = here["gradient fault"]
-            message = f"{told}: the gradient on rank {rank} is {gone}"
-            expect(not gone, message, f"a tensor of shape {tuple(shape)}", gone, rank)
-        xs = [whole_numbers(seed, 1, shape, dtype, turned) for seed in seeds]
-        upstreams = [whole_numbers(seed, 2, out, dtype, turned) for seed in seeds]
-        apart = not torch.equal(xs[0], xs[-1]) and not torch.equal(upstreams[0], upstreams[-1])
-        premise(world == 1 or apart, "ranks that keep to themselves")
-        for rank, here in enumerate(ranks):
-            y, gradient = right[name](xs, upstreams, rank)
-            message = f"{told}, forward: rank {rank} gets other numbers{manifold(here['y'], y)}"
-            expect(torch.equal(here["y"], y), message, some(y), some(here["y"]), rank)
-            times = manifold(here["gradient"], gradient)
-            message = f"{told}, backward: the gradient on rank {rank} is another one{times}"
-            expect(torch.equal(here["gradient"], gradient), message, some(gradient), some(here["gradient"]), rank)
-            expect(here["dtype"] == dtype, f"{told}: the result has another dtype", dtype, here["dtype"], rank)
-            for what, same in zip(("what it is given forward", "the gradient that it is given"), here["untouched"]):
-                message = f"{told}: {what} is changed by it: work on a copy"
-                expect(same, message, "the same numbers as before", "others", rank)
-        for way, events, nbytes in (
-            ("forward", marked[4 * number], forward),
-            ("backward", marked[4 * number + 2], backward),
-        ):
-            why = "fewer are enough" if nbytes else "nothing is due there"
-            check_sent(f"{told}, {way}", events, world, nbytes, nbytes, why)
+    reached = trials[: min(map(len, run.evidence))]  # the first fault is the last that is known
+    for number, (*trial, nbytes, _) in enumerate(reached):
+        check_forward(spoken_border(world, *trial), world, trial, seeds, right, [seen[number] for seen in run.evidence])
+        check_border_sent(spoken_border(world, *trial) + ", forward", marked[4 * number], world, nbytes)
+    for number, (*trial, _, nbytes) in enumerate(reached):
+        check_backward(
+            spoken_border(world, *trial), world, trial, seeds, right, [seen[number] for seen in run.evidence]
+        )
+        check_border_sent(spoken_border(world, *trial) + ", backward", marked[4 * number + 2], world, nbytes)
+
+
+def spoken_border(world, name, shape, out, dtype, turned):
+    return f"{name} of a tensor of shape {tuple(shape)}, {dtype}{', not contiguous' if turned else ''}, on {ranks_of(world)}"
+
+
+def check_border_sent(told, events, world, nbytes):
+    check_sent(told, events, world, nbytes, nbytes, "fewer are enough" if nbytes else "nothing is due there")
+
+
+def drawn_border(seeds, trial):
+    """What the ranks were given: x and the upstream gradient of each."""
+    _, shape, out, dtype, turned = trial
+    xs = [whole_numbers(seed, 1, shape, dtype, turned) for seed in seeds]
+    upstreams = [whole_numbers(seed, 2, out, dtype, turned) for seed in seeds]
+    return xs, upstreams
+
+
+def check_forward(told, world, trial, seeds, right, ranks):
+    name, _, out, dtype, _ = trial
+    for rank, here in enumerate(ranks):
+        expect(
+            not here["fault"], f"{told}: rank {rank} gets {here['fault']}", f"shape {tuple(out)}", here["fault"], rank
+        )
+    xs, upstreams = drawn_border(seeds, trial)
+    premise(world == 1 or not torch.equal(xs[0], xs[-1]), "ranks that keep to themselves")
+    for rank, here in enumerate(ranks):
+        y, _ = right[name](xs, upstreams, rank)
+        message = f"{told}, forward: rank {rank} gets other numbers{manifold(here['y'], y)}"
+        expect(torch.equal(here["y"].double(), y.double()), message, some(y), some(here["y"]), rank)
+        expect(here["dtype"] == dtype, f"{told}: the result has another dtype", dtype, here["dtype"], rank)
+
+
+def check_backward(told, world, trial, seeds, right, ranks):
+    name, shape, *_ = trial
+    for rank, here in enumerate(ranks):
+        gone = here["gradient fault"]
+        expect(not gone, f"{told}: the gradient on rank {rank} is {gone}", f"shape {tuple(shape)}", gone, rank)
+    xs, upstreams = drawn_border(seeds, trial)
+    premise(world == 1 or not torch.equal(upstreams[0], upstreams[-1]), "ranks that keep to themselves")
+    for rank, here in enumerate(ranks):
+        _, gradient = right[name](xs, upstreams, rank)
+        times = manifold(here["gradient"], gradient)
+        message = f"{told}, backward: the gradient on rank {rank} is another one{times}"
+        expect(torch.equal(here["gradient"], gradient), message, some(gradient), some(here["gradient"]), rank)
+        for what, same in zip(("what it is given forward", "the gradient that it is given"), here["untouched"]):
+            message = f"{told}: {what} is changed by it: work on a copy"
+            expect(same, message, "the same numbers as before", "others", rank)
 
 
 def some(tensor):

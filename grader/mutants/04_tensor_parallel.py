@@ -151,7 +151,7 @@ WRONG = [
         [None, None, SUM.replace("total = x.clone", "total = x.float().clone"), None],
         says="dtype",
     ),
-    Answer(2, "nothing at all", ["return x", "return gradient", "return x", "return gradient"], says="f of a tensor"),
+    Answer(2, "nothing at all", ["return x", "return gradient", "return x", "return gradient"], says="g of a tensor"),
     Answer(3, "a view", swap=(".clone(memory_format=torch.contiguous_format)", ""), says="view of the whole"),
     Answer(
         3,
@@ -498,7 +498,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         6,
         "the whole table on each rank",
         ["self.weight, self.first = whole.weight, 0", "return F.embedding(x_BT, self.weight)"],
-        says="bytes",
+        says="not marked as sharded",
     ),
     Answer(
         6,
@@ -553,10 +553,10 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
     Answer(7, "foreign targets read a logit", swap=("[..., 0].where(mine, 0)", "[..., 0]"), says="another number"),
     Answer(
         7,
-        "sums past autograd",
+        "sums without a gradient",
         swap=(
             f"total, at_target = {TWO_SUMS}",
-            "total = logits.exp().sum(dim=-1)\ndist.all_reduce(total.data)\ndist.all_reduce(at_target.data)",
+            "total, at_target = logits.detach().exp().sum(dim=-1), g(at_target)\ndist.all_reduce(total)",
         ),
         says="gradient",
     ),
@@ -1154,6 +1154,14 @@ dist.all_gather(pieces, maximum)
 maximum = torch.stack(pieces).amax(dim=0)""".strip(),
             ).replace(f"total, at_target = {TWO_SUMS}", "total = g(logits.exp().sum(dim=-1))\nat_target = g(at_target)")
         ],
+    ),
+    Answer(
+        7,
+        "sums written where autograd does not look",
+        swap=(
+            f"total, at_target = {TWO_SUMS}",
+            "total = logits.exp().sum(dim=-1)\ndist.all_reduce(total.data)\ndist.all_reduce(at_target.data)",
+        ),
     ),
     Answer(
         7,
