@@ -4,8 +4,9 @@
 
 The functions are those of the reference solution, solutions/notebooks/05_pipeline_parallel.py.
 
-- `bubbles` runs each schedule on four ranks with eight micro-batches. The stages' work is to wait, 80 ms each for F, I and W, so
-  that two cores show the bubble of four devices. The measured bubble must be within a tenth of the formula's.
+- `bubbles` runs each schedule on four ranks with eight micro-batches. The stages' work is to wait, 160 ms each for F, I
+  and W (a chunk's 80 ms), so that two cores show the bubble of four devices; they should do little else. The measured
+  bubble must be within a tenth of the formula's.
 - `losses` trains the course's model for 50 steps by each schedule on 2 and 4 ranks, beside one process.
 - `speed` trains it on two ranks, in turns by the lesson's 1F1B and by torch's, each step from barrier to barrier.
 """
@@ -43,14 +44,20 @@ def on_every_rank(value: object, world: int) -> list:
     return values
 
 
-def wait(rank: int, world: int, seconds: float) -> dict[str, dict[str, list]]:
+def seconds_of(timeline: plots_pipeline.Timeline) -> float:
+    first, last = plots_pipeline.span(timeline)
+    return last - first
+
+
+def wait(rank: int, world: int, seconds: float, repeats: int) -> dict[str, dict[str, list]]:
     """For each schedule the timeline of a run, and what the ranks kept of the language model's activations."""
     lesson = functions("05_pipeline_parallel")
     lesson["SECONDS"].update(F=seconds, I=seconds, W=seconds, B=2 * seconds)
     lesson["wait_by_schedule"]("1F1B", rank, world)  # to warm up
     found = {}
     for name in NAMES:
-        timeline = on_every_rank(lesson["wait_by_schedule"](name, rank, world), world)
+        runs = [on_every_rank(lesson["wait_by_schedule"](name, rank, world), world) for _ in range(repeats)]
+        timeline = min(runs, key=seconds_of)
         peaks = on_every_rank(lesson["peak_bytes"](name, rank, world), world) if chunks_of(name) == 1 else []
         found[name] = {"timeline": timeline, "peaks": peaks}
     return found
@@ -58,8 +65,11 @@ def wait(rank: int, world: int, seconds: float) -> dict[str, dict[str, list]]:
 
 def bubbles(args: argparse.Namespace, console: Console) -> dict:
     lesson = functions("05_pipeline_parallel")
-    found = on_ranks(wait, RANKS, args.wait)
-    title = f"{RANKS} ranks, {MICROBATCHES} micro-batches; F, I and W of {1000 * args.wait:.0f} ms each; load before {args.load:.1f}"
+    found = on_ranks(wait, RANKS, args.wait, args.repeats)
+    title = (
+        f"{RANKS} ranks, {MICROBATCHES} micro-batches; F, I and W of {1000 * args.wait:.0f} ms each; "
+        f"the shortest of {args.repeats} runs; load before {args.load:.1f}"
+    )
     columns = (
         "schedule",
         "formula, s",
@@ -80,8 +90,7 @@ def bubbles(args: argparse.Namespace, console: Console) -> dict:
             lesson["step_seconds"](name, RANKS, MICROBATCHES, v, *work),
             lesson["bubble_share"](name, RANKS, MICROBATCHES, v, *work),
         )
-        first, last = plots_pipeline.span(whole)
-        measured = last - first, plots_pipeline.bubble(whole)
+        measured = seconds_of(whole), plots_pipeline.bubble(whole)
         off = measured[1] / predicted[1] - 1
         alive = [lesson["most_alive"](name, RANKS, MICROBATCHES, v, rank) for rank in range(RANKS)]
         bytes_kept = [peak["most"] / peak["one"] for peak in found[name]["peaks"]]
@@ -204,8 +213,8 @@ def speed(args: argparse.Namespace, console: Console) -> dict:
         p.numel() for p in TransformerLM(args.vocab, args.dim, args.heads, args.layers, args.length).parameters()
     )
     title = (
-        f"{size:,} parameters, {args.batch * args.length} tokens a step in {args.microbatches} micro-batches; 2 ranks of a thread "
-        f"each, gloo, torch {torch.__version__}, load before {args.load:.1f}"
+        f"{size:,} parameters, {args.batch * args.length} tokens a step in {args.microbatches} micro-batches; 2 ranks of one "
+        f"thread each, gloo, torch {torch.__version__}, load before {args.load:.1f}"
     )
     table = Table("pair", "ours, s", "Schedule1F1B, s", "ratio of speeds", title=title, title_justify="left")
     ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["torch"], strict=True)]
@@ -226,7 +235,12 @@ def main() -> None:
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all, if none is named")
-    parser.add_argument("--wait", type=float, default=0.08, help="bubbles: seconds of F, of I and of W")
+    parser.add_argument(
+        "--wait", type=float, default=0.16, help="bubbles: seconds of F, of I and of W; of a chunk, half"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="bubbles: runs of each schedule, of which the shortest counts"
+    )
     parser.add_argument("--png", type=Path, help="bubbles: draw the timelines, predicted and measured, into this file")
     parser.add_argument("--steps", type=int, default=50, help="losses: steps of training")
     parser.add_argument("--pairs", type=int, default=9, help="speed: timed pairs of steps, after two that are not")

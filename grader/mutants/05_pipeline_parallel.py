@@ -127,7 +127,7 @@ WRONG = [
     Answer(
         1,
         "too few pieces are cut all the same",
-        swap=('raise ValueError(f"{n} pieces can not be cut into {stages} stages")', "return [[n] for n in range(n)]"),
+        swap=('raise ValueError(f"{n} pieces cannot be cut into {stages} stages")', "return [[n] for n in range(n)]"),
         says="two pieces",
     ),
     Answer(

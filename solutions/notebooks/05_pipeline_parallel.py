@@ -812,8 +812,9 @@ plots_pipeline.alive(peaks, {"GPipe": [8] * 4, "1F1B": [min(8, 4 - rank) for ran
 #
 # Again a rank begins with some forward passes, then does one forward and one backward pass in turns, and ends with
 # backward passes. How many are the first ones? For the last rank, just those that come before its first *last chunk*:
-# $(v-1)p$. For each rank before that, two more: the way down to the last rank is one longer, and so is the way back. (In the simulator one more for each is enough, and keeps less:
-# its messages take no time. Real ones do, and the second one hides it.)
+# $(v-1)p$. For each rank before that, two more: the way down to the last rank is one longer, and so is the way back.
+# (In the simulator one more for each is enough, and keeps less: its messages take no time. Real ones do, and the
+# second one hides it.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
