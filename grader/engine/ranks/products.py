@@ -6,7 +6,7 @@
 import math
 from typing import Any
 
-from grader.engine.observe import Judge
+from grader.engine.ranks.observe import Line
 from utils.memory import Storages
 
 
@@ -37,6 +37,6 @@ class watch_products(Storages):
         result = super().__torch_dispatch__(operation, types, args, kwargs)
         size = multiplications(operation.overloadpacket.__name__, args)
         if size:
-            Judge.mine.say(e="product", size=size)
+            Line.mine.say(e="product", size=size)
         self.most = max(self.most, sum(self.live().values()))
         return result
