@@ -1688,7 +1688,7 @@ def check_split_length(told, schedule, p, m):
 
 @todo(
     8,
-    needs=(4, 5),
+    needs=(4, 5, 6),
     why=(
         "The bubble of 1F1B comes from waiting for gradients. But half of a backward pass nobody waits for. It is the"
         " one idea that has made bubbles smaller without more messages and without more memory; DeepSeek-V3 was trained"

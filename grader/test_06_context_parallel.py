@@ -25,7 +25,7 @@ import torch
 
 from grader.kit import (
     Fault,
-    Judge,
+    Line,
     Wrong,
     cases,
     check_answers,
@@ -442,7 +442,7 @@ def start_on_rank(code, rank, world, seed):
     arriving, works = answer
     right = isinstance(works, (list, tuple)) and all(hasattr(work, "wait") for work in works)
     for work in works if right else ():
-        if work in Judge.mine.in_flight:  # a second wait for one message would never end
+        if work in Line.mine.in_flight:  # a second wait for one message would never end
             work.wait()
     return {
         "parts": [None, None],

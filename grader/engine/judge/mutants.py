@@ -1,8 +1,9 @@
 """The grader graded: wrong answers that it must reject, right ones that it must accept.
 
 `grader/mutants/<lesson>.py` holds two lists, WRONG and RIGHT, of `Answer`.
-Beside them each lesson is tried half done, in two ways: with TODOs 1 … k solved,
-k is right and k + 1 not attempted; with all but k solved, k is the only failure.
+Beside them each lesson is tried half done, in three ways: with TODOs 1 … k solved,
+k is right and k + 1 not attempted; with all but k solved, k is not attempted; and with nothing but k solved and
+the TODOs that it needs, k is right: so no other one's absence can fail it.
 """
 
 import importlib
@@ -39,16 +40,22 @@ class Trial:
 
 
 def trials(engine: Engine, lesson: str, only: Collection[int] = ()) -> Iterator[Trial]:
-    """Every answer of the lesson, or those to the TODOs in `only`."""
+    """Every answer of the lesson, or those to the TODOs in `only`.
+
+    A wrong or right answer differs from the solution in one TODO, and the TODOs that it needs pass without it ("alone"
+    shows that): so their checks are not run once more for each answer.
+    """
     numbers = list(lessons.titles(lesson))
     chosen = set(only or numbers)
     for k in range(len(numbers)):
         if numbers[k] not in chosen:
             continue
-        judge, started = judge_of(engine, lesson, solved(lesson, numbers[:k])), time.perf_counter()
-        seen = [
-            judge.verdict(number) for number in numbers[max(k - 1, 0) : k + 1]
-        ]  # those before were right with less done
+        before = numbers[max(k - 1, 0) : k]  # those before that one were right with less done
+        judge, started = (
+            judge_of(engine, lesson, solved(lesson, numbers[:k]), numbers[: max(k - 1, 0)]),
+            time.perf_counter(),
+        )
+        seen = [judge.verdict(number) for number in [*before, numbers[k]]]
         right = all(v.passed for v in seen[:-1]) and seen[-1].cause == "not_attempted"
         yield Trial(
             lesson,
@@ -60,30 +67,37 @@ def trials(engine: Engine, lesson: str, only: Collection[int] = ()) -> Iterator[
             time.perf_counter() - started,
         )
     for number in filter(chosen.__contains__, numbers):
-        judge, started = judge_of(engine, lesson, solved(lesson, set(numbers) - {number})), time.perf_counter()
-        seen = list(judge.verdicts())
-        failed = [v.todo for v in seen if v.status == "fail"]
-        right = failed == [number] and judge.verdict(number).cause == "not_attempted"
+        others = set(numbers) - {number}
+        judge, started = judge_of(engine, lesson, solved(lesson, others), others), time.perf_counter()
+        own = judge.verdict(number)
+        right = own.status == "fail" and own.cause == "not_attempted"
         yield Trial(
             lesson,
             "all but one",
             number,
             f"all but TODO {number}",
             right,
-            first_failure(seen),
+            first_failure([own]),
             time.perf_counter() - started,
         )
+        judge, started = judge_of(engine, lesson, solved(lesson, needed(lesson, number))), time.perf_counter()
+        own = judge.verdict(number)
+        name = f"TODO {number} and what it needs"
+        yield Trial(lesson, "alone", number, name, own.passed, first_failure([own]), time.perf_counter() - started)
     answers = importlib.import_module(f"grader.mutants.{lesson}")
     for answer in (answer for answer in answers.WRONG if answer.todo in chosen):
-        judge, started = judge_of(engine, lesson, answer.texts(lesson)), time.perf_counter()
+        others = () if answer.edits else set(numbers) - {answer.todo}
+        judge, started = judge_of(engine, lesson, answer.texts(lesson), others), time.perf_counter()
         own = judge.verdict(answer.todo)  # and what it needs: without that it would be skipped
         right = own.status == "fail" and own.cause != "not_attempted" and answer.says in own.message
         yield Trial(
             lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), time.perf_counter() - started
         )
     for answer in (answer for answer in answers.RIGHT if answer.todo in chosen):
-        judge, started = judge_of(engine, lesson, answer.texts(lesson)), time.perf_counter()
-        seen = [judge.verdict(number) for number in sorted(dependents(lesson, answer.todo))]
+        tried = dependents(lesson, answer.todo)
+        others = () if answer.edits else set(numbers) - tried
+        judge, started = judge_of(engine, lesson, answer.texts(lesson), others), time.perf_counter()
+        seen = [judge.verdict(number) for number in sorted(tried)]
         yield Trial(
             lesson,
             "right",
@@ -104,14 +118,23 @@ def dependents(lesson: str, todo: int) -> set[int]:
     return found
 
 
-def judge_of(engine: Engine, lesson: str, texts: dict[Path, str]) -> Judge:
-    """A judge of these files, as if they were the student's."""
+def needed(lesson: str, todo: int) -> set[int]:
+    """This TODO, and those without which it cannot be checked."""
+    needs = {check.todo.number: set(check.todo.needs) for check in checks_of(check_module(lesson))}
+    found = {todo}
+    while more := set().union(*(needs[number] for number in found)) - found:
+        found |= more
+    return found
+
+
+def judge_of(engine: Engine, lesson: str, texts: dict[Path, str], presumed: Collection[int] = ()) -> Judge:
+    """A judge of these files, as if they were the student's; the TODOs in `presumed` are taken for right."""
     with tempfile.TemporaryDirectory() as folder:
         for path, text in texts.items():
             target = Path(folder) / path
             target.parent.mkdir(exist_ok=True)
             target.write_text(text)
-        return Judge(engine, lesson, folder)
+        return Judge(engine, lesson, folder, presumed=presumed)
 
 
 def first_failure(seen: list[Verdict]) -> str:
@@ -136,7 +159,7 @@ def run(chosen: dict[str, list[int]]) -> int:
                 continue
             numbers = len(lessons.titles(lesson))
             answers = importlib.import_module(f"grader.mutants.{lesson}")
-            task = progress.add_task(lesson, total=2 * numbers + len(answers.WRONG) + len(answers.RIGHT))
+            task = progress.add_task(lesson, total=3 * numbers + len(answers.WRONG) + len(answers.RIGHT))
             for trial in trials(engine, lesson, only):
                 found.append(trial)
                 progress.advance(task)
@@ -158,6 +181,6 @@ def run(chosen: dict[str, list[int]]) -> int:
 
     console.print(
         f"{count('wrong')} wrong answers killed by the named TODO, {count('right')} other right answers accepted, "
-        f"{count('first solved')} half-done and {count('all but one')} all-but-one files judged rightly"
+        f"{count('first solved')} half-done, {count('all but one')} all-but-one and {count('alone')} alone judged rightly"
     )
     return 0 if all(t.right for t in found) else 1
