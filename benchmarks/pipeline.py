@@ -188,7 +188,7 @@ def race(rank: int, world: int, args: argparse.Namespace) -> dict[str, list[floa
             theirs.step(*([x] if rank == 0 else []), **({"target": y, "losses": found} if rank == world - 1 else {}))
         optimizers[name].step()
         optimizers[name].zero_grad()
-        return float(sum(found)) if rank == world - 1 else None
+        return float(sum(found).detach()) if rank == world - 1 else None
 
     seconds: dict[str, list[float]] = {name: [] for name in stages}
     for turn in range(args.pairs + 2):  # the first two are not counted

@@ -797,7 +797,7 @@ WRONG = [
         7,
         "fewer first passes than it needs",
         swap=("2 * (world - 1 - rank) + (v - 1) * world", "world - 1 - rank"),
-        says="takes",
+        says="gets stuck",
     ),
     Answer(
         7,
