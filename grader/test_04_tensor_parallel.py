@@ -216,7 +216,8 @@ def all_reduce_seconds(nbytes, world, link):
 
 
 def block_seconds(products, nbytes, world, per_node, within, between):
-    return products + 4 * all_reduce_seconds(nbytes, world, within if world <= per_node else between)
+    slowest = within if world <= per_node else between
+    return products + 4 * all_reduce_seconds(nbytes, world, slowest)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -388,7 +389,7 @@ def test_todo2_pair(student):
         "x.chunk(world, dim=1), each made contiguous, an empty tensor like "
         "one of them, dist.reduce_scatter.",
         "dist.all_gather(pieces, x.contiguous()); torch.cat(pieces, dim=1). dist.reduce_scatter(mine, pieces). The "
-        "backward functions: return reduced(gradient), return gathered(gradient).",
+        "backward function of each does to the gradient what the other one does forward.",
     ),
 )
 def test_todo8_sequence(student):
@@ -1358,8 +1359,8 @@ def finished_on_rank(code, rank, world, mine):
         "tokens only. What do all of these have in common, and nothing else?",
         "is_sharded(parameter) tells shards from copies. dist.all_reduce(parameter.grad) sums in place; a frozen "
         "parameter has no gradient.",
-        "for parameter in parameters: if not is_sharded(parameter) and parameter.grad is not None: "
-        "dist.all_reduce(parameter.grad)",
+        "Go through the parameters, skip those for which is_sharded is True or whose grad is None, and "
+        "dist.all_reduce what is left.",
     ),
 )
 def test_todo9_finished(student):

@@ -62,7 +62,8 @@ def draw(seed, shape, dtype, number, loud=1.0):
 
 def pieces(rank, world, dealt):
     """Which pieces of the sequence a rank has: one of N in order, or two of 2 N in zig-zag."""
-    return [rank, 2 * world - 1 - rank] if dealt == "zig-zag" else [rank]
+    last = 2 * world - 1
+    return [rank, last - rank] if dealt == "zig-zag" else [rank]
 
 
 def positions(rank, world, tokens, dealt):
@@ -1123,7 +1124,7 @@ def check_refused(told, seen, events, numbers_said):
         "front; .contiguous(), torch.empty_like, all_to_all_single. What arrives is "
         "(rank, B, heads, T, K): bring the ranks before the tokens, by movedim(0, 2), and flatten(2, 3). Back: "
         "unflatten(2, …), movedim(2, 0); then movedim(0, 1) and flatten(1, 2).",
-        "backward of TokensToHeads: return heads_to_tokens(grad, ctx.world), None; of the other the other way round. "
+        "backward of TokensToHeads: heads_to_tokens of the gradient, and None for world; of the other the other way round. "
         "ulysses: if q.shape[1] % world: raise ValueError(…); three times "
         "TokensToHeads.apply(x, world); F.scaled_dot_product_attention(…, is_causal=True); HeadsToTokens.apply(out, "
         "world).",

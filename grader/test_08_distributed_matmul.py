@@ -54,9 +54,10 @@ from utils.memory import Storages
 
 
 def piece(length, parts, number):
-    size, longer = divmod(length, parts)
-    start = number * size + min(number, longer)
-    return slice(start, start + size + (number < longer))
+    ends = [0]
+    for n in range(parts):
+        ends.append(ends[-1] + length // parts + (n < length % parts))
+    return slice(ends[number], ends[number + 1])
 
 
 def coordinates(rank, shape):

@@ -904,7 +904,7 @@ def test_todo7_positions(student):
     hints=(
         "One placement for the whole stream, chosen by a flag; and one style, among the imports, for the norms.",
         "Dimension 1 of (B, T, D) is T: Shard(1). SequenceParallel() makes a norm's weights known to all ranks of a row as one, so that their gradients are added up.",
-        'return Shard(1) if args.sequence_parallel else Replicate(); and {name: SequenceParallel()} for "blocks.*.attention_norm", "blocks.*.mlp_norm" and "norm", if layout == Shard(1).',
+        'Shard(1) where args.sequence_parallel says so, else Replicate(); and {name: SequenceParallel()} for "blocks.*.attention_norm", "blocks.*.mlp_norm" and "norm", if layout == Shard(1).',
     ),
 )
 def test_todo8_sequence(student):
