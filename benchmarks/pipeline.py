@@ -213,8 +213,8 @@ def speed(args: argparse.Namespace, console: Console) -> dict:
         p.numel() for p in TransformerLM(args.vocab, args.dim, args.heads, args.layers, args.length).parameters()
     )
     title = (
-        f"{size:,} parameters, {args.batch * args.length} tokens a step in {args.microbatches} micro-batches; 2 ranks of one "
-        f"thread each, gloo, torch {torch.__version__}, load before {args.load:.1f}"
+        f"{size:,} parameters, {args.batch * args.length} tokens a step in {args.microbatches} micro-batches; 2 ranks"
+        f" of one thread each, gloo, torch {torch.__version__}, load before {args.load:.1f}"
     )
     table = Table("pair", "ours, s", "Schedule1F1B, s", "ratio of speeds", title=title, title_justify="left")
     ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["torch"], strict=True)]

@@ -16,7 +16,7 @@
 Each rank draws the weights of its own stages from a seed that no other rank has; the first rank alone draws the inputs,
 and the last one the targets. So a rank can have right gradients only by messages. The stages tell the judge of each
 pass through them: the number of the micro-batch travels with it, in the first column of what goes from stage to stage.
-"""
+"""  # noqa: E501
 
 import gc
 import itertools

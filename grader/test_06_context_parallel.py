@@ -353,20 +353,27 @@ def split_on_rank(code, rank, world, seed):
 
 @todo(
     1,
-    why="Everything in this lesson stands on it, and so does every fast attention kernel: a softmax can be taken in "
-    "pieces, in any order, if one number a row is "
-    "remembered. And a mask that hides a whole piece comes in every causal ring.",
+    why=(
+        "Everything in this lesson stands on it, and so does every fast attention kernel: a softmax can be taken in "
+        "pieces, in any order, if one number a row is "
+        "remembered. And a mask that hides a whole piece comes in every causal ring."
+    ),
     hints=(
-        "One piece: the weights are exp(score - log-sum-exp), and they add up to 1. Two pieces: what share of the new "
-        "sum does each old sum have?",
-        "scores(…).logsumexp(dim=-1) is the log-sum-exp; (scores - lse[..., None]).exp() @ v the output. "
-        "torch.logaddexp gives that of both; (lse - both).exp() is the "
-        "share. Where something is subtracted, first clamp it so that it is not minus infinity: then -inf less it is "
-        "still -inf, and its exponential 0.",
-        "attend: lse = s.logsumexp(-1); ((s - finite(lse)[..., None]).exp() @ v, lse). merge: both = "
-        "torch.logaddexp(lse, new_lse); old and new outputs times "
-        "(lse - finite(both)).exp()[..., None] and (new_lse - finite(both)).exp()[..., None], added; and both. "
-        "finite(x) = x.clamp(min=torch.finfo(x.dtype).min).",
+        (
+            "One piece: the weights are exp(score - log-sum-exp), and they add up to 1. Two pieces: what share of the"
+            " new sum does each old sum have?"
+        ),
+        (
+            "scores(…).logsumexp(dim=-1) is the log-sum-exp; (scores - lse[..., None]).exp() @ v the output."
+            " torch.logaddexp gives that of both; (lse - both).exp() is the share. Where something is subtracted, first"
+            " clamp it so that it is not minus infinity: then -inf less it is still -inf, and its exponential 0."
+        ),
+        (
+            "attend: lse = s.logsumexp(-1); ((s - finite(lse)[..., None]).exp() @ v, lse). merge: both = "
+            "torch.logaddexp(lse, new_lse); old and new outputs times "
+            "(lse - finite(both)).exp()[..., None] and (new_lse - finite(both)).exp()[..., None], added; and both. "
+            "finite(x) = x.clamp(min=torch.finfo(x.dtype).min)."
+        ),
     ),
 )
 def test_todo1_pieces(student):
@@ -519,18 +526,25 @@ def dealt_out(dealt):
 @todo(
     2,
     needs=(1,),
-    why="The longest sequence is now bounded by the number of GPUs, and by nothing else: what a rank holds is three "
-    "pieces, however many there are.",
+    why=(
+        "The longest sequence is now bounded by the number of GPUs, and by nothing else: what a rank holds is three "
+        "pieces, however many there are."
+    ),
     hints=(
-        "In step 0 a rank has its own keys, in step 1 its left neighbour's. A step is: attend, then pass on what you "
-        "have just used.",
-        "start_to_pass_on: contiguous tensors to send, torch.empty_like for what arrives, isend to (rank + 1) % world "
-        "and irecv from (rank - 1) % world for each; works in "
-        "one list. ring_forward: nothing_yet(q), then attend_blocks with blocks(at_hand(rank, step, world)) in each "
-        "step, and pass_on in all but the last.",
-        "at_hand: (rank - step) % world. for step in range(world): attend_blocks(out, lse, q, k, v, "
-        "blocks(at_hand(rank, step, world))); if step < world - 1: "
-        "k, v = pass_on([k, v], rank, world). Then return out, lse.",
+        (
+            "In step 0 a rank has its own keys, in step 1 its left neighbour's. A step is: attend, then pass on what"
+            " you have just used."
+        ),
+        (
+            "start_to_pass_on: contiguous tensors to send, torch.empty_like for what arrives, isend to (rank + 1) %"
+            " world and irecv from (rank - 1) % world for each; works in one list. ring_forward: nothing_yet(q), then"
+            " attend_blocks with blocks(at_hand(rank, step, world)) in each step, and pass_on in all but the last."
+        ),
+        (
+            "at_hand: (rank - step) % world. for step in range(world): attend_blocks(out, lse, q, k, v, "
+            "blocks(at_hand(rank, step, world))); if step < world - 1: "
+            "k, v = pass_on([k, v], rank, world). Then return out, lse."
+        ),
     ),
 )
 def test_todo2_ring(student):
@@ -658,20 +672,27 @@ SPOKEN = {"q": "queries", "k": "keys", "v": "values"}
 @todo(
     3,
     needs=(1, 2),
-    why="Half of the work, and most of the mistakes: gradients that end one rank beside their keys train a model that "
-    "looks alive. And what autograd would have saved by "
-    "itself, every piece that went by, is the whole sequence again.",
+    why=(
+        "Half of the work, and most of the mistakes: gradients that end one rank beside their keys train a model that "
+        "looks alive. And what autograd would have saved by "
+        "itself, every piece that went by, is the whole sequence again."
+    ),
     hints=(
-        "A block: write the five formulas down in their order. The ring: follow rank 0's keys for three ranks, step by "
-        "step, and note who has added something to their gradient.",
-        "The weights of a block are (scores - finite(lse)[..., None]).exp(). delta is (grad_out * out).sum(dim=-1), "
-        "once, before the ring. blocks_backward adds to three tensors of "
-        "zeros. Keys and values are passed on in all steps but the last; the gradients of keys and values in every "
-        "step, the last one included. save_for_backward(q, k, v, out, lse).",
-        "ds = p * (dp - delta[..., None]) / sqrt(K); return ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @ "
-        "grad_out. In each step: blocks_backward(…); if step < world - 1: "
-        "k, v = pass_on([k, v], …); then grad_k, grad_v = pass_on([grad_k, grad_v], …). The Function's backward "
-        "returns the three and None, None, None.",
+        (
+            "A block: write the five formulas down in their order. The ring: follow rank 0's keys for three ranks, step"
+            " by step, and note who has added something to their gradient."
+        ),
+        (
+            "The weights of a block are (scores - finite(lse)[..., None]).exp(). delta is (grad_out * out).sum(dim=-1),"
+            " once, before the ring. blocks_backward adds to three tensors of zeros. Keys and values are passed on in"
+            " all steps but the last; the gradients of keys and values in every step, the last one included."
+            " save_for_backward(q, k, v, out, lse)."
+        ),
+        (
+            "ds = p * (dp - delta[..., None]) / sqrt(K); return ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @"
+            " grad_out. In each step: blocks_backward(…); if step < world - 1: k, v = pass_on([k, v], …); then grad_k,"
+            " grad_v = pass_on([grad_k, grad_v], …). The Function's backward returns the three and None, None, None."
+        ),
     ),
 )
 def test_todo3_backward(student):
@@ -782,17 +803,25 @@ def check_hidden(what, events, world, least):
 @todo(
     5,
     needs=(1, 2, 3),
-    why="Without it every step costs its products and its messages, one after the other. With it a ring over slow "
-    "links costs no more than the attention alone, if pieces are long enough: "
-    "TODO 7 says how long.",
+    why=(
+        "Without it every step costs its products and its messages, one after the other. With it a ring over slow "
+        "links costs no more than the attention alone, if pieces are long enough: "
+        "TODO 7 says how long."
+    ),
     hints=(
-        "Three things in a step: start the exchange, compute with what you have, wait. In the last step there is no "
-        "exchange.",
-        "start_to_pass_on returns what arrives and the works; do not touch what arrives before work.wait() has been "
-        "called for all of them. Keep the current keys and values in their names until then.",
-        "next_pair, works = start_to_pass_on([k, v], rank, world); attend_blocks(…); for work in works: work.wait(); "
-        "k, v = next_pair. Backward the same around blocks_backward, and then "
-        "grad_k, grad_v = pass_on([grad_k, grad_v], rank, world).",
+        (
+            "Three things in a step: start the exchange, compute with what you have, wait. In the last step there is no"
+            " exchange."
+        ),
+        (
+            "start_to_pass_on returns what arrives and the works; do not touch what arrives before work.wait() has been"
+            " called for all of them. Keep the current keys and values in their names until then."
+        ),
+        (
+            "next_pair, works = start_to_pass_on([k, v], rank, world); attend_blocks(…); for work in works:"
+            " work.wait(); k, v = next_pair. Backward the same around blocks_backward, and then grad_k, grad_v ="
+            " pass_on([grad_k, grad_v], rank, world)."
+        ),
     ),
 )
 def test_todo5_overlap(student):
@@ -905,20 +934,28 @@ def causal(seeds, shape, order):
 @todo(
     4,
     needs=(1, 2, 3),
-    why="The slowest rank sets the pace. In order, the last of many ranks works twice as long as the mean, and all "
-    "others wait for it in every layer; in zig-zag nobody waits, and half of all "
-    "scores are never computed.",
+    why=(
+        "The slowest rank sets the pace. In order, the last of many ranks works twice as long as the mean, and all "
+        "others wait for it in every layer; in zig-zag nobody waits, and half of all "
+        "scores are never computed."
+    ),
     hints=(
-        "Draw the square of scores for two ranks, cut into four pieces a side, and colour the lower triangle by the "
-        "rank of its row. Which two rows have as much colour as the other two?",
-        "Piece p's queries see p whole pieces and a triangle of their own: p * size * size + size * (size + 1) // 2 "
-        "pairs. Ranks have pieces rank and 2 * world - 1 - rank. For causal_blocks two loops: "
-        "an earlier piece is seen whole, the same piece by a triangle, a later one not at all. The slices go by the "
-        "place in the list, the comparison by the piece's number.",
-        "for i, piece in enumerate(mine): for j, other in enumerate(theirs): rows = slice(i * size, (i + 1) * size), "
-        "columns likewise with j; if other < piece: (rows, columns, None); elif "
-        "other == piece: (rows, columns, torch.ones(size, size, dtype=torch.bool).tril()). positions_of: torch.cat of "
-        "torch.arange(piece * size, (piece + 1) * size).",
+        (
+            "Draw the square of scores for two ranks, cut into four pieces a side, and colour the lower triangle by the"
+            " rank of its row. Which two rows have as much colour as the other two?"
+        ),
+        (
+            "Piece p's queries see p whole pieces and a triangle of their own: p * size * size + size * (size + 1) // 2"
+            " pairs. Ranks have pieces rank and 2 * world - 1 - rank. For causal_blocks two loops: an earlier piece is"
+            " seen whole, the same piece by a triangle, a later one not at all. The slices go by the place in the list,"
+            " the comparison by the piece's number."
+        ),
+        (
+            "for i, piece in enumerate(mine): for j, other in enumerate(theirs): rows = slice(i * size, (i + 1) *"
+            " size), columns likewise with j; if other < piece: (rows, columns, None); elif other == piece: (rows,"
+            " columns, torch.ones(size, size, dtype=torch.bool).tril()). positions_of: torch.cat of torch.arange(piece"
+            " * size, (piece + 1) * size)."
+        ),
     ),
 )
 def test_todo4_causal(student):
@@ -1115,19 +1152,26 @@ def check_refused(told, seen, events, numbers_said):
 
 @todo(
     6,
-    why="It is the shortest way to long sequences, and it changes nothing inside the attention: whatever kernel is "
-    "fastest, whatever mask it knows, will do. Its bytes shrink with the ranks.",
+    why=(
+        "It is the shortest way to long sequences, and it changes nothing inside the attention: whatever kernel is "
+        "fastest, whatever mask it knows, will do. Its bytes shrink with the ranks."
+    ),
     hints=(
-        "Which dimension must come first, so that part j is what rank j needs? For the swap it is the heads, in world "
-        "groups; for the way back the tokens.",
-        "x.unflatten(1, (world, -1)) has the groups of heads as a dimension of its own; movedim(1, 0) brings it to the "
-        "front; .contiguous(), torch.empty_like, all_to_all_single. What arrives is "
-        "(rank, B, heads, T, K): bring the ranks before the tokens, by movedim(0, 2), and flatten(2, 3). Back: "
-        "unflatten(2, …), movedim(2, 0); then movedim(0, 1) and flatten(1, 2).",
-        "backward of TokensToHeads: heads_to_tokens of the gradient, and None for world; of the other the other way round. "
-        "ulysses: if q.shape[1] % world: raise ValueError(…); three times "
-        "TokensToHeads.apply(x, world); F.scaled_dot_product_attention(…, is_causal=True); HeadsToTokens.apply(out, "
-        "world).",
+        (
+            "Which dimension must come first, so that part j is what rank j needs? For the swap it is the heads, in"
+            " world groups; for the way back the tokens."
+        ),
+        (
+            "x.unflatten(1, (world, -1)) has the groups of heads as a dimension of its own; movedim(1, 0) brings it to"
+            " the front; .contiguous(), torch.empty_like, all_to_all_single. What arrives is (rank, B, heads, T, K):"
+            " bring the ranks before the tokens, by movedim(0, 2), and flatten(2, 3). Back: unflatten(2, …), movedim(2,"
+            " 0); then movedim(0, 1) and flatten(1, 2)."
+        ),
+        (
+            "backward of TokensToHeads: heads_to_tokens of the gradient, and None for world; of the other the other way"
+            " round. ulysses: if q.shape[1] % world: raise ValueError(…); three times TokensToHeads.apply(x, world);"
+            " F.scaled_dot_product_attention(…, is_causal=True); HeadsToTokens.apply(out, world)."
+        ),
     ),
 )
 def test_todo6_ulysses(student):
@@ -1191,16 +1235,22 @@ def test_todo6_ulysses(student):
 
 @todo(
     7,
-    why="Two lines of arithmetic decide between the two before any code runs: do the ranks divide the heads, and is a "
-    "rank's share long enough for the ring to hide its messages?",
+    why=(
+        "Two lines of arithmetic decide between the two before any code runs: do the ranks divide the heads, and is a "
+        "rank's share long enough for the ring to hide its messages?"
+    ),
     hints=(
         "Count tensors and rounds. The ring sends two tensors in each round but Ulysses a part of four tensors, once.",
-        "The ring: world - 1 rounds of 2 * nbytes. Ulysses: q, k, v and the output, of each (world - 1) / world. For "
-        "the length: per head and sequence a step computes 2 * c * K * c operations, twice, and "
-        "sends c * K numbers, twice. Set operations / flops equal to bytes / bandwidth, and solve for c.",
-        "(world - 1, 2 * (world - 1) * nbytes); (4, 4 * (world - 1) / world * nbytes); the largest number up to "
-        "available by which heads % ranks == 0; itemsize * flops / (2 * bandwidth), "
-        "twice that if causal.",
+        (
+            "The ring: world - 1 rounds of 2 * nbytes. Ulysses: q, k, v and the output, of each (world - 1) / world."
+            " For the length: per head and sequence a step computes 2 * c * K * c operations, twice, and sends c * K"
+            " numbers, twice. Set operations / flops equal to bytes / bandwidth, and solve for c."
+        ),
+        (
+            "(world - 1, 2 * (world - 1) * nbytes); (4, 4 * (world - 1) / world * nbytes); the largest number up to "
+            "available by which heads % ranks == 0; itemsize * flops / (2 * bandwidth), "
+            "twice that if causal."
+        ),
     ),
 )
 def test_todo7_costs(student):
@@ -1310,18 +1360,26 @@ def share_refused_on_rank(code, rank, world, tokens):
 @todo(
     8,
     needs=(1, 2, 3, 4),
-    why="At the first weights a wrong position, target or mask changes the loss in the fourth digit, and an averaged "
-    "gradient not at all: such a run goes on for weeks before somebody wonders. Only its "
-    "gradients, compared with those of one process, tell.",
+    why=(
+        "At the first weights a wrong position, target or mask changes the loss in the fourth digit, and an averaged "
+        "gradient not at all: such a run goes on for weeks before somebody wonders. Only its "
+        "gradients, compared with those of one process, tell."
+    ),
     hints=(
-        "What would one process divide the sum of all losses by? Each rank can make its part of that, and of its "
-        "gradient, if it knows this one number.",
-        "my_share: positions_of(pieces_of(rank, world), size) with size = tokens // (2 * world); x[:, positions], y[:, "
-        "positions], positions. use_ring: a function of q, k and v that calls "
-        "RingAttention.apply with in_zigzag(rank, world, q.shape[2] // 2). backward_pass: count targets with (y != "
-        "IGNORE).sum(), all_reduce a clone of it; loss = model(x, y, positions) * mine / everybody's.",
-        "loss.backward(); for parameter in model.parameters(): dist.all_reduce(parameter.grad); total = loss.detach(); "
-        "dist.all_reduce(total); return total.item().",
+        (
+            "What would one process divide the sum of all losses by? Each rank can make its part of that, and of its "
+            "gradient, if it knows this one number."
+        ),
+        (
+            "my_share: positions_of(pieces_of(rank, world), size) with size = tokens // (2 * world); x[:, positions],"
+            " y[:, positions], positions. use_ring: a function of q, k and v that calls RingAttention.apply with"
+            " in_zigzag(rank, world, q.shape[2] // 2). backward_pass: count targets with (y != IGNORE).sum(),"
+            " all_reduce a clone of it; loss = model(x, y, positions) * mine / everybody's."
+        ),
+        (
+            "loss.backward(); for parameter in model.parameters(): dist.all_reduce(parameter.grad); total ="
+            " loss.detach(); dist.all_reduce(total); return total.item()."
+        ),
     ),
 )
 def test_todo8_model(student):

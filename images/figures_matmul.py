@@ -30,7 +30,9 @@ def matrix(
 
 
 def matmul_one_d() -> Figure:
-    """Y = XW cut by rows, by columns and along the inner dimension, on two ranks: whose is what, and what has to be sent."""
+    """Y = XW cut by rows, by columns and along the inner dimension, on two ranks: whose is what, and what has to be
+    sent.
+    """
     figure, axes = canvas(11.5, 4.6, 34.5, 13.8)
     both = [BLUE, ORANGE]
     cuts = (
@@ -93,7 +95,9 @@ def matmul_grid() -> Figure:
 
 
 def matmul_cannon() -> Figure:
-    """Cannon on 3 × 3 ranks: the skew brings blocks together whose inner indices agree; each step changes that index by one."""
+    """Cannon on 3 × 3 ranks: the skew brings blocks together whose inner indices agree; each step changes that index
+    by one.
+    """
     figure, axes = canvas(12, 4.4, 36, 13.2)
     colours = (BLUE, ORANGE, GREEN)
     panels = ("given", "after the skew: step 0", "step 1", "step 2")
@@ -189,7 +193,9 @@ def cube(axes: Axes, x: float, y: float, side: float, deep: float, colours: list
 
 
 def matmul_three_d() -> Figure:
-    """Eight ranks as a box of 2 × 2 × 2, coloured by the block of X, W and Y that each has, and the collectives along the axes."""
+    """Eight ranks as a box of 2 × 2 × 2, coloured by the block of X, W and Y that each has, and the collectives along
+    the axes.
+    """
     figure, axes = canvas(12, 5.0, 36, 15.0)
     kinds = (
         ("X", "cut along x and z,\nthe same along y", lambda i, j, d: 2 * i + d, "along y: all-reduce of its gradient"),
@@ -220,7 +226,9 @@ def matmul_three_d() -> Figure:
 
 
 def matmul_two_layers() -> Figure:
-    """The blocks of two layers on 2 × 2 ranks: what the first leaves is cut as the second needs it, with the axes swapped."""
+    """The blocks of two layers on 2 × 2 ranks: what the first leaves is cut as the second needs it, with the axes
+    swapped.
+    """
     figure, axes = canvas(12, 3.4, 36, 10.2)
     write(axes, 8.5, 9.4, "layer 0: inner axis x, outer axis y", 12, weight="bold")
     write(axes, 26.5, 9.4, "layer 1: inner axis y, outer axis x", 12, weight="bold")

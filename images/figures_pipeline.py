@@ -22,7 +22,10 @@ ONE_F_ONE_B = (
     "-3 F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7",
 )
 INTERLEAVED = (
-    "F0 F1 F2 F3 f0 f1 f2 f3 F4 F5 F6 -3 b0 F7 b1 -1 f4 b2 f5 b3 f6 B0 f7 B1 B2 -1 B3 -1 b4 -1 b5 -1 b6 -1 b7 B4 B5 B6 B7",
+    (
+        "F0 F1 F2 F3 f0 f1 f2 f3 F4 F5 F6 -3 b0 F7 b1 -1 f4 b2 f5 b3 f6 B0 f7 B1 B2 -1 B3 -1 b4 -1 b5 -1 b6 -1 b7 B4 B5"
+        " B6 B7"
+    ),
     "-1 F0 F1 F2 F3 f0 f1 f2 f3 F4 -2 b0 F5 b1 F6 b2 F7 b3 f4 B0 f5 B1 f6 B2 f7 B3 -1 b4 -1 b5 -1 b6 -1 b7 B4 B5 B6 B7",
     "-2 F0 F1 F2 F3 f0 f1 f2 -1 b0 f3 b1 F4 b2 F5 b3 F6 B0 F7 B1 f4 B2 f5 B3 f6 b4 f7 b5 -1 b6 -1 b7 B4 B5 B6 B7",
     "-3 F0 F1 F2 F3 f0 b0 f1 b1 f2 b2 f3 b3 F4 B0 F5 B1 F6 B2 F7 B3 f4 b4 f5 b5 f6 b6 f7 b7 B4 B5 B6 B7",

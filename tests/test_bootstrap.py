@@ -32,7 +32,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.course, self.bin, self.log_file = folder / "my course", folder / "bin", folder / "log"
-        (self.course / "grader" / "engine").mkdir(parents=True)
+        (self.course / "grader" / "engine" / "jobs").mkdir(parents=True)
         for name in ("workbook", "requirements.txt", "grader/engine/jobs/installed.py"):
             shutil.copy2(lessons.COURSE / name, self.course / name)
         self.bin.mkdir()

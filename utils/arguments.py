@@ -22,7 +22,11 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, *how: Any) -> tuple[argparse.Namespace, list[str]]:
         args, unknown = super().parse_known_args(*how)
         if getattr(args, "dtype", "") == "bfloat16" and not torch.cuda.is_available() and not has_units("cpu"):
-            print0("this processor has no units for bfloat16: with --dtype bfloat16 it rounds, but is no faster than with float32", file=sys.stderr)
+            print0(
+                "this processor has no units for bfloat16: with --dtype bfloat16 it rounds, but is no faster than with"
+                " float32",
+                file=sys.stderr,
+            )
         return args, unknown
 
 

@@ -37,7 +37,7 @@ class Attention(nn.Module):
         return self.out(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
     def attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
-        """Each token's mean of the values up to its own. A lesson may set another function: `attention.attend = ring`."""
+        """Each token's mean of the values up to its own. A lesson may set another one: `attention.attend = ring`."""
         dropout = self.dropout if self.training else 0.0
         return attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
 

@@ -30,7 +30,9 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def losses(curves: dict[str, Sequence[float]]) -> Picture:
-    """Losses over the steps: on top of each other if the parallel runs are the serial run. Below, how far each is from the first."""
+    """Losses over the steps: on top of each other if the parallel runs are the serial run. Below, how far each is from
+    the first.
+    """
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure
@@ -57,7 +59,9 @@ def losses(curves: dict[str, Sequence[float]]) -> Picture:
 
 
 def grids(predicted: dict[Shape, float], measured: dict[Shape, float]) -> Picture:
-    """Seconds of a step on each grid, predicted and measured, in the order of the prediction; and the rank correlation of the two."""
+    """Seconds of a step on each grid, predicted and measured, in the order of the prediction; and the rank correlation
+    of the two.
+    """
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure
@@ -92,7 +96,9 @@ def grids(predicted: dict[Shape, float], measured: dict[Shape, float]) -> Pictur
 def roofline(
     intensities: Sequence[float], speeds: Sequence[float], attainable: Callable[[float], float], sides: Sequence[int]
 ) -> Picture:
-    """FLOPs a second over the FLOPs for each byte: measured ones (dots, named by the side of their blocks) under the roof."""
+    """FLOPs a second over the FLOPs for each byte: measured ones (dots, named by the side of their blocks) under the
+    roof.
+    """
     wide = [min(intensities) / 2 * 1.15**step for step in range(1 + round(20 * len(intensities)))]
     wide = [value for value in wide if value <= 2 * max(intensities)]
     roof = [attainable(value) for value in wide]

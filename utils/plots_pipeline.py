@@ -1,7 +1,7 @@
 """Timelines of pipelines, and what their ranks keep, for notebooks and reports.
 
-A timeline is, for each rank, a list of notes (kind, micro-batch, chunk, begin, end): kind is F, B, or B's parts I and W; times
-are in seconds.
+A timeline is, for each rank, a list of notes (kind, micro-batch, chunk, begin, end): kind is F, B, or B's parts I
+and W; times are in seconds.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,8 @@ def timelines(drawn: dict[str, Timeline]) -> Picture:
 
 
 def alive(measured: dict[str, Sequence[dict[str, float]]], predicted: dict[str, Sequence[float]]) -> Picture:
-    """Bytes of activations that each rank keeps at most, over those of one micro-batch there, and lines where they were predicted.
+    """Bytes of activations that each rank keeps at most, over those of one micro-batch there, and lines where they
+    were predicted.
 
     Of each rank ``measured`` has the bytes "most", and those of "one" micro-batch.
     """

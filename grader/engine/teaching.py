@@ -18,12 +18,16 @@ from grader.engine.screen import fail, say
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def test(
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for pytest, such as -- -k build")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="also what takes long: every wrong answer, a class of cheats, real Slurm, …")
+    ] = False,
 ) -> None:
     """Test the workbook: its own tests, then the checks on the reference solutions."""
     import subprocess
 
     workers = str(min(os.cpu_count() or 1, 4))  # a test waits much: for ranks to start, for a kernel
-    suites = [["tests", "-n", workers, "--dist", "worksteal"]] if (lessons.COURSE / "tests").is_dir() else []
+    own = ["tests", "-n", workers, "--dist", "worksteal", *["--all"] * everything]
+    suites = [own] if (lessons.COURSE / "tests").is_dir() else []
     if lessons.has_solutions():
         suites.append(["grader", "--target", "solutions"])
     if not suites:

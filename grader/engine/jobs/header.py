@@ -42,12 +42,14 @@ def header(text: str) -> dict[str, str]:
 
 # Long options of sbatch (its man page, 24.05) that a course's job may use.
 KNOWN = set(SHORT.values()) | set(
-    """array begin chdir comment constraint contiguous core-spec cpu-freq cpus-per-gpu dependency distribution
-    error exclude exclusive export get-user-env gpu-bind gpu-freq gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint hold
-    input licenses mail-type mail-user mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice nodelist no-requeue ntasks-per-core
-    ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode overcommit oversubscribe parsable power priority profile qos quiet reboot
-    requeue reservation signal sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp tres-per-task uid verbose wait
-    wckey""".split()
+    """
+    array begin chdir comment constraint contiguous core-spec cpu-freq cpus-per-gpu dependency distribution error
+    exclude exclusive export get-user-env gpu-bind gpu-freq gpus-per-node gpus-per-socket gpus-per-task gres gres-
+    flags hint hold input licenses mail-type mail-user mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice
+    nodelist no-requeue ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode overcommit
+    oversubscribe parsable power priority profile qos quiet reboot requeue reservation signal sockets-per-node
+    spread-job switches thread-spec threads-per-core time-min tmp tres-per-task uid verbose wait wckey
+    """.split()
 )
 
 

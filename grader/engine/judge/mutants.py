@@ -180,7 +180,8 @@ def run(chosen: dict[str, list[int]]) -> int:
         return f"{sum(t.right for t in mine)}/{len(mine)}"
 
     console.print(
-        f"{count('wrong')} wrong answers killed by the named TODO, {count('right')} other right answers accepted, "
-        f"{count('first solved')} half-done, {count('all but one')} all-but-one and {count('alone')} alone judged rightly"
+        f"{count('wrong')} wrong answers killed by the named TODO, {count('right')} other right answers accepted,"
+        f" {count('first solved')} half-done, {count('all but one')} all-but-one and {count('alone')} alone judged"
+        " rightly"
     )
     return 0 if all(t.right for t in found) else 1

@@ -13,7 +13,8 @@ from utils.memory import Storages
 def multiplications(name: str, args: tuple) -> int:
     """Of one operation, by the dispatcher's name for it; 0 if it is no matrix product."""
     if name.startswith("_scaled_dot_product"):
-        # Fused: queries with keys, weights with values. The backward pass, whose first argument is a gradient, has five.
+        # Fused: queries with keys, weights with values. The backward pass, whose first argument is a gradient, has
+        # five.
         products, (query, key) = (5, args[1:3]) if "backward" in name else (2, args[:2])
         return products * math.prod(query.shape) * key.shape[-2]
     if name in ("mm", "bmm", "mv", "addmm", "baddbmm", "addmm_", "baddbmm_"):

@@ -1,0 +1,41 @@
+"""Which tests the short command leaves to the long one, `./workbook test --all`."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# By file: each takes from half a minute to many, and what it proves changes seldom.
+LONG = {
+    "test_mutants": "every wrong and other right answer",
+    "test_parity": "50 steps of every script",
+    "test_tp_training": "50 steps and checkpoints on every grid",
+    "test_pipeline_training": "50 steps of every schedule",
+    "test_hostile": "a class full of cheats",
+    "test_grade": "a class, killed and gone on with",
+    "test_nbgrader": "nbgrader's own commands",
+    "test_jupyterlab": "JupyterLab in a browser",
+    "test_notebook_kernel": "notebooks in a kernel",
+    "test_slurm": "batch files on a real Slurm",
+}
+
+# The commands under test leave no server behind; see grader/engine/ranks/keeper.py.
+os.environ["WORKBOOK_NO_SERVER"] = "1"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="also the tests that take long")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--all") or config.getoption("file_or_dir") not in ([], ["tests"]):
+        return  # who names a file means it
+    config.hook.pytest_deselected(items=[item for item in items if Path(item.path).stem in LONG])
+    items[:] = [item for item in items if Path(item.path).stem not in LONG]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter, config):
+    # with several workers it is they who collect, all of them the same; only their files are known here
+    if not config.getoption("--all") and config.getoption("file_or_dir") in ([], ["tests"]):
+        terminalreporter.write_line(f"left to ./workbook test --all: {', '.join(LONG.values())}")
