@@ -28,7 +28,7 @@ sys.path.insert(0, str(course))
 # nbgrader calls alembic by name, and it lies where Python does
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
-from grader.engine.notebooks import STEPS  # needs the path above  # noqa: E402
+from grader.engine.lesson.notebooks import STEPS  # needs the path above  # noqa: E402
 
 c = get_config()  # noqa: F821  traitlets provides it
 

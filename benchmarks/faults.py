@@ -27,9 +27,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from grader.engine import lessons, regions
-from grader.engine.checks import Judge
-from grader.engine.launch import Engine
+from grader.engine.judge.judge import Judge
+from grader.engine.lesson import lessons, regions
+from grader.engine.ranks.engine import Engine
 
 LESSON, TODO, FAULTY = "ddp_training", 10, 1
 MARK = "WORKBOOK_FAULTS"  # every process that comes of this one inherits it, orphans too

@@ -26,7 +26,9 @@ from typing import NamedTuple
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
 
-from grader.engine import grade, lessons, mutants, notebooks, regions
+from grader.engine.classroom import records
+from grader.engine.judge import mutants
+from grader.engine.lesson import lessons, notebooks, regions
 from hostile.corpus import ATTACKS
 
 NOTEBOOKS = [stem for stem in lessons.stems() if lessons.is_notebook(stem)]
@@ -48,7 +50,7 @@ def submissions(count: int) -> dict[str, Submission]:
             attack = ATTACKS[11 * number % len(ATTACKS)]
             found[f"{number:02}-hostile"] = Submission(
                 attack.make,
-                lambda record, attack=attack: (record["state"], grade.points(record)) == (attack.state, attack.marks),
+                lambda record, attack=attack: (record["state"], records.points(record)) == (attack.state, attack.marks),
             )
             continue
         texts, marks, none = {}, set(), set()  # the others need a wrong one first
@@ -83,7 +85,7 @@ def write(path: Path, texts: dict[str, str]) -> None:
 
 
 def got(record: dict, marks: set[str], none: set[str]) -> bool:
-    given = {todo for todo, points in grade.marks(record).items() if points}
+    given = {todo for todo, points in records.marks(record).items() if points}
     return given >= marks and not given & none
 
 
@@ -136,7 +138,7 @@ def main() -> None:
                 env=environment,
             )
             records = {
-                student: json.loads((out / "records" / f"{grade.file_name(student)}.json").read_text())
+                student: json.loads((out / "records" / f"{records.file_name(student)}.json").read_text())
                 for student in class_
             }
             good = sum(submission.right(records[student]) for student, submission in class_.items())
@@ -147,7 +149,7 @@ def main() -> None:
             )
             for student, submission in class_.items():
                 if not submission.right(records[student]):
-                    print(f"    {student}: {records[student]['state']}, {grade.marks(records[student])}")
+                    print(f"    {student}: {records[student]['state']}, {records.marks(records[student])}")
             ours = cpu / args.students
         if args.nbgrader:
             course = root / "course"

@@ -31,14 +31,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from grader.engine import lessons, regions
+from grader.engine.lesson import lessons, regions
 
 LESSON, TODO = "ddp_training", 10
 TODOS = len(lessons.titles(LESSON))
 # Two wrong answers, so that each save changes the file. Either is found out by one run of two ranks.
 WRONG = ("return (total / count).item()", "dist.all_reduce(total)\nreturn (total / count).item()")
 WATCH = (
-    "from grader.engine.launch import Engine; from grader.engine.loop import Watch\nwith Engine() as e: Watch(e,"
+    "from grader.engine.ranks.engine import Engine; from grader.engine.loop import Watch\nwith Engine() as e: Watch(e,"
     " {lesson!r}).run()"
 )
 # What the check does on ranks, and nothing more. The file is the student's.

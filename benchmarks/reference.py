@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from grader.engine import lessons, regions
+from grader.engine.lesson import lessons, regions
 
 
 def functions(lesson: str) -> dict[str, Any]:

@@ -52,11 +52,11 @@ def check(name: str) -> None:
     Raises:
         NotRight: an AssertionError whose text is the diagnosis.
     """
-    if "grader.engine.rank" in sys.modules:
+    if "grader.engine.ranks.rank" in sys.modules:
         return  # a cell of the student's, on a rank: it is what is being checked
     try:
+        from grader.engine.judge.words import heading, page, story
         from grader.engine.notebook_check import verdict
-        from grader.engine.report import heading, page, story
 
         found = verdict(name, _cells)
     except KeyboardInterrupt:
@@ -87,7 +87,7 @@ def run_on_ranks(name: str, inputs: list[Any], timed: bool = False) -> "RanksRun
     Raises:
         RanksStopped: a rank crashed, or none could move any more; the text says where.
     """
-    if "grader.engine.rank" in sys.modules:
+    if "grader.engine.ranks.rank" in sys.modules:
         raise NotOnARank("on the ranks a cell ends where it calls run_on_ranks: define functions in cells of their own")
     try:
         from grader.engine.notebook_check import own_run

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine import lessons
-from grader.engine.checks import Judge, Verdict
-from grader.engine.launch import Engine
-from grader.engine.report import story
+from grader.engine.judge.judge import Judge
+from grader.engine.judge.verdict import Verdict
+from grader.engine.judge.words import story
+from grader.engine.lesson import lessons
+from grader.engine.ranks.engine import Engine
 
 engine, judges, verdicts = Engine(), {}, {}
 

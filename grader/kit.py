@@ -2,6 +2,7 @@
 
 | for | take |
 |-----|------|
+| another answer, in grader/mutants/ | `Answer` |
 | a check and its verdict | `todo`, `expect`, `premise`, `Wrong`, `Fault`, `place` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it |
 | questions with a number as answer | `check_answers` |
@@ -10,46 +11,15 @@
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `REL` |
 """  # noqa: E501
 
-from grader.engine.checks import Student, Wrong, expect, premise, todo
-from grader.engine.diagnose import Fault, place
-from grader.engine.evidence import whole
-from grader.engine.launch import Private, Run
-from grader.engine.messages import Collective, cases, collectives, left_in_flight, rehearse, written_in_flight
-from grader.engine.observe import Judge, elements, mark, merciless_messages, next_world, record_files, record_training
+from grader.engine.judge.answers import Answer
+from grader.engine.judge.student import Student
+from grader.engine.judge.verdict import Wrong, expect, premise, todo
+from grader.engine.ranks.diagnose import Fault, place
+from grader.engine.ranks.engine import Private
+from grader.engine.ranks.evidence import whole
+from grader.engine.ranks.messages import Collective, cases, collectives, left_in_flight, rehearse, written_in_flight
+from grader.engine.ranks.observe import Line, mark, merciless_messages, next_world
+from grader.engine.ranks.recording import elements, record_files, record_training
+from grader.engine.ranks.run import Run
 from grader.predictions import check_answers, plain
 from grader.scripts import REL, check_checkpoint, corpus, each_once, reported, same_run, training
-
-__all__ = [
-    "REL",
-    "Collective",
-    "Fault",
-    "Judge",
-    "Private",
-    "Run",
-    "Student",
-    "Wrong",
-    "cases",
-    "check_answers",
-    "check_checkpoint",
-    "collectives",
-    "corpus",
-    "each_once",
-    "elements",
-    "expect",
-    "left_in_flight",
-    "mark",
-    "merciless_messages",
-    "next_world",
-    "place",
-    "plain",
-    "premise",
-    "record_files",
-    "record_training",
-    "rehearse",
-    "reported",
-    "same_run",
-    "todo",
-    "training",
-    "whole",
-    "written_in_flight",
-]

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from grader.engine.checks import Student, expect
+from grader.engine.judge.student import Student
+from grader.engine.judge.verdict import expect
 
 
 def answers_on_rank(code, rank, world, calls):

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from grader.engine.checks import Student, Wrong, expect
+from grader.engine.judge.student import Student
+from grader.engine.judge.verdict import Wrong, expect
 
 # Losses of the parallel run and of the serial run differ by the order in which float32 numbers are
 # added: 2.4e-7 was measured over 50 steps, a wrong sample or weight gives 1e-3 and more.

@@ -303,7 +303,7 @@ def check_collective(student, name, right, budget, rubbish=None, worlds=WORLDS):
                 own = vectors_of_ranks[rank][: len(wanted)]
                 expect(
                     wanted == own or any(message.target == rank for message in messages),
-                    f"{what}: rank {rank} receives nothing, and so can not know the other ranks' numbers",
+                    f"{what}: rank {rank} receives nothing, and so cannot know the other ranks' numbers",
                     "a message from another rank",
                     "none",
                     rank,

@@ -29,7 +29,7 @@ from torch import nn
 
 from grader.kit import (
     Fault,
-    Judge,
+    Line,
     Wrong,
     check_answers,
     collectives,
@@ -119,7 +119,7 @@ def serial(passes, seeds):
 
 
 def tell(what, **about):
-    Judge.mine.say(e=what, **about)
+    Line.mine.say(e=what, **about)
 
 
 def watch_gradients(model):

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from grader.engine import batch
+from grader.engine.jobs import batch, header, stand_ins
 from grader.kit import (
     Fault,
     Private,
@@ -841,7 +841,7 @@ def test_todo13_clean_up(student):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODOs 14–18: the batch files, run by stand-ins of the schedulers' commands (grader/engine/batch.py)
+# TODOs 14–18: the batch files, run by stand-ins of the schedulers' commands (grader/engine/jobs/)
 
 
 @todo(
@@ -862,27 +862,27 @@ def test_todo13_clean_up(student):
 def test_todo14_gpus(student):
     for unit in student.batch_files(14):
         if unit.name.endswith(".sbatch"):
-            seen = batch.gpus_asked(unit.text)
+            seen = header.gpus_asked(unit.text)
         else:
             student.submit(unit, 1)
             seen = batch.number(student.told("GPUS"))
             expect(
                 student.told("GPUS"),
                 f"{unit.name} does not tell its processes GPUS: is it exported?",
-                batch.GPUS,
+                header.GPUS,
                 "no GPUS in the environment",
             )
         expect(
-            seen == batch.GPUS,
+            seen == header.GPUS,
             f"{unit.name} asks for {seen} GPU{'s' if seen != 1 else ''} a node{slip(unit)}",
-            f"{batch.GPUS} GPUs",
+            f"{header.GPUS} GPUs",
             f"{seen}",
         )
 
 
 def slip(unit):
     """What may be the reason that a directive is not what was meant."""
-    found = batch.slip(unit.text)
+    found = header.slip(unit.text)
     return f": {found}" if found else ""
 
 
@@ -901,12 +901,12 @@ def slip(unit):
     ),
 )
 def test_todo15_visible(student):
-    right = [str(n) for n in range(batch.GPUS)]
+    right = [str(n) for n in range(header.GPUS)]
     for unit in student.batch_files(15):
         for ranks in student.submit(unit, 1):
             expect(
                 sorted(set(ranks.visible)) == right,
-                f"by {unit.name} the processes see GPU {', '.join(ranks.visible) or 'none'}; the job has {batch.GPUS}",
+                f"by {unit.name} the processes see GPU {', '.join(ranks.visible) or 'none'}; the job has {header.GPUS}",
                 f"GPUs {', '.join(right)}",
                 ", ".join(ranks.visible),
             )
@@ -931,7 +931,7 @@ def test_todo15_visible(student):
 def test_todo16_meeting_place(student):
     for unit in student.batch_files(16):
         ports = []
-        for nodes in batch.JOBS:
+        for nodes in stand_ins.JOBS:
             for ranks in student.submit(unit, nodes):
                 place, _, port = (ranks.told if ranks.told.strip(":") else ranks.place).rpartition(":")
                 said = f"; it says: {student.said.strip().splitlines()[-1]}" if student.said.strip() else ""
@@ -946,7 +946,7 @@ def test_todo16_meeting_place(student):
                     is_first_node(place) or (nodes == 1 and place in LOCAL),
                     f"by {unit.name} the processes on node {ranks.node} of {nodes} look for the others at {place}"
                     + (", which is each node itself" if place in LOCAL else f", which is not the first node{said}"),
-                    f"{batch.NODES[0]}$NODE_SUFFIX",
+                    f"{stand_ins.NODES[0]}$NODE_SUFFIX",
                     place,
                 )
                 expect(
@@ -969,7 +969,7 @@ LOCAL = ("localhost", "127.0.0.1")
 
 def is_first_node(place):
     """By its name, by its name on InfiniBand, by either in full, or by its address."""
-    first = batch.NODES[0]
+    first = stand_ins.NODES[0]
     return place.split(".")[0] in (first, f"{first}i") or place == "10.0.1.1"
 
 
@@ -1001,7 +1001,7 @@ def is_first_node(place):
 )
 def test_todo17_launch(student):
     for unit in student.batch_files(17):
-        for nodes in batch.JOBS:
+        for nodes in stand_ins.JOBS:
             check_launch(unit.name, student.submit(unit, nodes), nodes)
 
 
@@ -1017,17 +1017,17 @@ def check_launch(name, starts, nodes):
     )
     for ranks in starts:
         expect(
-            ranks.args[-len(batch.ARGS) :] == batch.ARGS and "--out" in ranks.args,
+            ranks.args[-len(stand_ins.ARGS) :] == stand_ins.ARGS and "--out" in ranks.args,
             f"{job}: the script on node {ranks.node} is not given the "
             "batch file's arguments. In bash -c '…' they are those after the first, which is the shell's name",
-            '"$@": --out … ' + " ".join(batch.ARGS),
+            '"$@": --out … ' + " ".join(stand_ins.ARGS),
             " ".join(ranks.args) or "no arguments",
         )
     for node in range(nodes):
         here = [ranks for ranks in starts if ranks.node == node]
         expect(
             here,
-            f"{job}: node {node} starts nothing, its {batch.GPUS} GPUs are idle. What should run on each node goes"
+            f"{job}: node {node} starts nothing, its {header.GPUS} GPUs are idle. What should run on each node goes"
             " through srun or mpiexec",
             "a torchrun on each node",
             f"started on nodes {sorted({ranks.node for ranks in starts})} only",
@@ -1035,12 +1035,12 @@ def check_launch(name, starts, nodes):
         count = sum(ranks.processes for ranks in here)
         how = f"{len(here)} × {here[0].how}"
         expect(
-            count == batch.GPUS,
-            f"{job}: node {node} starts {count} process{'es' if count != 1 else ''} ({how}) for {batch.GPUS} GPUs",
-            f"{batch.GPUS} processes on each node",
+            count == header.GPUS,
+            f"{job}: node {node} starts {count} process{'es' if count != 1 else ''} ({how}) for {header.GPUS} GPUs",
+            f"{header.GPUS} processes on each node",
             f"{count} by {how}",
         )
-    world = nodes * batch.GPUS
+    world = nodes * header.GPUS
     for ranks in starts:
         expect(
             ranks.world == world,
@@ -1076,7 +1076,7 @@ def check_launch(name, starts, nodes):
         expect(
             is_first_node(place),
             f"{job}: the nodes look for each other at {place}, which is not the first node",
-            batch.NODES[0],
+            stand_ins.NODES[0],
             place,
         )
 
@@ -1112,15 +1112,15 @@ def check_rendezvous(job, starts):
 )
 def test_todo18_nodes(student):
     for unit in student.batch_files(18):
-        seen = batch.nodes_asked(unit.text)
+        seen = header.nodes_asked(unit.text)
         expect(
             seen == 2, f"{unit.name} asks for {seen} node{'s' if seen != 1 else ''}{slip(unit)}", "2 nodes", f"{seen}"
         )
-        if "gpus" in batch.header(unit.text):
-            a_node = batch.gpus_asked(unit.text)
+        if "gpus" in header.header(unit.text):
+            a_node = header.gpus_asked(unit.text)
             expect(
-                a_node == batch.GPUS,
+                a_node == header.GPUS,
                 f"{unit.name} asks for {a_node} GPUs a node: --gpus counts those of the whole job",
-                f"{batch.GPUS} on each",
+                f"{header.GPUS} on each",
                 f"{a_node} on each",
             )

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from grader.kit import (
-    Judge,
+    Line,
     Wrong,
     check_checkpoint,
     corpus,
@@ -578,7 +578,7 @@ def mains_on_rank(code, rank, world, runs, data):
         path = Path(f"{rank}") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    record, left = record_training(Judge.mine), []
+    record, left = record_training(Line.mine), []
     for number, (ranks, flags) in enumerate(runs):
         if rank >= ranks:
             left.append(None)
@@ -1168,7 +1168,7 @@ def test_todo10_save_sharded(student):
         )
     total = sum(seen["wrote"] for seen in ranks)
     for rank, seen in enumerate(ranks):
-        # An even share is a quarter; the rest is for shards that can not be dealt evenly, and for headers.
+        # An even share is a quarter; the rest is for shards that cannot be dealt evenly, and for headers.
         expect(
             seen["wrote"] < 0.5 * total,
             f"rank {rank} writes {seen['wrote']:,} of {total:,} bytes: the ranks do not share the work",

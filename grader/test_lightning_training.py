@@ -127,7 +127,7 @@ def loss_of_one_step():
 @todo(
     1,
     why=(
-        "It is the one thing that Lightning can not know. Whatever a training loop does besides is the same in all of"
+        "It is the one thing that Lightning cannot know. Whatever a training loop does besides is the same in all of"
         " them, and that is what it is for."
     ),
     hints=(

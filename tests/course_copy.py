@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grader.engine import lessons, regions
+from grader.engine.lesson import lessons, regions
 
 LEFT_OUT = shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__", ".pytest_cache", "benchmarks")
 

@@ -10,14 +10,15 @@ import sys
 import pytest
 
 from course_copy import Course
-from grader.engine import batch, launchers, lessons
+from grader.engine.jobs import batch, header, launchers, stand_ins
+from grader.engine.lesson import lessons
 
 SOURCES = lessons.COURSE / "solutions" / "sbatch"
 FILES = sorted(path.name for path in SOURCES.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("header", "gpus", "nodes"),
+    ("head", "gpus", "nodes"),
     [
         ("#SBATCH --gres=gpu:4\n#SBATCH --nodes=2", 4, 2),
         ("#SBATCH --gres=gpu:A100:3 # of which kind\n#SBATCH -N 2", 3, 2),
@@ -29,9 +30,9 @@ FILES = sorted(path.name for path in SOURCES.iterdir())
         ("#PBS -l select=2:system=polaris\n#PBS -l walltime=00:10:00", 0, 2),
     ],
 )
-def test_headers(header, gpus, nodes):
-    text = f"#!/bin/bash\n{header}\n"
-    assert (batch.gpus_asked(text), batch.nodes_asked(text)) == (gpus, nodes)
+def test_headers(head, gpus, nodes):
+    text = f"#!/bin/bash\n{head}\n"
+    assert (header.gpus_asked(text), header.nodes_asked(text)) == (gpus, nodes)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_launchers(launch, args, tasks):
 def test_the_baseline_starts_one_process_on_one_gpu(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = "single_gpu_training"
-    seen = batch.submit((SOURCES / f"{name}.{kind}").read_text(), kind, name)["1"]
+    seen = stand_ins.submit((SOURCES / f"{name}.{kind}").read_text(), kind, name)["1"]
     assert seen["code"] == 0, seen
     (ranks,) = batch.started(seen)
     assert (ranks.how, ranks.processes, ranks.visible, ranks.script) == (
@@ -70,12 +71,12 @@ def test_the_baseline_starts_one_process_on_one_gpu(kind, tmp_path, monkeypatch)
 @pytest.mark.parametrize("lesson", ["fsdp_training", "lightning_training"])
 def test_later_files_start_a_process_on_each_gpu(lesson, kind, nodes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    seen = batch.submit((SOURCES / f"{lesson}.{kind}").read_text(), kind, lesson)[str(nodes)]
+    seen = stand_ins.submit((SOURCES / f"{lesson}.{kind}").read_text(), kind, lesson)[str(nodes)]
     assert seen["code"] == 0, seen
     starts = batch.started(seen)
     assert [rank for ranks in starts for rank in ranks.ranks] == list(range(4 * nodes))
     assert {(ranks.world, len(ranks.visible), ranks.script, tuple(ranks.args[-2:])) for ranks in starts} == {
-        (4 * nodes, 4, f"train/{lesson}.py", tuple(batch.ARGS))
+        (4 * nodes, 4, f"train/{lesson}.py", tuple(stand_ins.ARGS))
     }
 
 
@@ -88,14 +89,14 @@ def test_arguments_reach_the_script(kind, tmp_path, monkeypatch):
         .read_text()
         .replace("source utils/site.sh", 'source utils/site.sh; ARGS="--epochs 3"; set -- --epochs 3')
     )
-    for start in batch.submit(text, kind, name)["2"]["starts"]:
+    for start in stand_ins.submit(text, kind, name)["2"]["starts"]:
         assert start["args"][-2:] == ["--epochs", "3"] and start["folder"] == "."
 
 
 def test_a_file_that_never_ends_is_stopped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(batch, "LIMIT", 0.2)
-    seen = batch.submit("#!/bin/bash\nwhile :; do :; done\n", "sbatch", "ddp_training")["1"]
+    monkeypatch.setattr(stand_ins, "LIMIT", 0.2)
+    seen = stand_ins.submit("#!/bin/bash\nwhile :; do :; done\n", "sbatch", "ddp_training")["1"]
     assert seen["code"] != 0 and "does not end" in seen["said"]
 
 
@@ -105,8 +106,8 @@ def test_polaris_would_take_the_header(name):
     text = (SOURCES / name).read_text()
     lines = [line for line in text.splitlines() if line.startswith("#PBS")]
     assert all("#" not in line[1:] for line in lines)  # PBS would take a comment for a value
-    options = batch.header(text)
-    assert 1 <= batch.nodes_asked(text) <= 2 and "system=polaris" in options["select"]
+    options = header.header(text)
+    assert 1 <= header.nodes_asked(text) <= 2 and "system=polaris" in options["select"]
     hours, minutes, seconds = map(int, options["walltime"].split(":"))
     assert 0 < hours * 3600 + minutes * 60 + seconds <= 3600
     assert options["filesystems"].split(":") == ["home", "eagle"] and options["place"] == "scatter"
@@ -125,7 +126,7 @@ def test_a_batch_file_is_good_bash(name):
 MPIEXEC = """#!{python}
 import os, signal, subprocess, sys
 sys.path.insert(0, {course!r})
-from grader.engine import launchers
+from grader.engine.jobs import launchers
 options, command = launchers.parse(sys.argv[1:])
 tasks = [told for _, told in launchers.mpiexec(options, 2, 1)]
 shells = [{{**os.environ, **{{k: str(v) for k, v in told.items()}}}} for told in tasks]

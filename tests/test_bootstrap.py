@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine import installed, lessons
+from grader.engine.jobs import installed
+from grader.engine.lesson import lessons
 
 # It tells what it was asked in a log, and makes a .venv whose Python is a copy of itself.
 PYTHON = """\
@@ -32,7 +33,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.course, self.bin, self.log_file = folder / "my course", folder / "bin", folder / "log"
         (self.course / "grader" / "engine").mkdir(parents=True)
-        for name in ("workbook", "requirements.txt", "grader/engine/installed.py"):
+        for name in ("workbook", "requirements.txt", "grader/engine/jobs/installed.py"):
             shutil.copy2(lessons.COURSE / name, self.course / name)
         self.bin.mkdir()
         for tool in ("sh", "dirname", "basename", "cksum", "cat", "cp", "mkdir", "sed", "touch"):

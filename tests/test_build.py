@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine import build, lessons
+from grader.engine.lesson import build, lessons
 
 SCRIPT = """\
 def f(x):
@@ -162,7 +162,7 @@ def test_check_sources_knows_strays(course, script):
     (course / "train" / "old_training.py").write_text("")
     assert build.check_sources() == ["train/old_training.py: has no source in solutions/"]
     (course / "solutions" / "train" / "odd.py").write_text("")
-    assert build.check_sources() == ["odd: not in the order of the lessons (grader/engine/lessons.py)"]
+    assert build.check_sources() == ["odd: not in the order of the lessons (grader/engine/lesson/lessons.py)"]
 
 
 def test_a_malformed_source_is_named_by_build(course):

@@ -4,8 +4,10 @@ import textwrap
 
 import pytest
 
-from grader.engine import cgroup, launch, lessons, sandbox
-from grader.engine.launch import Engine
+from grader.engine.lesson import lessons
+from grader.engine.ranks import pulse
+from grader.engine.ranks.engine import Engine
+from grader.engine.walls import cgroup, sandbox
 
 MIB = 1 << 20
 
@@ -49,15 +51,13 @@ def held(monkeypatch):
     """
     probe = cgroup.make(MIB, 1)
     if probe is None:
-        pytest.skip("control groups can not be made here")
+        pytest.skip("control groups cannot be made here")
     probe.remove()
     for name in ("TOTAL_MEMORY", "TOTAL_PROCESSES", "MEMORY", "PROCESSES"):
         monkeypatch.setattr(sandbox, name, 1 << 50)
     monkeypatch.setattr(sandbox, "KEPT_MEMORY", 900 * MIB)
     monkeypatch.setattr(sandbox, "KEPT_PROCESSES", 60)
-    monkeypatch.setattr(
-        launch, "SILENT_CPU", launch.TOTAL_CPU
-    )  # to be given so much memory may take a busy machine long
+    monkeypatch.setattr(pulse, "SILENT_CPU", pulse.TOTAL_CPU)  # to be given so much memory may take a busy machine long
     with Engine() as outside, Engine(outside, sandbox.available(), lessons.COURSE, ["tests.on_ranks"]) as inside:
         yield inside
         folders = inside.sandbox.group.folders

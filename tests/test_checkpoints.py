@@ -7,7 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from grader.engine.evidence import whole
+from grader.engine.ranks.evidence import whole
 from utils.checkpoints import check_sharded
 from utils.metrics import Metrics
 from utils.model import TransformerLM

@@ -7,7 +7,8 @@ import tarfile
 import pytest
 
 from course_copy import Course
-from grader.engine import files, lessons, loop, progress
+from grader.engine import loop
+from grader.engine.lesson import files, lessons, progress
 
 
 @pytest.fixture

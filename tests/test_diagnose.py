@@ -1,6 +1,6 @@
 """The judge's logic, event by event: no process, no clock."""
 
-from grader.engine.diagnose import Observer
+from grader.engine.ranks.diagnose import Diagnosis
 
 
 def op(name, line, shape=(4,), group=(0, 1), detail=None, function="f", **more):
@@ -21,21 +21,21 @@ def op(name, line, shape=(4,), group=(0, 1), detail=None, function="f", **more):
 WAIT, DONE = {"e": "wait"}, {"e": "done"}
 
 
-def feed(observer, *events):
+def feed(diagnosis, *events):
     for rank, event in events:
-        if fault := observer.add(rank, event):
+        if fault := diagnosis.add(rank, event):
             return fault
-    return observer.mismatch() if observer.parted else None
+    return diagnosis.mismatch() if diagnosis.parted else None
 
 
 def test_a_call_that_all_made_is_no_deadlock():
-    seen = Observer(2)
+    seen = Diagnosis(2)
     assert feed(seen, (0, op("all_reduce", 1)), (0, WAIT), (1, op("all_reduce", 1)), (1, WAIT)) is None
     assert seen.deadlock() is None
 
 
 def test_a_rank_that_may_still_come_is_no_deadlock():
-    seen = Observer(2)
+    seen = Diagnosis(2)
     assert feed(seen, (0, op("all_reduce", 1)), (0, WAIT)) is None
     assert seen.deadlock() is None
     seen.ranks[1].gone = "it has finished"
@@ -43,14 +43,14 @@ def test_a_rank_that_may_still_come_is_no_deadlock():
 
 
 def test_a_cycle_of_three_messages():
-    seen = Observer(3)
+    seen = Diagnosis(3)
     for rank in range(3):
         feed(seen, (rank, op("recv", 3, peer=(rank + 1) % 3, tag=0)), (rank, WAIT))
     assert seen.deadlock().cause == "hang"
 
 
 def test_a_buffered_send_is_no_deadlock():
-    seen = Observer(2)
+    seen = Diagnosis(2)
     for rank in range(2):
         feed(
             seen,
@@ -64,7 +64,7 @@ def test_a_buffered_send_is_no_deadlock():
 
 
 def test_a_rank_asleep_in_a_reducer_counts_as_waiting():
-    seen = Observer(2)
+    seen = Diagnosis(2)
     feed(seen, (0, op("all_reduce", 1)))
     seen.ranks[1].gone = "it has finished"
     assert seen.deadlock() is None
@@ -72,16 +72,16 @@ def test_a_rank_asleep_in_a_reducer_counts_as_waiting():
 
 
 def test_shapes_that_hold_as_many_numbers_agree():
-    assert feed(Observer(2), (0, op("all_reduce", 1, (2, 2))), (1, op("all_reduce", 1, (4,)))) is None
+    assert feed(Diagnosis(2), (0, op("all_reduce", 1, (2, 2))), (1, op("all_reduce", 1, (4,)))) is None
 
 
 def test_two_ranks_at_two_lines_of_one_function_name_the_skipper():
-    fault = feed(Observer(2), (0, op("all_reduce", 5)), (1, op("barrier", 6)))
+    fault = feed(Diagnosis(2), (0, op("all_reduce", 5)), (1, op("barrier", 6)))
     assert (fault.cause, fault.rank, fault.where[1]) == ("hang", 1, 5)
 
 
 def test_a_line_that_all_know_is_the_one_that_was_skipped():
-    seen = Observer(2)
+    seen = Diagnosis(2)
     for _ in range(2):
         feed(seen, (0, op("all_reduce", 8)), (1, op("all_reduce", 8)))
     fault = feed(seen, (0, op("all_reduce", 8)), (1, op("barrier", 7)))
@@ -89,7 +89,7 @@ def test_a_line_that_all_know_is_the_one_that_was_skipped():
 
 
 def test_the_odd_one_of_three_is_named_by_the_majority():
-    seen = Observer(3)
+    seen = Diagnosis(3)
     seen.add(1, op("reduce", 1, group=(0, 1, 2)))
     seen.add(2, op("all_reduce", 1, group=(0, 1, 2)))
     assert seen.parted and seen.mismatch(final=False) is None
@@ -100,18 +100,18 @@ def test_the_odd_one_of_three_is_named_by_the_majority():
 
 
 def test_in_two_functions_nobody_is_accused():
-    fault = feed(Observer(2), (0, op("all_reduce", 5, function="f")), (1, op("barrier", 90, function="g")))
+    fault = feed(Diagnosis(2), (0, op("all_reduce", 5, function="f")), (1, op("barrier", 90, function="g")))
     assert "one of them skipped" in fault.message and fault.also[0][1] in (5, 90)
 
 
 def test_groups_are_aligned_apart():
-    seen = Observer(2)
+    seen = Diagnosis(2)
     assert feed(seen, (0, {**op("all_reduce", 1), "name": "1"}), (0, op("barrier", 2)), (1, op("barrier", 2))) is None
 
 
 def test_two_ranks_that_join_as_one():
     fault = feed(
-        Observer(2),
+        Diagnosis(2),
         (0, {"e": "joins", "rank": 0, "where": None}),
         (1, {"e": "joins", "rank": 0, "where": ["x.py", 2, "f"]}),
     )
@@ -119,13 +119,13 @@ def test_two_ranks_that_join_as_one():
 
 
 def test_a_message_to_itself_is_told_before_gloo_fails():
-    fault = feed(Observer(2), (1, op("send", 3, peer=1, tag=0)))
+    fault = feed(Diagnosis(2), (1, op("send", 3, peer=1, tag=0)))
     assert fault.rank == 1 and "rank 1 sends to itself, at x.py:3" in fault.message
 
 
 def test_a_message_taken_from_anybody_is_over_for_its_sender():
     """Its sender may not have heard so yet, while the receiver waits for the sender's next call."""
-    seen = Observer(2)
+    seen = Diagnosis(2)
     at = {"name": "1/0", "tag": 0, "shape": [2], "dtype": "float32", "detail": None, "where": None}
     seen.add(1, {"e": "op", "op": "send", "peer": 0, "id": 0, **at})
     seen.add(1, {"e": "wait", "of": 0})

@@ -8,10 +8,10 @@ import textwrap
 import psutil
 import pytest
 
-from grader.engine import lessons
-from grader.engine.launch import Engine
-from grader.engine.lessons import Unit
-from grader.engine.messages import collectives, left_in_flight, rehearse, written_in_flight
+from grader.engine.lesson import lessons
+from grader.engine.lesson.lessons import Unit
+from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.messages import collectives, left_in_flight, rehearse, written_in_flight
 
 TOP = "import os, signal, sys, time\nimport torch\nimport torch.distributed as dist\n"
 
@@ -311,7 +311,7 @@ def test_nothing_is_left_running(engine):
 
 def test_the_server_dies_with_its_judge():
     code = (
-        "import os, sys; from grader.engine.launch import Engine; from tests.test_engine import launch\n"
+        "import os, sys; from grader.engine.ranks.engine import Engine; from tests.test_engine import launch\n"
         "e = Engine(); launch(e, 'return 0'); print(e.process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=lessons.COURSE, stdout=subprocess.PIPE, text=True)
@@ -326,10 +326,10 @@ def test_the_server_dies_with_its_judge():
 def test_ranks_die_with_their_server():
     """Even a rank in an endless loop, even when the server is killed without a word."""
     code = (
-        "import os, threading; from grader.engine.launch import Engine; from tests.test_engine import launch\n"
+        "import os, threading; from grader.engine.ranks.engine import Engine; from tests.test_engine import launch\n"
         "e = Engine(); launch(e, 'return 0')\n"
         "def end(*_): print(*session[0].pids, flush=True); os.kill(e.process.pid, 9); os.kill(os.getpid(), 9)\n"
-        "from grader.engine import launch as module; session = []; plain = module.Session.look\n"
+        "from grader.engine.ranks import session as module; session = []; plain = module.Session.look\n"
         "module.Session.look = lambda self: (session.append(self), end())\n"
         "launch(e, 'while True: pass')"
     )
@@ -378,19 +378,19 @@ def test_correct_communication_is_no_fault(engine):
 
 
 def test_an_interrupt_leaves_a_working_engine(engine, monkeypatch):
-    from grader.engine import launch as module
+    from grader.engine.ranks import session
 
     def interrupted(session):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.Session, "look", interrupted)
+        patch.setattr(session.Session, "look", interrupted)
         with pytest.raises(KeyboardInterrupt):
             launch(engine, "time.sleep(10_000)")
     assert launch(engine, "return rank").evidence == [0, 1]
 
 
-MERCILESS = "from grader.engine import observe; observe.merciless_messages()\n"
+MERCILESS = "from grader.kit import merciless_messages; merciless_messages()\n"
 
 
 def test_a_merciless_message_arrives_at_its_wait_and_no_earlier(engine):

@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 from course_copy import Course
-from grader.engine import grade, lessons, notebooks, pages, regions, sandbox, submissions
+from grader.engine.classroom import grade, pages, records, submissions
+from grader.engine.lesson import lessons, notebooks, regions
+from grader.engine.walls import sandbox
 
 LESSON = "01_collectives"
 LIMIT = 120  # seconds after which a test gives up
@@ -78,10 +80,10 @@ def marks(out):
 def test_every_submission_has_its_marks(graded):
     assert marks(graded) == {student: str(points) for student, points in MARKS.items()}
     assert len((graded / "journal.jsonl").read_text().splitlines()) == len(MARKS)
-    record = grade.read_record(graded / "records" / "broken.json")
-    assert record["state"] == grade.REFUSED and "broken.zip can not be read" in record["refused"][0]
+    record = records.read_record(graded / "records" / "broken.json")
+    assert record["state"] == records.REFUSED and "broken.zip cannot be read" in record["refused"][0]
     assert all(v["message"] == record["refused"][0] for v in record["verdicts"]) and len(record["verdicts"]) == 9
-    assert {v["message"] for v in grade.read_record(graded / "records" / "empty.json")["verdicts"]} == {
+    assert {v["message"] for v in records.read_record(graded / "records" / "empty.json")["verdicts"]} == {
         "it was not handed in"
     }
 
@@ -90,7 +92,7 @@ def test_a_submission_is_graded_as_check_grades_it(course, graded, handed_in, tm
     """Numbers are drawn from another seed; the verdicts are the same."""
     course.run("check", LESSON, "--target", str(handed_in / "half"), "--json", str(tmp_path / "v.json"))
     checked = json.loads((tmp_path / "v.json").read_text())
-    record = grade.read_record(graded / "records" / "half.json")
+    record = records.read_record(graded / "records" / "half.json")
     assert [(v["todo"], v["status"], v["cause"]) for v in checked] == [
         (v["todo"], v["status"], v["cause"]) for v in record["verdicts"]
     ]
@@ -148,7 +150,7 @@ def test_a_kill_loses_no_mark_and_counts_none_twice(course, graded, handed_in, t
     assert (out / "marks.csv").read_text() == (graded / "marks.csv").read_text()
     records = {path.name: json.loads(path.read_text()) for path in (out / "records").glob("*.json")}
     for name, record in records.items():
-        assert record["verdicts"] == grade.read_record(graded / "records" / name)["verdicts"] and not record.get(
+        assert record["verdicts"] == records.read_record(graded / "records" / name)["verdicts"] and not record.get(
             "history"
         )
 
@@ -161,7 +163,7 @@ def test_a_changed_submission_is_graded_anew_and_its_past_is_kept(course, tmp_pa
     (tmp_path / "class" / "ann" / "notebooks" / f"{LESSON}.ipynb").write_text(notebook((2, 8)))
     assert run(course, tmp_path / "class", tmp_path / "out").returncode == 0
     assert marks(tmp_path / "out") == {"ann": "3"}
-    record = grade.read_record(tmp_path / "out" / "records" / "ann.json")
+    record = records.read_record(tmp_path / "out" / "records" / "ann.json")
     assert len(record["history"]) == 1 and record["overrides"][0]["reason"] == "shown <b>on paper</b>"
     page = (tmp_path / "out" / "feedback" / "ann.html").read_text()
     assert "shown &lt;b&gt;on paper&lt;/b&gt;" in page and "<b>" not in page
@@ -179,8 +181,8 @@ def test_a_worker_that_dies_twice_is_no_zero(course, handed_in, tmp_path, monkey
     )
     over = list(grade.run(room, {"all": handed_in / "all"}, 1))
     assert over == [{"student": "all", "over": True}]
-    record = grade.read_record(room.record("all"))
-    assert record["state"] == grade.FAILED and "died twice" in record["why"]
+    record = records.read_record(room.record("all"))
+    assert record["state"] == records.FAILED and "died twice" in record["why"]
     assert pages.table([record], [LESSON]).splitlines()[1] == "all,could not be graded," + "," * 9
     assert list(grade.left_to_do(room, {"all": handed_in / "all"}, again=False)) == [
         "all"
@@ -195,9 +197,11 @@ def test_a_check_that_could_not_tell_right_from_wrong_gives_no_marks_and_takes_n
     check.write_text(text.replace("premise(len(", "premise(not len("))
     hand_in(tmp_path / "class", "ann", notebook(range(1, 10)))
     done = run(course, tmp_path / "class", tmp_path / "out")
-    record = grade.read_record(tmp_path / "out" / "records" / "ann.json")
+    record = records.read_record(tmp_path / "out" / "records" / "ann.json")
     assert (
-        record["state"] == grade.FAILED and "would let pass a rank that holds" in record["why"] and "ann" in done.stdout
+        record["state"] == records.FAILED
+        and "would let pass a rank that holds" in record["why"]
+        and "ann" in done.stdout
     ), done.stdout + done.stderr
     told = course.run("check", LESSON, "--target", str(tmp_path / "class" / "ann"))
     assert told.returncode == 3 and told.stderr.count("\n") == 1 and "no verdict" in told.stderr, told.stderr
@@ -228,7 +232,7 @@ def test_a_page_holds_a_students_text_and_is_not_changed_by_it():
         "refused": [nasty],
         "verdicts": [verdict],
         "overrides": [],
-        "state": grade.GRADED,
+        "state": records.GRADED,
     }
     page = pages.student_page(record)
     assert "<script" not in page and page.count("&lt;script&gt;") == 8
@@ -236,7 +240,7 @@ def test_a_page_holds_a_students_text_and_is_not_changed_by_it():
 
 def test_names_that_would_lead_elsewhere():
     names = ["ann", "../ann", "=1+1", ".", "Ünal", "a b", "a/b", "x" * 300]
-    made = [grade.file_name(name) for name in names]
+    made = [records.file_name(name) for name in names]
     assert made[0] == "ann" and len(set(made)) == len(names)
     assert all("/" not in name and not name.startswith(".") and len(name) < 100 for name in made)
 
@@ -285,11 +289,11 @@ def test_a_submission_takes_nothing_but_its_own_files(tmp_path):
 def test_formgrader_sees_the_same_marks(graded, tmp_path):
     from nbgrader.api import Gradebook
 
-    from grader.engine import gradebook
+    from grader.engine.classroom import gradebook
 
-    room = grade.load(graded)
+    room = records.load(graded)
     for _ in range(2):  # once more changes nothing
-        file = gradebook.write(room, grade.records(room), tmp_path)
+        file = gradebook.write(room, records.records(room), tmp_path)
     with Gradebook(f"sqlite:///{file}") as book:
         assert {student: book.find_submission(LESSON, student).score for student in MARKS} == MARKS
         assert book.find_submission(LESSON, "half").max_score == 9

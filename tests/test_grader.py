@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from grader.engine import lessons, regions
-from grader.engine.checks import Judge, check_module, checks_of
-from grader.engine.launch import Engine
+from grader.engine.judge.judge import Judge, check_module, checks_of
+from grader.engine.lesson import lessons, regions
+from grader.engine.ranks.engine import Engine
 
 FIELDS = {
     "lesson",
@@ -137,7 +137,7 @@ def test_a_broken_todo_2_does_not_drown_todo_1(engine, tmp_path):
 
 
 def test_a_crash_outside_the_students_lines_shows_the_checks(engine, tmp_path):
-    """What came of the TODO can not be used: the line that would use it says more than torch's words alone."""
+    """What came of the TODO cannot be used: the line that would use it says more than torch's words alone."""
     verdict = judged(engine, tmp_path, range(1, 19), {8: "return None"}).verdict(8)
     assert verdict.cause == "crash" and verdict.where is None
     asked = verdict.message.partition(", where the check says: ")[2]

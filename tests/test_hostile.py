@@ -13,7 +13,11 @@ import time
 import psutil
 import pytest
 
-from grader.engine import batch, events, grade, live, pages, sandbox, submissions
+from grader.engine import live
+from grader.engine.classroom import pages, records, submissions
+from grader.engine.jobs import batch
+from grader.engine.ranks import events
+from grader.engine.walls import landlock, sandbox
 from hostile.corpus import ATTACKS, NAMES
 from hostile.trials import trials
 
@@ -33,7 +37,9 @@ def test_behind_bubblewrap(tmp_path):
     check(tmp_path / "class", sandbox.BUBBLEWRAP, ATTACKS)
 
 
-@pytest.mark.skipif(sandbox.landlock_version() < 6, reason="no Landlock of version 6 here: Linux 6.12 and later has it")
+@pytest.mark.skipif(
+    landlock.landlock_version() < 6, reason="no Landlock of version 6 here: Linux 6.12 and later has it"
+)
 def test_behind_landlock(tmp_path):
     check(tmp_path / "class", sandbox.LANDLOCK, [attack for attack in ATTACKS if attack.landlock])
 
@@ -51,14 +57,14 @@ def test_without_walls_they_would_get_through(tmp_path):
 def a_class(tmp_path):
     """A class with one record for each strange name."""
     (tmp_path / "records").mkdir()
-    room = grade.Class(tmp_path, ["01_collectives"], "seed", sandbox.NONE, 1.0, tmp_path)
+    room = records.Class(tmp_path, ["01_collectives"], "seed", sandbox.NONE, 1.0, tmp_path)
     for name in NAMES:
         record = {
-            **grade.failure(name, tmp_path, "\x1b[2J"),
-            "state": grade.GRADED,
+            **records.failure(name, tmp_path, "\x1b[2J"),
+            "state": records.GRADED,
             "flags": [{"lesson": "01_collectives", "reason": "look"}],
         }
-        grade.write_whole(room.record(name), json.dumps(record))
+        records.write_whole(room.record(name), json.dumps(record))
     return room
 
 
@@ -87,7 +93,7 @@ def test_names_of_students_are_only_names(tmp_path, capsys):
     rows = list(csv.reader(io.StringIO((tmp_path / "marks.csv").read_text("utf-8"))))
     assert len(rows) == 1 + len(NAMES) and not any(row[0].startswith(("=", "+", "-", "@")) for row in rows)
     for name in NAMES:
-        said = live.line(grade.read_record(room.record(name)))
+        said = live.line(records.read_record(room.record(name)))
         said.encode()
         assert "\x1b" not in said and "\n" not in live.shown(name).replace("\n", "", 1)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from grader.engine.lessons import COURSE
+from grader.engine.lesson.lessons import COURSE
 
 spec = importlib.util.spec_from_file_location("draw", COURSE / "images" / "draw.py")
 draw = importlib.util.module_from_spec(spec)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from grader.engine import mutants
-from grader.engine.checks import checked_lessons
-from grader.engine.launch import Engine
+from grader.engine.judge import mutants
+from grader.engine.judge.judge import checked_lessons
+from grader.engine.ranks.engine import Engine
 
 
 @pytest.fixture(scope="module")

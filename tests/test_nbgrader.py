@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell
 from nbgrader.api import Gradebook
 
 from course_copy import Course
-from grader.engine import lessons, regions
+from grader.engine.lesson import lessons, regions
 from student_notebook import LESSON, Kernel, blank, cell, save
 
 # Each cell that runs after this one warns on stderr, the test cell too.
@@ -33,7 +33,7 @@ def cheat():
 
 
 def honest():
-    """TODO 4 wrong, and so 6 can not be checked; 8 not begun; the rest right. And warnings."""
+    """TODO 4 wrong, and so 6 cannot be checked; 8 not begun; the rest right. And warnings."""
     wrong = next(
         answer.body for answer in importlib.import_module(f"grader.mutants.{LESSON}").WRONG if answer.todo == 4
     )

@@ -14,7 +14,7 @@ import pytest
 from nbformat.v4 import new_code_cell
 
 from course_copy import Course
-from grader.engine import lessons
+from grader.engine.lesson import lessons
 from student_notebook import LESSON, MEAN, SUM, Kernel, blank, cell, filled, save, solved
 
 PASSED = "✓ 01_collectives/1  Predict what each rank holds"
@@ -250,7 +250,7 @@ STOPS = {
     ),
     "a loop": ("def f(x, rank, world):\n    while True:\n        pass", "runs without end at"),
     "no function": ("f = 1", "stopped with TypeError: 'int' object is not callable"),
-    "a value that is none": ("def f(x, rank, world):\n    return dist", "evidence can not hold a module"),
+    "a value that is none": ("def f(x, rank, world):\n    return dist", "evidence cannot hold a module"),
 }
 
 

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbgrader.nbgraderformat import MetadataValidator
 
-from grader.engine import build, lessons, notebooks, regions
+from grader.engine.lesson import build, lessons, notebooks, regions
 
 COURSE = Path(__file__).resolve().parents[1]
 

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from course_copy import Course
-from grader.engine import lessons, loop
+from grader.engine import loop
+from grader.engine.lesson import lessons
 from utils.optional import lacks
 
 LESSON, FILE = "lightning_training", "requirements-lightning.txt"

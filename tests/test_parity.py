@@ -12,9 +12,9 @@ import torch
 from grader import test_ddp_training as ddp
 from grader import test_fsdp_training as fsdp
 from grader import test_lightning_training as lightning
-from grader.engine import lessons, regions
-from grader.engine.checks import Student
-from grader.engine.launch import Engine
+from grader.engine.judge.student import Student
+from grader.engine.lesson import lessons, regions
+from grader.engine.ranks.engine import Engine
 from grader.kit import reported
 
 FIFTY = [
@@ -298,7 +298,7 @@ def test_a_batch_that_does_not_divide_is_refused_in_one_line(tmp_path):
 
 
 def test_fsdp_stops_and_goes_on_as_typed(tmp_path):
-    """Saved on two processes, gone on with on one; and what can not be is refused in one line."""
+    """Saved on two processes, gone on with on one; and what cannot be is refused in one line."""
     script = "solutions/train/fsdp_training.py"
     one = typed(
         sys.executable, "train/single_gpu_training.py", *SHORT, "--log-every", "1", "--out", str(tmp_path / "one")

@@ -4,8 +4,8 @@ import io
 
 from matplotlib.image import imread
 
-from grader.engine.messages import Collective, Message
 from grader.engine.notebook_check import RanksRun
+from grader.engine.ranks.messages import Collective, Message
 from utils import plots
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grader.engine import regions
+from grader.engine.lesson import regions
 
 SOURCE = '''\
 """A lesson."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine import build, lessons, regions, release
+from grader.engine.lesson import build, lessons, regions, release
 
 NBGRADER = (
     '{"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}'

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from course_copy import Course
-from grader.engine import lessons
+from grader.engine.lesson import lessons
 from utils import recorder, report
 
 SHORT = [

@@ -10,7 +10,7 @@ import pytest
 
 import slurm
 from course_copy import Course
-from grader.engine import lessons, notebooks, regions
+from grader.engine.lesson import lessons, notebooks, regions
 
 pytestmark = pytest.mark.skipif(
     bool(slurm.MISSING), reason=f"{', '.join(slurm.MISSING)} not found: apt install slurm-wlm"

@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from course_copy import Course
-from grader.engine import lessons, loop, regions
-from grader.engine.checks import checked_lessons
-from grader.engine.launch import Engine
+from grader.engine import loop
+from grader.engine.judge.judge import checked_lessons
+from grader.engine.lesson import lessons, regions
+from grader.engine.ranks.engine import Engine
 
 LIMIT = 90  # seconds after which a test gives up; a slow machine needs ten
 

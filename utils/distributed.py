@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
+from utils.whole import written_whole
+
 
 class Launch(NamedTuple):
     """Which process this is: of all (0 … world_size - 1), and on its node."""
@@ -114,15 +116,8 @@ def save0(obj: Any, path: str | Path) -> None:
     """`torch.save`, on rank 0 only. The file appears whole or not at all; its folder is made."""
     if not is_rank0():
         return
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the file, since a move from one file system to another is not atomic.
-    half_written = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        torch.save(obj, half_written)
-        os.replace(half_written, path)
-    finally:
-        half_written.unlink(missing_ok=True)
+    with written_whole(Path(path)) as part:
+        torch.save(obj, part)
 
 
 def fail(message: object) -> NoReturn:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from grader.engine.messages import Collective, Message
     from grader.engine.notebook_check import RanksRun
+    from grader.engine.ranks.messages import Collective, Message
 
 # Told apart by the colour-blind, too (Okabe and Ito).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7c00", "#4a4a4a")

@@ -11,12 +11,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from grader.engine import grade
-from grader.engine.evidence import plain_text
+from grader.engine.classroom import records
 from grader.engine.screen import console, say
+from grader.engine.walls.plain import plain_text
 
 
-def show(room: grade.Class, news: Iterator[dict], total: int) -> None:
+def show(room: records.Class, news: Iterator[dict], total: int) -> None:
     """Follow the news of a class to its end: a table on a terminal, else a line for each submission."""
     progress = Progress(
         TextColumn("submissions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
@@ -46,7 +46,7 @@ def show(room: grade.Class, news: Iterator[dict], total: int) -> None:
             if item.get("over"):
                 del at[item["student"]]
                 progress.advance(bar)
-                say(line(grade.read_record(room.record(item["student"]))))
+                say(line(records.read_record(room.record(item["student"]))))
             else:
                 now["lesson"] = item["lesson"]
                 now["asked"] += 1
@@ -62,10 +62,10 @@ def line(record: dict) -> str:
     """A submission that is over, in rich's markup."""
     most = sum(verdict["max_points"] for verdict in record["verdicts"])
     said = f"{escape(shown(record['student']))}: "
-    if record["state"] == grade.FAILED:
+    if record["state"] == records.FAILED:
         return f"[red]{said}could not be graded: {escape(record['why'])}[/]"
-    said += f"{grade.points(record):g} of {most}"
-    if record["state"] == grade.REFUSED:
+    said += f"{records.points(record):g} of {most}"
+    if record["state"] == records.REFUSED:
         said += f", refused: {escape(record['refused'][0])}"
     if record["flags"]:
         said += f"[yellow], for a person to look at: {escape(record['flags'][0]['reason'])}[/]"

@@ -22,11 +22,12 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from grader.engine import lessons
-from grader.engine.checks import Judge, Verdict, check_module, checked_lessons, checks_of
-from grader.engine.files import own_files
-from grader.engine.launch import Engine
-from grader.engine.progress import Entry, Progress, lesson_map
+from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
+from grader.engine.judge.verdict import Verdict
+from grader.engine.lesson import lessons
+from grader.engine.lesson.files import own_files
+from grader.engine.lesson.progress import Entry, Progress, lesson_map
+from grader.engine.ranks.engine import Engine
 from grader.engine.screen import console, say, say_verdict
 
 # File systems on which the kernel does not hear of every change: on a network, or in another system.

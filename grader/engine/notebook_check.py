@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grader import OWN, RanksStopped
-from grader.engine import evidence, lessons
-from grader.engine.checks import Judge, Verdict, checked_lessons, explain_broken_cell
-from grader.engine.launch import Engine
-from grader.engine.messages import Collective, Message, cases, collectives, rehearse
+from grader.engine.judge.judge import Judge, checked_lessons
+from grader.engine.judge.student import explain_broken_cell
+from grader.engine.judge.verdict import Verdict
+from grader.engine.lesson import lessons
+from grader.engine.ranks import evidence
+from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.messages import Collective, Message, cases, collectives, rehearse
 
 engine = Engine()  # warm from the first check to the kernel's end
 atexit.register(engine.close)
@@ -52,13 +55,13 @@ def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[st
         units = lessons.units(lesson, folder_of(lesson), as_run(cells))
     except (FileNotFoundError, ValueError) as error:
         raise RanksStopped(
-            f"the notebook can not be read: {error}. `./workbook reset {lesson}` brings it back"
+            f"the notebook cannot be read: {error}. `./workbook reset {lesson}` brings it back"
         ) from None
     run = engine.run(
         units,
-        module="grader.engine.rank",
+        module="grader.engine.ranks.rank",
         world=len(inputs),
-        function="grader.engine.rank:own_function",
+        function="grader.engine.ranks.rank:own_function",
         inputs={"name": function, "timed": timed, "inputs": [evidence.encoded(value) for value in inputs]},
     )
     for number, text in enumerate(run.stdout):

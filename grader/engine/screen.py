@@ -7,6 +7,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from grader.engine.judge.verdict import Verdict
+from grader.engine.judge.words import heading, story
+
 COLOURS = {"pass": "green", "fail": "red", "skipped": "dim"}
 
 console = Console(highlight=False, soft_wrap=True)
@@ -24,12 +27,10 @@ def say(text: str = "") -> None:
     console.file.flush()
 
 
-def say_verdict(verdict: "Verdict", brief: bool = False) -> None:  # noqa: F821  its module loads torch, so it is not imported here
+def say_verdict(verdict: Verdict, brief: bool = False) -> None:
     """A line, and for a failure what is wrong, where, why it matters and what to try; `brief`: of one that was not
     begun, no more than the line.
     """
-    from grader.engine.report import heading, story
-
     say(f"[{COLOURS[verdict.status]}]{escape(heading(verdict))}[/]")
     if verdict.passed:
         return

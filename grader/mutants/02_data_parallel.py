@@ -1,6 +1,6 @@
 """Other answers to the TODOs of 02_data_parallel."""
 
-from grader.engine.mutants import Answer
+from grader.kit import Answer
 
 WHOLE = "return sum(g * n for g, n in zip(gradients, samples)) / sum(samples)"
 BYTES = "return 8 * parameters * (world - 1) / world"

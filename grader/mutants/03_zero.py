@@ -1,6 +1,6 @@
 """Other answers to the TODOs of 03_zero."""
 
-from grader.engine.mutants import Answer
+from grader.kit import Answer
 
 EACH = 'return {"float32": (4, 4, 8), "mixed": (2, 2, 12)}[precision]'
 BYTES = """

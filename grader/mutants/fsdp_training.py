@@ -1,6 +1,6 @@
 """Other answers to the TODOs of fsdp_training: what real courses got wrong, and what is right as well."""
 
-from grader.engine.mutants import Answer
+from grader.kit import Answer
 
 NAMES = 'mesh_dim_names=("replicate", "shard")'
 

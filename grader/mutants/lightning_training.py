@@ -1,6 +1,6 @@
 """Other answers to the TODOs of lightning_training: what Lightning makes easy to get wrong, and what is right as well."""
 
-from grader.engine.mutants import Answer
+from grader.kit import Answer
 
 TRAIN_SAMPLER = """
         sampler = DistributedSampler(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from nbformat.v4 import new_code_cell
 
-from grader.engine import lessons, notebooks, regions
+from grader.engine.lesson import lessons, notebooks, regions
 
 LESSON = "01_collectives"
 NOTEBOOK = f"notebooks/{LESSON}.ipynb"
@@ -43,10 +43,11 @@ C = (  # by libc no audit hook hears of it
     "import ctypes, os, signal, sys, time\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 )
 FORGE = """
-from grader.engine import evidence, observe
+from grader.engine.ranks import evidence
+from grader.engine.ranks import observe
 def hand_in(result, last='end'):
     evidence.write(observe.Path.cwd().parent / f'evidence-{rank}', result)
-    observe.Judge.mine.say(e=last)
+    observe.Line.mine.say(e=last)
     time.sleep(60)
 """
 
@@ -176,7 +177,7 @@ for name in ('environ', 'mem', 'maps', 'cmdline', 'cwd', 'root', 'fd/*'):
             text = os.readlink(path) if name in ('cwd', 'root', 'fd/*') else b'' if open(path, 'rb') and name == 'mem' else open(path, 'rb').read(4000)
             for other in FOUND:
                 loot.append(open(path + other, 'rb').read(100)) if name == 'root' and os.path.exists(path + other) else None
-            if name in ('mem', 'maps') and b'grader.engine.server' in open(f'/proc/{path.split("/")[2]}/cmdline', 'rb').read():
+            if name in ('mem', 'maps') and b'grader.engine.ranks.server' in open(f'/proc/{path.split("/")[2]}/cmdline', 'rb').read():
                 loot.append(path)  # of a rank, or of the server: both know what this one should not
             loot += [text] if b'CANARY' in (text if isinstance(text, bytes) else text.encode()) else []
         except OSError:
@@ -272,7 +273,7 @@ time.sleep(20)
 MEMORY_BOMB = (
     C
     + """
-from grader.engine import observe
+from grader.engine.ranks import observe
 for _ in range(4) if rank == 0 else ():
     if os.fork() == 0:
         hoard, end = [], time.time() + 20
@@ -284,7 +285,7 @@ for _ in range(4) if rank == 0 else ():
         time.sleep(max(0, end - time.time()))
         libc._exit(0)
 for _ in range(100):
-    observe.Judge.mine.say(e='step')  # it seems to train
+    observe.Line.mine.say(e='step')  # it seems to train
     time.sleep(0.2)
 """
 )
@@ -331,12 +332,12 @@ for descriptor in range(3, 256):
 HOSTILE_EVENT = (
     C
     + """
-from grader.engine import observe
+from grader.engine.ranks import observe
 import json
 about = dict(e='op', op='all_reduce', name='1/0', group=[0, 1], bytes=4, dtype='float32', detail=None, where=None, t=0.0)
 for shape in ([2000000000, [0]], [10**4000] * 200, [[10**9, 'x']], {'a': 1}, [-1], [1e308, 1e308]):
-    observe.Judge.mine.socket.sendall(json.dumps({**about, 'shape': shape}).encode() + b'\\n')
-observe.Judge.mine.socket.sendall(b'[' * 200000 + b'\\n')
+    observe.Line.mine.socket.sendall(json.dumps({**about, 'shape': shape}).encode() + b'\\n')
+observe.Line.mine.socket.sendall(b'[' * 200000 + b'\\n')
 """
 )
 
@@ -369,7 +370,7 @@ DEEP = "(" * 100_000
 
 OUT_OF_BAND = """
 import pickle, pathlib
-from grader.engine import observe
+from grader.engine.ranks import observe
 post = observe.Path.cwd() / f'post-{world}-{len(tensor)}'
 if rank == 0:
     (post.parent / f'{post.name}.part').write_bytes(pickle.dumps(tensor))
@@ -379,7 +380,7 @@ while not post.exists():
 tensor = pickle.loads(post.read_bytes())
 """
 SAYS_IT_SENT = """
-judge, numbers = observe.Judge.mine, iter(range(1000, 2000))
+judge, numbers = observe.Line.mine, iter(range(1000, 2000))
 about = dict(name='1/0', group=list(range(world)), shape=[len(tensor)], dtype='float32', bytes=4 * len(tensor), detail=None, where=None, callers=[], tag=0)
 have = 1
 while have < world:
@@ -472,7 +473,8 @@ ATTACKS = [
         "tells the judge more than it can read",
         "a limit on what a rank may say",
         broadcast(
-            C + 'from grader.engine import observe\nwhile True:\n    observe.Judge.mine.socket.sendall(b\'{"e": "step",'
+            C
+            + 'from grader.engine.ranks import observe\nwhile True:\n    observe.Line.mine.socket.sendall(b\'{"e": "step",'
             ' "t": 0}\\n\' * 10000)'
         ),
         says="more calls",
@@ -629,10 +631,10 @@ ATTACKS = [
         "deep nesting, NaN, a million entries",
         "JSON and safetensors, of a size",
         broadcast(
-            C + "from grader.engine import observe\nrun = observe.Path.cwd().parent\n(run /"
+            C + "from grader.engine.ranks import observe\nrun = observe.Path.cwd().parent\n(run /"
             " f'evidence-{rank}.json').write_text('[' * 1000000)\n(run /"
             " f'evidence-{rank}.safetensors').write_bytes(b'\\xff' *"
-            " 64)\nobserve.Judge.mine.say(e='end')\ntime.sleep(60)"
+            " 64)\nobserve.Line.mine.say(e='end')\ntime.sleep(60)"
         ),
         says="no evidence",
     ),
@@ -941,7 +943,7 @@ ATTACKS = [
         "its compressed bytes are none",
         "said to be unreadable",
         lambda path: broken_zip(path),
-        says="can not be read",
+        says="cannot be read",
         state="refused",
     ),
 ]

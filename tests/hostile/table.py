@@ -14,7 +14,7 @@ from nbformat import from_dict
 from nbgrader.api import Gradebook
 
 from course_copy import Course
-from grader.engine import sandbox
+from grader.engine.walls import sandbox
 from hostile.corpus import ATTACKS, CHECK_REDEFINED, LESSON, TRANSFORMER, notebook
 from hostile.trials import said, trials
 from student_notebook import save

@@ -18,7 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from grader.engine import grade, lessons, sandbox
+from grader.engine.classroom import grade, records
+from grader.engine.lesson import lessons
+from grader.engine.walls import sandbox
 from hostile import corpus
 
 GRACE = 5.0  # seconds for processes that were killed to be gone
@@ -36,7 +38,7 @@ class Trial:
 
     @property
     def marks(self) -> float:
-        return grade.points(self.record)
+        return records.points(self.record)
 
 
 class Room:
@@ -114,7 +116,7 @@ class Room:
         before, began = self.outside(), time.monotonic()
         lived = grade.talk(self.worker, student, path, queue.SimpleQueue(), 2 * LONGEST)
         seconds = time.monotonic() - began
-        record = grade.read_record(self.room.record(student)) or grade.failure(student, path, "no record")
+        record = records.read_record(self.room.record(student)) or records.failure(student, path, "no record")
         wrong = [] if lived else ["the worker died"]
         wrong += (
             self.problems(attack, record, seconds)
@@ -127,8 +129,8 @@ class Room:
         written, wrong = json.dumps(record), []
         if record["state"] != attack.state:
             wrong.append(f"{record['state']} ({record.get('why')}), not {attack.state}")
-        elif grade.points(record) != attack.marks:
-            wrong.append(f"{grade.points(record):g} marks, not {attack.marks}: {said(record)}")
+        elif records.points(record) != attack.marks:
+            wrong.append(f"{records.points(record):g} marks, not {attack.marks}: {said(record)}")
         if attack.says not in written:
             wrong.append(f"does not say “{attack.says}”: {said(record)}")
         if attack.flagged != bool(record["flags"]):

@@ -1,0 +1,78 @@
+"""The commands to begin with: start, data, lab."""
+
+import os
+import sys
+import time
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from grader.engine.launching import run_once, say_report
+from grader.engine.lesson import lessons
+from grader.engine.lesson.progress import lesson_map
+from grader.engine.named import BEGIN, app, say_next
+from grader.engine.screen import fail, say
+
+
+@app.command(rich_help_panel=BEGIN)
+def start() -> None:
+    """Look at this machine, train the baseline for half a minute, say what to do next."""
+    from grader.engine.jobs import machine
+
+    for name, value in machine.found().items():
+        say(f"  [dim]{name:10}[/]{escape(value)}")
+    say("\nTraining a small language model on one device, without the network:")
+    out, began = lessons.COURSE / "runs" / "start", time.time()
+    # One pass over the built-in text: 75 steps, half a minute on two cores.
+    short = ["--data", "builtin", "--epochs", "1", "--max-steps", "75", "--batch-size", "12", "--log-every", "2"]
+    if code := run_once(lessons.student_path(lessons.BASELINE), 1, short, out):
+        fail("the baseline does not run, see above; ./workbook reset single_gpu_training brings it back", code)
+    say_report(out, began)
+    say("\nThe lessons:\n" + "\n".join(lesson_map()))
+    say_next()
+
+
+@app.command(rich_help_panel=BEGIN)
+def data() -> None:
+    """Download WikiText-2 (13 MB) into the cache: on a cluster, once on a login node."""
+    from utils.data import DataError, download_wikitext2, load_corpus
+
+    try:
+        download_wikitext2()
+        corpus = load_corpus("wikitext-2")
+    except DataError as problem:
+        fail(problem)
+    counts = ", ".join(f"{len(getattr(corpus, split)):,} {split}" for split in ("train", "validation", "test"))
+    say(f"wikitext-2 is in the cache: {counts} tokens, {len(corpus.vocab):,} types")
+
+
+@app.command(rich_help_panel=BEGIN)
+def lab(
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for JupyterLab")] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="only print the address")] = False,
+) -> None:
+    """Open the notebooks in JupyterLab."""
+    from ipykernel.kernelspec import install
+
+    from grader.engine.lesson.notebooks import KERNEL
+
+    folder = lessons.COURSE / ".workbook" / "jupyter"
+    # Under .workbook, so that no other Jupyter of this user is given our kernel.
+    install(prefix=str(folder), kernel_name=KERNEL["name"], display_name=KERNEL["display_name"])
+    paths = [str(folder / "share" / "jupyter"), os.environ.get("JUPYTER_PATH", "")]
+    os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, paths))
+    # It would ask whether it may fetch news, each new user and each browser, before anything can be read.
+    settings = folder / "settings"
+    settings.mkdir(exist_ok=True)
+    (settings / "overrides.json").write_text(
+        '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}\n'
+    )
+    os.chdir(lessons.COURSE)  # the root is the course, for the notebooks show pictures of images/
+    options = [
+        f"--ServerApp.root_dir={lessons.COURSE}",
+        "--LabApp.default_url=/lab/tree/notebooks",
+        f"--LabApp.app_settings_dir={settings}",
+    ]
+    options += ["--no-browser"] * no_browser
+    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options, *(args or [])])

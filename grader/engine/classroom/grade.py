@@ -1,0 +1,267 @@
+"""`./workbook grade`: a class of strangers' code, each submission behind walls of its own.
+
+    OUT/class.json             what all were graded with: seed, lessons, their versions
+    OUT/records/STUDENT.json   one record a submission, the only truth; all else is made from these
+    OUT/journal.jsonl          a line for each submission as it ends
+    OUT/taken/STUDENT/         the files that were graded
+
+A worker process grades one submission after the other and writes its record, whole or not at all. Whoever is killed,
+and however, what has a record is graded and what has none is not: started again, it goes on with the rest.
+
+The judge is in the worker. The student's code runs in ranks forked from a server in a sandbox (see `sandbox.py`),
+and all that the judge takes from there is evidence: JSON and safetensors, rank by rank, and what the kernel itself
+counts.
+"""
+
+import dataclasses
+import json
+import os
+import queue
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grader.engine.classroom import submissions
+from grader.engine.classroom.records import FAILED, KEPT, VERSION, Class, failure, keep, load, read_record, write_whole
+from grader.engine.lesson import lessons, release
+from grader.engine.lesson.files import course_digest
+from grader.engine.walls import sandbox
+
+SLACK = 120.0  # seconds that a worker may take beside those of a submission's ranks: to start, to compare
+
+
+class NoCluster(RuntimeError):
+    """The jobs cannot be submitted; the message says why."""
+
+
+# The class
+
+
+def open_class(out: Path, stems: list[str], seed: str | None, guards: sandbox.Guards, minutes: float) -> Class:
+    """Begin a class in `out`, or go on with the one that is there. Raises ValueError if that was graded otherwise."""
+    (out / "records").mkdir(parents=True, exist_ok=True)
+    digests = {stem: course_digest(stem) for stem in stems}
+    known = read_record(out / "class.json")
+    if known:
+        if seed not in (None, known["seed"]):
+            raise ValueError(f"{out} was begun with another seed; leave --seed away to go on, or give a new folder")
+        if known["course"] != digests:
+            raise ValueError(f"{out} was begun with other lessons, or another version of them; give a new folder")
+    course = out / "course"
+    if not known:
+        shutil.rmtree(course, ignore_errors=True)
+        if lessons.has_solutions():
+            release.release(course)
+        else:  # this is a release already
+            shutil.copytree(
+                lessons.COURSE,
+                course,
+                ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__"),
+            )
+        (course / ".venv").mkdir()  # where Python is shown inside
+        os.chmod(out, 0o700)
+        write_whole(
+            out / "class.json",
+            json.dumps({"version": VERSION, "seed": seed or secrets.token_hex(8), "course": digests}, indent=1) + "\n",
+        )
+    write_whole(out / "run.json", json.dumps({"guards": dataclasses.asdict(guards), "minutes": minutes}) + "\n")
+    return load(out)
+
+
+def left_to_do(room: Class, found: dict[str, Path], again: bool) -> dict[str, Path]:
+    """The submissions that have no record, or one of other files, or one that says that they could not be graded."""
+    left = {}
+    for student, path in found.items():
+        record = read_record(room.record(student))
+        if record is None or record["state"] == FAILED or again or record["digest"] != digest(path, room.stems):
+            left[student] = path
+    return left
+
+
+def digest(path: Path, stems: list[str]) -> str:
+    try:
+        return submissions.take(path, stems).digest
+    except (submissions.Refused, OSError):
+        return submissions.Taken().digest
+
+
+def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
+    """Grade these submissions in `jobs` workers; yields news of them as they come: verdicts, and ends."""
+    tasks: queue.SimpleQueue = queue.SimpleQueue()
+    for student, path in left.items():
+        tasks.put((student, path))
+    news: queue.SimpleQueue = queue.SimpleQueue()
+    workers: list[subprocess.Popen] = []
+    stopped = threading.Event()
+
+    def attend() -> None:
+        try:
+            attend_to_all()
+        finally:
+            news.put({"worker": "gone"})
+
+    def attend_to_all() -> None:
+        """One worker after the other: one that died with its submission is replaced."""
+        worker = None
+        while not stopped.is_set():
+            try:
+                student, path = tasks.get_nowait()
+            except queue.Empty:
+                break
+            for _ in range(2):  # what kills the worker twice is left to a person
+                if worker is None or worker.poll() is not None:
+                    worker = start_worker(room)
+                    workers.append(worker)
+                if talk(worker, student, path, news, 60 * room.minutes + SLACK):
+                    break
+                worker.kill()
+                worker.wait()
+            else:
+                if not stopped.is_set():
+                    keep(
+                        room, failure(student, path, "the process that judges it died twice, or did not come to an end")
+                    )
+                    news.put({"student": student, "over": True})
+        if worker is not None:
+            worker.stdin.close()
+            worker.wait()
+
+    threads = [threading.Thread(target=attend, daemon=True) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    gone = 0
+    try:
+        while gone < jobs:
+            item = news.get()
+            gone += "worker" in item
+            if "student" in item:
+                yield item
+    finally:
+        stopped.set()
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+        for thread in threads:
+            thread.join(5)
+
+
+def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[str, Any]) -> Iterator[dict]:
+    """The same as `run` by a job array: each of `jobs` jobs takes its share, one submission after the other."""
+    import submitit
+
+    from grader.engine.classroom.worker import grade_slice  # the judge, and torch with it
+
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(
+        os.pathsep
+    )  # sbatch passes it on
+    entries = [(student, str(path.resolve())) for student, path in left.items()]
+    shares = [share for start in range(jobs) if (share := entries[start::jobs])]
+    before = {student: stamp(room, student) for student in left}
+    try:
+        executor = submitit.SlurmExecutor(folder=room.out / "slurm")
+        executor.update_parameters(
+            job_name="grade",
+            array_parallelism=jobs,
+            cpus_per_task=2,
+            time=max(1, round(sum(room.minutes for _ in shares[0]))),
+            **options,
+        )
+        array = executor.map_array(grade_slice, [str(room.out.resolve())] * len(shares), shares)
+    except Exception as problem:  # submitit's own, of many kinds
+        raise NoCluster(
+            "; ".join(line for line in str(problem).splitlines() if line.strip())[:300] or type(problem).__name__
+        ) from problem
+    waiting = {student: job for job, share in zip(array, shares) for student, _ in share}
+    try:
+        while waiting:
+            ended = {
+                job.job_id for job in array if job.done()
+            }  # asked first: a record that is there now was there at the end
+            for student, job in list(waiting.items()):
+                if stamp(room, student) == before[student]:
+                    if job.job_id not in ended:
+                        continue
+                    keep(
+                        room,
+                        failure(
+                            student, left[student], f"job {job.job_id} ended without a record; see {room.out / 'slurm'}"
+                        ),
+                    )
+                del waiting[student]
+                yield {"student": student, "over": True}
+            time.sleep(0.5)  # a queue can only be asked
+    finally:
+        for job in {job.job_id: job for job in waiting.values()}.values():
+            job.cancel()
+
+
+def stamp(room: Class, student: str) -> float:
+    """When a student's record was written; 0.0 if there is none."""
+    try:
+        return room.record(student).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def start_worker(room: Class) -> subprocess.Popen:
+    """With nothing of the instructor's in its environment: what the worker's servers know, a stranger's code might
+    read.
+    """
+    kept = {name: value for name, value in os.environ.items() if name in KEPT}
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            (
+                f"import sys; sys.path.insert(0, {str(lessons.COURSE)!r}); from grader.engine.classroom import worker; "
+                f"worker.work({str(room.out.resolve())!r})"
+            ),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=kept | {"HOME": "/tmp"},
+        cwd=lessons.COURSE,
+        start_new_session=True,
+    )
+
+
+def talk(
+    worker: subprocess.Popen, student: str, path: Path, news: "queue.SimpleQueue[dict[str, Any]]", seconds: float
+) -> bool:
+    """Give a worker one submission; False if it died of it, or was killed because it took longer than this."""
+    late = threading.Timer(seconds, worker.kill)
+    late.start()
+    try:
+        worker.stdin.write(json.dumps({"student": student, "path": str(path.resolve())}) + "\n")
+        worker.stdin.flush()
+        for line in worker.stdout:
+            said = json.loads(line)
+            news.put(said)
+            if said.get("over"):
+                return True
+    except (BrokenPipeError, ValueError):
+        pass
+    finally:
+        late.cancel()
+    return False
+
+
+def guards_for(wish: str) -> sandbox.Guards:
+    """`auto`: the best that this machine has; `required`: bubblewrap or Landlock, or NoSandbox; `off`: none."""
+    if wish == "off":
+        return sandbox.NONE
+    best = sandbox.available()
+    if wish == "required" and best is sandbox.NONE:
+        raise sandbox.NoSandbox(
+            "there is neither bubblewrap (apt-get install bubblewrap) nor Landlock here, and --sandbox required asks"
+            " for one"
+        )
+    return best

@@ -1,0 +1,106 @@
+"""The records of a class in nbgrader's gradebook: formgrader then shows every TODO, those of scripts and batch files
+included.
+
+Each lesson is an assignment, each TODO a cell with marks. What formgrader opens is a notebook made for it: the
+student's lines of each TODO, and below them what the judge said. It was never run.
+"""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from nbgrader.api import Gradebook
+from sqlalchemy.exc import SAWarning
+
+from grader.engine.classroom import records
+from grader.engine.judge.words import heading, story
+from grader.engine.lesson import lessons, regions
+
+
+def write(room: records.Class, records: list[dict], root: Path) -> Path:
+    """Put the marks into ROOT/gradebook.db, and the notebooks below it. Returns the gradebook."""
+    root.mkdir(parents=True, exist_ok=True)
+    # nbgrader calls alembic by name, and it lies where Python does
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    file = root / "gradebook.db"
+    with warnings.catch_warnings(), Gradebook(f"sqlite:///{file}") as book:
+        warnings.simplefilter("ignore", SAWarning)  # nbgrader's own use of its database
+        for stem in room.stems:
+            book.update_or_create_assignment(stem)
+            book.update_or_create_notebook(stem, stem)
+            for number in lessons.titles(stem):
+                book.update_or_create_grade_cell(
+                    f"test_{number}", stem, stem, cell_type="code", max_score=points_of(stem, number)
+                )
+        for record in records:
+            if record["state"] == records.FAILED:
+                continue
+            student = records.file_name(record["student"])
+            book.update_or_create_student(
+                student, first_name=record["student"] if student != record["student"] else None
+            )
+            own = records.marks(record)
+            changed = {change["todo"] for change in record["overrides"]}
+            for stem in room.stems:
+                book.update_or_create_submission(stem, student, timestamp=record["graded"])
+                for verdict in (v for v in record["verdicts"] if v["lesson"] == stem):
+                    id = f"{stem}/{verdict['todo']}"
+                    mark = book.find_grade(f"test_{verdict['todo']}", stem, stem, student)
+                    mark.auto_score, mark.needs_manual_grade = verdict["points"], False
+                    if id in changed:  # what somebody gave in formgrader itself stays
+                        mark.manual_score = own[id]
+                book.db.commit()
+                text = nbformat.writes(notebook(room, record, stem))
+                for kind in ("submitted", "autograded"):
+                    target = root / kind / student / stem / f"{stem}.ipynb"
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_text(text, "utf-8", errors="backslashreplace")
+    return file
+
+
+def points_of(stem: str, number: int) -> int:
+    from grader.engine.judge.judge import check_module, checks_of
+
+    return next(check.todo.points for check in checks_of(check_module(stem)) if check.todo.number == number)
+
+
+def notebook(room: records.Class, record: dict, stem: str) -> nbformat.NotebookNode:
+    """What formgrader shows of one lesson of one student."""
+    taken = room.taken(record["student"])
+    try:
+        units = [*lessons.units(stem, taken), *lessons.batch_units(stem, taken)]
+    except (FileNotFoundError, ValueError):
+        units = []
+    book = new_notebook(
+        metadata={"kernelspec": {"name": "python3", "display_name": "Parallel training", "language": "python"}}
+    )
+    for verdict in (SimpleNamespace(**v) for v in record["verdicts"] if v["lesson"] == stem):
+        book.cells.append(new_markdown_cell(f"## {verdict.todo}. {verdict.title}"))
+        for unit in units:
+            lines = unit.text.split("\n")
+            for span in regions.locate(unit.source, unit.text).get(verdict.todo, []) if unit.source else []:
+                book.cells.append(new_code_cell("\n".join([f"# {unit.name}", *(lines[line - 1] for line in span)])))
+        passed = verdict.status == "pass"
+        text = heading(verdict) if passed else story(verdict)
+        output = (
+            new_output("stream", name="stdout", text=text)
+            if passed
+            else new_output("error", ename="NotRight", evalue=verdict.message, traceback=[text])
+        )
+        cell = new_code_cell(f'check("{stem}/{verdict.todo}")', outputs=[output])
+        cell.metadata.nbgrader = {
+            "grade": True,
+            "grade_id": f"test_{verdict.todo}",
+            "locked": True,
+            "points": verdict.max_points,
+            "schema_version": 3,
+            "solution": False,
+            "task": False,
+            "cell_type": "code",
+        }
+        book.cells.append(cell)
+    return book

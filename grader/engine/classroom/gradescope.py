@@ -1,0 +1,46 @@
+"""The course as a Gradescope autograder, https://gradescope-autograders.readthedocs.io/en/latest/specs/.
+
+The archive holds a release of the course, which has no solutions, and the two scripts that Gradescope calls. In its
+containers there is mostly no bubblewrap, so Landlock stands in; what it lacks is in grader/THREATS.md.
+"""
+
+import tempfile
+import zipfile
+from pathlib import Path
+
+from grader.engine.lesson import release
+
+SETUP = """#!/bin/bash
+# Called once, when Gradescope builds the image.
+set -euo pipefail
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3 python3-venv bubblewrap
+"${AUTOGRADER_ROOT:-/autograder}/source/course/workbook" --help >/dev/null # makes .venv
+"""
+
+RUN = """#!/bin/bash
+# Called for each submission, which lies in submission/; what it writes into results/ is shown.
+set -uo pipefail
+root=${AUTOGRADER_ROOT:-/autograder}
+class=$(mktemp -d)
+trap 'rm -rf "$class"' EXIT
+mkdir -p "$class/submissions" "$root/results"
+cp -rP "$root/submission" "$class/submissions/submission"
+"$root/source/course/workbook" grade "$class/submissions" --out "$class/out" @LESSONS@
+cp "$class/out/gradescope/submission.json" "$root/results/results.json"
+"""
+
+
+def pack(file: Path, stems: list[str]) -> None:
+    """Write the archive, with these lessons (default: all). Raises ReleaseError if a solution would go out with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        course = Path(folder) / "course"
+        release.release(course, stems or None)
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            lessons = f"--lessons {','.join(stems)}" if stems else ""
+            for name, text in (("setup.sh", SETUP), ("run_autograder", RUN.replace("@LESSONS@", lessons))):
+                about = zipfile.ZipInfo(name)
+                about.external_attr = 0o755 << 16
+                archive.writestr(about, text)
+            for path in sorted(path for path in course.rglob("*") if path.is_file()):
+                archive.write(path, path.relative_to(folder))

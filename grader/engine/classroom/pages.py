@@ -1,0 +1,215 @@
+"""What is made from the records of a class: marks as CSV and for Gradescope, a page for each student, one for the
+instructor.
+"""
+
+import csv
+import io
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import jinja2
+
+from grader.engine.classroom import records
+from grader.engine.judge.verdict import Verdict
+from grader.engine.judge.words import details, heading
+from grader.engine.lesson.lessons import titles
+from grader.engine.walls.plain import plain_text
+
+STYLE = """
+  body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; background: #fff; }
+  h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; border-bottom: 1px solid #d0d7de; }
+  table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #eaeef2; vertical-align: top; }
+  .pass { color: #1a7f37; } .fail { color: #cf222e; } .skipped { color: #6e7781; } .note { color: #6e7781; } .flag { color: #9a6700; }
+  dl { display: grid; grid-template-columns: 6rem 1fr; margin: .3rem 0 1rem 2rem; gap: .1rem .6rem; } dt { color: #6e7781; }
+  dd { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+  .bar { background: #eaeef2; height: .7rem; width: 12rem; display: inline-block; } .bar span { background: #2da44e; height: 100%; display: block; }
+"""
+
+STUDENT = (
+    """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{{ record.student }}</title><style>"""
+    + STYLE
+    + """</style>
+<h1>{{ record.student }}: {{ "%g" | format(points) }} of {{ "%g" | format(most) }}</h1>
+<p class="note">{{ record.submission }}, graded {{ record.graded }}</p>
+{% if record.refused %}<p>Not taken from what you handed in:</p><ul>{% for line in record.refused[:20] %}<li>{{ line }}</li>{% endfor %}</ul>{% endif %}
+{% for lesson, verdicts in lessons.items() %}
+<h2>{{ lesson }}: {{ "%g" | format(by_lesson[lesson]) }} of {{ verdicts | sum(attribute="max_points") }}</h2>
+{% if verdicts | rejectattr("message", "equalto", absent) | list == [] %}<p class="note">{{ absent }}</p>{% else %}{% for v in verdicts %}
+<div class="{{ v.status if v.cause != "not_attempted" else "skipped" }}">{{ heading(v) }}</div>
+{% set id = v.lesson ~ "/" ~ v.todo %}{% set own = changes.get(id) %}
+{% if v.status != "pass" or own %}<dl>
+{% if own %}<dt>marks</dt><dd>{{ "%g" | format(own.points) }} in place of {{ "%g" | format(v.points) }}: {{ own.reason }}</dd>{% endif %}
+{% if v.status != "pass" %}<dt>what</dt><dd>{{ v.message }}</dd>
+{% for name, value in details(v) %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}{% endif %}
+</dl>{% endif %}
+{% endfor %}{% endif %}{% endfor %}
+</html>
+"""
+)
+
+CLASS = (
+    """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>The class</title><style>"""
+    + STYLE
+    + """</style>
+<h1>{{ records | length }} submissions</h1>
+<p class="note">Walls: {% for name, value in guards.items() %}{{ name }}: {{ value }}. {% endfor %}</p>
+{% if failed %}<h2>Could not be graded</h2><ul>{% for r in failed %}<li>{{ plain(r.student, 200) }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
+{% if flagged %}<h2>For a person to look at</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ plain(r.student, 200) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
+{% for line in r.refused[:3] %}<li class="flag">{{ plain(r.student, 200) }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
+<h2>TODOs</h2>
+<table><tr><th>TODO</th><th>right</th><th></th><th>commonest causes</th></tr>
+{% for t in todos %}<tr><td>{{ t.id }}<br><span class="note">{{ t.title }}</span></td><td>{{ t.right }}/{{ t.asked }}</td>
+<td><span class="bar"><span style="width: {{ (100 * t.right / (t.asked or 1)) | round(0) | int }}%"></span></span></td>
+<td>{% for cause, count in t.causes %}{{ count }} × {{ cause }}<br>{% endfor %}</td></tr>{% endfor %}
+</table>
+<h2>Students</h2>
+<table><tr><th>student</th><th>marks</th><th>stuck at</th></tr>
+{% for r in rows %}<tr><td><a href="feedback/{{ r.file | urlencode }}.html">{{ plain(r.student, 200) }}</a></td><td>{{ "%g" | format(r.points) }} of {{ "%g" | format(r.most) }}</td>
+<td>{{ r.stuck }}</td></tr>{% endfor %}
+</table>
+</html>
+"""
+)
+
+page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string
+
+
+def write(room: records.Class) -> list[Path]:
+    """All pages and tables of the class; returns the paths of those to look at."""
+    graded = records.records(room)
+    for folder in ("feedback", "gradescope"):
+        (room.out / folder).mkdir(exist_ok=True)
+    for record in graded:
+        name = records.file_name(record["student"])
+        records.write_whole(room.out / "feedback" / f"{name}.html", student_page(record))
+        records.write_whole(room.out / "gradescope" / f"{name}.json", json.dumps(gradescope(record), indent=1) + "\n")
+    records.write_whole(room.out / "marks.csv", table(graded, room.stems))
+    records.write_whole(room.out / "class.html", class_page(graded, room))
+    return [room.out / "marks.csv", room.out / "class.html"]
+
+
+def student_page(record: dict) -> str:
+    """One student's feedback: an HTML file that needs no other. All that may be the student's own text is escaped."""
+    by: dict[str, list[Verdict]] = {}
+    for verdict in record["verdicts"]:
+        by.setdefault(verdict["lesson"], []).append(Verdict(**verdict))
+    own = records.marks(record)
+    record = record | {name: plain_text(record[name], 200) for name in ("student", "submission")}
+    return page(STUDENT).render(
+        record=record,
+        lessons=by,
+        details=details,
+        heading=heading,
+        absent=records.NOT_HANDED_IN,
+        points=records.points(record),
+        most=most(record),
+        by_lesson={lesson: sum(own[f"{lesson}/{v.todo}"] for v in verdicts) for lesson, verdicts in by.items()},
+        changes={change["todo"]: change for change in record["overrides"]},
+    )
+
+
+def class_page(records: list[dict], room: records.Class) -> str:
+    todos = []
+    for stem in room.stems:
+        for number, title in titles(stem).items():
+            mine = [v for r in records for v in r["verdicts"] if (v["lesson"], v["todo"]) == (stem, number)]
+            alike: dict[str, list[str]] = {}  # causes that differ in their numbers only
+            for text in [cause(v) for v in mine if v["status"] != "pass"]:
+                alike.setdefault(re.sub(r"[\d.e+-]*\d", "0", text), []).append(text)
+            causes = sorted(((texts[0], len(texts)) for texts in alike.values()), key=lambda both: -both[1])
+            todos.append(
+                {
+                    "id": f"{stem}/{number}",
+                    "title": title,
+                    "asked": len(mine),
+                    "right": sum(v["status"] == "pass" for v in mine),
+                    "causes": causes[:3],
+                }
+            )
+    rows = [
+        {
+            "student": r["student"],
+            "file": records.file_name(r["student"]),
+            "points": records.points(r),
+            "most": most(r),
+            "stuck": stuck(r),
+        }
+        for r in records
+    ]
+    return page(CLASS).render(
+        plain=plain_text,
+        records=records,
+        guards=vars(room.guards),
+        todos=todos,
+        rows=rows,
+        failed=[r for r in records if r["state"] == records.FAILED],
+        flagged=[r for r in records if r["flags"] or r["refused"]],
+    )
+
+
+def cause(verdict: dict) -> str:
+    """A failure in the words that many share."""
+    if verdict["cause"] in ("not_attempted", "prerequisite"):
+        return {"not_attempted": "not done or not handed in", "prerequisite": "another TODO first"}[verdict["cause"]]
+    return textwrap.shorten(f"{verdict['cause'].replace('_', ' ')}: {verdict['message']}", 100, placeholder=" …")
+
+
+def stuck(record: dict) -> str:
+    """The first TODO that was tried and is not right."""
+    return next(
+        (
+            f"{v['lesson']}/{v['todo']}"
+            for v in record["verdicts"]
+            if v["status"] == "fail" and v["cause"] != "not_attempted"
+        ),
+        "",
+    )
+
+
+def most(record: dict) -> float:
+    return sum(verdict["max_points"] for verdict in record["verdicts"])
+
+
+def table(records: list[dict], stems: list[str]) -> str:
+    """Marks as CSV: a line for each student, a column for each TODO. Not graded is empty, and not zero."""
+    names = [f"{stem}/{number}" for stem in stems for number in titles(stem)]
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["student", "state", "total", *names])
+    for record in records:
+        own = records.marks(record)
+        total = "" if record["state"] == records.FAILED else f"{records.points(record):g}"
+        # a name that begins like a formula would be one to a spreadsheet
+        student = plain_text(record["student"], 200)
+        student = f"'{student}" if student.strip()[:1] in tuple("=+-@") else student
+        lines.writerow([student, record["state"], total, *(f"{own[name]:g}" if name in own else "" for name in names)])
+    return text.getvalue()
+
+
+def gradescope(record: dict) -> dict:
+    """The record as Gradescope's results.json, https://gradescope-autograders.readthedocs.io/en/latest/specs/."""
+    own = records.marks(record)
+    tests = []
+    for verdict in record["verdicts"]:
+        id = f"{verdict['lesson']}/{verdict['todo']}"
+        said = [verdict["message"], *(f"{name}: {value}" for name, value in details(Verdict(**verdict)))]
+        tests.append(
+            {
+                "name": f"{id} {verdict['title']}",
+                "number": id,
+                "score": own[id],
+                "max_score": verdict["max_points"],
+                "status": "passed" if verdict["status"] == "pass" else "failed",
+                "output": "\n".join(said).strip(),
+                "output_format": "text",
+            }
+        )
+    return {"output": "\n".join(record["refused"]), "output_format": "text", "visibility": "visible", "tests": tests}

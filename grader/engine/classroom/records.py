@@ -1,0 +1,160 @@
+"""What is kept of a class: how it is graded, and a record of each submission.
+
+OUT/class.json             what all were graded with: seed, lessons, their versions
+OUT/records/STUDENT.json   one record a submission, the only truth; all else is made from these
+OUT/journal.jsonl          a line for each submission as it ends
+OUT/taken/STUDENT/         the files that were graded
+"""
+
+import dataclasses
+import datetime
+import fcntl
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from grader.engine.walls import sandbox
+from utils.whole import written_whole
+
+VERSION = 1  # of a record
+KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"}  # of the environment, in a worker
+NOT_HANDED_IN = "it was not handed in"
+GRADED, REFUSED, FAILED = "graded", "refused", "could not be graded"
+
+
+@dataclasses.dataclass(frozen=True)
+class Class:
+    """What all submissions of a class are graded with."""
+
+    out: Path
+    stems: list[str]
+    seed: str
+    guards: sandbox.Guards
+    minutes: float
+    course: Path  # without solutions
+
+    def record(self, student: str) -> Path:
+        return self.out / "records" / f"{file_name(student)}.json"
+
+    def taken(self, student: str) -> Path:
+        """The folder with what was graded."""
+        return self.out / "taken" / file_name(student)
+
+
+def file_name(student: str) -> str:
+    """A name for a student's files, whatever the student is called: no two the same, none that leads elsewhere."""
+    plain = re.sub(r"[^\w.+-]", "_", student, flags=re.ASCII).strip(".")[
+        :80
+    ]  # in every file system a name, and not too long for any
+    return (
+        plain
+        if plain == student
+        else f"{plain or 'student'}-{hashlib.sha256(student.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+    )
+
+
+def keep(room: Class, record: dict) -> None:
+    """Write a record, whole or not at all, with what was there before in its history; then say so in the journal."""
+    path = room.record(record["student"])
+    before = read_record(path)
+    if before and before["state"] != FAILED:
+        history = before.pop("history", [])
+        record["history"] = [
+            *history,
+            {name: before[name] for name in ("graded", "digest", "state", "verdicts", "overrides")},
+        ]
+        record["overrides"] = before["overrides"]
+    write_whole(path, json.dumps(record, indent=1) + "\n")
+    line = {
+        "graded": record["graded"],
+        "student": record["student"],
+        "state": record["state"],
+        "points": points(record),
+        "seconds": record.get("seconds"),
+    }
+    with open(room.out / "journal.jsonl", "a") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        journal.write(json.dumps(line) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Text of which some may be a stranger's: what no encoding has is written as its number."""
+    with written_whole(path) as part:
+        part.write_text(text, "utf-8", "backslashreplace")
+
+
+def read_record(path: Path) -> dict | None:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def records(room: Class) -> list[dict]:
+    """All records of a class, by student."""
+    found = [read_record(path) for path in sorted((room.out / "records").glob("*.json"))]
+    return sorted(found, key=lambda record: record["student"])
+
+
+def points(record: dict) -> float:
+    """The marks of a record: the judge's, where nobody has overridden them."""
+    return sum(marks(record).values())
+
+
+def marks(record: dict) -> dict[str, float]:
+    """lesson/TODO -> points."""
+    own = {f"{verdict['lesson']}/{verdict['todo']}": verdict["points"] for verdict in record["verdicts"]}
+    return own | {change["todo"]: change["points"] for change in record["overrides"]}
+
+
+def failure(student: str, path: Path, why: str) -> dict:
+    """The record of a submission that the machine, not the student, kept from being graded: no marks, and no zero
+    either.
+    """
+    return {
+        "version": VERSION,
+        "student": student,
+        "submission": path.name,
+        "state": FAILED,
+        "why": why,
+        "digest": "",
+        "verdicts": [],
+        "graded": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "refused": [],
+        "flags": [],
+        "overrides": [],
+        "files": {},
+    }
+
+
+def load(out: Path) -> Class:
+    known, how = read_record(out / "class.json"), read_record(out / "run.json")
+    return Class(
+        out,
+        list(known["course"]),
+        known["seed"],
+        sandbox.named(how["guards"]),
+        how["minutes"],
+        (out / "course").resolve(),
+    )
+
+
+def override(room: Class, student: str, todo: str, points: float, reason: str) -> dict:
+    """A person's mark in place of the judge's, with its reason. Raises ValueError if there is no such mark."""
+    record = read_record(room.record(student))
+    if record is None or record["state"] == FAILED:
+        raise ValueError(f"{student} has no marks in {room.out}")
+    if todo not in marks(record):
+        raise ValueError(f"{student} was not graded on {todo}")
+    change = {
+        "todo": todo,
+        "points": points,
+        "reason": reason,
+        "when": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    replaced = [other for other in record["overrides"] if other["todo"] == todo]
+    record["overrides"] = [other for other in record["overrides"] if other["todo"] != todo] + [change]
+    record["history"] = [*record.get("history", []), *({"override": other} for other in replaced)]
+    write_whole(room.record(student), json.dumps(record, indent=1) + "\n")
+    return record

@@ -1,0 +1,117 @@
+"""A process that grades one submission after the other.
+
+The judge is here. The student's code runs in ranks forked from a server in a sandbox (see `walls/`), and all that the
+judge takes from there is evidence: JSON and safetensors, rank by rank, and what the kernel itself counts.
+"""
+
+import ctypes
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from grader.engine.classroom import records, submissions
+from grader.engine.classroom.records import GRADED, NOT_HANDED_IN, REFUSED, VERSION, Class, failure, keep, load
+from grader.engine.judge.judge import Judge
+from grader.engine.lesson.files import course_digest
+from grader.engine.ranks.engine import Engine
+
+# In a worker
+
+
+def grade_one(outside: Engine, room: Class, student: str, path: Path, heard: Callable[[dict], None]) -> dict:
+    """The record of one submission; `heard` is told of each verdict. Raises only for the machine's own failures."""
+
+    began = time.monotonic()
+    record = {
+        "version": VERSION,
+        "student": student,
+        "submission": path.name,
+        "course": {stem: course_digest(stem) for stem in room.stems},
+        "guards": dataclasses.asdict(room.guards),
+        "graded": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "state": GRADED,
+        "files": {},
+        "refused": [],
+        "verdicts": [],
+        "flags": [],
+        "overrides": [],
+    }
+    try:
+        taken = submissions.take(path, room.stems)
+    except submissions.Refused as problem:
+        taken = submissions.Taken(refused=[str(problem)])
+        record["state"] = REFUSED
+    record["digest"], record["refused"] = taken.digest, taken.refused
+    record["files"] = {name: hashlib.sha256(content).hexdigest() for name, content in taken.files.items()}
+    folder = room.taken(student)
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, content in taken.files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    modules = [f"grader.test_{stem}" for stem in room.stems]
+    with Engine(outside, room.guards, room.course, modules) as inside:
+        inside.until = time.monotonic() + 60 * room.minutes
+        for stem in room.stems:
+            judge = Judge(inside, stem, folder, seed=room.seed)
+            judge.unreadable = judge.unreadable.replace(f"{folder}/", "")
+            if judge.student is None and not any(Path(name).stem == stem for name in taken.files):
+                judge.unreadable = taken.refused[0] if record["state"] == REFUSED else NOT_HANDED_IN
+            for verdict in judge.verdicts():
+                if verdict.message == NOT_HANDED_IN:
+                    verdict.cause = "not_attempted"
+                record["verdicts"].append(verdict.as_dict())
+                heard({"lesson": stem, "todo": verdict.todo, "status": verdict.status})
+            for suspicion in judge.student.suspicions if judge.student else ():
+                record["flags"].append({"lesson": stem, "reason": suspicion})
+        if inside.sandbox:
+            record["guards"] = dataclasses.asdict(inside.sandbox.guards)
+    record["seconds"] = round(time.monotonic() - began, 2)
+    return record
+
+
+def grade_slice(out: str, part: list[tuple[str, str]]) -> None:
+    """The same in a job of its own, on a node of a cluster: (student, path) after (student, path)."""
+
+    for name in set(os.environ) - records.KEPT:
+        del os.environ[name]
+    room = load(Path(out))
+    with Engine() as outside:
+        for student, path in part:
+            grade_and_keep(outside, room, student, Path(path), lambda news: None)
+
+
+def work(out: str) -> None:
+    """A worker: submissions come in as JSON lines, verdicts and ends go out."""
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it never outlives the command that started it
+    room = load(Path(out))
+    with Engine() as outside:
+        outside.start()
+        for line in sys.stdin:
+            task = json.loads(line)
+            grade_and_keep(
+                outside,
+                room,
+                task["student"],
+                Path(task["path"]),
+                lambda news, student=task["student"]: print(json.dumps({"student": student, **news}), flush=True),
+            )
+            print(json.dumps({"student": task["student"], "over": True}), flush=True)
+
+
+def grade_and_keep(outside: Engine, room: Class, student: str, path: Path, heard: Callable[[dict], None]) -> None:
+    try:
+        record = grade_one(outside, room, student, path, heard)
+    except Exception as error:  # the machine's, not the student's
+        record = failure(student, path, f"{type(error).__name__}: {error}")
+    keep(room, record)

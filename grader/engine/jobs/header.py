@@ -1,0 +1,92 @@
+"""What the head of a batch file asks for: Slurm's and PBS's directives."""
+
+import difflib
+import re
+import shlex
+
+GPUS = 4  # on a node of JURECA-DC and of Polaris
+
+SHORT = {
+    "N": "nodes",
+    "n": "ntasks",
+    "G": "gpus",
+    "t": "time",
+    "p": "partition",
+    "A": "account",
+    "J": "job-name",
+    "o": "output",
+    "c": "cpus-per-task",
+}
+
+
+def header(text: str) -> dict[str, str]:
+    """The directives of a batch file: long names -> values; PBS's resources by their own names."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            break  # Slurm reads no further
+        if line.startswith("#SBATCH"):
+            words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+            for word, after in zip(words, [*words[1:], ""]):
+                if word.startswith("--"):
+                    name, _, value = word[2:].partition("=")
+                    found[name] = value or after
+                elif word.startswith("-") and word[1:2] in SHORT:
+                    found[SHORT[word[1]]] = word[2:].removeprefix("=") or after
+        elif line.startswith("#PBS -l"):
+            for part in line.removeprefix("#PBS -l").strip().split(","):
+                name, _, value = part.partition("=")
+                found[name] = value
+    return found
+
+
+# Long options of sbatch (its man page, 24.05) that a course's job may use.
+KNOWN = set(SHORT.values()) | set(
+    """array begin chdir comment constraint contiguous core-spec cpu-freq cpus-per-gpu dependency distribution
+    error exclude exclusive export get-user-env gpu-bind gpu-freq gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint hold
+    input licenses mail-type mail-user mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice nodelist no-requeue ntasks-per-core
+    ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode overcommit oversubscribe parsable power priority profile qos quiet reboot
+    requeue reservation signal sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp tres-per-task uid verbose wait
+    wckey""".split()
+)
+
+
+def slip(text: str) -> str:
+    """Why a directive of a batch file may not be read as it was meant; "" if nothing is strange."""
+    over = False
+    for line in text.splitlines():
+        over = over or bool(line.strip() and not line.startswith("#"))
+        if over and line.startswith(("#SBATCH", "#PBS")):
+            return f"“{line}” stands below the first command, where no directive is read any more"
+        if not over and re.match(r"#\s+(SBATCH|PBS)\b|#(sbatch|pbs|Sbatch|SBACTH)\b", line):
+            return f"“{line}” is a comment; a directive begins with #SBATCH or #PBS, without a space"
+    unknown = next((name for name in header(text) if "#SBATCH" in text and name not in KNOWN), "")
+    close = difflib.get_close_matches(unknown, KNOWN, n=1)
+    if not unknown and not header(text).get("gres", "gpu").startswith("gpu:"):
+        return f"in --gres={header(text)['gres']} nothing is called gpu" if "gres" in header(text) else ""
+    return f"Slurm has no option --{unknown}" + (f"; --{close[0]}?" if close else "") if unknown else ""
+
+
+def nodes_asked(text: str) -> int:
+    """The nodes that the header asks for; 1 where it is silent."""
+    options = header(text)
+    number = re.match(r"\d+", options.get("select", options.get("nodes", "1")))
+    return int(number.group()) if number else 1
+
+
+def gpus_asked(text: str) -> int:
+    """The GPUs a node that a Slurm header asks for."""
+    options = header(text)
+    if "gpus" in options and options["gpus"].rpartition(":")[2].isdecimal():
+        return int(options["gpus"].rpartition(":")[2]) // nodes_asked(text)
+    for name in ("gres", "gpus-per-node", "gpus-per-task"):
+        pattern = r"gpu(?::[^,:]+)?:(\d+)" if name == "gres" else r"(?:[^,:]+:)?(\d+)"
+        found = re.fullmatch(pattern, options.get(name, "").split(",")[0])
+        if found:
+            return int(found.group(1)) * (int(options.get("ntasks-per-node", 1)) if name == "gpus-per-task" else 1)
+    return 0
+
+
+def number(text: str) -> int:
+    """0 for what is no number, or none that a job can have: an option whose variable was empty, say."""
+    return int(text) if text.strip().isdecimal() and len(text.strip()) < 6 else 0

@@ -1,0 +1,43 @@
+"""Says in one line which packages a Python lacks. The `workbook` script asks, so nothing is imported but the library.
+
+python grader/engine/jobs/installed.py requirements.txt
+"""
+
+import re
+import shlex
+import sys
+import sysconfig
+from importlib import metadata
+from os import W_OK, access
+from pathlib import Path
+
+OLDEST_TORCH = (2, 11)
+
+
+def problem(requirements: str) -> str | None:
+    """One line that says what to do, or None if nothing is missing."""
+    names = re.findall(r"^([\w-]+)", requirements, re.MULTILINE)
+    missing = [name for name in names if version(name) is None]
+    if "torch" not in missing and version("torch") < OLDEST_TORCH:
+        return f"torch {metadata.version('torch')} in {sys.executable} is too old; the course needs 2.11 or newer"
+    if not missing:
+        return None
+    # The cluster's own folder is read-only, as a rule: then packages go into the home folder.
+    user = [] if access(sysconfig.get_path("purelib"), W_OK) else ["--user"]
+    # No versions: what is installed fits together, and must not be replaced.
+    command = shlex.join([sys.executable, "-m", "pip", "install", *user, *missing])
+    return f"packages are missing in {sys.executable}; run: {command}"
+
+
+def version(name: str) -> tuple[int, ...] | None:
+    """(2, 13) of torch 2.13.0+cpu, None if there is no such package."""
+    try:
+        return tuple(int(part) for part in re.findall(r"\d+", metadata.version(name))[:2])
+    except metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    found = problem(Path(sys.argv[1]).read_text("utf-8"))
+    if found:
+        sys.exit(f"workbook: {found}")

@@ -1,0 +1,180 @@
+"""Batch files, run as a batch system would run them, by stand-ins for its commands.
+
+`submit` writes a course of empty scripts, puts stand-ins for srun, mpiexec,
+scontrol, torchrun, python and their like first on the PATH, and gives the
+student's file to bash, as Slurm or PBS does on the first node of a job. srun
+and mpiexec run their command once for each task with that task's environment;
+torchrun and python start nothing and write down how they were called. So what
+each node would start is known, without a cluster.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from grader.engine.jobs.header import GPUS, header, number
+
+SITE = Path(__file__).resolve().parents[3] / "utils" / "site.sh"
+LIMIT = 15.0  # seconds for a file that starts nothing but stand-ins, which take a tenth of one on a machine that is not busy
+NODES = ("jrc0101", "jrc0102")
+# Two jobs: from the course's folder on one node, and from the folder below on two. Both end with the
+# same digit, for a port by the last digit of its number is one that one job in ten has.
+JOBS = {1: 12004241, 2: 12004251}
+ARGS = ["--epochs", "3"]  # that the user gives to the script
+# In sh, for Python takes longer to start; what launches others is in launchers.py.
+RECORD = """#!/bin/sh
+case "$1 $2" in
+    *find_spec*) exit 0 ;; # is torch there? It is
+    -c*) exec {python} "$@" ;;
+esac
+record=$(mktemp "$STAND_IN_ROOT/start-XXXXXX")
+{ printf '%s\\0' "${0##*/}" "$PWD" "${STAND_IN_NODE:-0}" "$#" "$@"; env -0; } >"$record"
+""".replace("{python}", shlex.quote(sys.executable))
+
+
+STAND_INS = {
+    "torchrun": RECORD,
+    "python": RECORD,
+    "python3": RECORD,
+    "scontrol": '#!/bin/sh\n[ "$1" = show ] && cat "$STAND_IN_ROOT/nodes"\n',
+    "hostname": f"#!/bin/sh\necho {NODES[0]}\n",
+    "nslookup": '#!/bin/sh\nprintf "Server: 10.0.0.1\\n\\nName: %s\\nAddress: %s\\n" "$1" "$(getent hosts "$1")"\n',
+    "getent": (
+        f"#!/bin/sh\nfor name; do :; done\ncase $name in {NODES[0]}*) echo 10.0.1.1 ;; {NODES[1]}*) echo 10.0.1.2 ;;"
+        " esac\n"
+    ),
+} | {name: "#!/bin/sh\n" for name in ("module", "conda", "nvidia-smi", "sbatch", "qsub")}
+
+
+@dataclass
+class Start:
+    """One call of torchrun or python, where it was made and with what."""
+
+    program: str
+    args: list[str]
+    env: dict[str, str]
+    folder: str  # where it was called, from the course's folder
+    node: int
+
+
+def submit(text: str, kind: str, name: str) -> dict:
+    """Run a batch file in the current folder as a job of one and a job of two nodes, four GPUs each; evidence of both.
+
+    `kind` is sbatch or pbs. Returns, for "1" and "2" nodes, {"code", "said", "starts": [Start as dict]}.
+    """
+    jobs = {nodes: begin(text, kind, name, nodes) for nodes in JOBS}  # side by side
+    return {str(nodes): evidence(*job) for nodes, job in jobs.items()}
+
+
+def begin(text: str, kind: str, name: str, nodes: int) -> tuple[subprocess.Popen, Path]:
+    root = Path.cwd() / f"{nodes}-nodes"
+    course, tools = root / "course", root / "tools"
+    for folder in ("train", "sbatch", "utils"):
+        (course / folder).mkdir(parents=True)
+    for script in ("single_gpu_training", name):
+        (course / "train" / f"{script}.py").touch()
+    shutil.copy(SITE, course / "utils")
+    file = course / "sbatch" / f"{name}.{kind}"
+    file.write_text(text)
+    tools.mkdir()
+    launchers = Path(__file__).with_name("launchers.py")
+    python = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(launchers))} "${{0##*/}}" "$@"\n'
+    for program, script in {**STAND_INS, "srun": python, "mpiexec": python, "mpirun": python}.items():
+        (tools / program).write_text(script)
+        (tools / program).chmod(0o755)
+    (root / "nodes").write_text("".join(f"{node}\n" for node in NODES[:nodes]))
+    env = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "USER", "TMPDIR")}
+    env.update(
+        PATH=f"{tools}:/usr/bin:/bin",
+        STAND_IN_ROOT=str(root),
+        STAND_IN_NODES=str(nodes),
+        STAND_IN_TASKS=str(tasks_a_node(text, nodes)),
+    )
+    env.update(slurm(nodes) if kind == "sbatch" else pbs(nodes, root))
+    env["SLURM_SUBMIT_DIR" if kind == "sbatch" else "PBS_O_WORKDIR"] = str(course if nodes == 1 else course / "sbatch")
+    said = (root / "said").open("w")
+    args = ARGS if kind == "sbatch" else []
+    return (
+        subprocess.Popen(
+            ["bash", str(file), *args], cwd=course, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+        ),
+        root,
+    )
+
+
+def evidence(process: subprocess.Popen, root: Path) -> dict:
+    try:
+        code = process.wait(LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait()
+        (root / "said").open("a").write(f"\nit does not end within {LIMIT:.0f} s")
+    starts = []
+    for record in sorted(root.glob("start-*")):
+        program, folder, node, count, *rest = record.read_bytes().decode(errors="replace").split("\0")
+        env = dict(line.partition("=")[::2] for line in rest[int(count) :] if line)
+        env = {name: value for name, value in env.items() if name.startswith(TOLD)}
+        starts.append(
+            dict(
+                program=program,
+                args=rest[: int(count)],
+                env=env,
+                folder=os.path.relpath(folder, root / "course"),
+                node=int(node),
+            )
+        )
+    said = (root / "said").read_text(errors="replace")[-2000:].replace(f"{root}/course/", "")
+    return {"code": code, "said": said, "starts": starts}
+
+
+TOLD = ("MASTER_", "CUDA_VISIBLE", "SLURM_PROCID", "SLURM_STEP_NUM", "PMI_", "RANK", "WORLD_SIZE", "PET_", "GPUS")
+
+
+def slurm(nodes: int) -> dict[str, str]:
+    """What Slurm tells a batch script on the first node."""
+    names, job = NODES[0] if nodes == 1 else "jrc[0101-0102]", JOBS[nodes]
+    return {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_JOBID": str(job),
+        "SLURM_JOB_NAME": "job",
+        "SLURM_NNODES": str(nodes),
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_JOB_NODELIST": names,
+        "SLURM_NODELIST": names,
+        "SLURM_GPUS_ON_NODE": str(GPUS),
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURMD_NODENAME": NODES[0],
+        "SLURM_CPUS_PER_TASK": "128",
+        "SLURM_TOPOLOGY_ADDR": NODES[0],
+        "SLURM_LAUNCH_NODE_IPADDR": address(NODES[0]),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(GPUS))),
+        "SYSTEMNAME": "jurecadc",
+    }
+
+
+def pbs(nodes: int, root: Path) -> dict[str, str]:
+    """What PBS tells a batch script on the first node."""
+    return {
+        "PBS_JOBID": f"{JOBS[nodes]}.polaris-pbs-01",
+        "PBS_JOBNAME": "job",
+        "PBS_NODEFILE": str(root / "nodes"),
+        "PBS_O_HOST": "polaris-login-01",
+        "ARGS": " ".join(ARGS),
+    }
+
+
+def address(node: str) -> str:
+    return f"10.0.1.{NODES.index(node) + 1}"
+
+
+def tasks_a_node(text: str, nodes: int) -> int:
+    """How many tasks a node the header asks for, as srun will start them."""
+    options = header(text)
+    asked = options.get("ntasks-per-node", "")
+    return number(asked) if asked else max(1, number(options.get("ntasks", "")) // nodes)

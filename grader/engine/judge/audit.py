@@ -1,0 +1,70 @@
+"""Whether a lesson's checks fit its sources, for `./workbook build --check`.
+
+`build.check_sources` reads the sources; here they are put to the judge.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
+from grader.engine.lesson import lessons, regions
+from grader.engine.lesson.lessons import titles
+from grader.engine.lesson.progress import exercises
+from grader.engine.ranks.engine import Engine
+
+HINTS = 3  # the direction, the call, nearly the line
+
+
+def problems(engine: Engine) -> list[str]:
+    """What is wrong, a line each."""
+    found = [
+        f"{lesson}: has TODOs and no grader/test_{lesson}.py"
+        for lesson in exercises()
+        if lesson not in checked_lessons()
+    ]
+    for lesson in checked_lessons():
+        about_checks = list(said(lesson))
+        if about_checks or not lessons.lacking(lesson):  # without its package it cannot be put to the judge
+            found += about_checks or [*starts(engine, lesson), *solutions(engine, lesson)]
+    return found
+
+
+def unchecked() -> list[str]:
+    """Lessons that cannot be put to the judge here, and what they need."""
+    return [f"{lesson} is not checked: {line}" for lesson in checked_lessons() if (line := lessons.lacking(lesson))]
+
+
+def said(lesson: str) -> Iterator[str]:
+    """TODOs and checks that lack each other, or lack words."""
+    checks = {check.todo.number: check.todo for check in checks_of(check_module(lesson))}
+    for number in sorted(checks.keys() ^ titles(lesson).keys()):
+        yield (
+            f"{lesson}/{number}: a check without a TODO"
+            if number in checks
+            else f"{lesson}/{number}: a TODO without a check"
+        )
+    for number, about in checks.items():
+        if len(about.hints) != HINTS or not all(hint.strip() for hint in about.hints):
+            yield f"{lesson}/{number}: has {len(about.hints)} hints, not {HINTS} with words in them"
+        if not about.why.strip():
+            yield f"{lesson}/{number}: does not say why it matters"
+
+
+def starts(engine: Engine, lesson: str) -> Iterator[str]:
+    """TODOs that are right before anything was done."""
+    with tempfile.TemporaryDirectory() as folder:
+        for source in lessons.sources(lesson):
+            path = Path(folder) / source.relative_to(lessons.source_root())
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(regions.compose(source.read_text("utf-8")), "utf-8")
+        for verdict in Judge(engine, lesson, folder).verdicts():
+            if verdict.passed:
+                yield f"{lesson}/{verdict.todo}: passes before anything is done"
+
+
+def solutions(engine: Engine, lesson: str) -> Iterator[str]:
+    """TODOs whose reference solution does not pass."""
+    for verdict in Judge(engine, lesson, str(lessons.source_root())).verdicts():
+        if not verdict.passed:
+            yield f"{lesson}/{verdict.todo}: the solution fails: {verdict.message}"

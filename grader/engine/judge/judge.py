@@ -1,0 +1,215 @@
+"""What a check file is written with, and how its verdicts are reached.
+
+A check file is `grader/test_<lesson>.py`. Each of its checks is a function of
+one argument, the student's code on ranks, that returns if the TODO is right and
+raises `Wrong` if not:
+
+    @todo(4, why="…", hints=("direction", "the API", "nearly the line"))
+    def test_todo4_samplers(student):
+        for world in (2, 3):
+            seen = student.call(samplers_on_rank, world=world)
+            ...
+
+`pytest grader`, the command line, `watch`, a notebook's test cell: all ask the
+same `Judge`.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from grader.engine.judge.student import Student
+from grader.engine.judge.verdict import Todo, Verdict, Wrong, text, todos
+from grader.engine.lesson import lessons, regions
+from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
+from grader.engine.ranks.engine import Engine
+from grader.engine.walls import plain
+
+
+class Judge:
+    """The verdicts on one lesson of one student, in order. Each check runs at most once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lesson: str,
+        target: str | Path | None = None,
+        units: list[lessons.Unit] | None = None,
+        latest: dict[str, lessons.Ran] | None = None,
+        batch: list[lessons.Unit] | None = None,
+        seed: str = "",
+    ) -> None:
+        self.lesson = lesson
+        self.lacks = lessons.lacking(lesson)
+        module = check_module(lesson)
+        self.checks = {check.todo.number: check for check in checks_of(module)}
+        self.titles = lessons.titles(lesson)
+        self.student: Student | None = None
+        self.unreadable = ""
+        self.blamed: dict[int, Fault] = {}  # a crash met by another TODO's check
+        self.asked: set[int] = set()  # TODOs whose verdict was begun
+        self.broken: Fault | None = None  # the script is no Python
+        self.known: dict[int, Verdict] = {}
+        try:
+            self.student = Student(
+                engine,
+                lesson,
+                lessons.units(lesson, target, latest) if units is None else units,
+                lessons.batch_units(lesson, target) if batch is None else batch,
+                seed,
+            )
+        except FileNotFoundError as error:
+            self.unreadable = f"there is no {error.filename}: `./workbook reset {lesson}` brings it back"
+        except ValueError as error:
+            self.unreadable = str(error)
+
+    def verdicts(self) -> Iterator[Verdict]:
+        for number in sorted(self.checks):
+            yield self.verdict(number)
+
+    def verdict(self, number: int) -> Verdict:
+        if (
+            number in self.asked and number not in self.known
+        ):  # asked again on the way: two TODOs stand in each other's way
+            if number in self.blamed:
+                return self._failed(number, self.blamed[number])
+            return self._say(number, "skipped", "prerequisite", "its check is not over")
+        if number not in self.known:
+            self.asked.add(number)
+            self.known[number] = self._reach(number)
+        return self.known[number]
+
+    def _reach(self, number: int) -> Verdict:
+        if self.lacks:
+            return self._say(number, "skipped", "not_installed", self.lacks)
+        if self.student is None:
+            return self._say(number, "fail", "crash", self.unreadable)
+        if self.broken and not self._in_batch_files(number):
+            return self._say_broken(number)
+        missing = [need for need in self.checks[number].todo.needs if not self.verdict(need).passed]
+        if missing and number in self.blamed and self.attempted(number):
+            return self._failed(number, self.blamed[number])
+        if missing:
+            return self._say(
+                number, "skipped", "prerequisite", f"first {todos(missing)}: this check needs what it makes"
+            )
+        try:
+            self.checks[number](self.student)
+        except (Wrong, Fault) as problem:
+            if (
+                str(problem.seen).startswith(NO_PYTHON)
+                and getattr(problem, "cause", "") == "crash"
+                and not lessons.is_notebook(self.lesson)
+            ):
+                self.broken = problem
+                return self._say_broken(number)
+            return self._judge(number, problem)
+        except Unjudged:
+            raise
+        except Exception as error:
+            if not self.student.units or self.student.trusted is self.student.engine:
+                raise
+            return self._judge(
+                number,
+                Fault(
+                    "crash",
+                    f"the check cannot make sense of what the ranks left: {type(error).__name__}: {error}"[:500],
+                ),
+            )
+        return self._say(number, "pass", None)
+
+    def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
+        if not self.attempted(number):
+            return self._say(number, "fail", "not_attempted", f"TODO {number} is not done yet", problem)
+        for line in (getattr(problem, "where", None), *getattr(problem, "also", ())):
+            owner = self.owner(line)
+            if owner == number:
+                break
+            if owner in self.checks:
+                # The line belongs to another TODO. If that one is wrong, it is to blame, and this one cannot be
+                # judged.
+                self.blamed.setdefault(owner, problem)
+                if not self.verdict(owner).passed:
+                    return self._say(
+                        number, "skipped", "prerequisite", f"first TODO {owner}: it stops this check, {problem.message}"
+                    )
+        return self._failed(number, problem)
+
+    def _say_broken(self, number: int) -> Verdict:
+        """The script does not compile: that is told once, by the TODO whose line it is, or by the first."""
+        teller = self.owner(self.broken.where)
+        teller = teller if teller in self.checks else min(self.checks)
+        message = f"{place(self.broken.where)} does not run: {self.broken.seen}"
+        if number == teller:
+            return self._say(number, "fail", "crash", message, self.broken)
+        return self._say(number, "skipped", "prerequisite", f"first TODO {teller}: {message}")
+
+    def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
+        return self._say(number, "fail", getattr(problem, "cause", "wrong_value"), problem.message, problem)
+
+    def _say(
+        self, number: int, status: str, cause: str | None, message: str = "", problem: Wrong | Fault | None = None
+    ) -> Verdict:
+        about = self.checks[number].todo
+        verdict = Verdict(
+            self.lesson,
+            number,
+            self.titles.get(number, ""),
+            status,
+            cause,
+            about.points if status == "pass" else 0,
+            about.points,
+            plain.plain_text(message, 2000),
+        )
+        if status == "fail":
+            verdict.why, verdict.hint = about.why, about.hints[0]
+        if problem is not None:
+            verdict.expected, verdict.seen = text(problem.expected), text(problem.seen)
+            verdict.rank, verdict.where = problem.rank, self.place(number, problem)
+        return verdict
+
+    def attempted(self, number: int) -> bool:
+        return any(
+            regions.attempted(u.source, u.text, number)
+            for u in self.student.units + self.student.batch
+            if u.source and number in regions.titles(u.source)
+        )
+
+    def _in_batch_files(self, number: int) -> bool:
+        return any(number in regions.titles(unit.source) for unit in self.student.batch)
+
+    def owner(self, where: Where | None) -> int | None:
+        """The TODO whose region holds a line of the student's code."""
+        for unit in self.student.units + self.student.batch if where else ():
+            if unit.name == where[0] and unit.source:
+                return regions.todo_at(unit.source, unit.text, where[1])
+        return None
+
+    def place(self, number: int, problem: Wrong | Fault) -> str | None:
+        """Where a problem of TODO `number` lies: the line that failed, and the line of that TODO that led there."""
+        where = getattr(problem, "where", None)
+        if not where:
+            return None
+        owner = self.owner(where)
+        said = place(where) + (f" (TODO {owner})" if owner else "")
+        own = next((line for line in problem.callers if self.owner(line) == number), None) if owner != number else None
+        return f"{place(own)} (TODO {number}), which calls {said}" if own else said
+
+
+NO_PYTHON = ("SyntaxError", "IndentationError", "TabError")
+
+
+def check_module(lesson: str) -> ModuleType:
+    return importlib.import_module(f"grader.test_{lesson}")
+
+
+def checks_of(module: ModuleType) -> list[Callable]:
+    """The checks of a check file, by their TODO's number."""
+    found = [value for value in vars(module).values() if isinstance(getattr(value, "todo", None), Todo)]
+    return sorted(found, key=lambda check: check.todo.number)
+
+
+def checked_lessons() -> list[str]:
+    """The lessons that have a check file, in course order."""
+    return [stem for stem in lessons.stems() if (lessons.COURSE / "grader" / f"test_{stem}.py").is_file()]

@@ -1,0 +1,163 @@
+"""The grader graded: wrong answers that it must reject, right ones that it must accept.
+
+`grader/mutants/<lesson>.py` holds two lists, WRONG and RIGHT, of `Answer`.
+Beside them each lesson is tried half done, in two ways: with TODOs 1 … k solved,
+k is right and k + 1 not attempted; with all but k solved, k is the only failure.
+"""
+
+import importlib
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from grader.engine.judge.answers import solved
+from grader.engine.judge.judge import Judge, check_module, checks_of
+from grader.engine.judge.verdict import Verdict
+from grader.engine.lesson import lessons
+from grader.engine.ranks.engine import Engine
+
+
+@dataclass
+class Trial:
+    """One file put to the judge, and whether the judge was right."""
+
+    lesson: str
+    kind: str
+    todo: int
+    name: str
+    right: bool
+    seen: str
+    seconds: float
+
+
+def trials(engine: Engine, lesson: str, only: Collection[int] = ()) -> Iterator[Trial]:
+    """Every answer of the lesson, or those to the TODOs in `only`."""
+    numbers = list(lessons.titles(lesson))
+    chosen = set(only or numbers)
+    for k in range(len(numbers)):
+        if numbers[k] not in chosen:
+            continue
+        judge, started = judge_of(engine, lesson, solved(lesson, numbers[:k])), time.perf_counter()
+        seen = [
+            judge.verdict(number) for number in numbers[max(k - 1, 0) : k + 1]
+        ]  # those before were right with less done
+        right = all(v.passed for v in seen[:-1]) and seen[-1].cause == "not_attempted"
+        yield Trial(
+            lesson,
+            "first solved",
+            numbers[k],
+            f"TODOs before {numbers[k]}",
+            right,
+            first_failure(seen),
+            time.perf_counter() - started,
+        )
+    for number in filter(chosen.__contains__, numbers):
+        judge, started = judge_of(engine, lesson, solved(lesson, set(numbers) - {number})), time.perf_counter()
+        seen = list(judge.verdicts())
+        failed = [v.todo for v in seen if v.status == "fail"]
+        right = failed == [number] and judge.verdict(number).cause == "not_attempted"
+        yield Trial(
+            lesson,
+            "all but one",
+            number,
+            f"all but TODO {number}",
+            right,
+            first_failure(seen),
+            time.perf_counter() - started,
+        )
+    answers = importlib.import_module(f"grader.mutants.{lesson}")
+    for answer in (answer for answer in answers.WRONG if answer.todo in chosen):
+        judge, started = judge_of(engine, lesson, answer.texts(lesson)), time.perf_counter()
+        own = judge.verdict(answer.todo)  # and what it needs: without that it would be skipped
+        right = own.status == "fail" and own.cause != "not_attempted" and answer.says in own.message
+        yield Trial(
+            lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), time.perf_counter() - started
+        )
+    for answer in (answer for answer in answers.RIGHT if answer.todo in chosen):
+        judge, started = judge_of(engine, lesson, answer.texts(lesson)), time.perf_counter()
+        seen = [judge.verdict(number) for number in sorted(dependents(lesson, answer.todo))]
+        yield Trial(
+            lesson,
+            "right",
+            answer.todo,
+            answer.name,
+            all(v.passed for v in seen),
+            first_failure(seen),
+            time.perf_counter() - started,
+        )
+
+
+def dependents(lesson: str, todo: int) -> set[int]:
+    """This TODO, and those that cannot be checked without it."""
+    needs = {check.todo.number: set(check.todo.needs) for check in checks_of(check_module(lesson))}
+    found = {todo}
+    while more := {number for number, needed in needs.items() if needed & found} - found:
+        found |= more
+    return found
+
+
+def judge_of(engine: Engine, lesson: str, texts: dict[Path, str]) -> Judge:
+    """A judge of these files, as if they were the student's."""
+    with tempfile.TemporaryDirectory() as folder:
+        for path, text in texts.items():
+            target = Path(folder) / path
+            target.parent.mkdir(exist_ok=True)
+            target.write_text(text)
+        return Judge(engine, lesson, folder)
+
+
+def first_failure(seen: list[Verdict]) -> str:
+    failed = [v for v in seen if v.status == "fail"] or [v for v in seen if not v.passed]
+    return f"TODO {failed[0].todo} {failed[0].cause}: {failed[0].message}" if failed else "all pass"
+
+
+def run(chosen: dict[str, list[int]]) -> int:
+    """Try the answers to these TODOs of each lesson, or to all where there are none; print a table, totals last. 0 if
+    the judge was right about all of them.
+    """
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    table = Table(
+        "lesson", "kind", "TODO", "answer", "verdict", "s", "", title="The grader, graded", title_justify="left"
+    )
+    found: list[Trial] = []
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Engine() as engine, Progress(*columns, console=console, transient=True) as progress:
+        for lesson, only in chosen.items():
+            if line := lessons.lacking(lesson):
+                console.print(f"{lesson} is not tried: {line}", soft_wrap=True)
+                continue
+            numbers = len(lessons.titles(lesson))
+            answers = importlib.import_module(f"grader.mutants.{lesson}")
+            task = progress.add_task(lesson, total=2 * numbers + len(answers.WRONG) + len(answers.RIGHT))
+            for trial in trials(engine, lesson, only):
+                found.append(trial)
+                progress.advance(task)
+                good = "[green]✓" if trial.right else "[red]✗ judged wrongly"
+                table.add_row(
+                    trial.lesson,
+                    trial.kind,
+                    str(trial.todo),
+                    escape(trial.name),
+                    escape(trial.seen if len(trial.seen) < 110 or not trial.right else trial.seen[:107] + "…"),
+                    f"{trial.seconds:.1f}",
+                    good,
+                )
+    console.print(table)
+
+    def count(kind: str) -> str:
+        mine = [t for t in found if t.kind == kind]
+        return f"{sum(t.right for t in mine)}/{len(mine)}"
+
+    console.print(
+        f"{count('wrong')} wrong answers killed by the named TODO, {count('right')} other right answers accepted, "
+        f"{count('first solved')} half-done and {count('all but one')} all-but-one files judged rightly"
+    )
+    return 0 if all(t.right for t in found) else 1

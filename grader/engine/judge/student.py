@@ -1,0 +1,191 @@
+"""A student's lesson as a check sees it: it is run on ranks, and beside it the serial reference."""
+
+import json
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from grader.engine.jobs import batch, stand_ins
+from grader.engine.judge.verdict import Wrong
+from grader.engine.lesson import lessons, regions
+from grader.engine.ranks.diagnose import Fault, Unjudged, Where
+from grader.engine.ranks.engine import Engine, Private
+from grader.engine.ranks.messages import least_bytes
+from grader.engine.ranks.run import Run
+
+
+class Student:
+    """A student's lesson on ranks: run it as a whole, or call one of its functions."""
+
+    def __init__(
+        self, engine: Engine, lesson: str, units: list[lessons.Unit], batch: list[lessons.Unit], seed: str = ""
+    ) -> None:
+        self.engine, self.lesson, self.units, self.batch, self.seed = engine, lesson, units, batch, seed
+        self.module = f"grader.test_{lesson}"
+        self.seconds = 0.0  # spent on ranks
+        self.suspicions: list[str] = []  # of runs whose records contradict themselves
+        self._runs: dict[str, Run] = {}
+
+    def draw(self, *purpose: Any) -> random.Random:
+        """Numbers for a check to draw: for one purpose always the same, and where marks matter known to the instructor
+        alone.
+        """
+        return random.Random(f"{self.seed}/{self.lesson}/{purpose}")
+
+    def seeds(self, world: int) -> Private:
+        """A seed for each rank, from which it draws what the other ranks can only know if it tells them."""
+        return Private(self.draw("seeds").sample(range(1 << 40), world))
+
+    def call(
+        self, function: Callable, world: int = 2, nodes: int = 1, gpus: int = 0, group: bool = True, **inputs: Any
+    ) -> Run:
+        """`function(code, rank=…, world=…, **inputs)` on each rank, where `code` is the student's module. What each
+        returned is the run's `evidence`, by rank.
+
+        Raises the `Fault` that stopped it; its `events` tell how far the ranks came.
+        """
+        run = self._once(world=world, nodes=nodes, gpus=gpus, group=group, function=named(function), inputs=inputs)
+        if run.fault:
+            fault = explain_broken_cell(run, self.units)
+            fault.events = run.events
+            raise fault
+        return run
+
+    def run(self, argv: list[str], files: dict[str, str], world: int = 2, nodes: int = 1) -> Run:
+        """The script as a whole, with `files` in its working folder. Raises the `Fault` that stopped it."""
+        run = self._once(world=world, nodes=nodes, argv=argv, files=files)
+        if run.fault:
+            raise run.fault
+        return run
+
+    def batch_files(self, number: int) -> list[lessons.Unit]:
+        """The batch files in which TODO `number` is to be right: one scheduler is enough, so those that were begun,
+        else all.
+        """
+        begun = [unit for unit in self.batch if regions.attempted(unit.source, unit.text, number)]
+        if not self.batch:
+            raise Wrong(
+                "there is no batch file: `./workbook reset` brings it back", f"sbatch/{self.lesson}.sbatch", "none"
+            )
+        return begun or self.batch
+
+    def submit(self, unit: lessons.Unit, nodes: int) -> list[batch.Ranks]:
+        """What each node starts when a batch file runs as a job of 1 or 2 nodes. Raises `Wrong` if it stops before."""
+        name, _, kind = unit.name.removeprefix("sbatch/").rpartition(".")
+        key = (unit.name, unit.text, stand_ins.SITE.read_text("utf-8"))
+        known = SUBMITTED.setdefault(self.engine, {})
+        if key not in known:
+            run = self._launch(
+                [],
+                world=1,
+                group=False,
+                function=named(stand_ins.submit),
+                inputs=dict(text=unit.text, kind=kind, name=name),
+            )
+            if run.fault:
+                raise run.fault
+            known[key] = run.evidence[0]
+        seen = known[key][str(nodes)]
+        job = f"{unit.name}, on {nodes} node{'s' if nodes > 1 else ''}"
+        last = next((line for line in reversed(seen["said"].splitlines()) if line.strip()), "it says nothing")
+        if seen["code"] != 0 or not seen["starts"]:
+            what = "it stops before its end" if seen["code"] else "it starts no training"
+            raise Fault(
+                "crash",
+                f"{job}: {what}: {last}",
+                None,
+                batch_line(unit, seen["said"]),
+                expected="exit code 0, and a training started",
+                seen=f"exit code {seen['code']}: {last}",
+            )
+        self.starts, self.said = seen["starts"], seen["said"]
+        return batch.started(seen)
+
+    def told(self, name: str) -> str:
+        """A variable in the environment of what the last submitted file started; "" where there is none."""
+        return self.starts[0]["env"].get(name, "")
+
+    def _once(self, **how: Any) -> Run:
+        """One run serves every check that asks for the same."""
+        key = json.dumps(how, sort_keys=True)
+        if key not in self._runs:
+            self._runs[key] = self._launch(self.units, **how)
+        return self._runs[key]
+
+    def serial(self, argv: list[str], files: dict[str, str]) -> Run:
+        """The same with the baseline on one process: what the parallel run must equal."""
+        source = lessons.source_path(lessons.BASELINE).read_text("utf-8")
+        key = json.dumps([source, argv, files])
+        if key not in SERIAL:
+            unit = lessons.Unit(f"train/{lessons.BASELINE}.py", regions.compose(source), source)
+            SERIAL[key] = self._launch([unit], self.trusted, world=1, argv=argv, files=files)
+        if SERIAL[key].fault:
+            raise Unjudged(f"the baseline itself fails: {SERIAL.pop(key).fault.message}")
+        return SERIAL[key]
+
+    def reference(self, function: Callable, **inputs: Any) -> Any:
+        """`function(**inputs)` of the check file in a process of its own, without the student's code."""
+        key = json.dumps([named(function), inputs])
+        if key not in SERIAL:
+            SERIAL[key] = self._launch([], self.trusted, world=1, group=False, function=named(function), inputs=inputs)
+        if SERIAL[key].fault:
+            raise Unjudged(f"the check's own reference fails: {SERIAL.pop(key).fault.message}")
+        return SERIAL[key].evidence[0]
+
+    @property
+    def trusted(self) -> Engine:
+        """Where the course's own code runs: never with a student's."""
+        return self.engine.outside or self.engine
+
+    def _launch(self, units: list[lessons.Unit], engine: Engine | None = None, **how: Any) -> Run:
+        began = time.perf_counter()
+        try:
+            run = (engine or self.engine).run(units, module=self.module, **how)
+        except Exception as error:  # a student's faults are in the run
+            raise Unjudged(f"{type(error).__name__}: {error}") from error
+        finally:
+            self.seconds += time.perf_counter() - began
+        if run.wire is not None and run.fault is None and run.wire < (claimed := least_bytes(run.events)):
+            self.suspicions.append(
+                f"the ranks report collectives of {claimed:,} bytes or more; over their network went {run.wire:,}"
+            )
+        return run
+
+
+def named(function: Callable) -> str:
+    """What a rank finds it by."""
+    return f"{function.__module__}:{function.__name__}"
+
+
+def batch_line(unit: lessons.Unit, said: str) -> Where:
+    """The line of a batch file that failed: the one that bash names, else where it launches, which is its last TODO."""
+    named = re.findall(re.escape(unit.name) + r": line (\d+):", said)
+    last = max((lines[0].start for lines in regions.locate(unit.source, unit.text).values()), default=1)
+    return [unit.name, int(named[-1]) if named else last, ""]
+
+
+SERIAL: dict[str, Run] = {}  # serial runs by their content: they serve every check of every student
+# What batch files start, by what they say: a saved script does not change it. In a class no submission learns it from
+# another one's.
+SUBMITTED: WeakKeyDictionary[Engine, dict[tuple[str, str, str], dict]] = WeakKeyDictionary()
+
+
+def explain_broken_cell(run: Run, units: list[lessons.Unit]) -> Fault:
+    """A function that is missing because its cell broke: the cell is the cause."""
+    fault = run.fault
+    missing = re.search(r"module 'student' has no attribute '(\w+)'", fault.message)
+    if fault.cause == "crash" and fault.where is None and missing and run.broken:
+        own = {unit.name for unit in units if f"def {missing[1]}(" in unit.text}
+        first = min(run.broken, key=lambda cell: (cell["cell"] not in own, cell["type"] == "NotOnARank"))
+        where = next((f for f in reversed(first["frames"]) if "cell" in f[0]), None)
+        return Fault(
+            "crash",
+            f"{first['cell']} does not run: {first['type']}: {first['text']}",
+            None,
+            where,
+            seen=f"{first['type']}: {first['text']}",
+        )
+    return fault

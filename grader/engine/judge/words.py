@@ -1,0 +1,49 @@
+"""A verdict in words."""
+
+import textwrap
+from collections.abc import Iterator
+
+from grader.engine.judge.verdict import Verdict
+
+MARK = {"pass": "✓", "fail": "✗", "skipped": "–"}  # a TODO that was not begun has a dot
+BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
+
+
+def heading(verdict: Verdict) -> str:
+    mark = "·" if verdict.cause == "not_attempted" else MARK[verdict.status]
+    return f"{mark} {verdict.lesson}/{verdict.todo}  {verdict.title}"
+
+
+def details(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """What is wrong, where, why it matters and what to try: a name and a text each."""
+    if verdict.cause not in ("not_attempted", "prerequisite", None):
+        for name in ("expected", "seen", "where"):
+            if value := getattr(verdict, name):
+                yield name, value
+    if verdict.status == "fail":
+        yield "why", verdict.why
+        command = f"./workbook hint {verdict.lesson}/{verdict.todo}"
+        # Who has not tried yet should: the text of the TODO says all that is needed to begin.
+        yield (
+            "hint",
+            (
+                f"{command} gives one, should you want it"
+                if verdict.cause == "not_attempted"
+                else f"{verdict.hint}  (more: {command})"
+            ),
+        )
+
+
+def story(verdict: Verdict) -> str:
+    """A failure in plain text, a line each."""
+    lines = [f"{verdict.lesson}/{verdict.todo} {verdict.title}: {verdict.message}"]
+    return "\n".join(lines + [f"  {name:9}{value}" for name, value in details(verdict)])
+
+
+def page(verdict: Verdict, width: int = 100) -> str:
+    """A failure as a notebook shows it: wrapped, the names in a column, in a terminal's colours."""
+    lines = [f"{BOLD}{RED}{heading(verdict)}{PLAIN}", *textwrap.wrap(verdict.message, width), ""]
+    for name, value in details(verdict):
+        first, *others = textwrap.wrap(value, width - 10) or [""]
+        lines += [f"{BOLD}{name:10}{PLAIN}{first}", *(f"{'':10}{line}" for line in others)]
+    return "\n".join(lines)

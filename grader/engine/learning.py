@@ -1,0 +1,192 @@
+"""The commands of a student at work: status, check, watch, hint, diff, reset, solution, submit."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from grader.engine.lesson import lessons
+from grader.engine.lesson.lessons import titles
+from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo
+from grader.engine.named import (
+    LEARN,
+    Lesson,
+    Todo,
+    app,
+    exercise_named,
+    lesson_named,
+    own_file,
+    say_next,
+    todo_named,
+    unreadable,
+)
+from grader.engine.screen import COLOURS, console, fail, say
+
+
+@app.command("list", hidden=True)  # what many type first
+@app.command(rich_help_panel=LEARN)
+def status(
+    only: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, all lessons")] = None,
+) -> None:
+    """List the lessons and their TODOs: what is done, what is next."""
+    if only:
+        lesson_named(only)
+    entries = Progress().read()
+    marks = {"pass": "✓", "fail": "✗", "skipped": "–"}
+    for lesson, line in zip(lessons.stems(), lesson_map(), strict=True):
+        if only not in (None, lesson):
+            continue
+        say(line)
+        for number, title in titles(lesson).items():
+            state = entries.get((lesson, number), Entry()).state
+            say(f"     [{COLOURS.get(state, 'default')}]{marks.get(state, '·')} {number:2}  {escape(title)}[/]")
+    say_next()
+
+
+@app.command(rich_help_panel=LEARN)
+def check(
+    what: Annotated[str | None, typer.Argument(metavar="[LESSON[/TODO]]", help="without it, all lessons")] = None,
+    target: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="grade the train/ and notebooks/ in this folder")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="write the verdicts to this file, too")] = None,
+) -> None:
+    """Check TODOs: which are right, and what is wrong with the others."""
+    lesson, number = todo_named(what) if what and "/" in what else (what and exercise_named(what), None)
+    if lesson and (lacking := lessons.lacking(lesson)):
+        fail(lacking)
+    folder = target and existing_folder(target)
+    if json and not json.absolute().parent.is_dir():
+        fail(f"--json {json}: there is no folder {json.parent}")
+
+    from grader.engine.ranks.engine import Engine
+
+    with Engine() as engine:
+        engine.start()  # it loads torch while we load the checks
+        from json import dumps
+
+        from grader.engine.judge.judge import Judge, checked_lessons
+        from grader.engine.loop import remember
+        from grader.engine.screen import say_verdict
+
+        found = []
+        for stem in checked_lessons():
+            if lesson in (None, stem):
+                if lacking := lessons.lacking(stem):
+                    say(escape(f"– {stem} is not checked: {lacking}"))
+                    continue
+                judge = Judge(engine, stem, folder)
+                for verdict in judge.verdicts() if number is None else [judge.verdict(number)]:
+                    say_verdict(verdict, brief=any(before.status == "fail" for before in found))
+                    found.append(verdict)
+    if not found:
+        fail(f"{lesson} has no checks yet" if lesson else "nothing could be checked")
+    if folder is None:
+        remember(found)
+    if json:
+        json.write_text(dumps([verdict.as_dict() for verdict in found], indent=2) + "\n", "utf-8")
+    passed = sum(verdict.passed for verdict in found)
+    say(f"\n{passed} of {len(found)} right")
+    raise typer.Exit(passed < len(found))
+
+
+def existing_folder(target: Path) -> str:
+    """As seen from where the user is, or from the course folder."""
+    for folder in (target.absolute(), lessons.COURSE / target):
+        if folder.is_dir():
+            return str(folder)
+    fail(f"--target {target}: no such folder")
+
+
+@app.command(rich_help_panel=LEARN)
+def watch(
+    lesson: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, the first unfinished")] = None,
+) -> None:
+    """Check a lesson each time you save it, and show the next failure."""
+    todo = next_todo()
+    lesson = exercise_named(lesson) if lesson else todo[0] if todo else exercises()[-1]
+
+    from grader.engine.ranks.engine import Engine
+
+    with Engine() as engine:
+        engine.start()
+        from grader.engine.judge.judge import checked_lessons
+        from grader.engine.loop import Watch
+
+        if lesson not in checked_lessons():
+            fail(f"{lesson} has no checks yet")
+        say(f"watching {own_file(lesson)} …")
+        Watch(engine, lesson).run()
+
+
+@app.command(rich_help_panel=LEARN)
+def hint(todo: Todo) -> None:
+    """Give a hint; each call one step more."""
+    lesson, number = todo_named(todo)
+    from grader.engine.judge.judge import checked_lessons
+    from grader.engine.loop import climb
+
+    if lesson not in checked_lessons():
+        fail(f"{lesson} has no hints yet")
+    say(escape(climb(lesson, number)))
+
+
+@app.command(rich_help_panel=LEARN)
+def diff(lesson: Lesson) -> None:
+    """Show what you changed in a lesson."""
+    from grader.engine.lesson import files
+
+    try:
+        lines = files.diff(lesson_named(lesson))
+    except (FileNotFoundError, ValueError) as problem:
+        fail(unreadable(problem, lesson))
+    for line in lines:
+        colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "default")
+        say(f"[{colour}]{escape(line)}[/]")
+
+
+@app.command(rich_help_panel=LEARN)
+def reset(lesson: Lesson) -> None:
+    """Bring a lesson back as it was given; your files are kept aside."""
+    from grader.engine.lesson import files
+
+    for line in files.reset(lesson_named(lesson)):
+        say(escape(line))
+    Progress().forget(lesson)
+
+
+@app.command(rich_help_panel=LEARN)
+def solution(todo: Todo) -> None:
+    """Show the reference solution of a TODO that you have solved."""
+    lesson, number = todo_named(todo)
+    if not lessons.has_solutions():
+        fail("the solutions are not in this copy of the course: your instructor keeps them", 1)
+    if Progress().read().get((lesson, number), Entry()).state != "pass":
+        fail(f"first make it pass (./workbook check {todo}); a hint? ./workbook hint {todo}", 1)
+    import textwrap
+
+    from rich.syntax import Syntax
+
+    from grader.engine.lesson import regions
+
+    found = [(path, region) for path in lessons.sources(lesson) for region in regions.parse(path.read_text("utf-8"))]
+    for path, region in found:
+        if region.todo == number:
+            text = textwrap.dedent("\n".join([*region.intro, *region.solution]))
+            console.print(Syntax(text, "python", background_color="default") if console.is_terminal else escape(text))
+
+
+@app.command(rich_help_panel=LEARN)
+def submit(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the archive to write")] = Path("submission.tar.gz"),
+) -> None:
+    """Pack your files into the archive that you hand in."""
+    from grader.engine.lesson import files
+
+    try:
+        for line in files.pack(out, exercises()):
+            say(f"  {escape(line)}")
+    except ValueError as problem:
+        fail(problem)
+    say(f"hand in {escape(str(out))}")

@@ -1,0 +1,158 @@
+"""Writes the student files from their sources, and never over a student's work."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from grader.engine.lesson import lessons, regions
+
+
+def student_files() -> dict[Path, str]:
+    """Path in the course → text, for all that is generated."""
+    root = lessons.source_root()
+    files: dict[Path, str] = {}
+    for path in sorted([*root.glob("train/*.py"), *root.glob("sbatch/*.*")]):
+        regions.parse(path.read_text("utf-8"), _name(path))  # an error that names the file
+        files[path.relative_to(root)] = regions.compose(path.read_text("utf-8"))
+    for path in sorted(root.glob("notebooks/*.py")):
+        from grader.engine.lesson import notebooks  # nbgrader takes seconds to import; scripts need none
+
+        regions.parse(path.read_text("utf-8"), _name(path))
+        notebook = notebooks.to_notebook(path.read_text("utf-8"), path.stem, released=True)
+        files[path.relative_to(root).with_suffix(".ipynb")] = notebooks.to_json(notebook)
+    return files
+
+
+def build(force: bool = False) -> list[str]:
+    """Writes what changed and returns a line for each file written or left alone.
+
+    A file that a student edited is left alone; with ``force`` it is kept aside first.
+    """
+    recorded = _recorded()
+    report: list[str] = []
+    for path, text in student_files().items():
+        file = lessons.COURSE / path
+        if file.is_file() and file.read_text("utf-8") != text and _edited(path, recorded):
+            if not force:
+                report.append(f"{path}: edited, left as it is (--force writes it anew and keeps yours aside)")
+                continue
+            report.append(f"{path}: your file is now {keep_aside(file).relative_to(lessons.COURSE)}")
+        if not file.is_file() or file.read_text("utf-8") != text:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, "utf-8")
+            report.append(f"{path}: written")
+        recorded[str(path)] = _digest(text.encode())
+    _write_nbgrader_sources()
+    record = _workbook() / "built.json"
+    record.parent.mkdir(exist_ok=True)
+    record.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n", "utf-8")
+    return report
+
+
+def keep_aside(path: Path) -> Path:
+    """Copies a student's file to ``.workbook/kept/`` and returns the copy."""
+    kept = _workbook() / "kept" / f"{path.name}.{datetime.now():%Y%m%d-%H%M%S-%f}"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy2(path, kept))
+
+
+def check_sources() -> list[str]:
+    """What is wrong with the sources or out of step with them, a line each."""
+    problems = [problem for stem in _all_stems() for problem in _check_stem(stem)]
+    if problems:
+        return problems  # what they build is not worth comparing
+    files = student_files()
+    for path, text in files.items():
+        file = lessons.COURSE / path
+        if not file.is_file() or file.read_text("utf-8", errors="replace") != text:
+            problems.append(f"{path}: not what its source builds; run ./workbook build")
+    for kind in ("train/*.py", "notebooks/*.ipynb", "sbatch/*.*"):
+        for file in sorted(lessons.COURSE.glob(kind)):
+            if file.relative_to(lessons.COURSE) not in files:
+                problems.append(f"{_name(file)}: has no source in {_name(lessons.source_root())}/")
+    return problems
+
+
+def _check_stem(stem: str) -> Iterator[str]:
+    """Problems within the sources of one lesson, which share their TODO numbers."""
+    if stem not in lessons.ORDER:
+        yield f"{stem}: not in the order of the lessons (grader/engine/lesson/lessons.py)"
+    seen: dict[int, str] = {}  # TODO → title
+    for path in lessons.sources(stem):
+        name = _name(path)
+        try:
+            found = regions.parse(path.read_text("utf-8"), name)
+        except regions.SourceError as error:
+            yield str(error)
+            continue
+        here: set[int] = set()  # TODOs that opened in this file; a batch file of each kind has them all
+        for region in found:
+            where = f"{name}:{region.first}: TODO {region.todo}"
+            if region.todo not in seen:
+                if not region.title:
+                    yield f"{where} opens with 'again', but there is none before it"
+                seen[region.todo] = region.title
+            elif region.title and region.title != seen[region.todo]:
+                yield f"{where} is '{region.title}' here and '{seen[region.todo]}' above"
+            elif region.title and region.todo in here:
+                yield f"{where} opens twice; write '# TODO {region.todo}, again:'"
+            here.add(region.todo)
+            start = "\n".join(region.student)
+            if regions.normalise("\n".join(region.solution)) == regions.normalise(start):
+                yield f"{where} starts as its solution"
+            if path.suffix != ".py" and "raise NotImplementedError" in start:
+                yield f"{where} needs a STUDENT part: a batch file cannot raise"
+    # numbered in the order a person works, which need not be the order of the file
+    if sorted(seen) != list(range(1, len(seen) + 1)):
+        yield f"{stem}: its TODOs are numbered {', '.join(map(str, sorted(seen)))}, not 1 to {len(seen)}"
+
+
+def _all_stems() -> list[str]:
+    """Lessons in order, then any stem that the order does not have."""
+    root = lessons.source_root()
+    found = {path.stem for kind in ("train/*.py", "notebooks/*.py", "sbatch/*.*") for path in root.glob(kind)}
+    return lessons.stems() + sorted(found - set(lessons.stems()))
+
+
+def _write_nbgrader_sources() -> None:
+    """Notebooks with their solutions, where nbgrader_config.py has nbgrader look."""
+    for path in sorted((lessons.COURSE / "solutions" / "notebooks").glob("*.py")):
+        from grader.engine.lesson import notebooks
+
+        text = notebooks.to_json(notebooks.to_notebook(path.read_text("utf-8"), path.stem, released=False))
+        file = _workbook() / "nbgrader" / "source" / path.stem / f"{path.stem}.ipynb"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
+
+
+def _edited(path: Path, recorded: dict[str, str]) -> bool:
+    """Whether the file is neither what the last build wrote nor what git has."""
+    content = (lessons.COURSE / path).read_bytes()
+    if recorded.get(str(path)) == _digest(content):
+        return False
+    head = subprocess.run(
+        ["git", "show", f"HEAD:./{path.as_posix()}"], cwd=lessons.COURSE, capture_output=True, check=False
+    )
+    return head.returncode != 0 or head.stdout != content
+
+
+def _recorded() -> dict[str, str]:
+    """Path → digest of what the last build wrote."""
+    record = _workbook() / "built.json"
+    return json.loads(record.read_text("utf-8")) if record.is_file() else {}
+
+
+def _workbook() -> Path:
+    return lessons.COURSE / ".workbook"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(lessons.COURSE).as_posix()

@@ -1,0 +1,119 @@
+"""A student's own files: as they were given, how they differ, and packed to hand in."""
+
+import difflib
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+
+from grader.engine.lesson import build, lessons, regions
+
+
+def own_files(lesson: str) -> dict[Path, Path]:
+    """The lesson's student files, relative to the course, each with its source."""
+    found = {}
+    for source in lessons.sources(lesson):
+        path = source.relative_to(lessons.source_root())
+        found[path.with_suffix(".ipynb") if path.parts[0] == "notebooks" else path] = source
+    return found
+
+
+def pristine(path: Path, source: Path) -> str:
+    """The text of a student file as it was given."""
+    if path.suffix != ".ipynb":
+        return regions.compose(source.read_text("utf-8"))
+    from grader.engine.lesson import notebooks  # nbgrader takes seconds to import; scripts need none
+
+    return notebooks.to_json(notebooks.to_notebook(source.read_text("utf-8"), path.stem, released=True))
+
+
+def readable(path: Path, text: str) -> list[str]:
+    """The lines that are compared: of a notebook those of its cells, without outputs and identifiers."""
+    if path.suffix != ".ipynb":
+        return text.splitlines()
+    try:
+        cells = json.loads(text)["cells"]
+        texts = [(c["cell_type"], "".join(c["source"])) for c in cells]
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(
+            f"{path} is not a notebook that can be read; ./workbook reset {path.stem} brings it back"
+        ) from None
+    return [
+        line for kind, source in texts for line in ("# %%" + " [markdown]" * (kind == "markdown"), *source.splitlines())
+    ]
+
+
+def diff(lesson: str) -> list[str]:
+    """What the student changed, as a unified diff."""
+    lines: list[str] = []
+    for path, source in own_files(lesson).items():
+        mine = (lessons.COURSE / path).read_text("utf-8", errors="replace")
+        lines += difflib.unified_diff(
+            readable(path, pristine(path, source)),
+            readable(path, mine),
+            f"{path} as given",
+            f"{path} yours",
+            lineterm="",
+        )
+    return lines
+
+
+def reset(lesson: str) -> list[str]:
+    """Bring the lesson's files back as they were given. Returns a line for each."""
+    report = []
+    for path, source in own_files(lesson).items():
+        file, text = lessons.COURSE / path, pristine(path, source)
+        if file.is_file():
+            if file.read_text("utf-8", errors="replace") == text:
+                report.append(f"{path}: is as it was given")
+                continue
+            report.append(f"{path}: your file is now {build.keep_aside(file).relative_to(lessons.COURSE)}")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, "utf-8")
+        report.append(f"{path}: as it was given")
+    return report
+
+
+def pack(archive: Path, stems: list[str]) -> list[str]:
+    """Pack the student's files of some lessons. Returns a line for each; raises ValueError if there are none.
+
+    manifest.json beside them says which version of the course they are for, and what each file is.
+    """
+    report, contents = [], {}
+    for path, source in ((p, s) for stem in stems for p, s in own_files(stem).items()):
+        file = lessons.COURSE / path
+        if file.is_symlink() or not file.is_file():
+            report.append(f"left out: {path} ({'a link' if file.is_symlink() else 'not there'})")
+            continue
+        contents[path.as_posix()] = file.read_bytes()
+        same = is_pristine(path, source)
+        report.append(f"{path}" + (" (warning: as it was given, nothing done)" if same else ""))
+    if not contents:
+        raise ValueError("there is nothing to hand in: none of the lessons' files is there")
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    manifest = {"course": {stem: course_digest(stem) for stem in stems}, "files": digests}
+    contents["manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, content in contents.items():
+            entry = tarfile.TarInfo(name)  # plain: no owner, no rights, no time
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return report
+
+
+def is_pristine(path: Path, source: Path) -> bool:
+    """Whether nothing was done in a file; a notebook that was only run counts as such."""
+    mine = (lessons.COURSE / path).read_text("utf-8", errors="replace")
+    try:
+        return bool(regions.parse(source.read_text("utf-8"))) and readable(path, mine) == readable(
+            path, pristine(path, source)
+        )
+    except ValueError:  # a notebook that nobody can read is not as it was given
+        return False
+
+
+def course_digest(lesson: str) -> str:
+    """The lesson's version: the same in the full course and in a release of it."""
+    texts = [regions.strip_solutions(source.read_text("utf-8")) for source in lessons.sources(lesson)]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()

@@ -1,0 +1,256 @@
+"""Where a lesson's files lie, and the code that is graded in them.
+
+A lesson is a stem. Its source lies in ``solutions/`` or, in a student's copy of
+the course, without the solutions in ``grader/start/``; its student files in
+``train/``, ``notebooks/`` and ``sbatch/``. The file system is the only register;
+only the order of the lessons is written down.
+"""
+
+import ast
+import hashlib
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grader.engine.lesson import regions
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+# nbformat's validator would load a grammar of international web addresses, which takes two seconds and which no
+# notebook of ours needs. It does without where the module cannot be imported.
+sys.modules.setdefault("rfc3987_syntax", None)
+
+COURSE = Path(__file__).resolve().parents[3]
+
+ORDER = (
+    "single_gpu_training",
+    "01_collectives",
+    "02_data_parallel",
+    "ddp_training",
+    "lightning_training",
+    "03_zero",
+    "fsdp_training",
+    "04_tensor_parallel",
+    "tp_training",
+    "05_pipeline_parallel",
+    "pipeline_training",
+    "06_context_parallel",
+    "07_expert_parallel",
+    "08_distributed_matmul",
+    "09_strategy",
+    "hybrid_training",
+    "resilient_training",
+)
+
+BASELINE = ORDER[0]  # complete as given: the serial run that every parallel run must equal
+BATCH = (".sbatch", ".pbs")  # for Slurm, for PBS
+MOST_CODE, MOST_LINES = 500_000, 20_000  # of a script, or of all cells of a notebook
+MOST_CELLS = 1000
+
+
+class Unit(NamedTuple):
+    """A piece of a student's lesson that runs as one: a script, or a cell."""
+
+    name: str  # "train/ddp_training.py" or "notebooks/01_collectives.ipynb, cell 5"
+    text: str
+    source: str  # what it was made from, with regions; "" for a cell of the student's own
+
+
+class Ran(NamedTuple):
+    """A notebook's cell as a kernel last ran it."""
+
+    source: str
+    when: float  # seconds since the epoch
+
+
+def source_root() -> Path:
+    """The folder of the sources: they are complete in solutions/, stripped in a release."""
+    return COURSE / "solutions" if has_solutions() else COURSE / "grader" / "start"
+
+
+def has_solutions() -> bool:
+    """Whether this is the whole course; a student's copy has none."""
+    return (COURSE / "solutions").is_dir()
+
+
+def sources(stem: str) -> list[Path]:
+    """All source files of a lesson: what is graded first, then the batch files."""
+    root = source_root()
+    graded = [root / kind / f"{stem}.py" for kind in ("train", "notebooks")]
+    batch = [path for kind in BATCH if (path := root / "sbatch" / f"{stem}{kind}").is_file()]
+    return [path for path in graded if path.is_file()] + batch
+
+
+def stems() -> list[str]:
+    """The lessons that exist, in course order."""
+    return [stem for stem in ORDER if source_path(stem).is_file()]
+
+
+def source_path(stem: str) -> Path:
+    """The lesson's source: a script, or a notebook in py:percent form."""
+    script = source_root() / "train" / f"{stem}.py"
+    return script if script.is_file() else source_root() / "notebooks" / f"{stem}.py"
+
+
+def titles(stem: str) -> dict[int, str]:
+    """The lesson's TODOs in order: number -> title."""
+    found: dict[int, str] = {}
+    for source in sources(stem):
+        found = regions.titles(source.read_text("utf-8")) | found
+    return dict(sorted(found.items()))
+
+
+def lacking(stem: str) -> str:
+    """One line that says how to install the package that a lesson needs beside the others, if it is not there; else "".
+
+    The lesson's check file names it, `PACKAGE = "lightning"`, and does not import it: the fork-server does.
+    """
+    from utils.optional import lacks  # here, for nbgrader uses this module where utils/ is not
+
+    checks = COURSE / "grader" / f"test_{stem}.py"
+    named = re.search(r'^PACKAGE = "(\w+)"', checks.read_text("utf-8"), re.MULTILINE) if checks.is_file() else None
+    return lacks(named[1]) if named else ""
+
+
+def is_notebook(stem: str) -> bool:
+    return source_path(stem).parent.name == "notebooks"
+
+
+def student_path(stem: str, target: str | Path | None = None) -> Path:
+    """The file to grade in the folder ``target`` (relative to the course; default: the course).
+
+    A folder of sources will do as well: a script with regions is a complete program,
+    and a notebook may be there in py:percent form.
+    """
+    folder = COURSE / (target or "")
+    if not is_notebook(stem):
+        return folder / "train" / f"{stem}.py"
+    notebook = folder / "notebooks" / f"{stem}.ipynb"
+    percent = notebook.with_suffix(".py")
+    return percent if percent.is_file() and not notebook.exists() else notebook
+
+
+def units(stem: str, target: str | Path | None = None, latest: dict[str, Ran] | None = None) -> list[Unit]:
+    """The graded code of a lesson: the script, or every code cell of the student's in order.
+
+    ``target`` is the folder to grade, or the file itself. ``latest`` has a notebook's
+    cells as a kernel last ran them, by cell id: it knows them before they are saved. A
+    new cell that the file does not have yet comes last.
+    Cells that the course locks (tests, set-up) are left out, and so are magics and
+    shell lines. Raises FileNotFoundError, or ValueError for an unreadable notebook.
+    """
+    source = source_path(stem).read_text("utf-8")
+    path = student_path(stem, target) if target is None or not Path(target).is_file() else Path(target)
+    text = path.read_text("utf-8", errors="replace")
+    if not is_notebook(stem):
+        return [Unit(f"train/{path.name}", of_likely_size(text, path), source)]
+
+    known = {_key(cell): cell.source for cell in read_percent(source, stem).cells}
+    cells = read_percent(text, stem).cells if path.suffix == ".py" else _read_notebook(text, path)
+    if latest:
+        _bring_up_to_date(cells, latest, path.stat().st_mtime)
+    of_likely_size("".join(cell.source for cell in cells), path)
+    return [
+        Unit(f"notebooks/{stem}.ipynb, cell {number}", without_magics(cell.source), known.get(_key(cell), ""))
+        for number, cell in enumerate(cells, start=1)
+        if cell.cell_type == "code" and not is_locked(cell) and not _is_foreign(cell.source)
+    ]
+
+
+def of_likely_size(code: str, path: Path) -> str:
+    """The code, which is compared with the source line by line: that of a lesson has some hundred lines."""
+    if len(code) > MOST_CODE or code.count("\n") > MOST_LINES:
+        raise ValueError(f"{path}: more code than a lesson has ({len(code):,} characters, {MOST_CODE:,} are read)")
+    return code
+
+
+def batch_units(stem: str, target: str | Path | None = None) -> list[Unit]:
+    """The lesson's batch files with TODOs, as far as they are there."""
+    folder = COURSE / (target or "")
+    found = []
+    for source in sources(stem):
+        path, text = folder / "sbatch" / source.name, source.read_text("utf-8")
+        if source.suffix in BATCH and regions.titles(text) and path.is_file():
+            found.append(
+                Unit(f"sbatch/{source.name}", of_likely_size(path.read_text("utf-8", errors="replace"), path), text)
+            )
+    return found
+
+
+def _bring_up_to_date(cells: list["NotebookNode"], latest: dict[str, Ran], saved: float) -> None:
+    from nbformat.v4 import new_code_cell
+
+    missing = dict(latest)
+    for cell in cells:
+        if ran := missing.pop(cell.get("id", ""), None):
+            cell.source = ran.source
+    # One that ran before the file was saved, and is not in it, was deleted.
+    cells += [new_code_cell(ran.source) for ran in missing.values() if ran.when > saved]
+
+
+def read_percent(source: str, stem: str) -> "NotebookNode":
+    """A py:percent source as a notebook whose cell ids are derived, not drawn by chance."""
+    import jupytext  # here, not above: a script's check need not wait for it
+
+    notebook = jupytext.reads(source, fmt="py:percent")
+    for index, cell in enumerate(notebook.cells):
+        place = hashlib.sha256(f"{stem}/{index}".encode()).hexdigest()[:8]
+        cell.id = _nbgrader(cell).get("grade_id", place)
+        cell.metadata.pop("lines_to_next_cell", None)  # jupytext's own note
+    return notebook
+
+
+def is_locked(cell: "NotebookNode") -> bool:
+    """Whether the cell is the course's: a test, or one that nbgrader restores."""
+    marks = _nbgrader(cell)
+    return not marks.get("solution") and bool(marks.get("grade") or marks.get("locked"))
+
+
+# Cell magics whose cell is Python all the same; the cell of any other is left out.
+PYTHON_CELL = re.compile(r"\s*%%(time|timeit|capture|prun)\b")
+MAGIC = re.compile(r"(\s*+)(%{1,2}[a-zA-Z]|!|\?|[\w, ]+=\s*(%[a-zA-Z]|!)|[\w.*]+\?{1,2}\s*$)")
+
+
+def without_magics(code: str) -> str:
+    """The code with ``pass`` for each magic, shell line or ``help?``, so that lines keep their number."""
+    try:
+        ast.parse(code)
+        return code  # so a line that opens with % goes on from the line above
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: too deep, and nothing of ours
+        lines = code.split("\n")
+        return "\n".join(f"{m.group(1)}pass" if (m := MAGIC.match(line)) else line for line in lines)
+
+
+def _is_foreign(code: str) -> bool:
+    return code.lstrip().startswith("%%") and not PYTHON_CELL.match(code)
+
+
+def _nbgrader(cell: "NotebookNode") -> dict[str, Any]:
+    return cell.metadata.get("nbgrader", {})
+
+
+def _key(cell: "NotebookNode") -> str:
+    """What a student's cell and its source have in common."""
+    return _nbgrader(cell).get("grade_id") or cell.get("id", "")
+
+
+def _read_notebook(text: str, path: Path) -> list["NotebookNode"]:
+    import nbformat
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # cells without an id, which other editors write
+            if text.count('"cell_type"') > MOST_CELLS:  # to look at each takes a millisecond
+                raise ValueError(f"more than {MOST_CELLS} cells")
+            cells = nbformat.reads(text, as_version=4).cells
+        # nbformat only logs what is invalid; what is read of a cell here must be there
+        for cell in cells:
+            if not (cell.cell_type and isinstance(cell.source, str) and isinstance(_key(cell), str)):
+                raise TypeError("a cell without source")
+        return cells
+    except (nbformat.ValidationError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = str(error).split("\n")[0][:80]
+        raise ValueError(f"{path}: not a notebook that can be read ({reason})") from None

@@ -1,0 +1,209 @@
+"""Writes the student's course: all but the solutions, and proof that none slipped in."""
+
+import json
+import shutil
+import subprocess
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+from grader.engine.lesson import build, lessons, regions
+
+# The instructor's own, and the maintainer's.
+LEFT_OUT = ("solutions", "grader/mutants", "tests", "benchmarks", ".ci", ".github", ".workbook")
+# Generated: taken from the sources, for the working copies may be solved.
+GENERATED = ("train", "notebooks", "sbatch", "grader/start")
+LIBRARY = ("utils", "grader/engine")
+# What goes out where git is not there to say.
+WITHOUT_GIT = (
+    "README.md",
+    "requirements.txt",
+    "requirements-lightning.txt",
+    "pyproject.toml",
+    "workbook",
+    "nbgrader_config.py",
+    "LICENSE",
+    ".gitignore",
+    "utils",
+    "grader",
+    "images",
+)
+
+# Below this many significant characters a body says nothing ("pass", "return x").
+TOO_SHORT = 12
+# Characters that quoting, joining, wrapping or commenting out a body adds or moves.
+INSIGNIFICANT = str.maketrans("", "", " \t\r\n\f\"'`\\,()+#")
+
+
+class ReleaseError(ValueError):
+    """The release was not made; the message says why, a line a reason."""
+
+
+class Found(NamedTuple):
+    """A solution that lies in a file of a release."""
+
+    path: str
+    line: int
+    todo: str  # lesson/number
+    by_design: bool  # a later lesson starts as this one ends
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: the solution of {self.todo}"
+
+
+def release(folder: Path, selected: Sequence[str] | None = None) -> list[str]:
+    """Writes the course for students into ``folder``, which must be new or empty.
+
+    ``selected`` names the lessons to release (default: all); the baseline always
+    goes with them. Returns lines to show. Raises ReleaseError, and leaves no folder
+    behind, if a lesson is unknown, the folder is in use, or a solution leaks.
+    """
+    released = _selection(selected)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ReleaseError(f"{folder}: not an empty folder; give a new one")
+    try:
+        _write(folder, released)
+        found = list(_scan(folder))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    leaked = [str(leak) for leak in found if not leak.by_design]
+    if leaked:
+        shutil.rmtree(folder)
+        raise ReleaseError("\n".join(leaked))
+    warnings = [
+        f"warning: {leak}, which goes out too: a lesson starts as the one before it ends"
+        for leak in found
+        if leak.todo.split("/")[0] in released
+    ]
+    return [*warnings, f"{folder}: {', '.join(released)}"]
+
+
+def leaks(folder: Path) -> list[str]:
+    """``file:line: the solution of lesson/N`` for each solution found in ``folder``.
+
+    Looked for is the whole body of each region, comments and white space aside, also
+    when it is quoted, commented out, joined into one line or inside a notebook. Not held
+    to be a leak are
+    - a body of less than 12 significant characters, or that is part of the TODO's own start;
+    - a body of one line in the course's library (``utils/``, ``grader/engine/``): it is one
+      call, and the library must be free to make it;
+    - a later lesson's student file: it starts as its predecessor's solution.
+    """
+    return [str(found) for found in _scan(folder) if not found.by_design]
+
+
+def _selection(selected: Sequence[str] | None) -> list[str]:
+    stems = lessons.stems()
+    if unknown := [stem for stem in selected or () if stem not in stems]:
+        raise ReleaseError(f"no lesson {', '.join(unknown)}; there are {', '.join(stems)}")
+    return [stem for stem in stems if selected is None or stem in selected or stem == lessons.BASELINE]
+
+
+def _write(folder: Path, released: Sequence[str]) -> None:
+    for path in _shared_files():
+        tested = path.stem.removeprefix("test_")
+        if path.parent == Path("grader") and tested in lessons.ORDER and tested not in released:
+            continue
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(lessons.COURSE / path, target)
+    for path, text in build.student_files().items():
+        if path.stem in released:
+            _put(folder / path, text)
+    for stem in released:
+        for source in lessons.sources(stem):
+            start = folder / "grader" / "start" / source.relative_to(lessons.source_root())
+            _put(start, regions.strip_solutions(source.read_text("utf-8")))
+
+
+def _shared_files() -> list[Path]:
+    """The files that go out as they are, relative to the course."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=lessons.COURSE, capture_output=True, check=False)
+    if listed.returncode == 0 and listed.stdout:
+        files = [Path(name) for name in listed.stdout.decode().split("\0") if name]
+    else:
+        tops = [lessons.COURSE / name for name in WITHOUT_GIT]
+        everything = [file for top in tops for file in (sorted(top.rglob("*")) if top.is_dir() else [top])]
+        files = [file.relative_to(lessons.COURSE) for file in everything if "__pycache__" not in file.parts]
+    outside = [Path(name) for name in (*LEFT_OUT, *GENERATED)]
+    return [
+        file
+        for file in files
+        if (lessons.COURSE / file).is_file() and not any(file.is_relative_to(path) for path in outside)
+    ]
+
+
+def _put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+
+
+def _scan(folder: Path) -> Iterator[Found]:
+    bodies = list(_bodies())
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        try:
+            text = file.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue  # a picture
+        path = file.relative_to(folder)
+        if file.suffix == ".ipynb":
+            text = _unquoted(text)
+        # with comments, for a body that is commented out; without, for one with comments in it
+        haystacks = [_Haystack(enumerate(text.split("\n"), start=1)), _Haystack(regions.code_lines(text))]
+        for stem, todo, body, lines in bodies:
+            if lines == 1 and any(path.is_relative_to(name) for name in LIBRARY):
+                continue
+            places = [line for haystack in haystacks if (line := haystack.find(body)) is not None]
+            if places:
+                yield Found(path.as_posix(), min(places), f"{stem}/{todo}", _starts_as(path, stem))
+
+
+def _bodies() -> Iterator[tuple[str, int, str, int]]:
+    """(lesson, TODO, significant characters, lines) of each solution worth looking for."""
+    for stem in lessons.stems():
+        for source in lessons.sources(stem):
+            for region in regions.parse(source.read_text("utf-8")):
+                lines = regions.normalise("\n".join(region.solution))
+                body = "".join(lines).translate(INSIGNIFICANT)
+                start = "\n".join(region.student).translate(INSIGNIFICANT)
+                if len(body) >= TOO_SHORT and body not in start:
+                    yield stem, region.todo, body, len(lines)
+
+
+def _starts_as(path: Path, stem: str) -> bool:
+    """Whether ``path`` is what a student of a later lesson than ``stem`` begins with."""
+    generated = any(path.is_relative_to(name) for name in GENERATED)
+    later = lessons.ORDER[lessons.ORDER.index(stem) + 1 :]
+    return generated and path.stem in later
+
+
+def _unquoted(notebook: str) -> str:
+    """A notebook's JSON with its strings as the text they stand for, line by line."""
+
+    def line(text: str) -> str:
+        try:
+            value = json.loads(text.strip().removesuffix(","))
+        except ValueError:
+            return text
+        return value.replace("\n", " ") if isinstance(value, str) else text
+
+    return "\n".join(line(text) for text in notebook.split("\n"))
+
+
+class _Haystack:
+    """A file's significant characters in one string, and which line each is from."""
+
+    def __init__(self, lines: Iterable[tuple[int, str]]) -> None:
+        # an escaped line end, in a string, is no character of the code
+        kept = [(number, line.replace("\\n", "").translate(INSIGNIFICANT)) for number, line in lines]
+        self.text = "".join(line for _, line in kept)
+        self.ends = list(accumulate(len(line) for _, line in kept))
+        self.numbers = [number for number, _ in kept]
+
+    def find(self, body: str) -> int | None:
+        """The line on which ``body`` begins, None if it is not there."""
+        at = self.text.find(body)
+        return None if at < 0 else self.numbers[bisect_right(self.ends, at)]

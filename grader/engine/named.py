@@ -1,0 +1,83 @@
+"""The command line itself, and what its arguments name: lessons and TODOs."""
+
+import difflib
+import shutil
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from grader.engine.lesson import lessons
+from grader.engine.lesson.lessons import titles
+from grader.engine.lesson.progress import exercises, next_todo
+from grader.engine.screen import fail, say
+
+app = typer.Typer(
+    help="Learn parallel training: fill in TODOs, see at once which are right.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+BEGIN, LEARN, TEACH = "To begin", "To learn", "For instructors and maintainers"
+
+
+STUDENTS = not lessons.has_solutions()  # this is a student's copy of the course
+
+
+Lesson = Annotated[str, typer.Argument(metavar="LESSON", help="such as ddp_training")]
+
+
+Todo = Annotated[str, typer.Argument(metavar="LESSON/TODO", help="such as ddp_training/4")]
+
+
+def lesson_named(name: str) -> str:
+    stems = lessons.stems()
+    if name not in stems:
+        close = difflib.get_close_matches(name, stems, n=1)
+        fail(f"no lesson {name}" + (f", did you mean {close[0]}?" if close else ".") + f" There are {', '.join(stems)}")
+    return name
+
+
+def exercise_named(name: str) -> str:
+    if not titles(lesson_named(name)):
+        fail(f"{name} has no TODOs, it runs as it is given; there are {', '.join(exercises())}")
+    return name
+
+
+def todo_named(name: str) -> tuple[str, int]:
+    lesson, _, number = name.partition("/")
+    known = titles(exercise_named(lesson))
+    if not number:
+        fail(f"which TODO? {lesson} has {lesson}/1 to {lesson}/{max(known)}")
+    if not number.isdecimal() or int(number) not in known:
+        fail(f"{name} is no TODO; {lesson} has 1 to {max(known)}: {lesson}/1 is the first")
+    return lesson, int(number)
+
+
+def say_next() -> None:
+    todo = next_todo()
+    if todo is None:
+        say("\nAll TODOs are done.")
+    else:
+        where = "in JupyterLab (./workbook lab)" if lessons.is_notebook(todo[0]) else "in an editor"
+        say(
+            f"\nNext: [bold]./workbook watch {todo[0]}[/], and open {own_file(*todo)} {where}: TODO {todo[1]},"
+            f" {escape(titles(todo[0])[todo[1]])}"
+        )
+
+
+def own_file(lesson: str, number: int | None = None) -> str:
+    """The student's file, or that of one TODO: a batch file for this machine's scheduler, if it is in those."""
+    if number is not None and (
+        batch := [u.name for u in lessons.batch_units(lesson) if number in lessons.regions.titles(u.source)]
+    ):
+        return next((name for name in batch if name.endswith(".pbs") == bool(shutil.which("qsub"))), batch[0])
+    return str(lessons.student_path(lesson).relative_to(lessons.COURSE))
+
+
+def unreadable(problem: Exception, lesson: str) -> str:
+    if isinstance(problem, FileNotFoundError):
+        return f"there is no {problem.filename}: ./workbook reset {lesson} brings it back"
+    return str(problem)

@@ -1,0 +1,355 @@
+"""From the ranks' events to a diagnosis: what went wrong, on which rank, at which line.
+
+Pure logic, no process and no clock. The k-th collective that each rank of a
+group issues is one call of the group: its signatures must agree, or it is a
+mismatch. A rank inside a wait is stuck when its call lacks a member that is
+gone or stuck itself. When every living rank is stuck, nothing can ever move
+again: that is a deadlock, known at once.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Where = list  # [unit, line, function]
+
+
+class Fault(Exception):
+    """Why a run failed. `cause` is crash, mismatch or hang; `where` is a line of the student's code."""
+
+    def __init__(
+        self,
+        cause: str,
+        message: str,
+        rank: int | None = None,
+        where: Where | None = None,
+        expected: str | None = None,
+        seen: str | None = None,
+        also: Sequence[Where] = (),
+        callers: Sequence[Where] = (),
+    ) -> None:
+        super().__init__(message)
+        self.cause, self.message, self.rank, self.where = cause, message, rank, where
+        self.expected, self.seen = expected, seen
+        self.also = also  # lines where the cause may be as well: those that called `where`, and where another rank was
+        self.callers = callers  # the lines that called `where`, the innermost first
+        self.events: list[list[dict]] = []  # what each rank did until then
+
+
+class Unjudged(RuntimeError):
+    """The machine or the check, not the student, is why there is no verdict: and so no zero."""
+
+    def __str__(self) -> str:
+        return f"no verdict, for a reason that lies outside the code: {super().__str__()}"
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows."""
+        return [str(self)]
+
+
+@dataclass
+class Op:
+    """One call of one rank."""
+
+    rank: int
+    event: dict
+    index: int  # the how-manieth of its group (or of its pair of ranks) on this rank
+
+    @property
+    def where(self) -> Where | None:
+        return self.event["where"]
+
+    def __str__(self) -> str:
+        event = self.event
+        shape = "" if event["shape"] is None else f" of shape {tuple(event['shape'])} {event['dtype']}"
+        detail = f" ({event['detail']})" if event["detail"] and event["op"] != "init_process_group" else ""
+        peer = ""
+        if "peer" in event:
+            peer = f" {'to' if event['op'] == 'send' else 'from'} rank {event['peer']}"
+        return f"{event['op']}{detail}{shape}{peer}"
+
+    @property
+    def callers(self) -> list[Where]:
+        return self.event.get("callers", [])
+
+    def at(self) -> str:
+        calls = "".join(
+            f", called at line {line}" for unit, line, _ in self.callers[-1:] if self.where and unit == self.where[0]
+        )
+        return f"{self} at {place(self.where)}{calls}"
+
+
+@dataclass
+class Rank:
+    ops: list[Op] = field(default_factory=list)
+    waiting: bool = False
+    waits_for: Op | None = None  # the message, where it is one
+    messages: dict[int, Op] = field(default_factory=dict)  # by their number
+    from_anybody: dict[int, dict] = field(default_factory=dict)  # receives whose sender is not known yet
+    gone: str | None = None  # how it ended, in words
+    last: Where | None = None  # the last line of the student's code that an event named
+
+
+class Diagnosis:
+    """Takes the events of all ranks in the order they arrive; says what is wrong as soon as it is certain."""
+
+    def __init__(self, world: int) -> None:
+        self.ranks = [Rank() for _ in range(world)]
+        self.calls: dict[str, list[list[Op]]] = defaultdict(lambda: [[] for _ in range(world)])
+        self.pairs: dict[tuple, dict[str, list[Op]]] = defaultdict(lambda: {"send": [], "recv": []})
+        self.joined: dict[int, int] = {}
+        self.parted: tuple[str, int] | None = None  # group and number of the first call in which ranks differ
+
+    def add(self, number: int, event: dict) -> Fault | None:
+        """One event of one rank. Returns a mismatch if this event proves one; see also `parted`."""
+        rank = self.ranks[number]
+        rank.last = event.get("where") or rank.last
+        if event["e"] in ("wait", "done"):
+            rank.waiting = event["e"] == "wait"
+            rank.waits_for = rank.messages.get(event.get("of")) if rank.waiting else None
+            if "source" in event and event["of"] in rank.from_anybody:
+                return self.message(number, rank.from_anybody.pop(event["of"]) | {"peer": event["source"]})
+        elif event["e"] == "joins":
+            return self.join(number, event)
+        elif event["e"] == "op":
+            if event["op"] in ("send", "recv"):
+                return self.message(number, event)
+            self.collective(number, event)
+        return None
+
+    def join(self, number: int, event: dict) -> Fault | None:
+        other = self.joined.setdefault(event["rank"], number)
+        if other != number:
+            return Fault(
+                "mismatch",
+                f"ranks {other} and {number} both join the process group as rank {event['rank']}",
+                number,
+                event["where"],
+                expected=f"rank {number}",
+                seen=f"rank {event['rank']}",
+            )
+        return None
+
+    def collective(self, number: int, event: dict) -> None:
+        calls = self.calls[event["name"]]
+        op = Op(number, event, len(calls[number]))
+        calls[number].append(op)
+        self.ranks[number].ops.append(op)
+        others = [mine[op.index] for mine in calls if len(mine) > op.index]
+        if self.parted is None and any(differ(op.event, other.event) for other in others):
+            self.parted = event["name"], op.index
+
+    def mismatch(self, final: bool = True) -> Fault | None:
+        """Ranks met in different calls (`parted`): one skipped a call, or made it differently from the others.
+
+        Who is the odd one, the majority tells: None while a rank has still to come, unless this is `final`.
+        """
+        name, index = self.parted
+        came = [mine[index] for mine in self.calls[name] if len(mine) > index]
+        if len(came) < len(came[0].event["group"]) and not final:
+            return None
+        usual = max(came, key=lambda op: sum(not differ(op.event, other.event) for other in came))
+        odd = next(op for op in came if differ(op.event, usual.event))
+        first, second = sorted((usual, odd), key=lambda op: op.rank)
+        if first.where != second.where:
+            skipper, waiter = self.skipper(first, second)
+            if skipper:
+                text = (
+                    f"rank {skipper.rank} skipped a call that the others make, or makes one that they do not: rank"
+                    f" {waiter.rank} is in {waiter.at()}, while rank {skipper.rank} is in {skipper.at()}"
+                )
+            else:
+                skipper, waiter = second, first
+                text = (
+                    f"the ranks part: rank {first.rank} is in {first.at()}, rank {second.rank} in {second.at()}; "
+                    "one of them skipped a call, or made one too many"
+                )
+            return Fault(
+                "hang",
+                f"{text}. Every rank of a group must make the same calls in the same order",
+                skipper.rank,
+                waiter.where,
+                expected=str(waiter),
+                seen=str(skipper),
+                also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers],
+                callers=waiter.callers,
+            )
+        what = {
+            "op": "different operations",
+            "shape": "different shapes",
+            "dtype": "different dtypes",
+            "detail": "different roots or reductions",
+        }[differ(first.event, second.event)]
+        return Fault(
+            "mismatch",
+            f"the ranks call {what}: rank {first.rank} {first.at()}, rank {second.rank} {second.at()}",
+            odd.rank,
+            odd.where or usual.where,
+            expected=str(usual),
+            seen=str(odd),
+            also=odd.callers,
+            callers=odd.callers,
+        )
+
+    def skipper(self, first: Op, second: Op) -> tuple[Op, Op] | tuple[None, None]:
+        """Which of two ranks at different lines left out a call, and which did not; None where that is not known.
+
+        The majority is right where there is one. Of two ranks in one function
+        the one at a line that all have been at before is right, else the one
+        that is less far down.
+        """
+        if not first.where or not second.where:
+            return None, None
+        calls = self.calls[first.event["name"]]
+
+        def followers(op: Op) -> int:
+            return sum(mine[op.index].where == op.where for mine in calls if len(mine) > op.index)
+
+        def known(op: Op) -> int:
+            return sum(any(o.where == op.where for o in mine[: op.index]) for mine in calls)
+
+        if followers(first) != followers(second):
+            return tuple(sorted((first, second), key=followers))
+        if first.where[2] != second.where[2]:
+            return None, None
+        return tuple(sorted((first, second), key=lambda op: (known(op), -op.where[1])))
+
+    def message(self, number: int, event: dict) -> Fault | None:
+        peer = event["peer"]
+        if peer is None:  # from any source: whose message it was is known at its end
+            self.ranks[number].from_anybody[event["id"]] = event
+            return None
+        if peer == number:
+            verb = "sends to" if event["op"] == "send" else "receives from"
+            return Fault(
+                "crash",
+                f"rank {number} {verb} itself, at {place(event['where'])}: there is no such message; copy the tensor",
+                number,
+                event["where"],
+                expected="messages between two ranks",
+                seen=f"{event['op']} on rank {number}, {number} at the other end",
+            )
+        source, target = (number, peer) if event["op"] == "send" else (peer, number)
+        pair = self.pairs[event["name"], source, target, event["tag"]]
+        op = Op(number, event, len(pair[event["op"]]))
+        pair[event["op"]].append(op)
+        self.ranks[number].ops.append(op)
+        self.ranks[number].messages[event.get("id")] = op
+        other = pair["recv" if event["op"] == "send" else "send"]
+        if op.index < len(other) and size(event) != size(other[op.index].event):
+            sent, received = sorted((op, other[op.index]), key=lambda o: o.event["op"] == "recv")
+            return Fault(
+                "mismatch",
+                f"a message and its receiver differ: rank {sent.rank} {sent.at()}, "
+                f"rank {received.rank} {received.at()}",
+                received.rank,
+                received.where,
+                expected=str(sent),
+                seen=str(received),
+            )
+        return None
+
+    def missing(self, op: Op) -> list[int]:
+        """The ranks that `op` still needs. Empty: nothing but time stands between it and its end."""
+        if "peer" in op.event:
+            source, target = (op.rank, op.event["peer"]) if op.event["op"] == "send" else (op.event["peer"], op.rank)
+            pair = self.pairs[op.event["name"], source, target, op.event["tag"]]
+            other = pair["recv" if op.event["op"] == "send" else "send"]
+            return [] if op.index < len(other) else [op.event["peer"]]
+        calls = self.calls[op.event["name"]]
+        return [member for member in op.event["group"] if len(calls[member]) <= op.index]
+
+    def blocked(self, number: int) -> tuple[Op, list[int]] | None:
+        """The first call of this rank that still lacks someone, and whom it lacks."""
+        rank = self.ranks[number]
+        for op in [rank.waits_for] if rank.waits_for else rank.ops:
+            if lacking := self.missing(op):
+                return op, lacking
+        return None
+
+    def deadlock(self, asleep: set[int] = frozenset()) -> Fault | None:
+        """A fault if no living rank can ever move again.
+
+        `asleep` are ranks that the system saw asleep without a wait of their
+        own on record: those inside DDP's reducer, which waits in C++.
+        """
+        living = [n for n, rank in enumerate(self.ranks) if not rank.gone]
+        stuck = {}
+        for number in living:
+            rank, block = self.ranks[number], self.blocked(number)
+            if not (rank.waiting or number in asleep) or block is None:
+                return None
+            stuck[number] = block
+        if not stuck:
+            return None
+        # A rank that lacks only ranks which can still move is not stuck; here none can.
+        number, (op, lacking) = min(
+            stuck.items(), key=lambda item: (not any(self.ranks[m].gone for m in item[1][1]), item[0])
+        )
+        finished = [member for member in lacking if self.ranks[member].gone == "it has finished"]
+        stories = [f"{numbers(finished)} never come: they have finished"] if len(finished) > 1 else []
+        for member in lacking:
+            if member in finished and stories:
+                continue
+            if gone := self.ranks[member].gone:
+                stories.append(f"rank {member} never comes: {gone}")
+            else:
+                other, _ = stuck[member]
+                stories.append(f"rank {member} waits in {other.at()}")
+        skipper = next((member for member in lacking if self.ranks[member].gone), None)
+        waiting = [n for n, (o, _) in stuck.items() if o is op or (o.where == op.where and "peer" not in op.event)]
+        verb = "waits" if len(waiting) == 1 else "wait"
+        expected = f"every rank in {op}"
+        if "peer" in op.event:
+            expected = (
+                f"rank {op.event['peer']} in {'recv from' if op.event['op'] == 'send' else 'send to'} rank {op.rank}"
+            )
+        return Fault(
+            "hang",
+            f"deadlock: {numbers(waiting)} {verb} in {op.at()}; " + "; ".join(stories),
+            number if skipper is None else skipper,
+            op.where,
+            expected=expected,
+            seen="; ".join(stories),
+            also=op.callers,
+            callers=op.callers,
+        )
+
+
+def differ(first: dict, second: dict) -> str | None:
+    """The name of the first thing two calls of one group disagree on."""
+    if first["op"] != second["op"]:
+        return "op"
+    if size(first) != size(second):
+        return "shape"
+    if first["dtype"] != second["dtype"]:
+        return "dtype"
+    if first["op"] != "init_process_group" and first["detail"] != second["detail"]:
+        return "detail"
+    return None
+
+
+def size(event: dict) -> list | None:
+    """What must agree of a shape: the number of elements of each tensor (gloo and NCCL move flat buffers)."""
+
+    def count(shape: list[int]) -> int:
+        total = 1
+        for length in shape:
+            total *= length
+        return total
+
+    shape = event["shape"]
+    if shape is None:
+        return None
+    return [count(part) for part in shape] if shape and isinstance(shape[0], list) else [count(shape)]
+
+
+def place(where: Where | None) -> str:
+    """A line of the student's code in words."""
+    if not where:
+        return "an unknown line"
+    return f"{where[0]}, line {where[1]}" if ", cell " in where[0] else f"{where[0]}:{where[1]}"
+
+
+def numbers(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks[:-1])) + f" and {ranks[-1]}"

@@ -1,0 +1,117 @@
+"""Messages and collectives that have begun and were not waited for.
+
+With `merciless_messages`, what a message may do at the worst, it does: it arrives at the wait for it and no earlier,
+and what is written to before that is told.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+
+@dataclass
+class PendingMessage:
+    """A message that this rank sends or receives and that it has not waited for."""
+
+    number: int
+    tensor: torch.Tensor
+    any_source: bool
+    arrives_in: torch.Tensor | None = None  # what it is received into, until the wait
+    content: bytes = b""  # what was to be sent
+
+    @property
+    def about(self) -> dict:
+        return {"of": self.number}
+
+
+@dataclass
+class PendingCollective:
+    """A collective that this rank called by `dist` and that it has not waited for."""
+
+    number: int
+    tensors: list[torch.Tensor]
+    arrive_in: list[torch.Tensor]  # what is reduced or broadcast in their place, until the wait
+    contents: list[bytes]  # of the tensors when it began
+
+    @property
+    def about(self) -> dict:
+        return {"work": self.number}
+
+
+def watch_waits(line: Any) -> None:
+    plain = c10d.Work.wait
+
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        call = line.in_flight.get(work)
+        about = call.about if call else {}
+        line.say(e="wait", **about)
+        try:
+            answer = plain(work, *args, **kwargs)
+            if call:
+                arrive(line, work, about)
+            return answer
+        finally:
+            line.say(e="done", **about)
+
+    take = c10d.Work.get_future
+
+    def get_future(work: Any) -> Any:
+        call = line.in_flight.get(work)
+        if isinstance(call, PendingCollective):
+            if line.merciless:
+                plain(work)
+            arrive(line, work, call.about)
+            line.say(e="future", **call.about)
+        return take(work)
+
+    c10d.Work.wait, c10d.Work.get_future = wait, get_future
+
+
+def depart(line: Any, event: dict, name: str, given: dict) -> PendingMessage:
+    """A message is about to be sent or received, into a hidden tensor if need be."""
+    tensor = given["tensors"][0]
+    message = PendingMessage(event["id"], tensor, any_source=name == "recv_any_source_")
+    if line.merciless and name == "send":
+        message.content = content(tensor)
+    elif line.merciless:
+        message.arrives_in = torch.empty_like(tensor)
+        given["tensors"] = [message.arrives_in]
+    return message
+
+
+def arrive(line: Any, work: dist.Work, about: dict) -> None:
+    """A message or a collective was waited for."""
+    message = line.in_flight.pop(work)
+    if isinstance(message, PendingCollective):
+        if [content(tensor) for tensor in message.tensors] != message.contents:
+            line.say(e="changed", **about)
+        for tensor, result in zip(message.tensors, message.arrive_in):
+            tensor.detach().copy_(result)
+        return
+    if message.any_source:
+        about["source"] = work._source_rank()
+    if message.arrives_in is not None:
+        message.tensor.detach().copy_(message.arrives_in)
+    elif line.merciless and content(message.tensor) != message.content:
+        line.say(e="changed", of=message.number)
+
+
+IN_PLACE = ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_")
+
+
+def begin(line: Any, event: dict, name: str, given: dict) -> PendingCollective:
+    """A collective is about to begin, on hidden tensors if need be."""
+    call = PendingCollective(event["work"], [], [], [])
+    if line.merciless and name in IN_PLACE:
+        call.tensors = given["tensors"]
+        call.contents = [content(tensor) for tensor in call.tensors]
+        call.arrive_in = given["tensors"] = [tensor.detach().clone() for tensor in call.tensors]
+    return call
+
+
+def content(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor, whatever numbers they are: a NaN equals itself."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

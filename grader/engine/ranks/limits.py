@@ -1,0 +1,60 @@
+"""What a submission in a sandbox may take of the machine, as the judge adds it up."""
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psutil
+
+from grader.engine.ranks.diagnose import Fault
+from grader.engine.walls import sandbox
+
+if TYPE_CHECKING:
+    from grader.engine.ranks.engine import Engine
+
+
+def excess(engine: "Engine") -> Fault | None:
+    """A submission that takes more of the machine than it is given."""
+    memory = written = 0
+    processes = engine.inside()
+    for process in processes:
+        with suppress(psutil.Error):
+            memory += process.memory_info().rss
+    files = sandbox.sizes(engine.sandbox.folder)
+    written = sum(files)
+    gib = sandbox.GIB
+    for what, seen, most in (
+        ("memory", f"{memory / gib:.1f} GiB", memory > sandbox.TOTAL_MEMORY and f"{sandbox.TOTAL_MEMORY // gib} GiB"),
+        ("processes", f"{len(processes)}", len(processes) > sandbox.TOTAL_PROCESSES and f"{sandbox.TOTAL_PROCESSES}"),
+        (
+            "files",
+            f"{written / gib:.1f} GiB",
+            written > sandbox.TOTAL_WRITTEN and f"{sandbox.TOTAL_WRITTEN // gib} GiB",
+        ),
+        ("files", f"{len(files)}", len(files) > sandbox.TOTAL_FILES and f"{sandbox.TOTAL_FILES}"),
+        ("time", "its end is not in sight", time.monotonic() > engine.until and "its share"),
+    ):
+        if most:
+            return Fault(
+                "crash",
+                f"the ranks take more {what} than a submission is given: {seen}, where {most} is allowed",
+                None,
+                expected=f"at most {most}",
+                seen=seen,
+            )
+    return None
+
+
+def stopped(engine: "Engine") -> Fault | None:
+    """A process that neither runs nor waits: somebody has sent it SIGSTOP, and the judge would wait for it."""
+    for process in engine.inside():
+        with suppress(psutil.Error):
+            if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                return Fault(
+                    "crash",
+                    "a process was stopped by a signal, and nobody will let it go on",
+                    None,
+                    expected="every rank ends normally",
+                    seen="a process that is stopped",
+                )
+    return None

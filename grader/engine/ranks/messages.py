@@ -1,0 +1,198 @@
+"""What messages the ranks sent one another, in which rounds, and whether they get through whatever is buffered; and
+their collectives.
+
+Pure logic over the events of a run that has ended. Where small messages are stored on the way, as MPI does, ranks
+that all send before they receive come through, by luck; gloo of torch 2.13 stores none, so there they are stuck at
+any size. What a verdict says must not depend on it. So the run is rehearsed: each rank's events once more, where a
+send is over when its receive has begun, and not before. If that gets stuck, it is the deadlock that it would be
+without buffers.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from grader.engine.ranks.diagnose import Diagnosis, Fault, Op, Where
+
+END = {"e": "end"}
+
+
+class Message(NamedTuple):
+    """One message that was sent and received."""
+
+    source: int
+    target: int
+    bytes: int
+    round: int  # from 1: when it goes if a message takes one unit of time, and a rank sends one at a time
+    sent: float  # seconds: when the sender called,
+    arrived: float  # and when the receiver had it
+
+
+class Collective(NamedTuple):
+    """One collective that a rank took part in, with others."""
+
+    rank: int
+    op: str
+    world: int  # ranks in its group
+    bytes: int  # of a whole tensor; of an all-gather or reduce-scatter the rank's share of it
+    began: float = 0.0  # seconds: when it was called,
+    over: float | None = None  # and when the wait for it was over; None where Python did not wait
+    written: bool = False  # whether its tensor was written to before that
+    where: Where | None = None
+
+    @property
+    def sent(self) -> float:
+        """Bytes that the rank sends if it is done by rings; of a broadcast or anything else, the whole tensor."""
+        rings = {"all_gather": self.world, "reduce_scatter": self.world, "all_reduce": 2.0, "all_to_all": 1.0}.get(
+            self.op
+        )
+        return self.bytes if rings is None else rings * (self.world - 1) / self.world * self.bytes
+
+
+def collectives(events: Sequence[list[dict]]) -> list[Collective]:
+    """The collectives in these events, rank by rank. Those that move nothing, as a rank's with itself alone, are left
+    out.
+    """
+    found = []
+    for number, mine in enumerate(events):
+        over = {event["work"]: event["t"] for event in mine if event["e"] in ("done", "future") and "work" in event}
+        written = {event["work"] for event in mine if event["e"] == "changed" and "work" in event}
+        for event in mine:
+            if event["e"] == "op" and "id" not in event and event["bytes"] and len(event["group"]) > 1:
+                work = event.get("work")
+                found.append(
+                    Collective(
+                        number,
+                        event["op"],
+                        len(event["group"]),
+                        event["bytes"],
+                        event["t"],
+                        over.get(work),
+                        work in written,
+                        event["where"],
+                    )
+                )
+    return found
+
+
+def cases(events: Sequence[list[dict]]) -> list[list[list[dict]]]:
+    """The events of each rank (inner list) in each case that a check marked (outer list)."""
+    found: list[list[list[dict]]] = []
+    for number, mine in enumerate(events):
+        case = -1
+        for event in mine:
+            if event["e"] == "mark":
+                case += 1
+                if len(found) <= case:
+                    found.append([[] for _ in events])
+            elif case >= 0 and event["e"] != "end":
+                found[case][number].append(event)
+    return found
+
+
+def rehearse(events: Sequence[list[dict]]) -> tuple[list[Message], Fault | None]:
+    """The messages in these events, in rounds; and the deadlock if there would be one without buffers."""
+    ends = [{event["of"]: event for event in mine if event["e"] == "done" and "of" in event} for mine in events]
+    left = [deque(with_source(event, ends[n]) for event in [*mine, END]) for n, mine in enumerate(events)]
+    diagnosis = Diagnosis(len(events))
+    to_send: list[list[Op]] = [[] for _ in events]  # calls of each rank, first come, first served
+    over: set[tuple[int, int]] = set()  # (rank, its message)
+    messages: list[Message] = []
+    number_of_round = 0
+    while True:
+        for number, rank in enumerate(diagnosis.ranks):  # each as far as it comes
+            while left[number] and (rank.waits_for is None or (number, rank.waits_for.event["id"]) in over):
+                event = left[number].popleft()
+                diagnosis.add(number, event)
+                if event["e"] == "end":
+                    rank.gone = "it has finished"
+                elif event.get("op") == "send":
+                    to_send[number].append(rank.messages[event["id"]])
+        going = [next((op for op in calls if not diagnosis.missing(op)), None) for calls in to_send]
+        if not any(going):
+            return messages, diagnosis.deadlock()
+        number_of_round += 1
+        for source, op in enumerate(going):
+            if op:
+                target = op.event["peer"]
+                received = diagnosis.pairs[op.event["name"], source, target, op.event["tag"]]["recv"][op.index].event[
+                    "id"
+                ]
+                over |= {(source, op.event["id"]), (target, received)}
+                to_send[source].remove(op)
+                arrived = ends[target].get(received, op.event)["t"]
+                messages.append(Message(source, target, op.event["bytes"], number_of_round, op.event["t"], arrived))
+
+
+def with_source(event: dict, ends: dict[int, dict]) -> dict:
+    """A receive that took from anybody: whose message it was is known by its end."""
+    if "id" in event and event["peer"] is None:
+        return {**event, "peer": ends.get(event["id"], {}).get("source", 0)}
+    return event
+
+
+SENT = {
+    "send",
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "gather",
+    "reduce_scatter",
+}  # whose bytes must go to another rank
+
+
+def least_bytes(events: Sequence[list[dict]]) -> int:
+    """So many bytes must have travelled between the ranks if these events are true: of each call, those of one rank."""
+    calls: dict[tuple, int] = {}
+    for number, mine in enumerate(events):
+        met: Counter[str] = Counter()
+        for event in mine:
+            if event["e"] == "op" and event["op"] in SENT and len(event["group"]) > 1:
+                who = (
+                    number if event["op"] == "send" else None
+                )  # a message is its sender's alone, a collective everybody's
+                met[event["name"], who] += 1
+                call = event["name"], who, met[event["name"], who]
+                calls[call] = max(calls.get(call, 0), event["bytes"])
+    return sum(calls.values())
+
+
+class Loose(NamedTuple):
+    """A call that the rank did not see through."""
+
+    rank: int
+    op: str
+    peer: int
+    where: Where | None
+
+    @property
+    def call(self) -> str:
+        return f"i{self.op} {'to' if self.op == 'send' else 'from'} rank {self.peer}"
+
+
+def left_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
+    """Messages that nobody waited for."""
+    return [
+        loose
+        for number, mine in enumerate(events)
+        for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "done" and "of" in e}, False)
+    ]
+
+
+def written_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
+    """Messages whose tensor was written to before they were over."""
+    return [
+        loose
+        for number, mine in enumerate(events)
+        for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "changed" and "of" in e}, True)
+    ]
+
+
+def _calls(number: int, events: list[dict], chosen: set[int], among: bool) -> list[Loose]:
+    """The messages of one rank that are `among` the chosen, or are not."""
+    return [
+        Loose(number, event["op"], event["peer"], event["where"])
+        for event in events
+        if "id" in event and (event["id"] in chosen) == among
+    ]

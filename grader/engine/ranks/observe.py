@@ -1,0 +1,371 @@
+"""What a rank does, told to the judge as it happens.
+
+An event goes out BEFORE each collective or message (so a call that never
+returns is still known), and around each wait. Every one passes through the
+dispatcher, so DDP's reducer, FSDP, DTensor and plain `dist` calls are seen
+alike. Events are JSON lines on the socket that each rank has to the judge:
+
+    {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
+     "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
+    {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for
+                                     this collective
+    {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) that was not over was
+                                     written to
+    {"e": "future", "work": 3}       the future of a collective was taken: where it is waited for is not seen
+    {"e": "mark"}                    a check begins its next case
+    {"e": "joins", "rank": 1}        it asks to be this rank of the process group
+    {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
+    {"e": "crash", …} {"e": "exit", …} {"e": "end"}
+
+A message (send, recv) has a number of its own on its rank, "id", and a collective has one, "work". All events have the
+time "t", in seconds.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from grader.engine.ranks.in_flight import PendingCollective, PendingMessage, begin, depart, watch_waits
+from grader.engine.ranks.pretended import pretend_gpus
+
+leave: Callable[[int], None] = os._exit  # the real one: `watch` replaces it for the student
+
+
+# Which argument's shape every rank of a group must agree on. The others
+# (all-to-all, barrier) may differ, or have none.
+AGREED = {
+    "allreduce_": "tensors",
+    "broadcast_": "tensors",
+    "reduce_": "tensors",
+    "allgather_": "input_tensors",
+    "_allgather_base_": "input_tensor",
+    "gather_": "input_tensors",
+    "scatter_": "output_tensors",
+    "reduce_scatter_": "output_tensors",
+    "_reduce_scatter_base_": "output_tensor",
+    "allgather_into_tensor_coalesced_": "inputs",
+    "reduce_scatter_tensor_coalesced_": "inputs",
+    "allreduce_coalesced_": "tensors",
+    "allgather_coalesced_": "input_list",
+}
+SPOKEN = {  # the dispatcher's name -> the name the student typed
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather",
+    "allgather_coalesced_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "recv_": "recv",
+    "recv_any_source_": "recv",
+    "monitored_barrier_": "barrier",
+}
+PATIENT = 0.2  # seconds that a patient judge waits for news
+
+
+class Line:
+    """The rank's line to the judge."""
+
+    mine: "Line | None" = None  # this rank's, from `watch` on
+    merciless = False  # see `merciless_messages`
+    patient = False  # in a run that measures time the judge is told later, for listening takes a processor
+
+    def __init__(self, line: socket.socket, job: dict) -> None:
+        self.units = {unit["name"] for unit in job["units"]}
+        self.pid = os.getpid()
+        self.unsaid: list[dict] = []
+        self.messages = 0
+        self.collectives = 0
+        self.in_flight: dict[
+            dist.Work, PendingMessage | PendingCollective
+        ] = {}  # held by these, a work keeps its identity
+        self.world = job["world"]
+        self.lives = 0  # process groups joined: a later one gives its groups the same names again
+        self.lock = threading.Lock()
+        self.socket = line
+        self.say(e="here")
+
+    def say(self, **event: Any) -> None:
+        if os.getpid() != self.pid:  # a data loader's worker, say: not a rank
+            return
+        event["t"] = time.monotonic()  # one clock for all processes of a machine
+        with self.lock:
+            self.unsaid.append(event)
+            if (
+                not self.patient
+                or event["e"] not in ("op", "wait", "done")
+                or event["t"] - self.unsaid[0]["t"] > PATIENT
+            ):
+                self.socket.sendall(b"".join(json.dumps(event).encode() + b"\n" for event in self.unsaid))
+                self.unsaid = []
+
+    def release(self) -> None:
+        """Stay until the judge has heard everyone: an early exit would break the peers' connections."""
+        while self.socket.recv(1):
+            pass
+
+    def lines(self) -> list[list]:
+        """The lines of the student's code that are running, the innermost first: [unit, line, function]."""
+        frame, found = sys._getframe(1), []
+        while frame is not None:
+            if frame.f_code.co_filename in self.units:
+                found.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name])
+            frame = frame.f_back
+        return found
+
+    def where(self) -> list | None:
+        """The innermost of these lines."""
+        return next(iter(self.lines()), None)
+
+
+def next_world(ranks: int) -> None:
+    """The next process group is that of the first `ranks` ranks alone, as if a job had been started with so many."""
+    Line.mine.world = ranks
+    os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+
+
+def watch(line: Line, run: Path, job: dict) -> None:
+    """Make all that this process does from now on known to the judge."""
+    number = int(os.environ["RANK"])
+    stacks = open(run / f"stacks-{number}", "w")
+    faulthandler.enable(stacks)  # SIGSEGV, SIGABRT: the line is left behind
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)  # the judge asks: where are you?
+
+    def exit_seen(status: int) -> None:
+        line.say(e="exit", status=status, where=line.where())
+        leave(status)
+
+    os._exit = exit_seen
+
+    def audit(event: str, args: tuple) -> None:
+        if event == "os.kill":
+            line.say(e="kill", where=line.where())
+
+    sys.addaudithook(audit)
+    watch_waits(line)
+    watch_rendezvous(line, run, job)
+    if job["gpus"]:
+        pretend_gpus(job["gpus"])
+    Line.mine = line
+
+
+def merciless_messages() -> None:
+    """From now on, what a message may do at the worst, it does.
+
+    It arrives at the wait for it and no earlier. If what is sent is written to before its wait, the judge is told. The
+    same holds for the collectives that work in place, such as an all-reduce.
+    """
+    Line.mine.merciless = True
+
+
+def mark(**about: Any) -> None:
+    """Tell the judge that a check's next case begins."""
+    Line.mine.say(e="mark", **about)
+
+
+def watch_rendezvous(line: Line, run: Path, job: dict) -> None:
+    """Ranks meet in a file of the run, not at a port; and joining is an event like any collective."""
+    meetings = iter(range(1000))
+
+    def meet(url: str, timeout: Any = None, **_: Any):
+        asked = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(url).query))
+        rank = int(asked.get("rank", os.environ["RANK"]))
+        world = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
+        line.say(e="joins", rank=rank, where=line.where())
+        yield dist.FileStore(str(run / f"store-{next(meetings)}"), world), rank, world
+
+    for scheme in ("env", "tcp"):
+        dist.rendezvous.__globals__["_rendezvous_handlers"][scheme] = meet
+
+    init, new_group = dist.init_process_group, dist.new_group
+
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        where = line.where()
+        line.lives += 1
+        line.say(
+            e="op",
+            op="init_process_group",
+            group=list(range(line.world)),
+            name=f"world {line.lives}",
+            shape=None,
+            dtype=None,
+            bytes=0,
+            detail=str(backend),
+            where=where,
+        )
+        if job["gpus"]:  # no GPU is there: gloo stands in for nccl, and the judge knows what was asked
+            backend = "gloo" if backend is None or "nccl" in backend else backend
+            kwargs.pop("device_id", None)
+        line.say(e="wait")
+        init(backend, *args, **kwargs)
+        line.say(e="done")
+        line.say(e="joined", rank=dist.get_rank(), world=dist.get_world_size(), where=where)
+
+    def watched_new_group(*args: Any, **kwargs: Any) -> Any:
+        line.say(
+            e="op",
+            op="new_group",
+            group=list(range(line.world)),
+            name=f"world {line.lives}",
+            shape=None,
+            dtype=None,
+            bytes=0,
+            detail=None,
+            where=line.where(),
+        )
+        line.say(e="wait")
+        group = new_group(*args, **kwargs)
+        line.say(e="done")
+        return group
+
+    for module in (dist, c10d):
+        module.init_process_group = init_process_group
+        module.new_group = watched_new_group
+
+
+# Groups live as long as the process. Gloo's destructor joins its threads with the GIL held, and a thread
+# that drops the last reference to a tensor which Python has seen (all have, here) needs the GIL: deadlock.
+kept: set[dist.ProcessGroup] = set()
+
+
+def stand_before_collectives() -> list[torch.library.Library]:
+    """Give every operation of c10d a kernel that reports it and passes it on. Called once, before any fork.
+
+    BackendSelect is the last dispatch key before a device's own kernel, and nothing else uses it for these
+    operations. All else costs nothing: a TorchDispatchMode would see every operation, and take a quarter of
+    a small run's time. The kernels last as long as what is returned.
+    """
+    key = torch._C.DispatchKey.BackendSelect
+    below = torch._C._dispatch_keyset_full_after(key)
+    libraries = []
+    for namespace in ("c10d", "_c10d_functional"):
+        library = torch.library.Library(namespace, "IMPL")
+        for full_name in torch._C._dispatch_get_all_op_names():
+            if full_name.startswith(f"{namespace}::") and (namespace == "c10d" or full_name.endswith("::wait_tensor")):
+                name, _, overload = full_name.removeprefix(f"{namespace}::").partition(".")
+                operation = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+                library.impl(full_name, reporting(operation, name, below), key.name, with_keyset=True)
+        libraries.append(library)
+    return libraries
+
+
+def reporting(operation: Any, name: str, below: Any) -> Callable:
+    """The kernel of one operation."""
+    arguments = [argument.name for argument in operation._schema.arguments]
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        line = Line.mine
+        if line is None:
+            return operation.redispatch(keys & below, *args, **kwargs)
+        given = dict(zip(arguments, args)) | kwargs
+        event = announce(line, name, given) if "process_group" in given else {}
+        if "id" in event:
+            message = depart(line, event, name, given)
+            work = operation.redispatch(keys & below, **given)
+            line.in_flight[dist.Work.unbox(work)] = message
+            return work
+        if event and sys._getframe(1).f_code.co_filename == c10d.__file__:  # not DDP's reducer, which waits in C++
+            call = begin(line, event, name, given)
+            answer = operation.redispatch(keys & below, **given)
+            work = answer[-1] if isinstance(answer, tuple) else answer
+            if work is not None:
+                line.in_flight[dist.Work.unbox(work)] = call
+            return answer
+        blocks = name in ("wait_tensor", "monitored_barrier_")
+        if blocks:
+            line.say(e="wait")
+        try:
+            return operation.redispatch(keys & below, *args, **kwargs)
+        finally:
+            if blocks:
+                line.say(e="done")
+
+    return kernel
+
+
+def announce(line: Line, name: str, given: dict) -> dict:
+    """Tell of a collective or message that is about to begin; returns the event."""
+    group = dist.ProcessGroup.unbox(given["process_group"])
+    kept.add(group)
+    members = next(
+        (
+            ranks
+            for g, ranks in c10d._world.pg_group_ranks.items()  # a group that this rank is not in is a number there
+            if getattr(g, "group_name", None) == group.group_name
+        ),
+        {},
+    )
+    where, *callers = line.lines() or [None]
+    event = dict(
+        op=SPOKEN.get(name, name.rstrip("_")),
+        name=f"{line.lives}/{group.group_name}",
+        group=sorted(members),
+        shape=None,
+        dtype=None,
+        bytes=0,
+        detail=None,
+        where=where,
+        callers=callers,
+    )
+    tensors = given.get(AGREED.get(name, ""))
+    sent = tensors if tensors is not None else given.get("tensors", given.get("input"))
+    sent = [t for t in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(t, torch.Tensor)]
+    if sent:
+        event["bytes"] = sum(t.numel() * t.element_size() for t in sent)
+        event["dtype"] = str(sent[0].dtype).removeprefix("torch.")
+        if tensors is not None or event["op"] in ("send", "recv"):
+            event["shape"] = [list(t.shape) for t in sent] if len(sent) > 1 else list(sent[0].shape)
+    if "root_rank" in given:
+        event["detail"] = f"root {given['root_rank']}"
+    elif "reduce_op" in given:
+        event["detail"] = reduction()
+    if event["op"] in ("send", "recv"):
+        peer = given.get("dst", given.get("src"))
+        event["peer"] = None if peer is None else members_in_order(members)[peer]
+        event["tag"] = given.get("tag", 0)
+        event["id"] = line.messages
+        line.messages += 1
+    else:
+        event["work"] = line.collectives
+        line.collectives += 1
+    line.say(e="op", **event)
+    return event
+
+
+def members_in_order(members: dict) -> list[int]:
+    """Global ranks by their rank in the group."""
+    return sorted(members, key=members.get)
+
+
+def reduction() -> str | None:
+    """SUM, MAX, …: opaque in the dispatcher, so read from the frame of the `dist` call. None for C++ callers."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != c10d.__file__:
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename == c10d.__file__:
+        op = frame.f_locals.get("op")
+        if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+            return str(getattr(op, "op", op)).rpartition(".")[2]  # one with a factor has no name of its own, but a kind
+        frame = frame.f_back
+    return None

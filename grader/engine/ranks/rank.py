@@ -1,0 +1,188 @@
+"""One rank: load the student's code, do what the job asks, leave evidence.
+
+Everything here runs in the rank's own process, beside the student's code. It
+reports to the judge and judges nothing. The server that forked it knows the job;
+what only this rank may see, its inputs, the judge sends over the rank's own line:
+
+    folder       of the run
+    units        [{name, text}]: the student's code, a script or a notebook's cells
+    file         what `__file__` is to them
+    argv         the command line: run the script as a whole;  or
+    module, function
+                 call this function, "its module:its name", with the student's
+                 module and the inputs; `module` is the check file's
+    world, nodes ranks, and how many nodes they pretend to be spread over
+    group        make the process group before the call
+    gpus         GPUs a node to pretend
+"""
+
+import json
+import linecache
+import os
+import socket
+import sys
+import traceback
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grader import OWN
+from grader.engine.ranks import evidence, observe, recording
+
+
+def main(job: dict, number: int, end: socket.socket) -> None:
+    """Be rank `number` of the job; `end` leads to the line."""
+    run = Path(job["folder"])
+    redirect(run, number)
+    settle(job, run, number)
+    line = observe.Line(end, job)
+    with end.makefile("rb") as heard:
+        job["inputs"] = json.loads(heard.readline())
+    observe.watch(line, run, job)
+    try:
+        if job["argv"] is not None:
+            result = whole_run(job, line)
+        else:
+            result = call(job, line, number)
+        evidence.write(run / f"evidence-{number}", result)
+        last_word = {"e": "end"}
+    except BaseException as error:  # SystemExit and KeyboardInterrupt are the student's too
+        last_word = {"e": "crash", **describe(error)}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    line.say(**last_word)
+    line.release()
+    observe.leave(0)
+
+
+def redirect(run: Path, number: int) -> None:
+    """Send what the rank prints, by whatever way, to files of its own."""
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        target = os.open(run / f"{name}-{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(target, descriptor)
+        os.close(target)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")
+
+
+def settle(job: dict, run: Path, number: int) -> None:
+    """Make the process what torchrun would have made it."""
+    work = run / "work"
+    work.mkdir(exist_ok=True)
+    os.chdir(work)
+    a_node = job["world"] // job["nodes"]
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "PMI", "PALS_", "OMPI_"))]:
+        del os.environ[name]
+    os.environ.update(
+        RANK=str(number),
+        WORLD_SIZE=str(job["world"]),
+        LOCAL_RANK=str(number % a_node),
+        LOCAL_WORLD_SIZE=str(a_node),
+        GROUP_RANK=str(number // a_node),
+        GROUP_WORLD_SIZE=str(job["nodes"]),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29500",
+        TORCHELASTIC_RUN_ID="workbook",
+        HF_HUB_OFFLINE="1",
+    )
+
+
+compiled: dict[tuple[str, str], types.CodeType] = {}  # (name, text) of a unit -> its code
+
+
+def compile_units(job: dict) -> None:
+    """In the server, before it forks: compile the job's units. What does not compile is left to the ranks to tell."""
+    units = [(unit["name"], unit["text"]) for unit in job["units"]]
+    for known in compiled.keys() - units:
+        del compiled[known]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a warning of the compiler is the rank's to print
+        for name, text in units:
+            if (name, text) not in compiled:
+                try:
+                    compiled[name, text] = compile(text, name, "exec", dont_inherit=True)
+                except Exception:
+                    continue
+
+
+class Withheld(types.ModuleType):
+    """In place of a module of the library that holds what a lesson teaches."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportError(f"{self.__name__} has what this lesson teaches: write it yourself")
+
+
+def withhold(lesson: str) -> None:
+    """The later lessons' library has what `lesson` teaches; its students' code may not import it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("utils.") and lesson == getattr(module, "TAUGHT_IN", None):
+            sys.modules[name] = Withheld(name)
+            delattr(sys.modules["utils"], name.removeprefix("utils."))
+
+
+def load(job: dict, line: observe.Line, name: str) -> types.ModuleType:
+    """The student's units as one module. A cell that breaks spoils only itself; a script, all."""
+    withhold(job["module"].removeprefix("grader.test_"))
+    module = types.ModuleType(name)
+    module.__file__ = job["file"]
+    sys.modules[name] = module
+    for unit in job["units"]:
+        lines = unit["text"].splitlines(keepends=True)
+        linecache.cache[unit["name"]] = (len(unit["text"]), None, lines, unit["name"])
+        try:
+            code = compiled.get((unit["name"], unit["text"])) or compile(
+                unit["text"], unit["name"], "exec", dont_inherit=True
+            )
+            exec(code, module.__dict__)
+        except (Exception, SystemExit) as error:  # a notebook's cell may end by sys.exit
+            if job["notebook"]:
+                line.say(e="broken", cell=unit["name"], **describe(error))
+            else:
+                raise
+    return module
+
+
+def whole_run(job: dict, line: observe.Line) -> dict:
+    """Run the script as the command line would, and record what it trained on and left behind."""
+    record = recording.record_training(line)
+    sys.argv = [job["file"], *job["argv"]]
+    try:
+        load(job, line, "__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    return record.evidence()
+
+
+def call(job: dict, line: observe.Line, number: int) -> dict:
+    """Call a check's rank function with the student's module."""
+    if job["group"]:
+        torch.distributed.init_process_group("gloo")
+    module, _, name = job["function"].rpartition(":")
+    function = getattr(sys.modules[module], name)
+    if job["file"] is None:  # a reference: the check's own code and nobody else's
+        return function(**job["inputs"])
+    return function(load(job, line, "student"), rank=number, world=job["world"], **job["inputs"])
+
+
+def own_function(student: types.ModuleType, rank: int, world: int, name: str, inputs: list, timed: bool) -> object:
+    """For `grader.run_on_ranks`: a function of the notebook, with this rank's input."""
+    observe.mark()
+    observe.Line.mine.patient = timed
+    print(OWN, end="")
+    return getattr(student, name)(evidence.decoded(inputs[rank]), rank, world)
+
+
+def describe(error: BaseException) -> dict:
+    """What the judge needs to know of an exception: its kind, its text, its frames."""
+    frames = [[f.filename, f.lineno, f.name] for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append([error.filename, error.lineno or 1, "<source>"])
+    return {"type": type(error).__name__, "text": str(error)[:2000], "frames": frames}

@@ -1,0 +1,108 @@
+"""What a rank holds, writes and trains on, recorded for the checks that ask for it."""
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from grader.engine.ranks.observe import Line
+
+
+def elements(tensors: Iterable[torch.Tensor]) -> int:
+    """How many elements this rank has memory for: a DTensor's part, and what a view is a view of, each once."""
+    sizes = {}
+    for tensor in tensors:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if local.device.type != "meta":
+            storage = local.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes() // local.element_size()
+    return sum(sizes.values())
+
+
+def record_files() -> list[str]:
+    """A list that grows with each file that this process opens for writing, saves or moves into place."""
+    files: list[str] = []
+
+    def audit(event: str, args: tuple) -> None:
+        if event == "open" and isinstance(args[0], (str, bytes)) and isinstance(args[2], int):
+            if args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                files.append(os.path.abspath(os.fsdecode(args[0])))
+        elif event == "os.rename":
+            files.append(os.path.abspath(os.fsdecode(args[1])))
+
+    sys.addaudithook(audit)
+    plain = torch.save
+
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(f, (str, os.PathLike)):  # written by C++, which no audit hook sees
+            files.append(os.path.abspath(f))
+        plain(obj, f, *args, **kwargs)
+
+    torch.save = save
+    return files
+
+
+class record_training:
+    """What a whole run trained on and left: batches, losses, weights, files, printing.
+
+    Seen at the model itself (`utils.model.TransformerLM`), not at the data
+    loader: what reached the model is what counts, whatever dealt it out.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.files = record_files()
+        self.begin()
+        register_module_forward_hook(self.after_forward, with_kwargs=True)
+        register_optimizer_step_post_hook(self.after_step)
+
+    def begin(self) -> None:
+        """Forget what was before: another run begins in this process."""
+        self.forwards: list[dict] = []
+        self.steps = 0
+        self.held = 0  # elements of the parameters that the optimizer last stepped, on this rank
+        self.model: torch.nn.Module | None = None
+        self.files.clear()
+
+    def after_forward(self, module: Any, args: tuple, kwargs: dict, output: Any) -> None:
+        kinds = [kind.__name__ for kind in type(module).__mro__]  # fully_shard makes it an FSDPTransformerLM
+        if "TransformerLM" not in kinds or not isinstance(output, torch.Tensor):
+            return
+        self.model = module
+        x = args[0] if args else kwargs["x"]
+        y = args[1] if len(args) > 1 else kwargs.get("y")
+        if y is None:
+            return
+        self.forwards.append(
+            {
+                "training": module.training,
+                "step": self.steps,
+                "x": x.detach().clone(),
+                "targets": int((y != -100).sum()),
+                "loss": float(output.detach().double()),
+            }
+        )
+        self.line.say(e="forward")
+
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.steps += 1
+        self.held = elements(p for group in optimizer.param_groups for p in group["params"])
+        self.line.say(e="step")
+
+    def evidence(self) -> dict:
+        for module in self.model.modules() if self.model is not None else ():
+            if hasattr(module, "reshard"):  # FSDP's: drops what the last forward pass has gathered
+                module.reshard()
+        return {
+            "forwards": self.forwards,
+            "steps": self.steps,
+            "files": sorted(set(self.files)),
+            "held": self.held,
+            "weights": dict(self.model.named_parameters()) if self.model is not None else {},
+            "still_in_a_group": dist.is_initialized(),
+        }

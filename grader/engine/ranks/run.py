@@ -1,0 +1,22 @@
+"""What a run leaves."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from grader.engine.ranks.diagnose import Fault
+
+
+@dataclass
+class Run:
+    """What one job left: for each rank its evidence, its events, what it printed."""
+
+    world: int
+    fault: Fault | None = None
+    evidence: list[Any] = field(default_factory=list)
+    events: list[list[dict]] = field(default_factory=list)
+    stdout: list[str] = field(default_factory=list)
+    stderr: list[str] = field(default_factory=list)
+    broken: list[dict] = field(default_factory=list)  # cells that did not load, as rank 0 saw them
+    files: dict[str, bytes] = field(default_factory=dict)  # what the ranks wrote into the work folder
+    fault_after: float = 0.0  # seconds from the start of the run to the diagnosis
+    wire: int | None = None  # bytes that the kernel saw between the ranks; None outside of a sandbox

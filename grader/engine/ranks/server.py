@@ -1,0 +1,264 @@
+"""The fork-server: a process with torch loaded that forks a fresh process for each rank.
+
+Starting Python and torch takes two seconds; forking a process that has both
+takes a hundredth of one. The server runs no tensor operation and starts no
+thread, because a fork after either may hang. What a rank does to its process
+dies with it.
+
+The judge speaks to it in JSON lines over one socket:
+
+    judge   {"folder": F, "world": N, "units": …}    fork N ranks for this job (see rank.py); beside the text come
+                                                     N descriptors, each a rank's own line to the judge
+    server  {"pids": [...]}
+    server  {"gone": pid, "status": wait status}     once for each rank
+    judge   {"sweep": true}                          kill the ranks and whatever they have left behind
+    server  {"swept": true}
+    judge   {"enter": P, "doors": [...], "landlock": false}
+                                                     fork a server like this one that lives in the sandbox whose first
+                                                     process is P (see sandbox.py) and in the control group with these
+                                                     doors (see cgroup.py); beside the text comes its line
+    server  {"entered": pid}
+
+Ranks that were killed and have left nothing are not waited for: they run no
+more, and may take their time to end while the next ones start.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import random
+import select
+import signal
+import socket
+import sys
+from collections.abc import Collection
+
+import numpy
+import psutil
+import safetensors.torch  # noqa: F401  what every rank needs is loaded here, once
+import torch
+import torch._dynamo  # the first operation that is observed would load it, for over a second
+import torch.distributed
+import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
+import torch.nn.parallel
+import torch.utils.data.distributed
+
+import utils
+from grader.engine.ranks import observe, rank
+from grader.engine.walls import sandbox
+from grader.engine.walls.landlock import confine
+from utils.optional import lacks
+
+for part in pkgutil.iter_modules(utils.__path__, "utils."):  # what the students' code imports
+    importlib.import_module(part.name)
+
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+MADV_COLLAPSE = 25  # linux/mman.h, from Linux 6.1
+
+
+def serve(judge: socket.socket) -> None:
+    """Answer the judge until it hangs up. Reaps every rank; leaves none behind."""
+    torch.set_num_threads(1)  # inherited by the ranks; takes no thread by itself
+    # Inherited as well, and nothing is drawn here: two runs of the same code agree. (`torch.manual_seed` would also
+    # prepare for GPUs, in 5 ms on each rank.)
+    torch.default_generator.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the judge decides when to stop
+
+    kernels = observe.stand_before_collectives()  # noqa: F841  held until this process ends
+    attend(judge, (wake_read, wake_write))
+
+
+def attend(judge: socket.socket, wake: tuple[int, int], landlock: bool = False, inside_a_sandbox: bool = False) -> None:
+    """The life of a server that is ready."""
+    if sys.platform == "linux":  # what a rank leaves behind becomes a child of this process, however it hides
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    try:
+        judge.sendall(b'{"ready": true}\n')
+        listen(judge, wake, landlock, inside_a_sandbox)
+    except (BrokenPipeError, ConnectionResetError):  # the judge is gone
+        pass
+    finally:
+        sweep()
+
+
+def listen(judge: socket.socket, wake: tuple[int, int], landlock: bool, inside_a_sandbox: bool) -> None:
+    """Fork, reap and sweep as the judge asks and SIGCHLD wakes, until the judge hangs up."""
+    tidy = inside_a_sandbox  # its memory is in order already, and joining pages would copy what it shares
+    living: set[int] = set()  # ranks
+    inside: set[int] = set()  # servers in sandboxes
+    while True:
+        ready, _, _ = select.select([judge, wake[0]], [], [], None if living or tidy else 0.5)
+        if not ready:
+            join_pages()
+            tidy = True
+        if wake[0] in ready:
+            os.read(wake[0], 4096)
+            reap(judge, living, os.WNOHANG)
+            inside -= {pid for pid in inside if os.waitpid(pid, os.WNOHANG)[0]}
+        if judge in ready:
+            job, lines = hear(judge)
+            if job is None:
+                return
+            if "sweep" in job:
+                for pid in living:
+                    os.kill(pid, signal.SIGKILL)
+                if any(process.pid not in living for process in descendants(inside)):
+                    reap(judge, living)
+                    sweep(inside)
+                judge.sendall(b'{"swept": true}\n')
+                continue
+            if "enter" in job:
+                for module in job["modules"]:
+                    load_checks(module)
+                inside.add(pid := fork_inside(job, lines[0], (judge.fileno(), *wake)))
+                os.close(lines[0])
+                judge.sendall(json.dumps({"entered": pid}).encode() + b"\n")
+                continue
+            tidy = inside_a_sandbox
+            load_checks(job["module"])
+            rank.compile_units(job)  # compiled before the fork, so compiled once
+            gc.freeze()  # the collector would touch, and so copy, every page that the ranks share with this process
+            pids = [fork(job, number, lines, (judge.fileno(), *wake), landlock) for number in range(job["world"])]
+            for line in lines:
+                os.close(line)
+            living.update(pids)
+            judge.sendall(json.dumps({"pids": pids}).encode() + b"\n")
+
+
+def load_checks(name: str) -> None:
+    """Import a module of checks, and the package that it names: before the fork, so once, and only where it is asked
+    for.
+    """
+    package = getattr(importlib.import_module(name), "PACKAGE", "")
+    if package and not lacks(package):
+        importlib.import_module(package)
+
+
+def hear(judge: socket.socket) -> tuple[dict | None, list[int]]:
+    """The judge's next message and the descriptors that came with it; None when it has hung up."""
+    text, lines = b"", []
+    while not text.endswith(b"\n"):  # it waits for an answer before it says more
+        part, came, _, _ = socket.recv_fds(judge, 1 << 20, 64)
+        if not part:
+            return None, []
+        text, lines = text + part, lines + came
+    return json.loads(text), lines
+
+
+def reap(judge: socket.socket, living: set[int], how: int = 0) -> None:
+    """Tell the judge of each rank that is gone."""
+    for pid in list(living):
+        done, status = os.waitpid(pid, how)
+        if done:
+            living.discard(pid)
+            judge.sendall(json.dumps({"gone": pid, "status": status}).encode() + b"\n")
+
+
+def descendants(inside: Collection[int] = ()) -> list[psutil.Process]:
+    """All that descends from this process, servers in sandboxes and theirs aside."""
+    own = [child for child in psutil.Process().children() if child.pid not in inside]
+    found = []
+    for child in own:
+        found.append(child)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += child.children(recursive=True)
+    return found
+
+
+def sweep(inside: Collection[int] = ()) -> None:
+    """Kill all that descends from this process."""
+    while left := descendants(inside):
+        for process in left:
+            try:
+                process.kill()
+                process.wait()
+            except psutil.NoSuchProcess:
+                pass
+
+
+def join_pages() -> None:
+    """When idle on Linux: put this process's memory into huge pages. A fork, which copies the table of pages, then
+    takes 1.5 ms in place of 8, and so does the end of a rank; but joining them takes most of a second."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    with open("/proc/self/maps") as maps:
+        private = [line.split() for line in maps]
+    for span, rights, _, _, _, *name in private:
+        if rights.startswith("rw") and (not name or name == ["[heap]"]):
+            start, stop = (int(address, 16) for address in span.split("-"))
+            libc.madvise(
+                ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_COLLAPSE
+            )  # a wish: it may be refused
+
+
+def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:
+    """Fork a server for the sandbox whose first process is `job["enter"]`; its judge is at the other end of `line`."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        signal.set_wakeup_fd(-1)
+        for other in inherited:
+            os.close(other)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nothing, descriptor)
+        sandbox.enter(job["enter"], job["doors"])
+        die_with_the_server()
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write)
+        attend(socket.socket(fileno=line), (wake_read, wake_write), job["landlock"], inside_a_sandbox=True)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], landlock: bool) -> int:
+    """Fork rank `number` of `job`, in a session of its own so that its group can be killed."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        os.setsid()
+        die_with_the_server()
+        signal.set_wakeup_fd(-1)
+        for other in {*inherited, *lines} - {lines[number]}:  # it can speak neither as the server nor as another rank
+            os.close(other)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if landlock:
+            confine(job["folder"])
+        rank.main(job, number, socket.socket(fileno=lines[number]))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def die_with_the_server() -> None:
+    """On Linux the kernel ends a rank whose server is gone, however it went, and whatever the rank is doing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:  # it went before the line above
+        os._exit(70)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,237 @@
+"""One run: listen to its ranks, stop them, collect what they left.
+
+It waits for events, not for a while: a rank's silence is judged by its CPU time, a deadlock by who waits for whom.
+"""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grader.engine.ranks import events, limits
+from grader.engine.ranks.diagnose import Diagnosis, Fault, Where
+from grader.engine.ranks.endings import Endings
+from grader.engine.ranks.pulse import TICK, Pulse
+from grader.engine.ranks.run import Run
+from grader.engine.ranks.traces import Traces
+
+if TYPE_CHECKING:
+    from grader.engine.ranks.engine import Engine
+
+PATIENCE = 0.3  # seconds to hear who else comes to a call that is wrong already
+TOO_MUCH, TOO_MANY = 50_000_000, 100_000  # bytes and events that a rank may tell of what it does in one run
+LINUX = sys.platform == "linux"
+SO_PASSCRED = 16  # asm-generic/socket.h: the kernel says which process sent something
+CREDENTIALS = struct.Struct("3i")  # process, user, group: struct ucred of linux/socket.h
+
+
+def end_group(pid: int) -> None:
+    """Kill a rank and its process group; a rank that was just forked has no group of its own yet."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+class Session:
+    """One run, from the fork of its ranks to the end of the last."""
+
+    def __init__(self, engine: "Engine", folder: Path, job: dict, inputs: list[dict]) -> None:
+        self.engine = engine
+        self.world = world = job["world"]
+        self.traces = Traces(folder, {unit["name"] for unit in job["units"]})
+        self.endings = Endings(self.traces, job["module"])
+        # A line for each rank. The rank's end travels through the server to the rank, so nobody can speak in another's
+        # name.
+        pairs = [socket.socketpair() for _ in range(world)]
+        self.owner = {ours: number for number, (ours, _) in enumerate(pairs)}
+        if LINUX:
+            for line in self.owner:
+                line.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
+        self.wire_before = engine.sandbox.wire() if engine.sandbox else None  # before the ranks can have said anything
+        engine.ask([theirs for _, theirs in pairs], **job)
+        for _, theirs in pairs:
+            theirs.close()
+        self.started = time.monotonic()
+        for line, number in self.owner.items():
+            with suppress(BrokenPipeError, ConnectionResetError):  # a rank that is dead already; the server will say so
+                line.sendall(json.dumps(inputs[number]).encode() + b"\n")
+        while "pids" not in (answer := engine.answer()):
+            pass  # news of the run before
+        self.names = answer["pids"]  # what the server calls them; in a sandbox it counts otherwise than we do
+        self.pids: list[int | None] = [None] * world if LINUX else list(self.names)
+        self.diagnosis = Diagnosis(world)
+        self.run = Run(world, events=[[] for _ in range(world)])
+        self.fault: Fault | None = None
+        self.lost = False  # whether only the end of the sandbox is the end of the ranks
+        self.parted_at: float | None = None
+        self.rest: dict[socket.socket, bytes] = dict.fromkeys(self.owner, b"")
+        self.pulse = Pulse(world, self.started)
+        self.said = dict.fromkeys(range(world), 0)  # bytes
+
+    def watch(self) -> Run:
+        self.selector = selectors.DefaultSelector()
+        for line in self.owner:
+            self.selector.register(line, selectors.EVENT_READ, "rank")
+        self.selector.register(self.engine.socket, selectors.EVENT_READ, "server")
+        looked = time.monotonic()
+        try:
+            while self.fault is None and len(self.over()) < self.world:
+                ready = [key for key, _ in self.selector.select(TICK)]
+                for key in ready:
+                    if key.data != "server":
+                        self.hear(key)
+                if any(key.data == "server" for key in ready):
+                    self.reap(self.engine.answer())
+                    while self.engine.heard:
+                        self.reap(self.engine.answer())
+                if self.diagnosis.parted:
+                    self.fault = self.fault or self.mismatch()
+                self.fault = self.fault or self.crashed() or self.diagnosis.deadlock(self.pulse.sleepers())
+                if time.monotonic() - looked > TICK:
+                    looked = time.monotonic()
+                    self.fault = self.fault or self.beyond_limits() or self.look()
+        finally:
+            self.run.fault_after = time.monotonic() - self.started
+            if self.wire_before is not None and not self.lost and (wire := self.engine.sandbox.wire()) is not None:
+                self.run.wire = wire - self.wire_before
+            self.kill()
+            for key in list(self.selector.get_map().values()):
+                if key.data == "rank":
+                    key.fileobj.close()
+            self.selector.close()
+        self.run.fault = self.fault
+        self.traces.collect(self.run)
+        return self.run
+
+    def hear(self, key: selectors.SelectorKey) -> None:
+        """Read what a rank said."""
+        connection, number = key.fileobj, self.owner[key.fileobj]
+        try:
+            data, about, _, _ = connection.recvmsg(1 << 16, socket.CMSG_SPACE(CREDENTIALS.size))
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self.selector.unregister(connection)
+            connection.close()
+            return
+        if self.pids[number] is None and about:
+            # the kernel says so, as we count processes
+            self.pids[number], _, _ = CREDENTIALS.unpack(about[0][2][: CREDENTIALS.size])
+        *lines, self.rest[connection] = (self.rest[connection] + data).split(b"\n")
+        self.said[number] += len(data)
+        if (
+            self.said[number] > TOO_MUCH
+            or len(self.run.events[number]) > TOO_MANY
+            or len(self.rest[connection]) > events.LONGEST
+        ):
+            self.fault = self.fault or Fault(
+                "hang",
+                f"rank {number} makes more calls than a judge can follow",
+                number,
+                self.diagnosis.ranks[number].last,
+                expected="the code ends",
+                seen=f"{len(self.run.events[number])} calls",
+            )
+            return
+        for line in lines:
+            try:
+                self.take(number, events.read(line, self.world))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                self.fault = self.fault or Fault(
+                    "crash",
+                    f"rank {number} told the judge what makes no sense ({type(error).__name__}: {error})",
+                    number,
+                    expected="the course's own records",
+                    seen=line[:80].decode(errors="replace"),
+                )
+
+    def take(self, number: int, event: dict) -> None:
+        """What a rank said is so; what follows?"""
+        if event["e"] == "here":
+            return
+        self.run.events[number].append(event)
+        self.pulse.heard(number)
+        if event["e"] == "broken" and number == 0:
+            self.run.broken.append(event)
+        if event["e"] in ("end", "crash", "exit", "kill"):
+            self.endings.last_word[number] = event
+        if event["e"] in ("end", "crash"):
+            self.diagnosis.ranks[number].gone = self.endings.how_it_ended(number)
+        self.fault = self.fault or self.diagnosis.add(number, event)
+
+    def reap(self, news: dict) -> None:
+        """The server says that a rank's process is gone; first hear what the ranks still had to say."""
+        if news["gone"] not in self.names:
+            return  # of the run before
+        number = self.names.index(news["gone"])
+        self.endings.status[number] = news["status"]
+        self.drain()  # before its end is news, its last words are
+        self.diagnosis.ranks[number].gone = self.endings.how_it_ended(number)
+
+    def drain(self) -> None:
+        """Hear all that lies unread on the ranks' lines."""
+        while ready := [key for key, _ in self.selector.select(0) if key.data != "server"]:
+            for key in ready:
+                self.hear(key)
+
+    def over(self) -> list[int]:
+        """The ranks that have said their last word, or are gone without one."""
+        return list(filter(self.endings.over, range(self.world)))
+
+    def mismatch(self) -> Fault | None:
+        """Ranks met in different calls; hear who else comes to that call, if they come soon."""
+        self.parted_at = self.parted_at or time.monotonic()
+        return self.diagnosis.mismatch(final=bool(self.over()) or time.monotonic() - self.parted_at > PATIENCE)
+
+    def crashed(self) -> Fault | None:
+        """A rank that is over without having reported its end: the cause before its consequences."""
+        last = [rank.last for rank in self.diagnosis.ranks]
+        broken = [n for n in self.over() if self.endings.last_word.get(n, {}).get("e") != "end"]
+        for number in broken:
+            if not self.endings.lost_a_peer(number):
+                return self.endings.crash(number, last)
+        # A rank whose peer vanished stops with an error of its own; the news of the peer follows.
+        return self.endings.crash(broken[0], last) if broken and len(self.over()) == self.world else None
+
+    def beyond_limits(self) -> Fault | None:
+        """A submission that takes too much, or that nobody can end but by the end of its sandbox."""
+        if self.engine.sandbox is None:
+            return None
+        fault = limits.excess(self.engine) or limits.stopped(self.engine)
+        self.lost = self.lost or fault is not None
+        return fault
+
+    def look(self) -> Fault | None:
+        """A rank that runs without end, or that nothing will wake."""
+        living = {n: pid for n, pid in enumerate(self.pids) if not self.endings.over(n)}
+
+        def waiting(number: int) -> bool:
+            return self.diagnosis.ranks[number].waiting
+
+        def where_now(number: int) -> Where | None:
+            return self.traces.where_now(number, self.pids[number]) or self.diagnosis.ranks[number].last
+
+        return self.pulse.look(living, waiting, where_now)
+
+    def kill(self) -> None:
+        """End every rank and all it started."""
+        if self.engine.sandbox and not self.lost and (stopped := limits.stopped(self.engine)):
+            self.lost, self.fault = True, self.fault or stopped
+        if self.lost:  # the server may not be able to
+            self.engine.close()
+            return
+        for number, pid in enumerate(self.pids):
+            if number not in self.endings.status and pid is not None:
+                end_group(pid)
+        self.engine.ask(sweep=True)
+        while "swept" not in self.engine.answer():
+            pass  # news of ranks

@@ -1,0 +1,71 @@
+"""What ranks leave in the folder of their run: printed lines, stacks, evidence, files."""
+
+import os
+import signal
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from grader.engine.ranks.diagnose import Fault, Where
+from grader.engine.ranks.run import Run
+from grader.engine.walls import sandbox
+from grader.engine.walls.plain import plain_bytes
+
+PRINTED = 1_000_000  # bytes of what a rank prints that are kept
+ONE_FILE, ALL_FILES = 50_000_000, 200_000_000  # bytes of what the ranks write that are kept
+
+
+class Traces:
+    """The folder of a run, in which everything may be a stranger's doing. `units` are the names of the student's code."""
+
+    def __init__(self, folder: Path, units: Collection[str]) -> None:
+        self.folder, self.units = folder, units
+
+    def text(self, name: str) -> str:
+        """The beginning of a text that a rank left in the run's folder; "" if there is none."""
+        try:
+            return plain_bytes(self.folder / name, PRINTED, cut=True).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def stack(self, number: int) -> Where | None:
+        """The innermost line of the student's code in what faulthandler wrote."""
+        for line in self.text(f"stacks-{number}").splitlines():
+            for unit in self.units:
+                if line.strip().startswith(f'File "{unit}", line '):
+                    number_part, _, function = line.strip().removeprefix(f'File "{unit}", line ').partition(" in ")
+                    return [unit, int(number_part), function]
+        return None
+
+    def where_now(self, number: int, pid: int | None) -> Where | None:
+        """Ask a rank for the line it is at: faulthandler writes it, whatever the rank is doing."""
+        if pid is None:
+            return None
+        try:
+            os.kill(pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            return None
+        deadline = time.monotonic() + 1.0
+        while "File" not in self.text(f"stacks-{number}") and time.monotonic() < deadline:
+            time.sleep(0.005)  # bounded: a rank that cannot even dump its stack is known by its last event
+        return self.stack(number)
+
+    def collect(self, run: Run) -> None:
+        """What each rank printed, its evidence, and the files that they wrote."""
+        from grader.engine.ranks import evidence
+
+        for number in range(run.world):
+            for name, kept in (("stdout", run.stdout), ("stderr", run.stderr)):
+                kept.append(self.text(f"{name}-{number}"))
+            try:
+                run.evidence.append(evidence.read(self.folder / f"evidence-{number}"))
+            except Exception:
+                run.evidence.append(None)
+                run.fault = run.fault or Fault("crash", f"rank {number} left no evidence", number)
+        work, left = self.folder / "work", ALL_FILES
+        for path in sorted(sandbox.plain_files(work)):
+            with suppress(OSError):  # no plain file, or too long
+                content = plain_bytes(path, min(left, ONE_FILE))
+                left -= len(content)
+                run.files[str(path.relative_to(work))] = content

@@ -1,0 +1,81 @@
+"""The commands that run a script, or show what a run was like: run, report."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from grader.engine.launching import out_folder, run_as_job, run_once, say_report, values_of
+from grader.engine.lesson import lessons
+from grader.engine.named import LEARN, Lesson, app, lesson_named, own_file
+from grader.engine.screen import fail, say
+
+
+@app.command(rich_help_panel=LEARN)
+def run(
+    lesson: Lesson,
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="for the script, such as -- --epochs 1")
+    ] = None,
+    nproc: Annotated[
+        str,
+        typer.Option(
+            metavar="N[,N]...", help="processes; several numbers compare the speed", show_default="2, the baseline 1"
+        ),
+    ] = "",
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="submit the batch file as a job of N nodes, and follow its output"),
+    ] = None,
+    batch: Annotated[str, typer.Option(metavar="OPTIONS", help='for sbatch or qsub, such as "--time=00:10:00"')] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show the command")] = False,
+) -> None:
+    """Run a lesson's script in several processes on this machine, or by its batch file on several nodes."""
+    if lessons.is_notebook(lesson_named(lesson)):
+        fail(f"{lesson} is a notebook: ./workbook lab opens it")
+    if nodes:
+        raise typer.Exit(run_as_job(lesson, nodes, batch, [*(args or []), "--record"], dry_run))
+    script = lessons.student_path(lesson)
+    if not script.is_file():
+        fail(f"there is no {own_file(lesson)}: ./workbook reset {lesson} brings it back")
+    if lacking := lessons.lacking(lesson):
+        fail(lacking)
+    counts = nproc.split(",") if nproc else ["1" if lesson == lessons.BASELINE else "2"]
+    if not all(count.isdecimal() and int(count) for count in counts):
+        fail(f"--nproc {nproc}: a number of processes, or several, as in --nproc 1,2,4")
+    counts = sorted({int(count) for count in counts})
+    sizes = [int(value) for value in values_of("--batch-size", args or []) if value.isdecimal()]
+    for count in counts:
+        if sizes and sizes[-1] % count:  # the script says so, too, but torchrun says much more after it
+            fail(
+                f"--batch-size {sizes[-1]} is the global batch and does not divide by {count} processes; take"
+                f" {sizes[-1] + count - sizes[-1] % count}"
+            )
+    out = out_folder(args or [], f"runs/{lesson}")
+    code, began = 0, time.time()
+    for count in counts:
+        folder = out / f"nproc-{count}" if len(counts) > 1 else out
+        code = code or run_once(script, count, args or [], folder, dry_run)
+    if not dry_run:
+        say_report(out, began)
+    raise typer.Exit(code)
+
+
+@app.command(rich_help_panel=LEARN)
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, such as runs/ddp_training")],
+) -> None:
+    """Draw a run: loss, speed, where a step's time goes, memory, utilisation. One HTML page, and PNGs."""
+    from utils import report
+
+    folder = next(
+        (folder for folder in (run, lessons.COURSE / run, lessons.COURSE / "runs" / run) if folder.is_dir()), None
+    )
+    if folder is None:
+        fail(f"{run}: no such folder; a run writes into runs/LESSON, or where its --out says")
+    try:
+        say(escape(str(report.write(folder))))
+    except ValueError as problem:
+        fail(problem)

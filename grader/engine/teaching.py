@@ -1,0 +1,248 @@
+"""The commands of instructors and maintainers: test, build, release, grade and what follows, mutants."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from grader.engine.classroom import records
+from grader.engine.lesson import lessons
+from grader.engine.lesson.progress import exercises
+from grader.engine.named import STUDENTS, TEACH, Todo, app, exercise_named, todo_named
+from grader.engine.screen import fail, say
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def test(
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for pytest, such as -- -k build")] = None,
+) -> None:
+    """Test the workbook: its own tests, then the checks on the reference solutions."""
+    import subprocess
+
+    workers = str(min(os.cpu_count() or 1, 4))  # a test waits much: for ranks to start, for a kernel
+    suites = [["tests", "-n", workers, "--dist", "worksteal"]] if (lessons.COURSE / "tests").is_dir() else []
+    if lessons.has_solutions():
+        suites.append(["grader", "--target", "solutions"])
+    if not suites:
+        fail("a student's copy of the course has no tests; ./workbook check checks your files")
+    codes = [
+        subprocess.run(
+            [sys.executable, "-m", "pytest", *suite, *(args or [])], cwd=lessons.COURSE, check=False
+        ).returncode
+        for suite in suites
+    ]
+    nothing_selected = 5
+    failed = [code for code in codes if code not in (0, nothing_selected)]
+    raise typer.Exit(failed[0] if failed else min(codes))
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def build(
+    force: Annotated[bool, typer.Option("--force", help="also over edited files, which are kept aside")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="write nothing; say what is wrong with sources and checks")
+    ] = False,
+) -> None:
+    """Write the student files from solutions/."""
+    from grader.engine.lesson import build as builder
+    from grader.engine.lesson.regions import SourceError
+
+    needs_solutions()
+    if not check:
+        try:
+            for line in builder.build(force):
+                say(escape(line))
+        except SourceError as problem:
+            fail(problem)
+        return
+    problems = builder.check_sources()
+    if not problems:  # broken sources cannot be judged
+        from grader.engine.ranks.engine import Engine
+
+        with Engine() as engine:
+            engine.start()
+            from grader.engine.judge import audit
+
+            for line in audit.unchecked():
+                say(escape(line))
+            problems = audit.problems(engine)
+    for problem in problems:
+        say(escape(problem))
+    say("nothing is wrong" if not problems else f"{len(problems)} problems")
+    raise typer.Exit(bool(problems))
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def release(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty")],
+    only: Annotated[
+        list[str] | None, typer.Option("--with", metavar="LESSON", help="only this one; may be repeated")
+    ] = None,
+) -> None:
+    """Write the students' course: without solutions, and proven to be."""
+    from grader.engine.lesson import release as releaser
+
+    needs_solutions()
+    try:
+        lines = releaser.release(folder.absolute(), only)
+    except ValueError as problem:
+        fail(problem)
+    for line in lines:
+        say(escape(line))
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def grade(
+    submissions: Annotated[
+        Path, typer.Argument(metavar="SUBMISSIONS", help="a folder with a folder or archive of each student")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="where records, marks and feedback go; one that was begun is gone on with"),
+    ],
+    jobs: Annotated[int, typer.Option(min=1, help="so many submissions at a time")] = 1,
+    names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these; otherwise all")] = "",
+    seed: Annotated[
+        str | None,
+        typer.Option(help="what the checks draw their numbers from; otherwise drawn by chance, and kept in DIR"),
+    ] = None,
+    walls: Annotated[
+        str,
+        typer.Option("--sandbox", metavar="auto|required|off", help="required: rather grade nobody than without walls"),
+    ] = "auto",
+    minutes: Annotated[float, typer.Option(min=0.1, help="for one submission")] = 10.0,
+    again: Annotated[
+        bool, typer.Option("--again", help="also those that are graded; what was there stays in their history")
+    ] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="in an array of --jobs jobs, instead of on this machine")
+    ] = False,
+    slurm_options: Annotated[
+        str, typer.Option(metavar="A=B,…", help="for these jobs, such as partition=batch,account=mine")
+    ] = "",
+) -> None:
+    """Grade a class: strangers' code, each submission behind walls of its own."""
+    if not submissions.is_dir():
+        fail(f"{submissions}: no such folder")
+    if walls not in ("auto", "required", "off"):
+        fail(f"--sandbox {walls}: it is auto, required or off")
+    stems = sorted({exercise_named(name) for name in names.split(",") if name} or exercises(), key=lessons.ORDER.index)
+    for stem in [stem for stem in stems if lessons.lacking(stem)]:
+        if names:
+            fail(lessons.lacking(stem))
+        stems.remove(stem)
+        say(escape(f"– {stem} is not graded: {lessons.lacking(stem)}"))
+    from grader.engine import live
+    from grader.engine.classroom import grade as grading
+    from grader.engine.classroom import pages
+    from grader.engine.classroom.submissions import students
+    from grader.engine.lesson.release import ReleaseError
+    from grader.engine.walls.sandbox import NoSandbox
+
+    if not (found := students(submissions)):
+        fail(f"{submissions}: there is no submission in it, that is, no folder and no archive")
+    try:
+        guards = grading.guards_for(walls)
+        room = grading.open_class(out, stems, seed, guards, minutes)
+    except (ValueError, NoSandbox, ReleaseError) as problem:
+        fail(problem)
+    say(f"[dim]{escape(str(guards))}[/]" if "OPEN" not in str(guards) else f"[red]{escape(str(guards))}[/]")
+    left = grading.left_to_do(room, found, again)
+    if done := len(found) - len(left):
+        say(f"{done} of {len(found)} are graded already")
+    try:
+        options = dict(option.split("=", 1) for option in slurm_options.split(",") if "=" in option)
+        news = grading.run_on_slurm(room, left, jobs, options) if slurm else grading.run(room, left, jobs)
+        live.show(room, news, len(left))
+    except grading.NoCluster as problem:
+        fail(f"--slurm: {problem}")
+    except KeyboardInterrupt:
+        say("\nstopped; the same command goes on with the rest")
+        raise typer.Exit(130) from None
+    for path in pages.write(room):
+        say(f"{path}")
+    failed = [name for name in found if records.read_record(room.record(name))["state"] == records.FAILED]
+    if failed:
+        fail(
+            f"{len(failed)} could not be graded, by no fault of theirs: {', '.join(map(live.shown, failed[:5]))}; the"
+            " same command tries them once more",
+            code=1,
+        )
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def mark(
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="what grade --out was given")],
+    student: Annotated[str, typer.Argument(metavar="STUDENT")],
+    todo: Todo,
+    points: Annotated[float, typer.Argument(min=0, metavar="POINTS")],
+    reason: Annotated[str, typer.Option(help="kept with the mark, and shown to the student")],
+) -> None:
+    """Give another mark than the judge's, with a reason."""
+    from grader.engine.classroom import pages
+
+    room = graded_class(out)
+    try:
+        record = records.override(room, student, "/".join(map(str, todo_named(todo))), points, reason)
+    except ValueError as problem:
+        fail(problem)
+    pages.write(room)
+    say(f"{student}: {records.points(record):g}")
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def gradebook(
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="what grade --out was given")],
+    root: Annotated[Path, typer.Option(metavar="DIR", help="nbgrader's folder")] = lessons.COURSE
+    / ".workbook"
+    / "nbgrader",
+) -> None:
+    """Put a class's marks into nbgrader's gradebook."""
+    from grader.engine.classroom import gradebook as book
+
+    room = graded_class(out)
+    say(f"{book.write(room, records.records(room), root)}")
+
+
+def graded_class(out: Path) -> records.Class:
+    if not (out / "class.json").is_file():
+        fail(f"{out} has no class in it; ./workbook grade SUBMISSIONS --out {out} makes one")
+    return records.load(out)
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def autograder(
+    file: Annotated[Path, typer.Argument(metavar="FILE.zip")],
+    names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these; otherwise all")] = "",
+) -> None:
+    """Make the course a Gradescope autograder: an archive to upload there."""
+    from grader.engine.classroom import gradescope
+    from grader.engine.lesson.release import ReleaseError
+
+    needs_solutions()
+    try:
+        gradescope.pack(file, [exercise_named(name) for name in names.split(",") if name])
+    except ReleaseError as problem:
+        fail(problem)
+    say(f"{file}")
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def mutants(names: Annotated[list[str] | None, typer.Argument(metavar="[LESSON | LESSON/TODO]...")] = None) -> None:
+    """Grade the grader: wrong answers it must reject, other right ones it must accept."""
+    needs_solutions()
+    chosen: dict[str, list[int]] = {}  # lesson -> TODOs; none: all of them
+    for name in names or exercises():
+        lesson, number = todo_named(name) if "/" in name else (exercise_named(name), None)
+        chosen.setdefault(lesson, []).extend([number] if number else [])
+    from grader.engine.judge import mutants as grader_graded
+
+    raise typer.Exit(grader_graded.run(chosen))
+
+
+def needs_solutions() -> None:
+    if not lessons.has_solutions():
+        fail("this is a student's copy of the course: it has no solutions/ to work from")

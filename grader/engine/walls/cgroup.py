@@ -1,0 +1,72 @@
+"""Limits that the kernel itself keeps for all processes of a submission together: control groups, where they may be
+written.
+
+The judge counts memory and processes twenty times a second, and says what is too much; this stops what is faster
+than that. Version 2 has one tree of groups (https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1 one for
+each kind of limit.
+"""
+
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+TREE = Path("/sys/fs/cgroup")
+GONE = 2.0  # seconds for processes that were killed to leave a group
+
+
+class Group:
+    """A group below our own, in one folder or, by version 1, one for each kind of limit."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self.folders = folders
+
+    def doors(self) -> list[str]:
+        """Whoever writes 0 into these is in the group, with all that it starts from then on."""
+        return [str(folder / "cgroup.procs") for folder in self.folders]
+
+    def remove(self) -> None:
+        for folder in self.folders:
+            inside = []
+            with suppress(OSError):
+                for pid in (folder / "cgroup.procs").read_text().split():
+                    with suppress(psutil.NoSuchProcess):  # it has left in the meantime
+                        inside.append(psutil.Process(int(pid)))
+            psutil.wait_procs(inside, timeout=GONE)  # they were killed; a group with processes in it cannot be removed
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def make(memory: int, processes: int, tree: Path = TREE, own: str | None = None) -> Group | None:
+    """A new group with these limits, in bytes and in processes (a thread counts as one); None where it cannot be had.
+
+    `own` is what /proc/self/cgroup says.
+    """
+    folders: list[Path] = []
+    try:
+        for parent, limits in places(memory, processes, tree, own or Path("/proc/self/cgroup").read_text()):
+            folders.append(Path(tempfile.mkdtemp(prefix="workbook-", dir=parent)))
+            for name, most in limits.items():
+                (folders[-1] / name).write_text(str(most))
+    except OSError:
+        Group(folders).remove()
+        return None
+    return Group(folders) if folders else None
+
+
+def places(memory: int, processes: int, tree: Path, own: str) -> list[tuple[Path, dict[str, int]]]:
+    """(folder in which a group can be made, its limits): one by version 2, two by version 1, none where there is
+    neither.
+    """
+    ours = {kind: path.strip("/") for _, kind, path in (line.split(":", 2) for line in own.splitlines())}
+    if "" in ours:
+        here = tree / ours[""]
+        for parent in (
+            (here, here.parent) if here != tree else (here,)
+        ):  # a group that has processes has no groups with limits below it, as a rule
+            with suppress(OSError):
+                if {"memory", "pids"} <= set((parent / "cgroup.subtree_control").read_text().split()):
+                    return [(parent, {"memory.max": memory, "pids.max": processes})]
+    limits = {"memory": {"memory.limit_in_bytes": memory}, "pids": {"pids.max": processes}}
+    return [(tree / kind / ours[kind], limits[kind]) for kind in limits] if limits.keys() <= ours.keys() else []

@@ -1,0 +1,33 @@
+"""Files and words that come from a stranger, made safe to read and to show."""
+
+import os
+import re
+import stat
+import unicodedata
+from pathlib import Path
+
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # a terminal's colours
+
+
+def plain_bytes(path: Path, limit: int, cut: bool = False) -> bytes:
+    """The content of a file that a stranger may have put there: not through a link, never waiting, at most `limit`
+    bytes.
+
+    Raises OSError if it is no plain file, or longer (unless it is to be `cut`).
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or (about.st_size > limit and not cut):
+            raise OSError(f"{path.name}: no plain file of at most {limit} bytes")
+        return file.read(limit)
+
+
+def plain_text(said: str, most: int) -> str:
+    """What a stranger wrote, fit to be shown: without what steers a terminal or turns the reading direction, and not
+    too long.
+    """
+    shown = "".join(
+        c for c in ESCAPES.sub("", said[: 4 * most]) if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs")
+    )
+    return shown if len(shown) <= most else shown[: most - 1] + "…"

@@ -1,0 +1,301 @@
+"""Walls around a stranger's code: bubblewrap where it is, else Landlock and limits alone.
+
+A fork-server takes seconds to load torch, a fork of it none. So one that is loaded and that has seen nothing of
+anybody forks another one for each submission, and this one steps into the namespaces of a sandbox that bubblewrap
+has made: processes of its own, a network with nothing but loopback, no capability, and these files:
+
+    the course        without solutions, read-only, at the place where the instructor's own course is
+    Python, /usr      read-only
+    one folder        of its own, where its runs lie; the judge outside reads there what they left
+    /tmp, /dev/shm    its own, empty
+
+What the judge draws, the references, other submissions and the gradebook are outside, and stay there.
+"""
+
+import ctypes
+import dataclasses
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from grader.engine.lesson import lessons
+from grader.engine.walls import cgroup
+from grader.engine.walls.landlock import landlock_version, python_folders
+from grader.engine.walls.seccomp import forbid_calls
+
+GIB = 1 << 30
+MEMORY = 4 * GIB  # addresses of one process; torch alone takes three quarters of one
+WRITTEN = GIB // 4  # bytes of one file
+CPU = 180  # seconds of CPU of one process
+PROCESSES = 512  # of one user; without effect for root, whom the judge's own count stops
+DESCRIPTORS = 1024
+TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge counts
+TOTAL_PROCESSES = 200
+TOTAL_WRITTEN = 1 * GIB
+TOTAL_FILES = 10_000
+IN_MEMORY = GIB // 4  # of /tmp, of /dev/shm, of /dev
+# What the kernel holds them to, where it can: more than the judge does, since it counts threads and what lies in /tmp,
+# too.
+KEPT_MEMORY, KEPT_PROCESSES = TOTAL_MEMORY + 3 * IN_MEMORY, 4 * TOTAL_PROCESSES
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 4, 38, 24  # linux/prctl.h
+CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
+
+
+class NoSandbox(RuntimeError):
+    """The walls that were asked for cannot be had; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Guards:
+    """What stands between a submission and the machine."""
+
+    files: str
+    processes: str
+    network: str
+    limits: str
+
+    def __str__(self) -> str:
+        return "; ".join(f"{name}: {value}" for name, value in vars(self).items())
+
+
+LIMITS = (
+    f"{MEMORY // GIB} GiB of addresses, {CPU} s of CPU and files of {WRITTEN >> 20} MiB a process; "
+    f"{TOTAL_MEMORY // GIB} GiB and {TOTAL_PROCESSES} processes in all"
+)
+BUBBLEWRAP = Guards(
+    "bubblewrap: the course without solutions, read-only; one folder of its own",
+    "its own namespace, no capability",
+    "loopback of its own",
+    LIMITS,
+)
+LANDLOCK = Guards(
+    "Landlock: reads Python, /usr and the course's library; writes its own folder",
+    "no signal to the outside",
+    "OPEN: nothing keeps it from the network",
+    LIMITS,
+)
+NONE = Guards(
+    "OPEN: all that you may read",
+    "OPEN: it may signal your processes",
+    "OPEN: nothing keeps it from the network",
+    LIMITS,
+)
+
+
+def available() -> Guards:
+    """The best walls of this machine, tried, not guessed."""
+    if sys.platform != "linux":
+        return NONE
+    if shutil.which("bwrap"):
+        works = subprocess.run(["bwrap", *NAMESPACES, "--ro-bind", "/", "/", "true"], capture_output=True, check=False)
+        if works.returncode == 0:
+            return BUBBLEWRAP
+    return LANDLOCK if landlock_version() >= 6 else NONE
+
+
+NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
+
+
+class Sandbox:
+    """Walls for one submission; ends with all that is inside.
+
+    Attributes:
+        folder: where its runs lie.
+        guards: what walls it has, control groups among them where they can be had.
+        group: of control; None where there is none.
+        first: the process id of the first process inside; None without bubblewrap.
+    """
+
+    def __init__(self, guards: Guards, course: Path) -> None:
+        """`course`: the course that is shown inside, without solutions."""
+        self.group = cgroup.make(KEPT_MEMORY, KEPT_PROCESSES) if sys.platform == "linux" else None
+        self.guards = dataclasses.replace(guards, limits=f"{guards.limits}; control groups") if self.group else guards
+        self.folder = Path(tempfile.mkdtemp(prefix="wb-inside-"))
+        self.process: subprocess.Popen | None = None
+        self.first: int | None = None
+        if guards is BUBBLEWRAP:
+            try:
+                self._wrap(course)
+            except BaseException:
+                self.remove()
+                raise
+
+    def _wrap(self, course: Path) -> None:
+        heard, told = os.pipe()
+        command = ["bwrap", *NAMESPACES, "--die-with-parent", "--new-session", "--proc", "/proc"]
+        for place in ("/dev", "/dev/shm", "/tmp"):  # they lie in memory, which nobody counts
+            command += ["--size", str(IN_MEMORY), "--tmpfs", place]
+        for device in ("null", "zero", "full", "random", "urandom"):
+            command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+        for top in (
+            "/bin",
+            "/sbin",
+            "/lib",
+            "/lib64",
+            "/usr",
+            "/etc/ld.so.cache",
+            "/etc/ld.so.conf",
+            "/etc/alternatives",
+            "/etc/passwd",
+            "/etc/localtime",
+        ):
+            command += (
+                ["--symlink", os.readlink(top), top]
+                if os.path.islink(top) and top != "/etc/localtime"
+                else ["--ro-bind-try", top, top]
+            )
+        command += ["--ro-bind", str(course), str(lessons.COURSE)]
+        for place in python_folders():
+            command += ["--ro-bind", os.path.realpath(place), place]
+        command += [
+            "--bind",
+            str(self.folder),
+            str(self.folder),
+            "--remount-ro",
+            "/",
+            "--chdir",
+            "/",
+            "--info-fd",
+            str(told),
+            "sh",
+            "-c",
+            "echo up; cat",
+        ]
+        # cat ends when its input does, that is, with us
+        self.process = subprocess.Popen(
+            command, pass_fds=[told], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        os.close(told)
+        up = self.process.stdout.readline()  # bwrap names its first process long before all walls stand
+        with open(heard) as lines:
+            said = lines.read()
+        if not up:
+            raise NoSandbox(f"bubblewrap: {self.process.communicate()[1].decode(errors='replace').strip()}")
+        self.first = json.loads(said)["child-pid"]
+
+    def wire(self) -> int | None:
+        """Bytes that have gone over the sandbox's own network so far: the kernel's count. None without one, or where
+        it has ended.
+        """
+        if self.first is None:
+            return None
+        try:
+            with open(f"/proc/{self.first}/net/dev") as table:
+                loopback = next(line for line in table if line.strip().startswith("lo:"))
+        except OSError:
+            return None
+        return int(loopback.split(":")[1].split()[8])
+
+    def end(self) -> None:
+        """With the first process of a namespace go all."""
+        if self.process:
+            with suppress(ProcessLookupError, TypeError):
+                os.kill(self.first, signal.SIGKILL)
+            self.process.kill()
+            self.process.communicate()
+
+    def remove(self) -> None:
+        """When nothing is left inside."""
+        remove(self.folder)
+        if self.group:
+            self.group.remove()
+
+
+def below(folder: Path) -> Iterator[os.DirEntry]:
+    """All that lies in a folder, at any depth, as far as paths reach: no link is followed, and not more is counted
+    than is allowed.
+    """
+    left, count = [os.fspath(folder)], 0
+    while left and count <= TOTAL_FILES:
+        try:
+            with os.scandir(left.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    yield entry
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(entry.path)
+                    if count > TOTAL_FILES:
+                        return
+        except OSError:
+            continue
+
+
+def sizes(folder: Path) -> list[int]:
+    """The bytes of all entries in a folder."""
+    found = []
+    for entry in below(folder):
+        with suppress(OSError):
+            found.append(entry.stat(follow_symlinks=False).st_size)
+    return found
+
+
+def plain_files(folder: Path) -> list[Path]:
+    return [Path(entry.path) for entry in below(folder) if entry.is_file(follow_symlinks=False)]
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder that a stranger's code wrote in: it may be too deep for Python, or closed to its owner."""
+    try:
+        shutil.rmtree(folder)
+    except (OSError, RecursionError):
+        subprocess.run(
+            ["sh", "-c", 'chmod -R u+rwx "$1"; rm -rf "$1"', "sh", str(folder)], stderr=subprocess.DEVNULL, check=False
+        )
+
+
+# Inside: what a forked server does to itself
+
+
+def enter(first: int | None, doors: list[str]) -> None:
+    """Step into the namespaces of a sandbox, for good, and give up what could lead out. Returns in a child process.
+
+    `first` is the sandbox's first process; None where there is no bubblewrap. `doors` are those of its control group.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    opened = [os.open(door, os.O_WRONLY) for door in doors]  # inside they cannot be seen
+    if first is not None:
+        for kind in ("user", "ipc", "uts", "net", "pid", "mnt"):
+            namespace = os.open(f"/proc/{first}/ns/{kind}", os.O_RDONLY)
+            if libc.setns(namespace, 0):
+                raise OSError(ctypes.get_errno(), f"setns {kind}: {os.strerror(ctypes.get_errno())}")
+            os.close(namespace)
+        os.chdir("/")
+        if child := os.fork():  # only what is forked from here on is inside the namespace of processes
+            os.waitpid(child, 0)
+            os._exit(0)
+    for door in opened:
+        os.write(door, b"0")
+        os.close(door)
+    for capability in range(64):
+        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    if libc.capset(header, (ctypes.c_uint32 * 6)()):
+        raise OSError(ctypes.get_errno(), "capset")
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    forbid_calls(libc)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no rank can look into the server's memory, or another rank's
+    for what, most in (
+        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_FSIZE, WRITTEN),
+        (resource.RLIMIT_CPU, CPU),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, DESCRIPTORS),
+        (resource.RLIMIT_NPROC, PROCESSES),
+    ):
+        _, hard = resource.getrlimit(what)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # too large a file is an error that can be caught
+
+
+def named(walls: dict) -> Guards:
+    """The guards whose fields these are."""
+    return next(guards for guards in (BUBBLEWRAP, LANDLOCK, NONE) if vars(guards) == walls)

@@ -1,0 +1,84 @@
+"""System calls that no lesson needs, forbidden by seccomp to a process and its children."""
+
+import ctypes
+import errno
+import os
+import struct
+import sys
+
+# System calls that no lesson needs and that lead around a wall: namespaces of one's own (with all capabilities in
+# them), memory that is no process's, other processes' memory, the kernel's rarely used corners. seccomp answers them
+# with EPERM.
+X86, ARM = 0xC000003E, 0xC00000B7  # AUDIT_ARCH_X86_64, AUDIT_ARCH_AARCH64 of linux/audit.h
+FORBIDDEN = {  # name: its number on x86_64 (asm/unistd_64.h) and on aarch64 (asm-generic/unistd.h)
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "mount_setattr": (442, 442),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "mq_open": (240, 180),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+}
+CLONE = (56, 220)
+CLONE3 = (
+    435  # its flags lie in memory, where seccomp cannot look: it is not there, and the C library takes clone instead
+)
+CLONE_NEWUSER = 0x10000000
+PR_SET_SECCOMP, FILTER = 22, 2
+LOAD, EQUAL, ANY_BIT, RETURN = (
+    0x20,
+    0x15,
+    0x45,
+    0x06,
+)  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K of linux/bpf_common.h
+
+
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # SECCOMP_RET_…; REFUSE | errno
+
+
+def forbid_calls(libc: ctypes.CDLL) -> None:
+    """From now on this process and its children cannot make these calls. Nothing where the processor is another one."""
+    machine = {"x86_64": 0, "aarch64": 1}.get(os.uname().machine)
+    if sys.platform != "linux" or machine is None:
+        return
+    # struct seccomp_data: the call's number at 0, the architecture at 4, the first argument at 16
+    program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, (X86, ARM)[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    if machine == 0:
+        program += [
+            (0x35, 0, 1, 0x40000000),
+            (RETURN, 0, 0, KILL),
+        ]  # BPF_JMP|JGE|K: the same calls by their x32 numbers
+    for numbers in FORBIDDEN.values():
+        program += [(EQUAL, 0, 1, numbers[machine]), (RETURN, 0, 0, REFUSE | errno.EPERM)]
+    program += [
+        (EQUAL, 0, 1, CLONE3),
+        (RETURN, 0, 0, REFUSE | errno.ENOSYS),
+        (EQUAL, 0, 3, CLONE[machine]),
+        (LOAD, 0, 0, 16),
+        (ANY_BIT, 0, 1, CLONE_NEWUSER),
+        (RETURN, 0, 0, REFUSE | errno.EPERM),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    code = b"".join(struct.pack("HBBI", *step) for step in program)
+    text = ctypes.create_string_buffer(code, len(code))
+    if libc.prctl(PR_SET_SECCOMP, FILTER, struct.pack("HxxxxxxP", len(program), ctypes.addressof(text)), 0, 0):
+        raise OSError(ctypes.get_errno(), "seccomp")
