@@ -8,7 +8,7 @@
 | questions with a number as answer | `check_answers` |
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `record_files`, `record_training`, `elements` |
 | what ranks did | `cases`, `collectives`, `rehearse`, `left_in_flight`, `written_in_flight`, `Run` |
-| scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `REL` |
+| scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `on_nodes`, `REL` |
 """  # noqa: E501
 
 from grader.engine.judge.answers import Answer
@@ -22,4 +22,4 @@ from grader.engine.ranks.observe import Line, mark, merciless_messages, next_wor
 from grader.engine.ranks.recording import elements, record_files, record_training
 from grader.engine.ranks.run import Run
 from grader.predictions import check_answers, plain
-from grader.scripts import REL, check_checkpoint, corpus, each_once, reported, same_run, training
+from grader.scripts import REL, check_checkpoint, corpus, each_once, on_nodes, reported, same_run, training

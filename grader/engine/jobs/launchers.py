@@ -63,6 +63,8 @@ def srun(options: dict[str, str], nodes: int, a_node: int) -> list[tuple[int, di
                 SLURM_PROCID=task,
                 SLURM_LOCALID=task % a_node,
                 SLURM_NODEID=task // a_node,
+                SLURMD_NODENAME=node_names()[first + task // a_node],
+                SLURM_TOPOLOGY_ADDR=node_names()[first + task // a_node],
                 SLURM_NTASKS=tasks,
                 SLURM_STEP_NUM_TASKS=tasks,
                 SLURM_STEP_ID=0,
@@ -72,9 +74,13 @@ def srun(options: dict[str, str], nodes: int, a_node: int) -> list[tuple[int, di
     ]
 
 
-def node_number(name: str) -> int:
+def node_names() -> list[str]:
     with open(os.environ["STAND_IN_ROOT"] + "/nodes") as nodes:
-        return nodes.read().split().index(name)
+        return nodes.read().split()
+
+
+def node_number(name: str) -> int:
+    return node_names().index(name)
 
 
 def mpiexec(options: dict[str, str], nodes: int, _: int) -> list[tuple[int, dict]]:

@@ -91,6 +91,16 @@ class Student:
         seen = known[key][str(nodes)]
         job = f"{unit.name}, on {nodes} node{'s' if nodes > 1 else ''}"
         last = next((line for line in reversed(seen["said"].splitlines()) if line.strip()), "it says nothing")
+        if seen["code"] == 0 and seen["left"]:
+            raise Fault(
+                "crash",
+                f"{job}: it ends while what it has started still runs in the background, and with it the job ends:"
+                " leave out the &, or `wait` for it",
+                None,
+                batch_line(unit, ""),
+                expected="the file ends when the training has ended",
+                seen="it ends before",
+            )
         if seen["code"] != 0 or not seen["starts"]:
             what = "it stops before its end" if seen["code"] else "it starts no training"
             raise Fault(
