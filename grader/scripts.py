@@ -106,7 +106,7 @@ def check_checkpoint(
         "model, config, epoch",
         sorted(saved) if isinstance(saved, dict) else type(saved).__name__,
     )
-    wrapped = [name for name in saved["model"] if name.startswith("module.")]
+    wrapped = [name for name in saved["model"] if name.startswith("module.") or "_wrapped_module." in name]
     expect(
         not wrapped,
         f"the checkpoint holds the wrapper's names: {wrapped[:1]} instead of the plain model's",
