@@ -1136,6 +1136,12 @@ if len(self.missing[number]) < 2:
     ),
     Answer(8, "for three ranks", replaced(WEIGHT, ("dist.get_world_size()", "3")), says="weighted, on 4 ranks"),
     Answer(9, "three micro-batches", replaced(TORCH, ("k = len(micro_batches)", "k = 3")), says="on 2 micro-batches"),
+    Answer(
+        3,
+        "functional, and never waited for",
+        "import torch.distributed._functional_collectives as funcol\nfor p in model.parameters():\n    if p.requires_grad:\n        grad = torch.zeros_like(p) if p.grad is None else p.grad\n        out = torch.ops._c10d_functional.all_reduce(grad, 'sum', dist.group.WORLD.group_name)\n        p.grad = out / dist.get_world_size()",
+        says="never waits for its all_reduce",
+    ),
 ]
 
 RIGHT = [
@@ -1436,5 +1442,44 @@ RIGHT = [
         9,
         "the first one last",
         replaced(TORCH, ("micro_batches[:-1]", "micro_batches[1:]"), ("micro_batches[-1:]", "micro_batches[:1]")),
+    ),
+    Answer(
+        2,
+        "a functional broadcast",
+        "import torch.distributed._functional_collectives as funcol\nfor tensor in (*model.parameters(), *model.buffers()):\n    tensor.detach().copy_(funcol.wait_tensor(funcol.broadcast(tensor.detach(), 0, dist.group.WORLD)))",
+    ),
+    Answer(
+        3,
+        "functional",
+        "import torch.distributed._functional_collectives as funcol\nfor p in model.parameters():\n    if p.requires_grad:\n        grad = torch.zeros_like(p) if p.grad is None else p.grad\n        p.grad = funcol.wait_tensor(funcol.all_reduce(grad, 'sum', dist.group.WORLD)) / dist.get_world_size()",
+    ),
+    Answer(
+        3,
+        "what follows a future",
+        "world, futures = dist.get_world_size(), []\nfor p in model.parameters():\n    if p.requires_grad:\n        if p.grad is None:\n            p.grad = torch.zeros_like(p)\n        work = dist.all_reduce(p.grad, async_op=True)\n        futures.append(work.get_future().then(lambda done: done.value()[0].div_(world)))\ntorch.futures.wait_all(futures)",
+    ),
+    Answer(
+        4,
+        "functional",
+        [
+            ENDS,
+            replaced(
+                HOOKS,
+                (
+                    "(dist.all_reduce(p.grad, async_op=True), p)",
+                    "(funcol.all_reduce(p.grad, 'sum', dist.group.WORLD), p)",
+                ),
+                ("started = []\n", "import torch.distributed._functional_collectives as funcol\nstarted = []\n"),
+                (
+                    "        work.wait()\n        p.grad /= dist.get_world_size()",
+                    "        p.grad = funcol.wait_tensor(work) / dist.get_world_size()",
+                ),
+            ),
+        ],
+    ),
+    Answer(
+        8,
+        "functional",
+        "import torch.distributed._functional_collectives as funcol\ntotal = funcol.all_reduce(torch.tensor(float(count)), 'sum', dist.group.WORLD)\nreturn loss * (count * dist.get_world_size() / funcol.wait_tensor(total))",
     ),
 ]

@@ -1318,4 +1318,15 @@ RIGHT = [
             BACK,
         ],
     ),
+    Answer(
+        3,
+        "functional",
+        [
+            "import torch.distributed._functional_collectives as funcol\nmine = torch.cat(shards)\ntable = funcol.wait_tensor(funcol.all_gather_tensor(mine, 0, dist.group.WORLD)).view(world, len(mine))\nreturn [columns.reshape(-1) for columns in table.split([len(shard) for shard in shards], dim=1)]",
+            REDUCE.replace(
+                "mine = torch.empty_like(rows[0])\ndist.reduce_scatter(mine, rows)\nmine /= world",
+                "import torch.distributed._functional_collectives as funcol\nmine = funcol.wait_tensor(funcol.reduce_scatter_tensor(torch.cat(rows), 'sum', 0, dist.group.WORLD)) / world",
+            ),
+        ],
+    ),
 ]

@@ -1294,4 +1294,9 @@ RIGHT = [
         "in the background, and waited for",
         swap=('train/ddp_training.py "$@"\' bash "$@"', 'train/ddp_training.py "$@"\' bash "$@" &\nwait'),
     ),
+    Answer(
+        1,
+        "a mesh, which makes the group",
+        "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cuda' if torch.cuda.is_available() else 'cpu', (int(os.environ['WORLD_SIZE']),))",
+    ),
 ]

@@ -719,5 +719,19 @@ RIGHT = [
             "weights, state = get_state_dict(model, optimizer)\n",
             "weights, state = model.state_dict(), optimizer.state_dict()\n",
         ),
+        edits=(
+            (
+                "    weights, state = get_state_dict(model, optimizer)\n    saved = ",
+                "    for p in model.parameters():  # a step that changes nothing makes the state\n"
+                "        p.grad = torch.zeros_like(p)\n"
+                "    optimizer.step()\n"
+                "    optimizer.zero_grad()\n"
+                "    weights, state = model.state_dict(), optimizer.state_dict()\n    saved = ",
+            ),
+            (
+                "    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)\n",
+                '    model.load_state_dict(weights)\n    optimizer.load_state_dict(saved["optimizer"])\n',
+            ),
+        ),
     ),
 ]

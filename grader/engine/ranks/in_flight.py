@@ -65,6 +65,10 @@ def watch_waits(line: Any) -> None:
                 plain(work)
             arrive(line, work, call.about)
             line.say(e="future", **call.about)
+            if call.arrive_in:  # the result is over, and in the tensors that the caller knows
+                future = torch.futures.Future()
+                future.set_result(call.tensors)
+                return future
         return take(work)
 
     c10d.Work.wait, c10d.Work.get_future = wait, get_future
