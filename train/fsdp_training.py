@@ -76,7 +76,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -> DeviceMesh:
     """The ranks in a grid. Each row holds the model once; the ranks of a column hold the same part of it."""
     if args.sharding == "hybrid" and world_size % args.replicas:
-        fail(f"--sharding hybrid: {world_size} ranks can not hold {args.replicas} copies, see --replicas")
+        fail(f"--sharding hybrid: {world_size} ranks cannot hold {args.replicas} copies, see --replicas")
     # TODO 1: Arrange the ranks as the strategy wants them.
     # With none each rank holds a copy, as in DDP; with grad and full all ranks share one; with hybrid
     # there are args.replicas copies, and neighbours share: they are on one node, where links are fast.
