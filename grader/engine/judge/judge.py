@@ -15,6 +15,7 @@ same `Judge`.
 """
 
 import importlib
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -143,7 +144,23 @@ class Judge:
         return self._say(number, "skipped", "prerequisite", f"first TODO {teller}: {self.broken.message}")
 
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
-        return self._say(number, "fail", getattr(problem, "cause", "wrong_value"), problem.message, problem)
+        message = problem.message
+        if len(self.checks[number].todo.needs) >= WHOLE and self.owner(getattr(problem, "where", None)) != number:
+            message += self.changed_elsewhere()
+        return self._say(number, "fail", getattr(problem, "cause", "wrong_value"), message, problem)
+
+    def changed_elsewhere(self) -> str:
+        """Lines outside all TODOs that are not the course's: where a whole run is wrong, it may be by them."""
+        found = [
+            f"{unit.name}:{line} “{textwrap.shorten(text, 80, placeholder=' …')}”"
+            for unit in self.student.units
+            if unit.source
+            for line, text in regions.changed_elsewhere(unit.source, unit.text)
+        ]
+        if not found:
+            return ""
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        return f". Outside the TODOs, these lines are not the course's: {', '.join(found[:3])}{more}"
 
     def named(self, words: str | None) -> str | None:
         """Words in which a place in a notebook is one that its reader can find: a cell's number stands nowhere."""
@@ -198,6 +215,9 @@ class Judge:
         said = place(where) + (f" (TODO {owner})" if owner else "")
         own = next((line for line in problem.callers if self.owner(line) == number), None) if owner != number else None
         return f"{place(own)} (TODO {number}), which calls {said}" if own else said
+
+
+WHOLE = 4  # a check that needs so many TODOs runs the script as a whole
 
 
 def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:

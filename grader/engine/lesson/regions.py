@@ -213,6 +213,35 @@ def todo_at(source: str, edited: str, line: int) -> int | None:
     return next((todo for todo, lines in places.items() if any(line in r for r in lines)), None)
 
 
+def changed_elsewhere(source: str, edited: str) -> list[tuple[int, str]]:
+    """Lines of code of the student's file, by number, that are in no TODO's region and not in the file as it was given;
+    and of those that are missing, the line where they stood.
+    """
+    given = compose(source)
+    old, new = ([*_outside(source, text)] for text in (given, edited))
+    matcher = SequenceMatcher(None, [_bare(text) for _, text in old], [_bare(text) for _, text in new], False)
+    found = []
+    for kind, _, _, begin, end in matcher.get_opcodes():
+        if kind in ("replace", "insert"):
+            found += [(number, text.strip()) for number, text in new[begin:end]]
+        elif kind == "delete" and new:
+            found.append(new[min(begin, len(new) - 1)])
+    return [(number, text.strip()) for number, text in found]
+
+
+def _outside(source: str, text: str) -> Iterator[tuple[int, str]]:
+    """(1-based line, text) of code outside all regions."""
+    inside = {line for lines in locate(source, text).values() for piece in lines for line in piece}
+    lines = text.split("\n")
+    for number, _ in code_lines(text):
+        if number not in inside:
+            yield number, lines[number - 1]
+
+
+def _bare(line: str) -> str:
+    return "".join(line.split())
+
+
 def attempted(source: str, edited: str, todo: int) -> bool:
     """False if the TODO's code, comments and blank lines aside, is still the start's."""
     lines = edited.split("\n")

@@ -238,7 +238,7 @@ class Diagnosis:
         self.ranks[number].ops.append(op)
         self.ranks[number].messages[event.get("id")] = op
         other = pair["recv" if event["op"] == "send" else "send"]
-        if op.index < len(other) and event["bytes"] != other[op.index].event["bytes"]:
+        if op.index < len(other) and length(event) != length(other[op.index].event):
             sent, received = sorted((op, other[op.index]), key=lambda o: o.event["op"] == "recv")
             return Fault(
                 "mismatch",
@@ -332,6 +332,11 @@ def differ(first: dict, second: dict) -> str | None:
     if first["op"] != "init_process_group" and first["detail"] != second["detail"]:
         return "detail"
     return None
+
+
+def length(event: dict) -> tuple:
+    """What must agree of a message and its receiver: gloo ends the process where one has more bytes than the other."""
+    return size(event), event.get("bytes")
 
 
 def size(event: dict) -> list | None:
