@@ -329,9 +329,9 @@ def sound(what, events):
         raise Fault(
             "wrong_value",
             f"{what}: rank {loose.rank} writes into the tensor of its {loose.call} before that message is over, "
-            f"at {place(loose.where)}",
+            f"at {place(loose.written_at or loose.where)}",
             loose.rank,
-            loose.where,
+            loose.written_at or loose.where,
             expected="the same numbers until the message is over",
             seen="others",
         )

@@ -216,10 +216,11 @@ def check_waited(what, events):
             if call.written:
                 raise Fault(
                     "wrong_value",
-                    f"{what}: rank {rank} writes into the tensor of its {call.op}, begun at {place(call.where)}, before"
-                    " that is over",
+                    f"{what}: rank {rank} writes into the tensor of its {call.op}"
+                    + (f" at {place(call.written_at)}," if call.written_at else f", begun at {place(call.where)},")
+                    + " before that is over",
                     rank,
-                    call.where,
+                    call.written_at or call.where,
                     expected="the same numbers until the wait is over",
                     seen="others",
                 )

@@ -15,7 +15,6 @@ same `Judge`.
 """
 
 import importlib
-import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -152,7 +151,7 @@ class Judge:
     def changed_elsewhere(self) -> str:
         """Lines outside all TODOs that are not the course's: where a whole run is wrong, it may be by them."""
         found = [
-            f"{unit.name}:{line} “{textwrap.shorten(text, 80, placeholder=' …')}”"
+            f"{unit.name}:{line} {text}"
             for unit in self.student.units
             if unit.source
             for line, text in regions.changed_elsewhere(unit.source, unit.text)

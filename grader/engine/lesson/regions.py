@@ -214,19 +214,24 @@ def todo_at(source: str, edited: str, line: int) -> int | None:
 
 
 def changed_elsewhere(source: str, edited: str) -> list[tuple[int, str]]:
-    """Lines of code of the student's file, by number, that are in no TODO's region and not in the file as it was given;
-    and of those that are missing, the line where they stood.
+    """(1-based line of the student's file, what is there, quoted): lines of code in no TODO's region that are not in the
+    file as it was given, and those that are missing.
     """
     given = compose(source)
     old, new = ([*_outside(source, text)] for text in (given, edited))
     matcher = SequenceMatcher(None, [_bare(text) for _, text in old], [_bare(text) for _, text in new], False)
     found = []
-    for kind, _, _, begin, end in matcher.get_opcodes():
+    for kind, first, last, begin, end in matcher.get_opcodes():
         if kind in ("replace", "insert"):
-            found += [(number, text.strip()) for number, text in new[begin:end]]
+            found += [(number, f"“{_short(text)}”") for number, text in new[begin:end]]
         elif kind == "delete" and new:
-            found.append(new[min(begin, len(new) - 1)])
-    return [(number, text.strip()) for number, text in found]
+            place = new[min(begin, len(new) - 1)][0]
+            found += [(place, f"“{_short(text)}” is missing") for _, text in old[first:last]]
+    return found
+
+
+def _short(line: str) -> str:
+    return textwrap.shorten(line, 80, placeholder=" …")
 
 
 def _outside(source: str, text: str) -> Iterator[tuple[int, str]]:
