@@ -65,6 +65,7 @@ def on_nodes(nodes: int, world: int) -> Iterator[None]:
         if nodes > 1:
             ranks = "one rank" if a_node == 1 else f"{a_node} ranks"
             problem.message = f"on {nodes} nodes with {ranks} each, {problem.message}"
+            problem.hint = "On one node it is right. Which number of a rank, or of ranks, is another one on several?"
         raise
 
 

@@ -196,7 +196,13 @@ def check_gradients(what, seen, right, rank, world=WORLD):
                 ),
                 "is not that of one process with all samples",
             )
-            raise Wrong(f"{what}: on rank {rank}, the gradient of {name} {told}", numbers(wanted), numbers(grad), rank)
+            hint = {
+                "is summed": "Every gradient is there, and N times too large: which division is still to come?",
+                "is divided": "Every gradient is there, and too small by one factor: what is divided in two places?",
+            }.get(" ".join(told.split()[:2]), "")
+            raise Wrong(
+                f"{what}: on rank {rank}, the gradient of {name} {told}", numbers(wanted), numbers(grad), rank, hint
+            )
 
 
 def close(grad, name, right, factor=1.0):
@@ -964,6 +970,8 @@ def check_scaled(what, seen, right, rank, count):
             "the gradient of a mean",
             f"{count} times it",
             rank,
+            hint="Gradients of the micro-batches add up; what is wanted is that of their mean. By what is a loss to be"
+            " divided?",
         )
 
 

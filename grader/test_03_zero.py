@@ -424,6 +424,7 @@ def check_lists(run, of_rank, dtype):
                 right,
                 got,
                 rank,
+                hint="The sum is there, in the right places: which division is still to come?" if summed else "",
             )
         expect(
             seen["kept"],

@@ -578,6 +578,9 @@ def check_wrap(student, nodes, world, seeds):
                     f"norm {right.norm():.4g}",
                     f"norm {grad.norm():.4g}",
                     rank,
+                    hint="All ranks' gradients are in the sum: by what is it to be divided?"
+                    if "summed" in what
+                    else "",
                 )
     held = sum(grad.numel() * grad.element_size() for grad in mean.values())
     for rank, events in enumerate(run.events):

@@ -421,6 +421,7 @@ def check_gradients(told, seen, right, world):
                 f"{told}, the gradient of {name} is {what} that of one process on the whole batch",
                 f"norm {grad.norm():.4g}",
                 f"norm {seen[name].norm():.4g}",
+                hint="All ranks' gradients are in the sum: by what is it to be divided?" if "summed" in what else "",
             )
 
 
