@@ -63,8 +63,6 @@ def srun(options: dict[str, str], nodes: int, a_node: int) -> list[tuple[int, di
                 SLURM_PROCID=task,
                 SLURM_LOCALID=task % a_node,
                 SLURM_NODEID=task // a_node,
-                SLURMD_NODENAME=node_names()[first + task // a_node],
-                SLURM_TOPOLOGY_ADDR=node_names()[first + task // a_node],
                 SLURM_NTASKS=tasks,
                 SLURM_STEP_NUM_TASKS=tasks,
                 SLURM_STEP_ID=0,
@@ -110,6 +108,8 @@ def main(program: str, args: list[str]) -> int:
     worst = 0
     for node, told in launch(options, int(os.environ["STAND_IN_NODES"]), int(os.environ["STAND_IN_TASKS"])):
         env = {**os.environ, **{name: str(value) for name, value in told.items()}, "STAND_IN_NODE": str(node)}
+        if program == "srun":
+            env["SLURMD_NODENAME"] = env["SLURM_TOPOLOGY_ADDR"] = node_names()[node]
         code = os.spawnvpe(os.P_WAIT, command[0], command, env)
         if code == 127 and command[0] != "bash":  # which says it itself
             print(f"{program}: {command[0]}: command not found", file=sys.stderr)
