@@ -798,6 +798,6 @@ def check_save(student, nodes):
         run.files["saved/model.pt"],
         tiny_model(seed=0).state_dict(),
         epoch=3,
-        config=SIZES,
+        config=tiny_model(seed=0).config,
         earlier=tiny_model(seed=1).state_dict(),
     )
