@@ -46,7 +46,7 @@ WRONG = [
         dist.all_reduce(least, dist.ReduceOp.MIN)
         yield from islice(loader, int(least))
         """,
-        says="another loss",
+        says="makes 1 forward pass on rank 0",
     ),
     Answer(
         2,
@@ -582,6 +582,17 @@ WRONG = [
         says="find_epoch(",
     ),
     Answer(12, "the first step counts as an epoch", "return divmod(step, an_epoch)", says="find_epoch(4, 4)"),
+    Answer(
+        9,
+        "put together tensor by tensor, and all of it kept on every rank",
+        """
+        full = {}
+        for name, parameter in model.state_dict().items():
+            full[name] = parameter.full_tensor().cpu() if isinstance(parameter, DTensor) else parameter
+        save0({"model": full, "config": config, "epoch": epoch}, path)
+        """,
+        says="in save_checkpoint, rank 1 has",
+    ),
 ]
 
 RIGHT = [
@@ -658,16 +669,6 @@ RIGHT = [
         from torch.utils.checkpoint import checkpoint
         for block in model.blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-        """,
-    ),
-    Answer(
-        9,
-        "put together tensor by tensor",
-        """
-        full = {}
-        for name, parameter in model.state_dict().items():
-            full[name] = parameter.full_tensor().cpu() if isinstance(parameter, DTensor) else parameter
-        save0({"model": full, "config": config, "epoch": epoch}, path)
         """,
     ),
     Answer(
