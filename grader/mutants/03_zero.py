@@ -1203,7 +1203,7 @@ RIGHT = [
         for parameter, vector in zip(unit.parameters, gathered):
             storage = parameter.untyped_storage()
             storage.resize_(parameter.numel() * parameter.element_size())
-            torch.empty(0).set_(storage, 0, parameter.shape).copy_(vector[: parameter.numel()].view(parameter.shape))
+            torch.empty(0, dtype=parameter.dtype).set_(storage, 0, parameter.shape).copy_(vector[: parameter.numel()].view(parameter.shape))
         """,
             "for p in unit.parameters:\n    if p.untyped_storage().nbytes():\n        p.untyped_storage().resize_(0)",
         ],

@@ -957,7 +957,15 @@ RIGHT = [
             device = torch.device("cpu")
         """,
     ),
-    Answer(3, "by a string", 'device = torch.device(f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")'),
+    Answer(
+        3,
+        "by a string",
+        """
+        device = torch.device(f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        """,
+    ),
     Answer(
         4,
         "explicit num_replicas and rank",
