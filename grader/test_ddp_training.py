@@ -37,6 +37,7 @@ from grader.kit import (
     corpus,
     each_once,
     expect,
+    on_nodes,
     premise,
     record_files,
     same_run,
@@ -55,6 +56,8 @@ BATCH = 12  # divides by 1, 2, 3 and 4
 
 
 LAYOUTS = ((1, 3), (2, 2))  # nodes, ranks: in the second, rank and local rank differ
+# In the second every rank is number 0 on its node: whoever takes the local rank for the rank is wrong here alone.
+SPREAD = ((1, 3), (3, 3))
 
 
 def set_up(student, world, **how):
@@ -74,6 +77,7 @@ def setup_on_rank(code, rank, world, mine):
         "joined": dist.is_initialized(),
         "sum": None,
         "ranks": 0,
+        "default": f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu",
     }
     if torch.device(device).type == "cuda" and torch.device(device).index is None:
         seen["device"] = f"cuda:{torch.cuda.current_device()}"
@@ -118,7 +122,7 @@ def test_todo1_process_group(student):
                 rank,
             )
     _, _, events = joined(student, world=2, gpus=2)
-    asked = next(e["detail"] for e in events[0] if e.get("op") == "init_process_group")
+    asked = next((e["detail"] for e in events[0] if e.get("op") == "init_process_group"), "none")
     expect("nccl" in asked or asked == "None", "on a machine with GPUs the group does not use NCCL", "nccl", asked, 0)
 
 
@@ -198,6 +202,16 @@ def test_todo3_device(student):
                 seen["device"],
                 rank,
             )
+        for rank, seen in enumerate(set_up(student, 2, nodes=nodes, gpus=a_node)[0].evidence):
+            right = f"cuda:{rank % a_node}"
+            expect(
+                seen["default"] == right,
+                f"on {nodes} × {a_node} (nodes × GPUs), what names no device goes to {seen['default']} on rank {rank}:"
+                " its own GPU must also be the process's default",
+                f"{right} by default",
+                seen["default"],
+                rank,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -249,52 +263,58 @@ def samplers_on_rank(code, rank, world, seed):
 def test_todo4_samplers(student):
     seed = 7
     n_train, n_validation, n_test = SETS
-    for world in (2, 3):
-        assert n_train % world and n_validation % world and n_test % world  # or padding would not show
-        ranks = student.call(samplers_on_rank, world=world, seed=seed).evidence
-        for rank, seen in enumerate(ranks):
+    for nodes, world in ((1, 2), *SPREAD):
+        premise(n_train % world and n_validation % world and n_test % world, "a padded share")
+        with on_nodes(nodes, world):
+            check_samplers(student, nodes, world, seed)
+
+
+def check_samplers(student, nodes, world, seed):
+    n_train, n_validation, n_test = SETS
+    ranks = student.call(samplers_on_rank, world=world, nodes=nodes, seed=seed).evidence
+    for rank, seen in enumerate(ranks):
+        expect(
+            "missing" not in seen,
+            f"make_samplers gives no three samplers on rank {rank}",
+            "three samplers",
+            seen.get("missing"),
+            rank,
+        )
+    for name, size in (("validation", n_validation), ("test", n_test)):
+        each_once(name, [seen[name] for seen in ranks], size)
+    steps = n_train // BATCH
+    share = BATCH // world
+    for epoch in range(2):
+        order = torch.randperm(n_train, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        dealt = [seen["epochs"][epoch] for seen in ranks]
+        for rank, mine in enumerate(dealt):
             expect(
-                "missing" not in seen,
-                f"make_samplers gives no three samplers on rank {rank}",
-                "three samplers",
-                seen.get("missing"),
+                len(mine) // share == steps,
+                f"in training rank {rank} of {world} has samples for {len(mine) // share} steps, one process for "
+                f"{steps}: the shares are not cut evenly, or padded",
+                f"{steps} steps of {share} samples",
+                f"{len(mine) // share} steps, and {len(mine) % share} samples more",
                 rank,
             )
-        for name, size in (("validation", n_validation), ("test", n_test)):
-            each_once(name, [seen[name] for seen in ranks], size)
-        steps = n_train // BATCH
-        share = BATCH // world
-        for epoch in range(2):
-            order = torch.randperm(n_train, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-            dealt = [seen["epochs"][epoch] for seen in ranks]
-            for rank, mine in enumerate(dealt):
+            for other in range(rank):
+                twice = sorted(set(mine) & set(dealt[other]))
                 expect(
-                    len(mine) // share == steps,
-                    f"in training rank {rank} of {world} has samples for {len(mine) // share} steps, one process for "
-                    f"{steps}: the shares are not cut evenly, or padded",
-                    f"{steps} steps of {share}",
-                    f"{len(mine)} samples",
+                    not twice,
+                    f"ranks {other} and {rank} of {world} both train on sample {twice[:1]}",
+                    "no sample twice",
+                    twice,
                     rank,
                 )
-                for other in range(rank):
-                    twice = sorted(set(mine) & set(dealt[other]))
-                    expect(
-                        not twice,
-                        f"ranks {other} and {rank} of {world} both train on sample {twice[:1]}",
-                        "no sample twice",
-                        twice,
-                        rank,
-                    )
-            for step in range(steps):
-                right = sorted(order[step * BATCH : (step + 1) * BATCH])
-                seen = sorted(i for mine in dealt for i in mine[step * share : (step + 1) * share])
-                expect(
-                    seen == right,
-                    f"in epoch {epoch + 1}, step {step + 1}, {world} ranks together do not read the samples that one "
-                    "process reads: is the order shuffled by args.seed and the epoch?",
-                    right,
-                    seen,
-                )
+        for step in range(steps):
+            right = sorted(order[step * BATCH : (step + 1) * BATCH])
+            seen = sorted(i for mine in dealt for i in mine[step * share : (step + 1) * share])
+            expect(
+                seen == right,
+                f"in epoch {epoch + 1}, step {step + 1}, {world} ranks together do not read the samples that one "
+                "process reads: is the order shuffled by args.seed and the epoch?",
+                right,
+                seen,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -335,9 +355,14 @@ SET = ("training", "validation", "test")
 
 
 def check_loader(student, which, name):
-    world = 3
+    for nodes, world in SPREAD:
+        with on_nodes(nodes, world):
+            check_loader_on(student, nodes, world, which, name)
+
+
+def check_loader_on(student, nodes, world, which, name):
     shares = draw_shares(student, world)
-    for rank, loaders in enumerate(student.call(loaders_on_rank, world=world, shares=shares).evidence):
+    for rank, loaders in enumerate(student.call(loaders_on_rank, world=world, nodes=nodes, shares=shares).evidence):
         other = next((SET[n // 100] for batch in loaders[which] for n in batch if n // 100 != which), None)
         expect(
             other is None,
@@ -479,10 +504,13 @@ def wrap_on_rank(code, rank, world, seeds):
     """`seeds` of the weights and the batch are this rank's own: what the others have, it must be told."""
     model = tiny_model(seeds[0])  # other first weights on each rank: only what is shared can make them equal
     wrapped = code.wrap(model, torch.device("cpu"))
-    first = {name.removeprefix("module."): p.detach().clone() for name, p in wrapped.named_parameters()}
+    first = {}
     for _ in range(2):  # the second pass shows whether gradients are averaged in every one
         wrapped.zero_grad()
-        wrapped(*tiny_batch(seeds[1])).backward()
+        loss = wrapped(*tiny_batch(seeds[1]))
+        # Looked at after the first forward pass: some wrappers share weights no sooner.
+        first = first or {name.removeprefix("module."): p.detach().clone() for name, p in wrapped.named_parameters()}
+        loss.backward()
     grads = {name.removeprefix("module."): p.grad for name, p in wrapped.named_parameters()}
     return {"weights": first, "grads": grads}
 
@@ -503,7 +531,13 @@ def test_todo8_wrap(student):
     world = 3
     draw = student.draw("wrap")
     seeds = [[draw.randrange(1 << 40), draw.randrange(1 << 40)] for _ in range(world)]
-    run = student.call(wrap_on_rank, world=world, seeds=Private(seeds))
+    for nodes in (1, world):
+        with on_nodes(nodes, world):
+            check_wrap(student, nodes, world, seeds)
+
+
+def check_wrap(student, nodes, world, seeds):
+    run = student.call(wrap_on_rank, world=world, nodes=nodes, seeds=Private(seeds))
     ranks = run.evidence
     own = student.reference(gradients_on_one_process, seeds=seeds)
     mean = {name: sum(g[name] for g in own) / world for name in own[0]}
@@ -544,6 +578,9 @@ def test_todo8_wrap(student):
                     f"norm {right.norm():.4g}",
                     f"norm {grad.norm():.4g}",
                     rank,
+                    hint="All ranks' gradients are in the sum: by what is it to be divided?"
+                    if "summed" in what
+                    else "",
                 )
     held = sum(grad.numel() * grad.element_size() for grad in mean.values())
     for rank, events in enumerate(run.events):
@@ -595,10 +632,17 @@ def mean_on_rank(code, rank, world, mine):
 )
 def test_todo10_global_mean(student):
     world = 3
+    for nodes in (1, world):
+        with on_nodes(nodes, world):
+            check_means(student, nodes, world)
+
+
+def check_means(student, nodes, world):
     cases = draw_means(student)
     ranks = student.call(
         mean_on_rank,
         world=world,
+        nodes=nodes,
         mine=Private([[(totals[rank], counts[rank]) for totals, counts in cases] for rank in range(world)]),
     ).evidence
     for case, (totals, counts) in enumerate(cases):
@@ -763,9 +807,11 @@ def test_todo11_print(student):
 
 
 def save_on_rank(code, rank, world):
+    """Twice to one path, as model-best.pt is: the second one is to stay."""
     files = record_files()
-    model = torch.nn.parallel.DistributedDataParallel(tiny_model(seed=0))
-    code.save_checkpoint(model, SIZES, Path("saved") / "model.pt", 3)
+    for seed, epoch in ((1, 1), (0, 3)):
+        model = torch.nn.parallel.DistributedDataParallel(tiny_model(seed=seed))
+        code.save_checkpoint(model, SIZES, Path("saved") / "model.pt", epoch)
     return {"files": [f for f in files if "saved" in f]}
 
 
@@ -785,7 +831,13 @@ def save_on_rank(code, rank, world):
     ),
 )
 def test_todo12_save(student):
-    run = student.call(save_on_rank, world=2)
+    for nodes in (1, 2):
+        with on_nodes(nodes, 2):
+            check_save(student, nodes)
+
+
+def check_save(student, nodes):
+    run = student.call(save_on_rank, world=2, nodes=nodes)
     ranks = run.evidence
     writers = [rank for rank, seen in enumerate(ranks) if seen["files"]]
     expect(
@@ -796,7 +848,13 @@ def test_todo12_save(student):
         writers[1] if len(writers) > 1 else None,
     )
     expect("saved/model.pt" in run.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
-    check_checkpoint(run.files["saved/model.pt"], tiny_model(seed=0).state_dict())
+    check_checkpoint(
+        run.files["saved/model.pt"],
+        tiny_model(seed=0).state_dict(),
+        epoch=3,
+        config=SIZES,
+        earlier=tiny_model(seed=1).state_dict(),
+    )
     if writers != [0]:  # the last rank may do it, which alone is rank 0 as well
         run = student.call(save_on_rank, world=1)
         expect(
@@ -930,7 +988,7 @@ def test_todo15_visible(student):
 )
 def test_todo16_meeting_place(student):
     for unit in student.batch_files(16):
-        ports = []
+        ports, slow = [], []  # slow: names of the first node on the slow network
         for nodes in stand_ins.JOBS:
             for ranks in student.submit(unit, nodes):
                 place, _, port = (ranks.told if ranks.told.strip(":") else ranks.place).rpartition(":")
@@ -949,6 +1007,7 @@ def test_todo16_meeting_place(student):
                     f"{stand_ins.NODES[0]}$NODE_SUFFIX",
                     place,
                 )
+                slow += [place] if place.split(".")[0] == stand_ins.NODES[0] else []
                 expect(
                     port.isdecimal() and 1024 <= int(port) < 65536,
                     f"by {unit.name} the processes meet at port “{port}”",
@@ -961,6 +1020,13 @@ def test_todo16_meeting_place(student):
             f"{unit.name} meets at port {ports[0]} in every job: two jobs with a node in common would collide",
             "another port for another job",
             ports[0],
+        )
+        expect(
+            not slow or not unit.name.endswith(".sbatch"),
+            f"by {unit.name} the processes look for the first node at {stand_ins.NODES[0]}, its name on the slow"
+            " network: on JURECA $NODE_SUFFIX is i",
+            f"{stand_ins.NODES[0]}$NODE_SUFFIX",
+            stand_ins.NODES[0],
         )
 
 

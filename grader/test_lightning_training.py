@@ -21,7 +21,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from grader.kit import REL, Wrong, check_checkpoint, corpus, each_once, expect, premise, record_files, same_run, todo
+from grader.kit import (
+    REL,
+    Wrong,
+    check_checkpoint,
+    corpus,
+    each_once,
+    expect,
+    on_nodes,
+    premise,
+    record_files,
+    same_run,
+    todo,
+)
 from utils.data import ShardSampler, Windows
 from utils.model import TransformerLM
 
@@ -52,15 +64,20 @@ def weights(model):
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
+SPREAD = ((1, 3), (3, 3))  # in the second every rank is number 0 on its node
+
+
 def own_trainer(world, strategy="ddp", accelerator="cpu", **more):
-    """A Trainer of the check's own, on all ranks of one node."""
+    """A Trainer of the check's own, on as many nodes as there are."""
+    import os
+
     import lightning as L
     from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
     return L.Trainer(
         accelerator=accelerator,
-        devices=world,
-        num_nodes=1,
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        num_nodes=world // int(os.environ["LOCAL_WORLD_SIZE"]),
         strategy=strategy,
         plugins=[TorchElasticEnvironment()],
         use_distributed_sampler=False,
@@ -530,8 +547,8 @@ def read(loader):
     return [int(i) for x, _ in loader for i in x[:, 1]]
 
 
-def train_batches(student, world, seed):
-    return student.call(loaders_on_rank, world=world, seed=seed).evidence
+def train_batches(student, nodes, world, seed):
+    return student.call(loaders_on_rank, world=world, nodes=nodes, seed=seed).evidence
 
 
 @todo(
@@ -555,57 +572,62 @@ def train_batches(student, world, seed):
     ),
 )
 def test_todo6_train_loader(student):
+    for nodes, world in ((1, 2), *SPREAD):
+        with on_nodes(nodes, world):
+            check_train_loader(student, nodes, world)
+
+
+def check_train_loader(student, nodes, world):
     seed, n_train = 7, SETS[0]
     steps = n_train // BATCH
-    for world in (2, 3):
-        assert n_train % world  # or padding would not show
-        ranks = train_batches(student, world, seed)
-        share = BATCH // world
-        for epoch in range(2):
-            order = torch.randperm(n_train, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-            for rank, seen in enumerate(ranks):
-                mine = seen["epochs"][epoch]
-                strange = [i for batch in mine for i in batch if i >= n_train]
-                expect(
-                    not strange,
-                    f"rank {rank} of {world} trains on samples of another set",
-                    "the training set",
-                    strange[:1],
-                    rank,
-                )
-                expect(
-                    mine and len(mine[0]) == share,
-                    f"rank {rank} of {world} trains on batches of {len(mine[0]) if mine else 0}: --batch-size {BATCH}"
-                    f" is the global batch, and a rank's part of it is {share}",
-                    f"batches of {share}",
-                    [len(batch) for batch in mine],
-                    rank,
-                )
-                expect(
-                    [len(batch) for batch in mine] == [share] * steps,
-                    f"rank {rank} of {world} makes steps of {[len(batch) for batch in mine]} samples in an epoch, "
-                    f"one process makes {steps} of {BATCH}: is the share padded, or a short batch kept?",
-                    [share] * steps,
-                    [len(batch) for batch in mine],
-                    rank,
-                )
-            for step in range(steps):
-                right = sorted(order[step * BATCH : (step + 1) * BATCH])
-                seen = sorted(i for rank in ranks for i in rank["epochs"][epoch][step])
-                twice = sorted({i for i in seen if seen.count(i) > 1})
-                expect(
-                    not twice,
-                    f"in epoch {epoch + 1}, step {step + 1}, sample {twice[:1]} is on several of {world} ranks",
-                    "no sample twice",
-                    twice,
-                )
-                expect(
-                    seen == right,
-                    f"in epoch {epoch + 1}, step {step + 1}, {world} ranks together do not read the samples that one"
-                    " process reads: is the order shuffled by args.seed and the epoch?",
-                    right,
-                    seen,
-                )
+    premise(n_train % world, "a padded share")
+    ranks = train_batches(student, nodes, world, seed)
+    share = BATCH // world
+    for epoch in range(2):
+        order = torch.randperm(n_train, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        for rank, seen in enumerate(ranks):
+            mine = seen["epochs"][epoch]
+            strange = [i for batch in mine for i in batch if i >= n_train]
+            expect(
+                not strange,
+                f"rank {rank} of {world} trains on samples of another set",
+                "the training set",
+                strange[:1],
+                rank,
+            )
+            expect(
+                mine and len(mine[0]) == share,
+                f"rank {rank} of {world} trains on batches of {len(mine[0]) if mine else 0}: --batch-size {BATCH}"
+                f" is the global batch, and a rank's part of it is {share}",
+                f"batches of {share}",
+                [len(batch) for batch in mine],
+                rank,
+            )
+            expect(
+                [len(batch) for batch in mine] == [share] * steps,
+                f"rank {rank} of {world} makes steps of {[len(batch) for batch in mine]} samples in an epoch, "
+                f"one process makes {steps} of {BATCH}: is the share padded, or a short batch kept?",
+                [share] * steps,
+                [len(batch) for batch in mine],
+                rank,
+            )
+        for step in range(steps):
+            right = sorted(order[step * BATCH : (step + 1) * BATCH])
+            seen = sorted(i for rank in ranks for i in rank["epochs"][epoch][step])
+            twice = sorted({i for i in seen if seen.count(i) > 1})
+            expect(
+                not twice,
+                f"in epoch {epoch + 1}, step {step + 1}, sample {twice[:1]} is on several of {world} ranks",
+                "no sample twice",
+                twice,
+            )
+            expect(
+                seen == right,
+                f"in epoch {epoch + 1}, step {step + 1}, {world} ranks together do not read the samples that one"
+                " process reads: is the order shuffled by args.seed and the epoch?",
+                right,
+                seen,
+            )
 
 
 @todo(
@@ -621,25 +643,30 @@ def test_todo6_train_loader(student):
     ),
 )
 def test_todo7_evaluation_loader(student):
-    for world in (2, 3):
-        ranks = train_batches(student, world, seed=7)
-        for name, first, size in (("validation", 100, SETS[1]), ("test", 200, SETS[2])):
-            assert size % world  # or padding would not show
-            other = [i for seen in ranks for i in seen[name] if not first <= i < first + size]
-            expect(
-                not other,
-                f"the {name} loader reads another set",
-                f"the {name} set",
-                f"sample {other[0] % 100 if other else ''} of another",
-            )
-            whole = [rank for rank, seen in enumerate(ranks) if len(set(seen[name])) == size]
-            expect(
-                not whole,
-                f"rank {whole[:1]} of {world} reads the whole {name} set: so does one process, in the same time",
-                "a share",
-                f"all {size} samples",
-            )
-            each_once(name, [[i - first for i in seen[name]] for seen in ranks], size)
+    for nodes, world in ((1, 2), *SPREAD):
+        with on_nodes(nodes, world):
+            check_evaluation_loaders(student, nodes, world)
+
+
+def check_evaluation_loaders(student, nodes, world):
+    ranks = train_batches(student, nodes, world, seed=7)
+    for name, first, size in (("validation", 100, SETS[1]), ("test", 200, SETS[2])):
+        premise(size % world, "a padded share")
+        other = [i for seen in ranks for i in seen[name] if not first <= i < first + size]
+        expect(
+            not other,
+            f"the {name} loader reads another set",
+            f"the {name} set",
+            f"sample {other[0] % 100 if other else ''} of another",
+        )
+        whole = [rank for rank, seen in enumerate(ranks) if len(set(seen[name])) == size]
+        expect(
+            not whole,
+            f"rank {whole[:1]} of {world} reads the whole {name} set: so does one process, in the same time",
+            "a share",
+            f"all {size} samples",
+        )
+        each_once(name, [[i - first for i in seen[name]] for seen in ranks], size)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -717,11 +744,13 @@ ARGV = [
 
 
 def save_on_rank(code, rank, world):
+    """Twice to one path, as model-best.pt is: the second one is to stay."""
     files = record_files()
-    module, trainer = code.LitModel(tiny_model(seed=0), made_args(code)), own_trainer(world)
-    trainer.strategy.connect(module)
-    module.trainer = trainer
-    code.save_checkpoint(trainer, module, Path("saved") / "model.pt", 3)
+    for seed, epoch in ((1, 1), (0, 3)):
+        module, trainer = code.LitModel(tiny_model(seed=seed), made_args(code)), own_trainer(world)
+        trainer.strategy.connect(module)
+        module.trainer = trainer
+        code.save_checkpoint(trainer, module, Path("saved") / "model.pt", epoch)
     return {"files": [f for f in files if "saved" in f]}
 
 
@@ -746,7 +775,15 @@ def save_on_rank(code, rank, world):
     ),
 )
 def test_todo9_save(student):
-    run = student.call(save_on_rank, world=2)
+    for nodes in (1, 2):
+        with on_nodes(nodes, 2):
+            check_save(student, nodes)
+    serial = student.serial(ARGV, corpus(student))
+    same_run(serial, student.run(ARGV, corpus(student), world=3), 3)
+
+
+def check_save(student, nodes):
+    run = student.call(save_on_rank, world=2, nodes=nodes)
     ranks = run.evidence
     writers = [rank for rank, seen in enumerate(ranks) if seen["files"]]
     expect(
@@ -757,6 +794,10 @@ def test_todo9_save(student):
         writers[1] if len(writers) > 1 else None,
     )
     expect("saved/model.pt" in run.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
-    check_checkpoint(run.files["saved/model.pt"], tiny_model(seed=0).state_dict())
-    serial = student.serial(ARGV, corpus(student))
-    same_run(serial, student.run(ARGV, corpus(student), world=3), 3)
+    check_checkpoint(
+        run.files["saved/model.pt"],
+        tiny_model(seed=0).state_dict(),
+        epoch=3,
+        config=tiny_model(seed=0).config,
+        earlier=tiny_model(seed=1).state_dict(),
+    )

@@ -199,7 +199,12 @@ def matmul_three_d() -> Figure:
     figure, axes = canvas(12, 5.0, 36, 15.0)
     kinds = (
         ("X", "cut along x and z,\nthe same along y", lambda i, j, d: 2 * i + d, "along y: all-reduce of its gradient"),
-        ("W", "cut along x and y,\nin shards along z", lambda i, j, d: 2 * i + j, "along z: all-gather of its shards, twice;\nreduce-scatter of its gradient"),
+        (
+            "W",
+            "cut along x and y,\nin shards along z",
+            lambda i, j, d: 2 * i + j,
+            "along z: all-gather of its shards, twice;\nreduce-scatter of its gradient",
+        ),
         ("Y", "cut along y and z,\na sum along x", lambda i, j, d: 2 * j + d, "along x: all-reduce of Y"),
     )  # fmt: skip
     for number, (name, how, of, sent) in enumerate(kinds):

@@ -333,6 +333,32 @@ def sent(measured: "dict[str, Sequence[Collective]]", predicted: dict[str, float
     return Picture(draw)
 
 
+def losses(serial: Sequence[float], parallel: dict[str, Sequence[float]]) -> Picture:
+    """Losses of parallel runs (dots) on those of the serial run (line), step by step; and how far they lie apart."""
+
+    def draw() -> "Figure":
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 3.6), layout="constrained")
+        curves, apart = figure.subplots(1, 2)
+        steps = range(1, len(serial) + 1)
+        curves.plot(steps, serial, color="#999999", label="one process")
+        for (name, mine), colour in zip(parallel.items(), COLOURS, strict=False):
+            curves.plot(steps, mine, "o", color=colour, markersize=3, label=name)
+            differences = [abs(a - b) / b for a, b in zip(mine, serial, strict=True)]
+            apart.semilogy(steps, [max(x, 1e-9) for x in differences], "o", color=colour, markersize=3, label=name)
+        apart.axhline(1e-4, color="#999999", linestyle=":", label="what the checks allow")
+        curves.set(title="loss", xlabel="step")
+        apart.set(title="relative difference", xlabel="step", ylim=(5e-10, 1))
+        for axes in (curves, apart):
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.3)
+            axes.legend(frameon=False, fontsize=8)
+        return figure
+
+    return Picture(draw)
+
+
 def bars_axes(axes: "Axes", names: dict[float, str], what: str) -> None:
     """The look of a plot of bars, with names at these places."""
     axes.set_xticks(list(names), list(names.values()), fontsize=9)

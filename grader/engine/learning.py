@@ -81,7 +81,9 @@ def check(
                     continue
                 judge = Judge(engine, stem, folder)
                 for verdict in judge.verdicts() if number is None else [judge.verdict(number)]:
-                    say_verdict(verdict, brief=any(before.status == "fail" for before in found))
+                    told = verdict.cause == "no_python" and any(v.cause == "no_python" for v in found)
+                    if not told:  # once: it is nobody's TODO
+                        say_verdict(verdict, brief=any(before.status == "fail" for before in found))
                     found.append(verdict)
     if not found:
         fail(f"{lesson} has no checks yet" if lesson else "nothing could be checked")
@@ -92,7 +94,8 @@ def check(
     passed = sum(verdict.passed for verdict in found)
     if number is not None and passed and folder is None and reference.reference(lesson, number):
         say_reference(lesson, number)
-    say(f"\n{passed} of {len(found)} right")
+    unread = sum(verdict.cause == "no_python" for verdict in found)
+    say(f"\n{passed} of {len(found)} right" + (f", {unread} not judged" if unread else ""))
     raise typer.Exit(passed < len(found))
 
 

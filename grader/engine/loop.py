@@ -77,10 +77,11 @@ def recheck(
 def remember(verdicts: list[Verdict]) -> None:
     """Write verdicts on the student's own files into the progress file."""
     progress = Progress()
+    verdicts = [v for v in verdicts if v.cause != "no_python"]  # which says nothing of what was right before
     progress.write({(v.lesson, v.todo): v.status for v in verdicts})
     known = progress.read()
     with_hint = [
-        (v.lesson, v.todo) for v in verdicts if v.status == "fail" and v.cause != "not_attempted"
+        (v.lesson, v.todo) for v in verdicts if v.status == "fail" and v.cause != "not_attempted" and v.hints_seen
     ]  # the first one comes with the failure
     progress.write({todo: 1 for todo in with_hint if not known[todo].hints})
     for lesson in seals.unseal_due(right()):
@@ -170,10 +171,16 @@ class Watch:
             return False
         remember(verdicts)
         open_ones = [v for v in verdicts if v.status == "fail"] or [v for v in verdicts if not v.passed]
-        self.first = open_ones[0].todo if open_ones else None
+        if unread := [v for v in verdicts if v.cause == "no_python"]:
+            open_ones = unread
+        else:
+            self.first = open_ones[0].todo if open_ones else None
         self.clear()
         bar = Table.grid(padding=(0, 1))
         passed = sum(v.passed for v in verdicts)
+        if any(v.cause == "no_python" for v in verdicts):  # what was right before is not wrong now
+            known = Progress().read()
+            passed = sum(known.get((v.lesson, v.todo), Entry()).state == "pass" for v in verdicts)
         bar.add_row(
             self.lesson,
             ProgressBar(len(verdicts), passed, width=40),

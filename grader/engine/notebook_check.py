@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from grader import OWN, RanksStopped
 from grader.engine.judge.judge import Judge, checked_lessons
-from grader.engine.judge.student import explain_broken_cell
+from grader.engine.judge.student import explain_broken_cell, named_places
 from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons
 from grader.engine.ranks import evidence
@@ -68,13 +68,14 @@ def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[st
         for line in text.partition(OWN)[2].splitlines():
             print(f"rank {number}: {line}")
     if run.fault:
-        raise RanksStopped(f"{function} on {len(inputs)} ranks: {explain_broken_cell(run, units).message}")
+        told = named_places(explain_broken_cell(run, units).message, units)
+        raise RanksStopped(f"{function} on {len(inputs)} ranks: {told}")
     events = cases(run.events)[0]
     messages, deadlock = rehearse(events)
     if deadlock:
         print(
             f"{function} came through by luck, because its messages were stored on the way. Where they are not:"
-            f" {deadlock.message}"
+            f" {named_places(deadlock.message, units)}"
         )
     return RanksRun(run.evidence, messages, collectives(events))
 

@@ -45,6 +45,9 @@ def say_verdict(verdict: Verdict, brief: bool = False) -> None:
     """A line, and for a failure what is wrong, where, why it matters and what to try; `brief`: of one that was not
     begun, no more than the line.
     """
+    if verdict.cause == "no_python":
+        say(f"[{COLOURS['fail']}]✗ {escape(verdict.message)}[/]")
+        return
     say(f"[{COLOURS[verdict.status]}]{escape(heading(verdict))}[/]")
     if verdict.passed:
         return

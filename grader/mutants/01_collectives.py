@@ -204,7 +204,7 @@ WRONG = [
     ),
     Answer(3, "rounds rounded down", ["return int(math.log2(world))", TREE], says="tree_rounds(3)"),
     Answer(3, "as many rounds as receivers", ["return world - 1", TREE], says="tree_rounds(4)"),
-    Answer(3, "nothing is sent", [ROUNDS, "return tensor"], says="wrong numbers"),
+    Answer(3, "nothing is sent", [ROUNDS, "return tensor"], says="receives nothing"),
     Answer(
         3,
         "rank 0 sends to all",
@@ -433,7 +433,7 @@ WRONG = [
         5,
         "a round too few",
         [ARRIVING, GATHERING.replace("range(world - 1)", "range(world - 2)")],
-        says="wrong numbers",
+        says="receives nothing",
     ),
     Answer(
         5,
@@ -665,6 +665,157 @@ WRONG = [
     ),
     Answer(9, "one latency for all rounds", [FIT, "return alpha + cost[1] * beta"], says="predicted_seconds"),
     Answer(9, "all bytes in each round", [FIT, "return cost[0] * (alpha + cost[1] * beta)"], says="predicted_seconds"),
+    Answer(
+        1,
+        "chunks of two numbers",
+        [REDUCE, GATHER, "return list(torch.stack(inputs).sum(dim=0).split(2))"],
+        says="reduce_scatter",
+    ),
+    Answer(
+        1,
+        "added up in float32",
+        [
+            "total = torch.zeros(len(inputs[0]))\nfor x in inputs:\n    total += x\nreturn [total.clone() for _ in inputs]",
+            GATHER,
+            SCATTER,
+        ],
+        says="all_reduce",
+    ),
+    Answer(
+        1, "only ranks 0 to 2", [REDUCE, "return [torch.cat(inputs[:3]) for _ in inputs]", SCATTER], says="all_gather"
+    ),
+    Answer(2, "nodes of two, backwards", [NODE, "return 2 * node + local_rank", LINKS], says="rank_at"),
+    Answer(2, "the way there and back", [NODE, AT, "return 2 * (nodes - 1)"], says="links_between_nodes(5, 3)"),
+    Answer(
+        3,
+        "for four ranks at most",
+        [ROUNDS, TREE.replace("have = 1\nwhile have < world:", "for have in (1, 2):").replace("    have *= 2\n", "")],
+        says="on 5 ranks: rank 4 receives nothing",
+    ),
+    Answer(
+        3,
+        "for eight ranks at most",
+        [
+            ROUNDS,
+            TREE.replace("have = 1\nwhile have < world:", "for have in (1, 2, 4):").replace("    have *= 2\n", ""),
+        ],
+        says="on 9 ranks",
+    ),
+    Answer(
+        3,
+        "two are split off at a time: a round too many on 7",
+        [
+            ROUNDS,
+            """
+        low, high = 0, world
+        while high - low > 1:
+            middle = max(low + 1, high - 2)
+            if rank == low:
+                dist.send(tensor, middle)
+            elif rank == middle:
+                dist.recv(tensor, low)
+            low, high = (low, middle) if rank < middle else (middle, high)
+        return tensor""",
+        ],
+        says="on 7 ranks takes 4 rounds",
+    ),
+    Answer(
+        4,
+        "received as float32",
+        [FIRST, REDUCING.replace("torch.empty_like(growing)", "torch.empty(len(growing))")],
+        says="a message and its receiver differ",
+    ),
+    Answer(
+        4,
+        "added up in float32",
+        [FIRST, REDUCING.replace("growing += arriving", "growing.copy_(growing.float() + arriving.float())")],
+        says="in float64: rank 0 holds the wrong numbers",
+    ),
+    Answer(
+        4,
+        "returned as float32",
+        [FIRST, REDUCING.replace("return pieces[rank]", "return pieces[rank].float()")],
+        says="in float64",
+    ),
+    Answer(
+        4,
+        "a barrier in place of the waits",
+        [FIRST, REDUCING.replace(WAIT, "    dist.barrier()\n")],
+        says="nobody waits for it",
+    ),
+    Answer(
+        5,
+        "the result in float32",
+        [
+            ARRIVING,
+            GATHERING.replace(
+                "pieces = tensor.tensor_split(world)", "tensor = tensor.float()\npieces = tensor.tensor_split(world)"
+            ),
+        ],
+        says="in float64",
+    ),
+    Answer(
+        5,
+        "for three rounds at most",
+        [ARRIVING, GATHERING.replace("range(world - 1)", "range(min(3, world - 1))")],
+        says="on 7 ranks",
+    ),
+    Answer(
+        6,
+        "the mean",
+        [
+            ALL_BYTES,
+            ALL.replace(
+                "return ring_all_gather(total, rank, world)", "return ring_all_gather(total, rank, world) / world"
+            ),
+        ],
+        says="holds the wrong numbers",
+    ),
+    Answer(
+        6,
+        "gathered in float32",
+        [ALL_BYTES, ALL.replace("torch.empty_like(tensor)", "torch.empty(len(tensor))")],
+        says="in float64",
+    ),
+    Answer(
+        7,
+        "received into what is still to be sent",
+        [
+            EXCHANGE_BYTES,
+            """
+        pieces, works = tensor.tensor_split(world), []
+        for other in range(world):
+            if other != rank:
+                works += [dist.isend(pieces[other], other), dist.irecv(pieces[other], other)]
+        for work in works:
+            work.wait()
+        return tensor""",
+        ],
+        says="a message and its receiver differ",
+    ),
+    Answer(
+        7,
+        "joined by step",
+        [
+            EXCHANGE_BYTES,
+            EXCHANGE.replace(
+                "return torch.cat(held)", "return torch.cat([held[(rank - step) % world] for step in range(world)])"
+            ),
+        ],
+        says="holds the wrong numbers",
+    ),
+    Answer(
+        8,
+        "a level too many at powers of two",
+        [RING_COST, "rounds = 2 * (int(math.log2(world)) + 1)\nreturn rounds, rounds * nbytes", EQUAL],
+        says="tree_cost(2",
+    ),
+    Answer(
+        9,
+        "a parabola",
+        ["import numpy\n_, beta, alpha = numpy.polyfit(sizes, seconds, 2)\nreturn alpha, beta", SECONDS],
+        says="fit(",
+    ),
 ]
 
 RIGHT = [
@@ -791,7 +942,7 @@ RIGHT = [
         pieces, held = tensor.tensor_split(world), {rank: tensor.tensor_split(world)[rank]}
         for step in range(1, world):
             to, source = (rank - step) % world, (rank + step) % world
-            held[source] = torch.empty(len(pieces[rank]))
+            held[source] = torch.empty_like(pieces[rank])
             calls = [dist.P2POp(dist.isend, pieces[to], to), dist.P2POp(dist.irecv, held[source], source)]
             for work in dist.batch_isend_irecv(calls):
                 work.wait()
@@ -821,4 +972,67 @@ RIGHT = [
         ],
     ),
     Answer(9, "by numpy", ["import numpy\nreturn tuple(numpy.polyfit(sizes, seconds, 1)[::-1])", SECONDS]),
+    Answer(
+        3,
+        "halves of halves",
+        [
+            ROUNDS,
+            """
+        low, high = 0, world
+        while high - low > 1:
+            middle = (low + high + 1) // 2
+            if rank == low:
+                dist.send(tensor, middle)
+            elif rank == middle:
+                dist.recv(tensor, low)
+            low, high = (low, middle) if rank < middle else (middle, high)
+        return tensor""",
+        ],
+    ),
+    Answer(
+        3,
+        "a group of its own, and a barrier before the messages",
+        [
+            ROUNDS,
+            "group = dist.new_group(list(range(world)))\ndist.barrier(group)"
+            + TREE.replace("+ have)", "+ have, group=group)").replace("- have)", "- have, group=group)"),
+        ],
+    ),
+    Answer(
+        4,
+        "one buffer for all rounds, and a copy at the end",
+        [
+            FIRST,
+            REDUCING.replace("for step", "room = torch.empty_like(pieces[0])\nfor step")
+            .replace("torch.empty_like(growing)", "room[: len(growing)]")
+            .replace("return pieces[rank]", "return pieces[rank].clone()"),
+        ],
+    ),
+    Answer(
+        5,
+        "tagged messages, the receive first",
+        [
+            ARRIVING,
+            GATHERING.replace(
+                "[dist.isend(leaving, right), dist.irecv(arriving, left)]",
+                "[dist.irecv(arriving, left, tag=step), dist.isend(leaving, right, tag=step)]",
+            ),
+        ],
+    ),
+    Answer(
+        7,
+        "in pairs by exclusive or",
+        [
+            EXCHANGE_BYTES,
+            EXCHANGE.replace("range(1, world)", "range(1, 1 << (world - 1).bit_length())").replace(
+                "    to, source = (rank + step) % world, (rank - step) % world\n    works +=",
+                "    to = source = rank ^ step\n    if to < world:\n        works +=",
+            ),
+        ],
+    ),
+    Answer(
+        8,
+        "by the logarithm, rounded up",
+        [RING_COST, "rounds = 2 * math.ceil(math.log2(world))\nreturn rounds, rounds * nbytes", EQUAL],
+    ),
 ]

@@ -176,7 +176,7 @@ WRONG = [
         2,
         "a tied one twice",
         replaced(STATE, ("model.parameters()", "dict(model.named_parameters(remove_duplicate=False)).values()")),
-        says="more than the state has",
+        says="is each tensor broadcast once",
     ),
     Answer(
         2,
@@ -220,6 +220,17 @@ WRONG = [
         "the seed is set again",
         "torch.manual_seed(0)\nfor p in model.parameters():\n    nn.init.normal_(p)",
         says="than rank 0 had",
+    ),
+    Answer(
+        2,
+        "the sum of rank 0's and of zeros",
+        """
+        with torch.no_grad():
+            for tensor in (*model.buffers(), *model.parameters()):
+                if dist.get_rank() > 0:
+                    tensor.zero_()
+                dist.all_reduce(tensor)""",
+        says="An all-reduce moves more than a broadcast",
     ),
     Answer(3, "nothing", "pass", says="is not that of one process"),
     Answer(
@@ -986,6 +997,151 @@ if len(self.missing[number]) < 2:
         says="other weights than rank 0",
     ),
     Answer(9, "not trained", "return DistributedDataParallel(model)", says="makes no backward pass"),
+    Answer(
+        1,
+        "for two ranks",
+        ["return (gradients[0] * samples[0] + gradients[-1] * samples[-1]) / sum(samples)", BYTES],
+        says="is not the gradient of all",
+    ),
+    Answer(
+        2,
+        "as objects",
+        """
+        objects = [model.state_dict(), dict(model.named_buffers())]
+        dist.broadcast_object_list(objects, src=0)
+        model.load_state_dict(objects[0])
+        for name, buffer in model.named_buffers():
+            buffer.copy_(objects[1][name])""",
+        says="a pickled object is longer",
+    ),
+    Answer(
+        2,
+        "all gathered, then rank 0's",
+        """
+        for tensor in (*model.parameters(), *model.buffers()):
+            held = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+            dist.all_gather(held, tensor.detach())
+            tensor.detach().copy_(held[0])""",
+        says="is each tensor broadcast once",
+    ),
+    Answer(
+        3,
+        "for three ranks",
+        replaced(NAIVE, ("/= world", "/= 3")),
+        says="on 2 ranks, in float64: on rank 0, the gradient of",
+    ),
+    Answer(
+        3,
+        "zeros in float32",
+        replaced(NAIVE, ("torch.zeros_like(p)", "torch.zeros(p.shape)")),
+        says="attempting to assign a gradient",
+    ),
+    Answer(
+        3,
+        "reduced in bfloat16",
+        replaced(
+            NAIVE,
+            (
+                "dist.all_reduce(p.grad)",
+                "half = p.grad.bfloat16()\n        dist.all_reduce(half)\n        p.grad = half.to(p.dtype)",
+            ),
+        ),
+        says="is not that of one process",
+    ),
+    Answer(4, "for three ranks", [ENDS, replaced(HOOKS, ("dist.get_world_size()", "3"))], says="on 2 ranks"),
+    Answer(
+        4,
+        "matrices only",
+        [ENDS, replaced(HOOKS, ("if p.requires_grad:", "if p.requires_grad and p.dim() > 1:"))],
+        says="the gradient of norm.weight is not that",
+    ),
+    Answer(
+        4,
+        "the last of the ready ones twice",
+        ["return max(ready[-1], sum(seconds)) + seconds[-1]", HOOKS],
+        says="communication_ends",
+    ),
+    Answer(
+        5,
+        "at most four in each",
+        replaced(FILL, ("sizes[index] > room:", "sizes[index] > room or len(buckets[-1]) == 4:")),
+        says="would do",
+    ),
+    Answer(
+        5,
+        "the largest first",
+        replaced(FILL, ("reversed(range(len(sizes)))", "sorted(range(len(sizes)), key=lambda i: -sizes[i])")),
+        says="from the last parameter to the first",
+    ),
+    Answer(6, "for three ranks", [INIT, TAKE, replaced(FINISH, ("dist.get_world_size()", "3"))], says="on 2 ranks"),
+    Answer(
+        6,
+        "room for four buckets",
+        [INIT, replaced(TAKE, ("len(self.started) < len(self.buckets)", "len(self.started) < 4")), FINISH],
+        says="IndexError",
+    ),
+    Answer(
+        6,
+        "a hook once only",
+        [
+            replaced(
+                INIT,
+                (
+                    "    p.register_post_accumulate_grad_hook(self.ready)",
+                    "    handle = []\n    handle.append(p.register_post_accumulate_grad_hook(lambda p, h=handle: self.ready(p) or h[0].remove()))",
+                ),
+            ),
+            TAKE,
+            FINISH,
+        ],
+        says="are under way when",
+    ),
+    Answer(7, "three micro-batches", replaced(MICRO, ("k = len(micro_batches)", "k = 3")), says="over 1 micro-batch"),
+    Answer(
+        7,
+        "out of sync only in the first pass",
+        replaced(MICRO, ("reducer.sync = number == k - 1", "reducer.sync = number > 0 or k == 1")),
+        says="communicates in or after backward pass",
+    ),
+    Answer(
+        7,
+        "in sync ever after",
+        replaced(
+            MICRO,
+            (
+                "    reducer.sync = number == k - 1\n",
+                "    reducer.sync = reducer.sync and number == k - 1 or number == k - 1\n",
+            ),
+            ("(model(x, y) / k)", "(model(x, y) / (k if k < 5 else 3))"),
+        ),
+        says="over 5 micro-batches",
+    ),
+    Answer(
+        8,
+        "counts that fit a byte",
+        replaced(WEIGHT, ("torch.tensor(float(count))", "torch.tensor(count).to(torch.uint8)")),
+        says="weighted, on 4 ranks with",
+    ),
+    Answer(
+        8,
+        "counts in float16",
+        replaced(WEIGHT, ("torch.tensor(float(count))", "torch.tensor(count, dtype=torch.float16)")),
+        says="is not that of one process",
+    ),
+    Answer(
+        8,
+        "counts of 16 bits",
+        replaced(WEIGHT, ("torch.tensor(float(count))", "torch.tensor(count).to(torch.int16)")),
+        says="Invalid scalar type",
+    ),
+    Answer(8, "for three ranks", replaced(WEIGHT, ("dist.get_world_size()", "3")), says="weighted, on 4 ranks"),
+    Answer(9, "three micro-batches", replaced(TORCH, ("k = len(micro_batches)", "k = 3")), says="on 2 micro-batches"),
+    Answer(
+        3,
+        "functional, and never waited for",
+        "import torch.distributed._functional_collectives as funcol\nfor p in model.parameters():\n    if p.requires_grad:\n        grad = torch.zeros_like(p) if p.grad is None else p.grad\n        out = torch.ops._c10d_functional.all_reduce(grad, 'sum', dist.group.WORLD.group_name)\n        p.grad = out / dist.get_world_size()",
+        says="never waits for its all_reduce",
+    ),
 ]
 
 RIGHT = [
@@ -1015,16 +1171,6 @@ RIGHT = [
             dist.broadcast(vector, src=0)
             for tensor, piece in zip(tensors, vector.split([tensor.numel() for tensor in tensors])):
                 tensor.copy_(piece.view_as(tensor))""",
-    ),
-    Answer(
-        2,
-        "the sum of rank 0's and of zeros",
-        """
-        with torch.no_grad():
-            for tensor in (*model.buffers(), *model.parameters()):
-                if dist.get_rank() > 0:
-                    tensor.zero_()
-                dist.all_reduce(tensor)""",
     ),
     Answer(
         3,
@@ -1230,5 +1376,110 @@ RIGHT = [
                 loss = ddp(x, y) / len(micro_batches)
                 loss.backward()
         return ddp""",
+    ),
+    Answer(
+        1,
+        "step by step",
+        [
+            "total = torch.zeros_like(gradients[0])\nfor g, n in zip(gradients, samples):\n    total += n * g\nreturn total.div(sum(samples))",
+            "share = 4 * parameters / world\nreturn (world - 1) * share + (world - 1) * share",
+        ],
+    ),
+    Answer(
+        2,
+        "written through .data, backwards",
+        "for tensor in reversed([*model.parameters(), *model.buffers()]):\n    dist.broadcast(tensor.data, 0)",
+    ),
+    Answer(
+        2,
+        "sent along a chain",
+        """
+        rank, world = dist.get_rank(), dist.get_world_size()
+        for tensor in (*model.parameters(), *model.buffers()):
+            if rank > 0:
+                dist.recv(tensor.detach(), rank - 1)
+            if rank + 1 < world:
+                dist.send(tensor.detach(), rank + 1)""",
+    ),
+    Answer(
+        3,
+        "by a comprehension of works",
+        "trained = [p for p in model.parameters() if p.requires_grad]\nfor p in trained:\n    if p.grad is None:\n        p.grad = p.detach() * 0\nworks = [dist.all_reduce(p.grad, dist.ReduceOp.SUM, async_op=True) for p in trained]\n[work.wait() for work in works]\ntorch._foreach_div_([p.grad for p in trained], dist.get_world_size())",
+    ),
+    Answer(
+        3, "a factor of torch's own", replaced(NAIVE, ("p.grad /= world", "torch.mul(p.grad, 1 / world, out=p.grad)"))
+    ),
+    Answer(
+        6,
+        "divided before the sum, in a list of lists",
+        [
+            INIT,
+            replaced(TAKE, ("p.grad.flatten() for p", "p.grad.flatten() / dist.get_world_size() for p")),
+            replaced(FINISH, ("    vector /= dist.get_world_size()\n", "")),
+        ],
+    ),
+    Answer(
+        7,
+        "the last by itself",
+        "*others, (x, y) = micro_batches\nreducer.sync = False\nfor a, b in others:\n    (model(a, b) / len(micro_batches)).backward()\nreducer.sync = True\n(model(x, y) / len(micro_batches)).backward()\nreducer.finish()",
+    ),
+    Answer(
+        8,
+        "in float64",
+        replaced(WEIGHT, ("float(count)", "count, dtype=torch.float64"), ("/ total)", "/ total.item())")),
+    ),
+    Answer(
+        8,
+        "reduced as an integer, with a wait",
+        "total = torch.tensor([count])\ndist.all_reduce(total, async_op=True).wait()\nreturn loss * count * dist.get_world_size() / int(total)",
+    ),
+    Answer(
+        9,
+        "through torch.autograd.backward",
+        "ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20, find_unused_parameters=True)\nlosses = []\nfor number, (x, y) in enumerate(micro_batches):\n    ddp.require_backward_grad_sync = number == len(micro_batches) - 1\n    torch.autograd.backward(ddp(x, y).div(len(micro_batches)))\nreturn ddp",
+    ),
+    Answer(
+        9,
+        "the first one last",
+        replaced(TORCH, ("micro_batches[:-1]", "micro_batches[1:]"), ("micro_batches[-1:]", "micro_batches[:1]")),
+    ),
+    Answer(
+        2,
+        "a functional broadcast",
+        "import torch.distributed._functional_collectives as funcol\nfor tensor in (*model.parameters(), *model.buffers()):\n    tensor.detach().copy_(funcol.wait_tensor(funcol.broadcast(tensor.detach(), 0, dist.group.WORLD)))",
+    ),
+    Answer(
+        3,
+        "functional",
+        "import torch.distributed._functional_collectives as funcol\nfor p in model.parameters():\n    if p.requires_grad:\n        grad = torch.zeros_like(p) if p.grad is None else p.grad\n        p.grad = funcol.wait_tensor(funcol.all_reduce(grad, 'sum', dist.group.WORLD)) / dist.get_world_size()",
+    ),
+    Answer(
+        3,
+        "what follows a future",
+        "world, futures = dist.get_world_size(), []\nfor p in model.parameters():\n    if p.requires_grad:\n        if p.grad is None:\n            p.grad = torch.zeros_like(p)\n        work = dist.all_reduce(p.grad, async_op=True)\n        futures.append(work.get_future().then(lambda done: done.value()[0].div_(world)))\ntorch.futures.wait_all(futures)",
+    ),
+    Answer(
+        4,
+        "functional",
+        [
+            ENDS,
+            replaced(
+                HOOKS,
+                (
+                    "(dist.all_reduce(p.grad, async_op=True), p)",
+                    "(funcol.all_reduce(p.grad, 'sum', dist.group.WORLD), p)",
+                ),
+                ("started = []\n", "import torch.distributed._functional_collectives as funcol\nstarted = []\n"),
+                (
+                    "        work.wait()\n        p.grad /= dist.get_world_size()",
+                    "        p.grad = funcol.wait_tensor(work) / dist.get_world_size()",
+                ),
+            ),
+        ],
+    ),
+    Answer(
+        8,
+        "functional",
+        "import torch.distributed._functional_collectives as funcol\ntotal = funcol.all_reduce(torch.tensor(float(count)), 'sum', dist.group.WORLD)\nreturn loss * (count * dist.get_world_size() / funcol.wait_tensor(total))",
     ),
 ]

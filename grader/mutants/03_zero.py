@@ -911,6 +911,159 @@ for p, part in zip(parameters, parts):
         says="beside weights",
     ),
     Answer(10, "the options are lost", [MASTERS.replace("{**group, ", "{"), SHARE32, BACK], says="options"),
+    Answer(
+        1,
+        "a gradient of mixed precision in float32",
+        ['return {"float32": (4, 4, 8), "mixed": (2, 4, 12)}[precision]', BYTES],
+        says="bytes_a_parameter",
+    ),
+    Answer(
+        2,
+        "rounded down for six ranks and more",
+        ["return -(-numel // world) if world < 6 else numel // world", PART, FILLED, JOINED],
+        says="shard_size",
+    ),
+    Answer(
+        2,
+        "the part is a list",
+        [SIZE, PART.replace("return tensor", "return list(tensor").replace("size]", "size])"), FILLED, JOINED],
+        says="detach",
+    ),
+    Answer(
+        3,
+        "divided by three",
+        [GATHER, REDUCE.replace("mine /= world", "mine /= 3")],
+        says="reduce_to_shards on 2 ranks",
+    ),
+    Answer(
+        3,
+        "gathered in float32",
+        [GATHER.replace("torch.cat(shards)", "torch.cat(shards).float()"), REDUCE],
+        says="in float64",
+    ),
+    Answer(
+        3,
+        "reduced in float32",
+        [
+            GATHER,
+            REDUCE.replace("torch.cat([", "torch.cat([torch.empty(0), *")
+            .replace("for t, size in zip(tensors, sizes)]", "for t, size in zip(tensors, sizes)]")
+            .replace(
+                "mine = torch.empty_like(rows[0])",
+                "rows = [row.float() for row in rows]\nmine = torch.empty_like(rows[0])",
+            )
+            .replace("torch.cat([torch.empty(0), *", "torch.cat(["),
+        ],
+        says="in float64",
+    ),
+    Answer(
+        3,
+        "a list of None",
+        [GATHER.replace("return [columns.reshape(-1)", "return [None"), REDUCE],
+        says="does not return a list with a tensor for each",
+    ),
+    Answer(
+        4,
+        "the last part is left out",
+        [
+            PARTS,
+            SHARE,
+            WEIGHTS.replace("for p in parameters]\n", "for p in parameters[:-1]]\n").replace(
+                "zip(parameters, gather", "zip(parameters[:-1], gather"
+            ),
+        ],
+        says="is not that of one process",
+    ),
+    Answer(
+        5,
+        "the state alone",
+        [WHOLE.replace('return {**state_dict, "state": state}', "return state"), OF_PARTS],
+        says="whole_state returns a dictionary without the list",
+    ),
+    Answer(
+        5,
+        "nothing is returned",
+        [WHOLE, OF_PARTS.replace('return {**whole, "state": state}', "")],
+        says="state_of_parts returns a NoneType",
+    ),
+    Answer(
+        5,
+        "in a list",
+        [
+            WHOLE.replace("state = {}", "state = {}", 1).replace(
+                'return {**state_dict, "state": state}', 'return {**state_dict, "state": list(state.values())}'
+            ),
+            OF_PARTS,
+        ],
+        says="without the dict",
+    ),
+    Answer(
+        6,
+        "given to nobody",
+        READY.replace("    part.grad = mine if part.grad is None else part.grad + mine\n", ""),
+        says="none has come to what its optimizer trains",
+    ),
+    Answer(6, "frees the part's instead", READY.replace("parameter.grad = None", "part.grad = None"), says=""),
+    Answer(
+        8,
+        "memory for float32",
+        [UNSHARD.replace("parameter.numel() * parameter.element_size()", "parameter.numel() * 4"), RESHARD],
+        says="in bfloat16, rank 0's weights take",
+    ),
+    Answer(
+        9,
+        "freed only while training",
+        [
+            FINISH,
+            ATTACH.replace(
+                "lambda module, args, output: reshard(unit)",
+                "lambda module, args, output: reshard(unit) if module.training else None",
+            ),
+        ],
+        says="an evaluation",
+    ),
+    Answer(
+        9,
+        "freed only where gradients are on",
+        [
+            FINISH,
+            ATTACH.replace(
+                "lambda module, args, output: reshard(unit)",
+                "lambda module, args, output: reshard(unit) if torch.is_grad_enabled() else None",
+            ),
+        ],
+        says="without gradients",
+    ),
+    Answer(
+        9,
+        "never reduced to the shards",
+        [FINISH.replace("    shard.grad = mean if shard.grad is None else shard.grad + mean\n", ""), ATTACH],
+        says="none has come to what its optimizer trains",
+    ),
+    Answer(
+        10,
+        "divided in bfloat16",
+        [MASTERS, SHARE32.replace("p.grad.float() for", "(p.grad / world).float() * world for"), BACK],
+        says="takes the mean of the gradients in float32",
+    ),
+    Answer(
+        10,
+        "rounded once more before the sum",
+        [MASTERS, SHARE32.replace("p.grad.float() for", "(p.grad * (1 / world)).float() * world for"), BACK],
+        says="takes the mean of the gradients in float32",
+    ),
+    Answer(
+        10,
+        "sums rounded to bfloat16",
+        [
+            MASTERS,
+            SHARE32.replace(
+                "master.grad = shard[: len(master)]", "master.grad = shard[: len(master)].bfloat16().float()"
+            ),
+            BACK,
+        ],
+        says="the masters of",
+    ),
 ]
 
 RIGHT = [
@@ -1050,7 +1203,7 @@ RIGHT = [
         for parameter, vector in zip(unit.parameters, gathered):
             storage = parameter.untyped_storage()
             storage.resize_(parameter.numel() * parameter.element_size())
-            torch.empty(0).set_(storage, 0, parameter.shape).copy_(vector[: parameter.numel()].view(parameter.shape))
+            torch.empty(0, dtype=parameter.dtype).set_(storage, 0, parameter.shape).copy_(vector[: parameter.numel()].view(parameter.shape))
         """,
             "for p in unit.parameters:\n    if p.untyped_storage().nbytes():\n        p.untyped_storage().resize_(0)",
         ],
@@ -1105,6 +1258,75 @@ RIGHT = [
         for master, shard in zip(masters, reduce_to_shards(gradients, world)):
             master.grad = shard[: len(master)].clone()""",
             "for p, master in zip(parameters, masters):\n    my_part(p.data, rank, world)[:] = master.to(p.dtype)",
+        ],
+    ),
+    Answer(
+        2,
+        "by math, and by padding",
+        [
+            "import math\nreturn math.ceil(numel / world)",
+            "size = shard_size(tensor.numel(), world)\nreturn tensor.flatten()[rank * size:][:size]",
+            "return nn.functional.pad(part.detach(), (0, size - len(part))).clone()",
+            "return shards[:shape.numel()].reshape(shape)",
+        ],
+    ),
+    Answer(
+        3,
+        "a list of empties, and sums by all_to_all_single's kin",
+        [
+            GATHER.replace(
+                "table = mine.new_empty(world, len(mine))\ndist.all_gather(list(table), mine)",
+                "held = [torch.empty_like(mine) for _ in range(world)]\ndist.all_gather(held, mine)\ntable = torch.stack(held)",
+            ),
+            REDUCE.replace("mine /= world", "mine.div_(world)")
+            .replace("list(mine.split(sizes))", "[piece.clone() for piece in mine.split(sizes)]")
+            .replace("return [piece.clone() for piece in mine.split(sizes)]", "return list(mine.split(sizes))"),
+        ],
+    ),
+    Answer(
+        5,
+        "by a loop over names",
+        [
+            WHOLE.replace("is_long(value)", "torch.is_tensor(value) and value.ndim"),
+            OF_PARTS.replace("my_part(value, rank, world).clone()", "my_part(value, rank, world).detach().clone()"),
+        ],
+    ),
+    Answer(
+        6,
+        "by partial, through a copy",
+        "import functools\n\ndef take(part, parameter):\n    mine = reduce_to_shards([parameter.grad], world)[0][: len(part)].clone()\n    parameter.grad = None\n    if part.grad is None:\n        part.grad = mine\n    else:\n        part.grad.add_(mine)\n\nfor parameter, part in zip(parameters, parts):\n    parameter.register_post_accumulate_grad_hook(functools.partial(take, part))",
+    ),
+    Answer(
+        8,
+        "bytes of the shards' own dtype, whole if all are",
+        [
+            UNSHARD.replace(
+                "unit.parameters[0].untyped_storage().nbytes()",
+                "all(p.untyped_storage().nbytes() for p in unit.parameters)",
+            ).replace("parameter.element_size()", "unit.shards[0].element_size()"),
+            RESHARD,
+        ],
+    ),
+    Answer(
+        10,
+        "the sum in float32, divided afterwards",
+        [
+            MASTERS,
+            SHARE32.replace("p.grad.float() for", "p.grad.to(torch.float32) for").replace(
+                "shard[: len(master)]", "shard[: master.numel()].clone()"
+            ),
+            BACK,
+        ],
+    ),
+    Answer(
+        3,
+        "functional",
+        [
+            "import torch.distributed._functional_collectives as funcol\nmine = torch.cat(shards)\ntable = funcol.wait_tensor(funcol.all_gather_tensor(mine, 0, dist.group.WORLD)).view(world, len(mine))\nreturn [columns.reshape(-1) for columns in table.split([len(shard) for shard in shards], dim=1)]",
+            REDUCE.replace(
+                "mine = torch.empty_like(rows[0])\ndist.reduce_scatter(mine, rows)\nmine /= world",
+                "import torch.distributed._functional_collectives as funcol\nmine = funcol.wait_tensor(funcol.reduce_scatter_tensor(torch.cat(rows), 'sum', 0, dist.group.WORLD)) / world",
+            ),
         ],
     ),
 ]

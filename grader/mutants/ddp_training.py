@@ -790,6 +790,143 @@ WRONG = [
         says="asks for 1 node",
         file=".pbs",
     ),
+    Answer(
+        2,
+        "the local rank from what nodes there are",
+        "rank, world_size = dist.get_rank(), dist.get_world_size()\nlocal_rank = rank % max(1, torch.cuda.device_count() or world_size)",
+        says="local_rank of rank",
+    ),
+    Answer(
+        3,
+        "the default set to 0",
+        swap=("torch.cuda.set_device(device)", "torch.cuda.set_device(0)"),
+        says="what names no device goes to cuda:0 on rank 1",
+    ),
+    Answer(
+        4,
+        "shares by the local rank",
+        swap=(
+            "ShardSampler(validation)",
+            'ShardSampler(validation, int(os.environ["LOCAL_RANK"]), dist.get_world_size())',
+        ),
+        says="on 3 nodes with one rank each",
+    ),
+    Answer(
+        4,
+        "the training set dealt by the local rank",
+        swap=(
+            "DistributedSampler(train,",
+            'DistributedSampler(train, rank=int(os.environ["LOCAL_RANK"]), num_replicas=dist.get_world_size(),',
+        ),
+        says="on 3 nodes with one rank each",
+    ),
+    Answer(
+        4,
+        "as many shares as a node has ranks",
+        swap=(
+            "ShardSampler(test)",
+            'ShardSampler(test, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))',
+        ),
+        says="on 3 nodes with one rank each",
+    ),
+    Answer(
+        4,
+        "shuffled validation, the seed left out for the training set",
+        swap=("seed=args.seed, ", ""),
+        says="is the order shuffled by args.seed",
+    ),
+    Answer(
+        5,
+        "the ranks of a node share the batch",
+        swap=("args.batch_size // world_size", 'args.batch_size // int(os.environ["LOCAL_WORLD_SIZE"])'),
+        says="on 3 nodes with one rank each, rank 0 of 3 trains on batches of 12",
+    ),
+    Answer(
+        8,
+        "the mean over the ranks of a node",
+        "for p in model.parameters():\n    dist.broadcast(p.data, 0)\n    def average(grad):\n        dist.all_reduce(grad)\n        return grad / int(os.environ['LOCAL_WORLD_SIZE'])\n    p.register_hook(average)\nreturn model",
+        says="on 3 nodes with one rank each",
+    ),
+    Answer(
+        10,
+        "each node its own mean of means",
+        "means = torch.stack([total / count.clamp(min=1)])\ndist.all_reduce(means)\nreturn (means / dist.get_world_size()).item()",
+        says="global_mean of totals",
+    ),
+    Answer(
+        10,
+        "averaged over the ranks of a node",
+        'sums = torch.stack([total, count])\ndist.all_reduce(sums)\nreturn (sums[0] / sums[1] * dist.get_world_size() / int(os.environ["LOCAL_WORLD_SIZE"]) / 3).item()',
+        says="global_mean of totals",
+    ),
+    Answer(
+        12,
+        "the first rank of each node",
+        'plain = model.module if isinstance(model, DistributedDataParallel) else model\nif os.environ["LOCAL_RANK"] == "0":\n    torch.save({"model": plain.state_dict(), "config": config, "epoch": epoch}, path)',
+        says="on 2 nodes with one rank each, ranks [0, 1] all write",
+    ),
+    Answer(12, "epoch 0", swap=('"epoch": epoch', '"epoch": 0'), says="“epoch” is not what save_checkpoint was given"),
+    Answer(
+        12,
+        "an empty configuration",
+        swap=('"config": config', '"config": {}'),
+        says="“config” is not what save_checkpoint was given",
+    ),
+    Answer(
+        12,
+        "in half precision",
+        swap=("plain.state_dict()", "{name: weight.half() for name, weight in plain.state_dict().items()}"),
+        says="is not the model's",
+    ),
+    Answer(
+        16,
+        "the suffix left out",
+        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\nMASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))\nexport MASTER_ADDR MASTER_PORT',
+        says="its name on the slow network",
+    ),
+    Answer(
+        16,
+        "a port that may be too high",
+        swap=("SLURM_JOB_ID % 20000", "SLURM_JOB_ID % 50000"),
+        says="meet at port “69999”",
+    ),
+    Answer(
+        16,
+        "a port that may be too low",
+        swap=("$((20000 + SLURM_JOB_ID % 20000))", "$((SLURM_JOB_ID % 65536))"),
+        says="meet at port “241”",
+    ),
+    Answer(
+        17,
+        "each node its own master",
+        swap=('--master-addr="$MASTER_ADDR"', '--master-addr="$(hostname)"'),
+        says="the nodes do not meet in one place",
+    ),
+    Answer(
+        17,
+        "in the background",
+        swap=('train/ddp_training.py "$@"\' bash "$@"', 'train/ddp_training.py "$@"\' bash "$@" &'),
+        says="still runs in the background",
+    ),
+    Answer(
+        17,
+        "on Polaris, in the background",
+        swap=('train/ddp_training.py "$@"\' bash "$@"', 'train/ddp_training.py "$@"\' bash "$@" &'),
+        says="still runs in the background",
+        file=".pbs",
+    ),
+    Answer(
+        3,
+        "the default is left at GPU 0",
+        swap=("\n    torch.cuda.set_device(device)", ""),
+        says="what names no device goes to cuda:0 on rank 1",
+    ),
+    Answer(
+        12,
+        "never written over",
+        swap=("save0({", "path.exists() or save0({"),
+        says="an earlier checkpoint at this path",
+    ),
 ]
 
 RIGHT = [
@@ -820,7 +957,15 @@ RIGHT = [
             device = torch.device("cpu")
         """,
     ),
-    Answer(3, "by a string", 'device = torch.device(f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")'),
+    Answer(
+        3,
+        "by a string",
+        """
+        device = torch.device(f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        """,
+    ),
     Answer(
         4,
         "explicit num_replicas and rank",
@@ -1041,7 +1186,7 @@ RIGHT = [
         16,
         "this script runs on the first node",
         """
-        export MASTER_ADDR=$(hostname)
+        export MASTER_ADDR=$(hostname)$NODE_SUFFIX
         export MASTER_PORT=$((20000 + RANDOM % 20000))
         """,
     ),
@@ -1103,10 +1248,63 @@ RIGHT = [
         16,
         "a port by Python",
         """
-        export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+        export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)$NODE_SUFFIX
         export MASTER_PORT=$(python -c "import os; print(20000 + int(os.environ['SLURM_JOB_ID']) % 20000)")
         """,
     ),
     Answer(18, "by the short option", "#SBATCH -N 2"),
     Answer(18, "on Polaris, with more said of a node", "#PBS -l select=2:ncpus=64:ngpus=4:system=polaris", file=".pbs"),
+    Answer(
+        3,
+        "the default first, then the device that is current",
+        'device = torch.device("cpu")\nif torch.cuda.is_available():\n    torch.cuda.set_device(local_rank)\n    device = torch.device("cuda", torch.cuda.current_device())',
+    ),
+    Answer(
+        4,
+        "shares by the environment's rank",
+        swap=(
+            (
+                "ShardSampler(validation)",
+                'ShardSampler(validation, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))',
+            ),
+            ("ShardSampler(test)", "ShardSampler(test, dist.get_rank(), dist.get_world_size())"),
+        ),
+    ),
+    Answer(
+        5,
+        "the batch's part from the environment",
+        swap=("args.batch_size // world_size", 'args.batch_size // int(os.environ["WORLD_SIZE"])'),
+    ),
+    Answer(8, "replicate", "from torch.distributed._composable.replicate import replicate\nreturn replicate(model)"),
+    Answer(
+        10,
+        "gathered as objects",
+        "held = [None] * dist.get_world_size()\ndist.all_gather_object(held, (total.item(), count.item()))\nreturn sum(t for t, _ in held) / sum(c for _, c in held)",
+    ),
+    Answer(
+        12,
+        "written beside it, then moved",
+        'if dist.get_rank() == 0:\n    plain = getattr(model, "module", model)\n    half = path.with_suffix(".half")\n    torch.save({"model": plain.state_dict(), "config": config, "epoch": epoch}, half)\n    half.replace(path)\ndist.barrier()',
+    ),
+    Answer(13, "at the end of the process", "import atexit\n\natexit.register(dist.destroy_process_group)"),
+    Answer(
+        16,
+        "SLURMD_NODENAME of the first node, and a port of Slurm's own",
+        "export MASTER_ADDR=$SLURMD_NODENAME$NODE_SUFFIX\nexport MASTER_PORT=$((10000 + SLURM_JOB_ID % 40000))",
+    ),
+    Answer(
+        17,
+        "an exported function",
+        'launch() {\n    exec torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node="$SLURM_GPUS_ON_NODE" \\\n        --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py "$@"\n}\nexport -f launch\nsrun --cpu-bind=none bash -c \'launch "$@"\' bash "$@"',
+    ),
+    Answer(
+        17,
+        "in the background, and waited for",
+        swap=('train/ddp_training.py "$@"\' bash "$@"', 'train/ddp_training.py "$@"\' bash "$@" &\nwait'),
+    ),
+    Answer(
+        1,
+        "a mesh, which makes the group",
+        "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cuda' if torch.cuda.is_available() else 'cpu', (int(os.environ['WORLD_SIZE']),))",
+    ),
 ]

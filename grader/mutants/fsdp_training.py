@@ -46,7 +46,7 @@ WRONG = [
         dist.all_reduce(least, dist.ReduceOp.MIN)
         yield from islice(loader, int(least))
         """,
-        says="another loss",
+        says="makes 1 forward pass on rank 0",
     ),
     Answer(
         2,
@@ -447,6 +447,152 @@ WRONG = [
     Answer(
         12, "steps of all epochs are left out", "return max(step - 1, 0) // an_epoch, step", says="find_epoch(5, 4)"
     ),
+    Answer(
+        2,
+        "the sum of all batches for the most",
+        swap=("dist.ReduceOp.MAX", "dist.ReduceOp.SUM"),
+        says="forward passes on rank 0; the rank with the most batches has 2",
+    ),
+    Answer(
+        2,
+        "a batch more, to be sure",
+        swap=("range(int(most) - len(loader))", "range(int(most) + 1 - len(loader))"),
+        says="makes 3 forward passes",
+    ),
+    Answer(
+        3,
+        "the policy is dropped",
+        swap=(
+            ("    fully_shard(block, **options,", '    fully_shard(block, mesh=options["mesh"],'),
+            ("fully_shard(model, **options,", 'fully_shard(model, mesh=options["mesh"],'),
+        ),
+        says="is the mp_policy in options given to every fully_shard",
+    ),
+    Answer(
+        3,
+        "the policy for the blocks alone",
+        swap=("fully_shard(model, **options,", 'fully_shard(model, mesh=options["mesh"],'),
+        says="must have the same dtype",
+    ),
+    Answer(
+        4,
+        "the whole state dict to all, as an object",
+        [
+            None,
+            """
+        model.to_empty(device=mesh.device_type)
+        torch.manual_seed(args.seed)
+        full = [TransformerLM(**model.config).state_dict() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(full, src=0)
+        set_model_state_dict(model, full[0], options=StateDictOptions(full_state_dict=True))
+        """,
+        ],
+        says="the whole is put together there",
+    ),
+    Answer(
+        4,
+        "each tensor to all, and all of them kept",
+        [
+            None,
+            """
+        model.to_empty(device=mesh.device_type)
+        torch.manual_seed(args.seed)
+        own = TransformerLM(**model.config).state_dict() if dist.get_rank() == 0 else {}
+        full = {}
+        for name, parameter in model.named_parameters():
+            full[name] = own[name].detach().clone() if own else torch.empty(parameter.shape)
+            dist.broadcast(full[name], src=0)
+        set_model_state_dict(model, full, options=StateDictOptions(full_state_dict=True))
+        """,
+        ],
+        says="the whole is put together there",
+    ),
+    Answer(
+        6,
+        "the local norm of a plain tensor",
+        "parts = [p.grad.to_local() for p in model.parameters()]\nnorm = torch.sqrt(sum(g.double().square().sum() for g in parts))\nif args.clip and norm > args.clip:\n    for g in parts:\n        g.mul_(args.clip / norm)\nreturn norm.item()",
+        says="is it that of this rank's part",
+    ),
+    Answer(
+        6,
+        "infinite norm",
+        swap=("args.clip or math.inf)", "args.clip or math.inf, norm_type=math.inf)"),
+        says="wrong norm",
+    ),
+    Answer(
+        7,
+        "float16 for bfloat16",
+        swap=("param_dtype=torch.bfloat16", "param_dtype=torch.float16"),
+        says="weights are gathered in float16",
+    ),
+    Answer(
+        8,
+        "other draws of dropout",
+        swap=("checkpoint_wrapper(block)", "checkpoint_wrapper(block, preserve_rng_state=False)"),
+        says="--dropout 0.5 the loss or a gradient is another one",
+    ),
+    Answer(
+        8,
+        "every other block",
+        swap=("for i, block in enumerate(model.blocks):\n", "for i, block in list(enumerate(model.blocks))[::2]:\n"),
+        says="the 2 blocks run 3 times",
+    ),
+    Answer(
+        9,
+        "put together on all ranks",
+        swap=("cpu_offload=True", "cpu_offload=False"),
+        says="in save_checkpoint, rank 1 has",
+    ),
+    Answer(
+        9,
+        "names with the prefix of recomputed blocks",
+        'full = {name: p.full_tensor().detach() for name, p in model.named_parameters()}\nsave0({"model": full, "config": config, "epoch": epoch}, path)',
+        says="the wrapper's names",
+    ),
+    Answer(9, "epoch 0", swap=('"epoch": epoch', '"epoch": 0'), says="“epoch” is not what save_checkpoint was given"),
+    Answer(
+        9,
+        "the first rank of each node",
+        swap=("save0({", 'if os.environ["LOCAL_RANK"] == "0":\n    torch.save({'),
+        edits=(("import math\nimport sys\n", "import math\nimport os\nimport sys\n"),),
+        says="on 3 nodes with one rank each, ranks [0, 1, 2] all write",
+    ),
+    Answer(
+        9, "never written over", swap=("save0({", "path.exists() or save0({"), says="an earlier checkpoint at this path"
+    ),
+    Answer(
+        10,
+        "the optimizer's own numbers, without its groups",
+        swap=('"optimizer": state', '"optimizer": optimizer.state_dict()["state"]'),
+        says="there is no lr",
+    ),
+    Answer(
+        11,
+        "weights only, by the model's own loader",
+        swap=(
+            "set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)",
+            "model.load_state_dict(weights)",
+        ),
+        says="the optimizer's",
+    ),
+    Answer(
+        12,
+        "an epoch too far at the start",
+        "return (step + an_epoch - 1) // an_epoch, step % an_epoch",
+        says="find_epoch(",
+    ),
+    Answer(12, "the first step counts as an epoch", "return divmod(step, an_epoch)", says="find_epoch(4, 4)"),
+    Answer(
+        9,
+        "put together tensor by tensor, and all of it kept on every rank",
+        """
+        full = {}
+        for name, parameter in model.state_dict().items():
+            full[name] = parameter.full_tensor().cpu() if isinstance(parameter, DTensor) else parameter
+        save0({"model": full, "config": config, "epoch": epoch}, path)
+        """,
+        says="in save_checkpoint, rank 1 has",
+    ),
 ]
 
 RIGHT = [
@@ -526,16 +672,6 @@ RIGHT = [
         """,
     ),
     Answer(
-        9,
-        "put together tensor by tensor",
-        """
-        full = {}
-        for name, parameter in model.state_dict().items():
-            full[name] = parameter.full_tensor().cpu() if isinstance(parameter, DTensor) else parameter
-        save0({"model": full, "config": config, "epoch": epoch}, path)
-        """,
-    ),
-    Answer(
         10,
         "under other names, and both by themselves",
         """
@@ -553,5 +689,50 @@ RIGHT = [
         epoch, before = divmod(step - 1, an_epoch)
         return epoch, before + 1
         """,
+    ),
+    Answer(
+        2,
+        "by a list of lengths",
+        "lengths = [None] * dist.get_world_size()\ndist.all_gather_object(lengths, len(loader))\nyield from loader\nfor _ in range(max(lengths) - len(loader)):\n    yield torch.zeros(2, args.seq_len, dtype=torch.int64), torch.full((2, args.seq_len), IGNORE)",
+    ),
+    Answer(
+        6,
+        "by torch's function for DTensors, piece by piece",
+        swap=(
+            "norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)",
+            "norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])\nif args.clip:\n    nn.utils.clip_grads_with_norm_(model.parameters(), args.clip, norm)",
+        ),
+    ),
+    Answer(
+        8,
+        "through apply",
+        "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing\nblocks = set(model.blocks)\napply_activation_checkpointing(model, check_fn=lambda module: module in blocks)",
+    ),
+    Answer(
+        9,
+        "by all ranks' full tensors, one kept at a time",
+        'full = {}\nfor name, part in model.state_dict().items():\n    one = part.full_tensor()\n    if dist.get_rank() == 0:\n        full[name] = one.cpu()\n    del one\nsave0({"model": full, "config": config, "epoch": epoch}, path)',
+    ),
+    Answer(
+        10,
+        "torch's own keys of the optimizer",
+        swap=(
+            "weights, state = get_state_dict(model, optimizer)\n",
+            "weights, state = model.state_dict(), optimizer.state_dict()\n",
+        ),
+        edits=(
+            (
+                "    weights, state = get_state_dict(model, optimizer)\n    saved = ",
+                "    for p in model.parameters():  # a step that changes nothing makes the state\n"
+                "        p.grad = torch.zeros_like(p)\n"
+                "    optimizer.step()\n"
+                "    optimizer.zero_grad()\n"
+                "    weights, state = model.state_dict(), optimizer.state_dict()\n    saved = ",
+            ),
+            (
+                "    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)\n",
+                '    model.load_state_dict(weights)\n    optimizer.load_state_dict(saved["optimizer"])\n',
+            ),
+        ),
     ),
 ]

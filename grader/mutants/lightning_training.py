@@ -384,6 +384,37 @@ WRONG = [
         "trainer.save_checkpoint(path, weights_only=True)",
         says="lost an entry",
     ),
+    Answer(
+        6,
+        "dealt by the local rank",
+        swap=("rank=self.trainer.global_rank", "rank=self.trainer.local_rank"),
+        says="on 3 nodes with one rank each",
+    ),
+    Answer(
+        6,
+        "the ranks of a node share the batch",
+        swap=(
+            "self.args.batch_size // self.trainer.world_size",
+            'self.args.batch_size // int(os.environ["LOCAL_WORLD_SIZE"])',
+        ),
+        says="on 3 nodes with one rank each",
+    ),
+    Answer(
+        7,
+        "dealt by the local rank",
+        swap=("self.trainer.global_rank", "self.trainer.local_rank"),
+        says="on 3 nodes with one rank each",
+    ),
+    Answer(9, "epoch 0", swap=('"epoch": epoch', '"epoch": 0'), says="“epoch” is not what save_checkpoint was given"),
+    Answer(
+        9, "never written over", swap=("save0({", "path.exists() or save0({"), says="an earlier checkpoint at this path"
+    ),
+    Answer(
+        9,
+        "the first rank of each node",
+        swap=("save0({", "trainer.local_rank == 0 and torch.save({"),
+        says="on 2 nodes with one rank each, ranks [0, 1] all write",
+    ),
 ]
 
 RIGHT = [
@@ -471,4 +502,13 @@ RIGHT = [
             torch.save({"model": weights, "config": module.model.config, "epoch": epoch}, path)
         """,
     ),
+    Answer(
+        6,
+        "rank and world size from torch",
+        swap=(
+            ("self.trainer.global_rank", "torch.distributed.get_rank()"),
+            ("num_replicas=self.trainer.world_size", "num_replicas=torch.distributed.get_world_size()"),
+        ),
+    ),
+    Answer(9, "by the trainer's is_global_zero", swap=("save0({", "trainer.is_global_zero and torch.save({")),
 ]

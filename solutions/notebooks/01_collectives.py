@@ -147,7 +147,7 @@ check("01_collectives/2")
 # ## Messages
 #
 # A collective is made of **messages**: one rank sends a tensor, another one receives it into
-# a tensor of the same size that it has made ready. There are two kinds of calls.
+# a tensor of the same size and dtype that it has made ready (`torch.empty_like`). There are two kinds of calls.
 #
 # | call | comes back |
 # |---|---|
@@ -589,4 +589,4 @@ plots.cost(
 #   hardware: NCCL has the ring and a tree, and chooses by size.
 # - An all-reduce **is** a reduce-scatter and an all-gather. Lesson 03 takes the two apart, to keep
 #   only a piece of the gradients and weights in between: it costs no more bytes.
-# - Next: `ddp_training`, where the gradients of a language model are reduced on all ranks.
+# - Next: lesson 02, `02_data_parallel`, where all ranks average the gradients of a model by these calls.

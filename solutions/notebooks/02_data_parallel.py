@@ -85,6 +85,20 @@ for world in (1, 2, 8, 1024):
 # - the **buffers**, which are state and no parameters, such as the running mean of a batch
 #   norm. Not all of them are in `state_dict()`, and not all are floating-point numbers.
 #
+# These calls of `torch.distributed`, imported as `dist`, are all that this lesson needs. In a notebook cell that runs on
+# ranks, the ranks have met already; a script calls `dist.init_process_group` first.
+#
+# | call | what it does |
+# |---|---|
+# | `dist.get_rank()`, `dist.get_world_size()` | this rank's number, and how many ranks there are |
+# | `dist.broadcast(tensor, src=0)` | afterwards `tensor` holds, on every rank, what it held on rank 0; **in place** |
+# | `dist.all_reduce(tensor)` | afterwards `tensor` holds, on every rank, the sum over all ranks; **in place** |
+# | `dist.all_reduce(tensor, async_op=True)` | the same, but it comes back at once, with a *work*; it is over after `work.wait()` |
+# | `dist.init_process_group(backend)` | in a script: meet the other ranks, by gloo on CPUs and NCCL on GPUs |
+#
+# Autograd does not allow a parameter that requires a gradient to be written in place: `parameter.detach()` is the same
+# memory without autograd.
+#
 # Two layers may share one parameter: the input embedding and the head of a language model
 # often do. It is **tied**, is one tensor, and need not go twice. And other objects, the
 # optimizer for one, already hold the model's tensors: write into them, and do not replace them.
@@ -566,6 +580,78 @@ plots.steps(runs)
 # pass ends with the last of them; when each is over is known to C++ alone, so only their begins are drawn.
 # One of its all-reduces is small and no bucket: it says which parameters were used at all. And it cuts its
 # buckets by a rule a little different from yours.
+#
+# ## The law, met by your own code
+#
+# **The parallel run is the serial run.** Now train the course's model with your own code: rank 0's first weights by
+# `broadcast_state`, gradients averaged by your buckets. The text is a play of two voices, made up here, in which most words
+# follow from those before. One process takes batches of 12 windows; three ranks take 4 of each batch.
+
+
+# %%
+def made_text() -> Tensor:
+    """3000 words out of 60, each drawn from the four that may follow the word before."""
+    draw = torch.Generator().manual_seed(0)
+    followers = torch.randint(60, (60, 4), generator=draw)
+    words = [0]
+    for choice in torch.randint(4, (2999,), generator=draw).tolist():
+        words.append(int(followers[words[-1], choice]))
+    return torch.tensor(words)
+
+
+def batch_of(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """The global batch of a step: 12 windows of 16 words, and the words that follow. The same on every rank."""
+    starts = torch.randint(len(text) - 16, (12,), generator=torch.Generator().manual_seed(step))
+    windows = torch.stack([text[start : start + 17] for start in starts.tolist()])
+    return windows[:, :-1], windows[:, 1:]
+
+
+def small_model(seed: int) -> TransformerLM:
+    torch.manual_seed(seed)
+    return TransformerLM(vocab_size=60, dim=32, n_heads=2, n_layers=2, max_len=16)
+
+
+STEPS = 60
+
+
+def train_alone(text: Tensor) -> list[float]:
+    """The loss of each step on one process."""
+    model, losses = small_model(seed=0), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(*batch_of(text, step))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def train_together(text: Tensor, rank: int, world: int) -> list[float]:
+    """The same on ranks that begin apart: this rank's losses, of its share of each batch."""
+    model, losses = small_model(seed=rank), []
+    broadcast_state(model)
+    reducer = Bucketed(model, 20_000)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x, y = batch_of(text, step)
+        loss = model(x[rank::world], y[rank::world])
+        loss.backward()
+        reducer.finish()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# %%
+text = made_text()
+shares = run_on_ranks("02_data_parallel/train_together", [text] * 3).results
+plots.losses(train_alone(text), {"3 ranks, your buckets": [sum(step) / 3 for step in zip(*shares, strict=True)]})
+
+# %% [markdown]
+# On the left the dots lie on the line; on the right is what lies between them: the rounding of sums in another order, and
+# no more. If something of the parallel run were wrong, a weight or a sample, it would be a thousand times that.
 #
 # ## What comes of it
 #

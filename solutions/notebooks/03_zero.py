@@ -777,6 +777,74 @@ predictions["stage 1, mixed"] = predicted_bytes(n_parameters, 3, 1, "mixed")
 plots.held(bytes_held, predictions)
 
 # %% [markdown]
+# ## The law, met by your own code
+#
+# **The parallel run is the serial run**, however little each rank holds. Train the course's model by your stage 3: no rank
+# ever has more than one block whole, and the rest. The text is made up; most of its words follow from the one before.
+
+
+# %%
+def made_text() -> Tensor:
+    """3000 words out of 97, each drawn from the four that may follow the word before."""
+    draw = torch.Generator().manual_seed(0)
+    followers = torch.randint(97, (97, 4), generator=draw)
+    words = [0]
+    for choice in torch.randint(4, (2999,), generator=draw).tolist():
+        words.append(int(followers[words[-1], choice]))
+    return torch.tensor(words)
+
+
+def step_of(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """The global batch of a step: 12 windows of 16 words, and the words that follow. The same on every rank."""
+    starts = torch.randint(len(text) - 16, (12,), generator=torch.Generator().manual_seed(step))
+    windows = torch.stack([text[start : start + 17] for start in starts.tolist()])
+    return windows[:, :-1], windows[:, 1:]
+
+
+STEPS = 60
+
+
+def train_alone(text: Tensor) -> list[float]:
+    """The loss of each step on one process."""
+    model, losses = small_model(), []
+    optimizer = torch.optim.SGD(in_two_groups(model), lr=0.3, momentum=0.5)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(*step_of(text, step))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def train_in_shards(text: Tensor, rank: int, world: int) -> list[float]:
+    """The same in stage 3: this rank's losses, of its share of each batch."""
+    model, losses = small_model(), []
+    groups = in_two_groups(model)
+    units = make_units(model, rank, world)
+    for unit in units:
+        attach(unit)
+    shard_of = {p: shard for unit in units for p, shard in zip(unit.parameters, unit.shards, strict=True)}
+    groups = [{**group, "params": [shard_of[p] for p in group["params"]]} for group in groups]
+    optimizer = torch.optim.SGD(groups, lr=0.3, momentum=0.5)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x, y = step_of(text, step)
+        loss = model(x[rank::world], y[rank::world])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# %%
+text = made_text()
+shares = run_on_ranks("03_zero/train_in_shards", [text] * 3).results
+plots.losses(train_alone(text), {"3 ranks, your stage 3": [sum(step) / 3 for step in zip(*shares, strict=True)]})
+
+# %% [markdown]
+# On the left the dots lie on the line; on the right is what lies between them: the rounding of sums in another order.
+#
 # ## In the script
 #
 # `fsdp_training` shards the language model with PyTorch's own `fully_shard` (FSDP2). You have built what it does:

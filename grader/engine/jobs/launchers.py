@@ -72,9 +72,13 @@ def srun(options: dict[str, str], nodes: int, a_node: int) -> list[tuple[int, di
     ]
 
 
-def node_number(name: str) -> int:
+def node_names() -> list[str]:
     with open(os.environ["STAND_IN_ROOT"] + "/nodes") as nodes:
-        return nodes.read().split().index(name)
+        return nodes.read().split()
+
+
+def node_number(name: str) -> int:
+    return node_names().index(name)
 
 
 def mpiexec(options: dict[str, str], nodes: int, _: int) -> list[tuple[int, dict]]:
@@ -104,6 +108,8 @@ def main(program: str, args: list[str]) -> int:
     worst = 0
     for node, told in launch(options, int(os.environ["STAND_IN_NODES"]), int(os.environ["STAND_IN_TASKS"])):
         env = {**os.environ, **{name: str(value) for name, value in told.items()}, "STAND_IN_NODE": str(node)}
+        if program == "srun":
+            env["SLURMD_NODENAME"] = env["SLURM_TOPOLOGY_ADDR"] = node_names()[node]
         code = os.spawnvpe(os.P_WAIT, command[0], command, env)
         if code == 127 and command[0] != "bash":  # which says it itself
             print(f"{program}: {command[0]}: command not found", file=sys.stderr)

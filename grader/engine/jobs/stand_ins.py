@@ -11,6 +11,7 @@ each node would start is known, without a cluster.
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ SITE = Path(__file__).resolve().parents[3] / "utils" / "site.sh"
 LIMIT = 15.0  # seconds for a file that starts nothing but stand-ins, which take a tenth of one
 NODES = ("jrc0101", "jrc0102")
 # Two jobs: from the course's folder on one node, and from the folder below on two. Both end with the
-# same digit, for a port by the last digit of its number is one that one job in ten has.
-JOBS = {1: 12004241, 2: 12004251}
+# same digit, for a port by the last digit of its number is one that one job in ten has. The first leaves next to
+# nothing when it is divided by 10,000 or 65,536, the second as much as it can be when it is divided by any round
+# number up to 60,000: so a port that may be too low or too high is so here.
+JOBS = {1: 12321009, 2: 12599999}
 ARGS = ["--epochs", "3"]  # that the user gives to the script
 # In sh, for Python takes longer to start; what launches others is in launchers.py.
 RECORD = """#!/bin/sh
@@ -41,7 +44,7 @@ STAND_INS = {
     "python": RECORD,
     "python3": RECORD,
     "scontrol": '#!/bin/sh\n[ "$1" = show ] && cat "$STAND_IN_ROOT/nodes"\n',
-    "hostname": f"#!/bin/sh\necho {NODES[0]}\n",
+    "hostname": '#!/bin/sh\nsed -n "$((${STAND_IN_NODE:-0} + 1))p" "$STAND_IN_ROOT/nodes"\n',
     "nslookup": '#!/bin/sh\nprintf "Server: 10.0.0.1\\n\\nName: %s\\nAddress: %s\\n" "$1" "$(getent hosts "$1")"\n',
     "getent": (
         f"#!/bin/sh\nfor name; do :; done\ncase $name in {NODES[0]}*) echo 10.0.1.1 ;; {NODES[1]}*) echo 10.0.1.2 ;;"
@@ -64,7 +67,8 @@ class Start:
 def submit(text: str, kind: str, name: str) -> dict:
     """Run a batch file in the current folder as a job of one and a job of two nodes, four GPUs each; evidence of both.
 
-    `kind` is sbatch or pbs. Returns, for "1" and "2" nodes, {"code", "said", "starts": [Start as dict]}.
+    `kind` is sbatch or pbs. Returns, for "1" and "2" nodes, {"code", "said", "starts": [Start as dict], "left":
+    whether it left something running}.
     """
     jobs = {nodes: begin(text, kind, name, nodes) for nodes in JOBS}  # side by side
     return {str(nodes): evidence(*job) for nodes, job in jobs.items()}
@@ -82,7 +86,10 @@ def begin(text: str, kind: str, name: str, nodes: int) -> tuple[subprocess.Popen
     file.write_text(text)
     tools.mkdir()
     launchers = Path(__file__).with_name("launchers.py")
-    python = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(launchers))} "${{0##*/}}" "$@"\n'
+    # bash, since sh would not pass on an exported function
+    python = (
+        f'#!/usr/bin/env bash\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(launchers))} "${{0##*/}}" "$@"\n'
+    )
     for program, script in {**STAND_INS, "srun": python, "mpiexec": python, "mpirun": python}.items():
         (tools / program).write_text(script)
         (tools / program).chmod(0o755)
@@ -100,7 +107,13 @@ def begin(text: str, kind: str, name: str, nodes: int) -> tuple[subprocess.Popen
     args = ARGS if kind == "sbatch" else []
     return (
         subprocess.Popen(
-            ["bash", str(file), *args], cwd=course, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+            ["bash", str(file), *args],
+            cwd=course,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
         ),
         root,
     )
@@ -113,6 +126,11 @@ def evidence(process: subprocess.Popen, root: Path) -> dict:
         process.kill()
         code = process.wait()
         (root / "said").open("a").write(f"\nit does not end within {LIMIT:.0f} s")
+    left = True
+    try:
+        os.killpg(process.pid, signal.SIGKILL)  # what it has left in the background ends with the job
+    except ProcessLookupError:
+        left = False
     starts = []
     for record in sorted(root.glob("start-*")):
         program, folder, node, count, *rest = record.read_bytes().decode(errors="replace").split("\0")
@@ -128,7 +146,7 @@ def evidence(process: subprocess.Popen, root: Path) -> dict:
             )
         )
     said = (root / "said").read_text(errors="replace")[-2000:].replace(f"{root}/course/", "")
-    return {"code": code, "said": said, "starts": starts}
+    return {"code": code, "said": said, "starts": starts, "left": left}
 
 
 TOLD = ("MASTER_", "CUDA_VISIBLE", "SLURM_PROCID", "SLURM_STEP_NUM", "PMI_", "RANK", "WORLD_SIZE", "PET_", "GPUS")

@@ -15,11 +15,13 @@ same `Judge`.
 """
 
 import importlib
+import traceback
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from grader.engine.judge.student import Student
+from grader.engine.judge.student import Student, named_places
 from grader.engine.judge.verdict import Todo, Verdict, Wrong, text, todos
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
@@ -89,6 +91,7 @@ class Judge:
             return self._say(number, "skipped", "not_installed", self.lacks)
         if self.student is None:
             return self._say(number, "fail", "crash", self.unreadable)
+        self.broken = self.broken or no_python(self.lesson, self.student.units)
         if self.broken and not self._in_batch_files(number):
             return self._say_broken(number)
         missing = [need for need in self.checks[number].todo.needs if not self.verdict(need).passed]
@@ -96,30 +99,22 @@ class Judge:
             return self._failed(number, self.blamed[number])
         if missing:
             return self._say(
-                number, "skipped", "prerequisite", f"first {todos(missing)}: this check needs what it makes"
+                number,
+                "skipped",
+                "prerequisite",
+                f"first {todos(missing)}: this check needs what {'it makes' if len(missing) == 1 else 'they make'}",
             )
         try:
             self.checks[number](self.student)
         except (Wrong, Fault) as problem:
-            if (
-                str(problem.seen).startswith(NO_PYTHON)
-                and getattr(problem, "cause", "") == "crash"
-                and not lessons.is_notebook(self.lesson)
-            ):
-                self.broken = problem
-                return self._say_broken(number)
             return self._judge(number, problem)
         except Unjudged:
             raise
         except Exception as error:
-            if not self.student.units or self.student.trusted is self.student.engine:
+            if not self.student.units:
                 raise
             return self._judge(
-                number,
-                Fault(
-                    "crash",
-                    f"the check cannot make sense of what the ranks left: {type(error).__name__}: {error}"[:500],
-                ),
+                number, Fault("crash", f"the check cannot make sense of what the code left: {own_line(error)}"[:500])
             )
         return self._say(number, "pass", None)
 
@@ -141,16 +136,38 @@ class Judge:
         return self._failed(number, problem)
 
     def _say_broken(self, number: int) -> Verdict:
-        """The script does not compile: that is told once, by the TODO whose line it is, or by the first."""
+        """The script does not compile: that is told by the TODO whose line it is. Where it is nobody's, it says nothing
+        of any TODO.
+        """
         teller = self.owner(self.broken.where)
-        teller = teller if teller in self.checks else min(self.checks)
-        message = f"{place(self.broken.where)} does not run: {self.broken.seen}"
+        if teller not in self.checks:
+            return self._say(number, "skipped", "no_python", self.broken.message, self.broken)
         if number == teller:
-            return self._say(number, "fail", "crash", message, self.broken)
-        return self._say(number, "skipped", "prerequisite", f"first TODO {teller}: {message}")
+            return self._say(number, "fail", "crash", self.broken.message, self.broken)
+        return self._say(number, "skipped", "prerequisite", f"first TODO {teller}: {self.broken.message}")
 
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
-        return self._say(number, "fail", getattr(problem, "cause", "wrong_value"), problem.message, problem)
+        message = problem.message
+        if len(self.checks[number].todo.needs) >= WHOLE and self.owner(getattr(problem, "where", None)) != number:
+            message += self.changed_elsewhere()
+        return self._say(number, "fail", getattr(problem, "cause", "wrong_value"), message, problem)
+
+    def changed_elsewhere(self) -> str:
+        """Lines outside all TODOs that are not the course's: where a whole run is wrong, it may be by them."""
+        found = [
+            f"{unit.name}:{line} {text}"
+            for unit in self.student.units
+            if unit.source
+            for line, text in regions.changed_elsewhere(unit.source, unit.text)
+        ]
+        if not found:
+            return ""
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        return f". Outside the TODOs, these lines are not the course's: {', '.join(found[:3])}{more}"
+
+    def named(self, words: str | None) -> str | None:
+        """Words in which a place in a notebook is one that its reader can find: a cell's number stands nowhere."""
+        return words and named_places(words, self.student.units if self.student else [])
 
     def _say(
         self, number: int, status: str, cause: str | None, message: str = "", problem: Wrong | Fault | None = None
@@ -164,13 +181,15 @@ class Judge:
             cause,
             about.points if status == "pass" else 0,
             about.points,
-            plain.plain_text(message, 2000),
+            plain.plain_text(self.named(message), 2000),
         )
         if status == "fail":
             verdict.why, verdict.hint = about.why, about.hints[0]
+            if own := getattr(problem, "hint", ""):
+                verdict.hint, verdict.hints_seen = own, 0
         if problem is not None:
-            verdict.expected, verdict.seen = text(problem.expected), text(problem.seen)
-            verdict.rank, verdict.where = problem.rank, self.place(number, problem)
+            verdict.expected, verdict.seen = self.named(text(problem.expected)), self.named(text(problem.seen))
+            verdict.rank, verdict.where = problem.rank, self.named(self.place(number, problem))
         return verdict
 
     def attempted(self, number: int) -> bool:
@@ -201,7 +220,39 @@ class Judge:
         return f"{place(own)} (TODO {number}), which calls {said}" if own else said
 
 
-NO_PYTHON = ("SyntaxError", "IndentationError", "TabError")
+WHOLE = 4  # a check that needs so many TODOs runs the script as a whole
+
+
+def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
+    """What keeps a script from being compiled: the file, the line, and what stands there. A notebook's cells break one
+    by one, on the ranks.
+    """
+    for unit in [] if lessons.is_notebook(lesson) else units:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                compile(unit.text, unit.name, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            number = getattr(error, "lineno", None) or 1
+            lines = unit.text.splitlines()
+            text = lines[number - 1].strip() if number <= len(lines) else ""
+            what = f"{type(error).__name__}: {getattr(error, 'msg', error)}"
+            return Fault(
+                "crash",
+                f"{unit.name}:{number} is no Python: {what}: “{text}”",
+                None,
+                [unit.name, number, "<source>"],
+                expected="a file that Python can read",
+                seen=what,
+            )
+    return None
+
+
+def own_line(error: Exception) -> str:
+    """An exception and the check's line that raised it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name.startswith("test_")]
+    where = f", where the check says: {frames[-1].line}" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def check_module(lesson: str) -> ModuleType:

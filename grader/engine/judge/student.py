@@ -1,8 +1,10 @@
 """A student's lesson as a check sees it: it is run on ranks, and beside it the serial reference."""
 
+import ast
 import json
 import random
 import re
+import textwrap
 import time
 from collections.abc import Callable
 from typing import Any
@@ -91,6 +93,16 @@ class Student:
         seen = known[key][str(nodes)]
         job = f"{unit.name}, on {nodes} node{'s' if nodes > 1 else ''}"
         last = next((line for line in reversed(seen["said"].splitlines()) if line.strip()), "it says nothing")
+        if seen["code"] == 0 and seen["left"]:
+            raise Fault(
+                "crash",
+                f"{job}: it ends while what it has started still runs in the background, and with it the job ends:"
+                " leave out the &, or `wait` for it",
+                None,
+                batch_line(unit, ""),
+                expected="the file ends when the training has ended",
+                seen="it ends before",
+            )
         if seen["code"] != 0 or not seen["starts"]:
             what = "it stops before its end" if seen["code"] else "it starts no training"
             raise Fault(
@@ -171,6 +183,40 @@ SERIAL: dict[str, Run] = {}  # serial runs by their content: they serve every ch
 # What batch files start, by what they say: a saved script does not change it. In a class no submission learns it from
 # another one's.
 SUBMITTED: WeakKeyDictionary[Engine, dict[tuple[str, str, str], dict]] = WeakKeyDictionary()
+
+
+CELL = re.compile(r"notebooks/\w+\.ipynb, cell \d+(?:, line (\d+))?(?: \(TODO \d+\))?")
+
+
+def named_places(words: str, units: list[lessons.Unit]) -> str:
+    """Places in a notebook by function and TODO, with the line quoted: JupyterLab numbers no cells."""
+
+    def named(found: re.Match) -> str:
+        unit = next((unit for unit in units if found[0].split(", line ")[0].split(" (TODO")[0] == unit.name), None)
+        if unit is None:
+            return found[0]
+        number = int(found[1] or 0)
+        todo = regions.todo_at(unit.source, unit.text, number) if unit.source and number else None
+        lines = unit.text.splitlines()
+        function = function_at(unit.text, number)
+        place = f"{function}{f' (TODO {todo})' if todo else ''}" if function else f"TODO {todo}" if todo else "a cell"
+        quoted = lines[number - 1].strip() if 0 < number <= len(lines) else next(filter(str.strip, lines), "").strip()
+        return f"{place}: “{textwrap.shorten(quoted, 100, placeholder=' …')}”"
+
+    return CELL.sub(named, words)
+
+
+def function_at(text: str, line: int) -> str:
+    """The function, or method of a class, whose lines hold this one; "" if none does."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return ""
+    names = []
+    for node in ast.walk(tree):  # from the outside in
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.lineno <= line <= node.end_lineno:
+            names.append(node.name)
+    return ".".join(names)
 
 
 def explain_broken_cell(run: Run, units: list[lessons.Unit]) -> Fault:

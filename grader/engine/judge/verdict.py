@@ -21,15 +21,20 @@ def premise(holds: bool, wrong: str) -> None:
 class Wrong(Exception):
     """The code ran, and did the wrong thing. `expected` and `seen` in a few words each."""
 
-    def __init__(self, message: str, expected: Any = None, seen: Any = None, rank: int | None = None) -> None:
+    def __init__(
+        self, message: str, expected: Any = None, seen: Any = None, rank: int | None = None, hint: str = ""
+    ) -> None:
         super().__init__(message)
         self.message, self.expected, self.seen, self.rank = message, expected, seen, rank
+        self.hint = hint  # for this failure; the TODO's own come after it
 
 
-def expect(right: bool, message: str, expected: Any = None, seen: Any = None, rank: int | None = None) -> None:
+def expect(
+    right: bool, message: str, expected: Any = None, seen: Any = None, rank: int | None = None, hint: str = ""
+) -> None:
     """Raise `Wrong` unless `right`."""
     if not right:
-        raise Wrong(message, expected, seen, rank)
+        raise Wrong(message, expected, seen, rank, hint)
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ class Verdict:
     todo: int
     title: str
     status: str  # pass | fail | skipped
-    cause: str | None  # null | not_attempted | crash | wrong_value | mismatch | hang | prerequisite | not_installed
+    # null | not_attempted | crash | wrong_value | mismatch | hang | prerequisite | not_installed | no_python
+    cause: str | None
     points: int
     max_points: int
     message: str = ""
@@ -69,6 +75,7 @@ class Verdict:
     seen: str | None = None
     why: str = ""
     hint: str = ""
+    hints_seen: int = 1  # steps of the TODO's own hint that this verdict shows
     rank: int | None = None
     where: str | None = None
 
@@ -77,7 +84,9 @@ class Verdict:
         return self.status == "pass"
 
     def as_dict(self) -> dict:
-        return asdict(self)
+        told = asdict(self)
+        del told["hints_seen"]  # the course's own bookkeeping
+        return told
 
 
 def todos(numbers: list[int]) -> str:

@@ -222,6 +222,40 @@ def todo_at(source: str, edited: str, line: int) -> int | None:
     return next((todo for todo, lines in places.items() if any(line in r for r in lines)), None)
 
 
+def changed_elsewhere(source: str, edited: str) -> list[tuple[int, str]]:
+    """(1-based line of the student's file, what is there, quoted): lines of code in no TODO's region that are not in
+    the file as it was given, and those that are missing.
+    """
+    given = compose(source)
+    old, new = ([*_outside(source, text)] for text in (given, edited))
+    matcher = SequenceMatcher(None, [_bare(text) for _, text in old], [_bare(text) for _, text in new], False)
+    found = []
+    for kind, first, last, begin, end in matcher.get_opcodes():
+        if kind in ("replace", "insert"):
+            found += [(number, f"“{_short(text)}”") for number, text in new[begin:end]]
+        elif kind == "delete" and new:
+            place = new[min(begin, len(new) - 1)][0]
+            found += [(place, f"“{_short(text)}” is missing") for _, text in old[first:last]]
+    return found
+
+
+def _short(line: str) -> str:
+    return textwrap.shorten(line, 80, placeholder=" …")
+
+
+def _outside(source: str, text: str) -> Iterator[tuple[int, str]]:
+    """(1-based line, text) of code outside all regions."""
+    inside = {line for lines in locate(source, text).values() for piece in lines for line in piece}
+    lines = text.split("\n")
+    for number, _ in code_lines(text):
+        if number not in inside:
+            yield number, lines[number - 1]
+
+
+def _bare(line: str) -> str:
+    return "".join(line.split())
+
+
 def attempted(source: str, edited: str, todo: int) -> bool:
     """False if the TODO's code, comments and blank lines aside, is still the start's."""
     lines = edited.split("\n")

@@ -74,7 +74,9 @@ class Op:
 
     def at(self) -> str:
         calls = "".join(
-            f", called at line {line}" for unit, line, _ in self.callers[-1:] if self.where and unit == self.where[0]
+            f", called at {place([unit, line, name]) if ', cell ' in unit else f'line {line}'}"
+            for unit, line, name in self.callers[-1:]
+            if self.where and unit == self.where[0]
         )
         return f"{self} at {place(self.where)}{calls}"
 
@@ -236,7 +238,7 @@ class Diagnosis:
         self.ranks[number].ops.append(op)
         self.ranks[number].messages[event.get("id")] = op
         other = pair["recv" if event["op"] == "send" else "send"]
-        if op.index < len(other) and size(event) != size(other[op.index].event):
+        if op.index < len(other) and length(event) != length(other[op.index].event):
             sent, received = sorted((op, other[op.index]), key=lambda o: o.event["op"] == "recv")
             return Fault(
                 "mismatch",
@@ -288,14 +290,17 @@ class Diagnosis:
         )
         finished = [member for member in lacking if self.ranks[member].gone == "it has finished"]
         stories = [f"{numbers(finished)} never come: they have finished"] if len(finished) > 1 else []
+        short = [f"{numbers(finished)} finished"] if len(finished) > 1 else []
         for member in lacking:
             if member in finished and stories:
                 continue
             if gone := self.ranks[member].gone:
                 stories.append(f"rank {member} never comes: {gone}")
+                short.append(f"rank {member}: {gone.removeprefix('it ')}")
             else:
                 other, _ = stuck[member]
                 stories.append(f"rank {member} waits in {other.at()}")
+                short.append(f"rank {member} in {other}")
         skipper = next((member for member in lacking if self.ranks[member].gone), None)
         waiting = [n for n, (o, _) in stuck.items() if o is op or (o.where == op.where and "peer" not in op.event)]
         verb = "waits" if len(waiting) == 1 else "wait"
@@ -310,7 +315,7 @@ class Diagnosis:
             number if skipper is None else skipper,
             op.where,
             expected=expected,
-            seen="; ".join(stories),
+            seen="; ".join(short),
             also=op.callers,
             callers=op.callers,
         )
@@ -327,6 +332,11 @@ def differ(first: dict, second: dict) -> str | None:
     if first["op"] != "init_process_group" and first["detail"] != second["detail"]:
         return "detail"
     return None
+
+
+def length(event: dict) -> tuple:
+    """What must agree of a message and its receiver: gloo ends the process where one has more bytes than the other."""
+    return size(event), event.get("bytes")
 
 
 def size(event: dict) -> list | None:

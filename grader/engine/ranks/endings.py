@@ -11,6 +11,12 @@ from grader.engine.ranks.diagnose import Fault, Where, place
 from grader.engine.ranks.traces import Traces
 
 
+def more(word: dict) -> str:
+    """What a crash says beyond the first line of its text, which the message has; tracebacks left out."""
+    text = word["text"].partition("Traceback (most recent call last)")[0].strip()
+    return f"{word['type']}: {text}" if "\n" in text else word["type"]
+
+
 class Endings:
     """What is known of the end of each rank. `check` is the module of the check that is running."""
 
@@ -70,7 +76,7 @@ class Endings:
                 number,
                 where,
                 expected="every rank ends normally",
-                seen=f"{word['type']}: {word['text']}",
+                seen=more(word),
                 callers=frames[-2::-1],
             )
         where = word.get("where") or self.traces.stack(number) or last[number]

@@ -4,6 +4,7 @@ With `merciless_messages`, what a message may do at the worst, it does: it arriv
 and what is written to before that is told.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,10 @@ class PendingMessage:
     any_source: bool
     arrives_in: torch.Tensor | None = None  # what it is received into, until the wait
     content: bytes = b""  # what was to be sent
+    written_at: list | None = None  # the line that wrote to it before it was over
+
+    def changed(self) -> bool:
+        return bool(self.content) and content(self.tensor) != self.content
 
     @property
     def about(self) -> dict:
@@ -35,6 +40,10 @@ class PendingCollective:
     tensors: list[torch.Tensor]
     arrive_in: list[torch.Tensor]  # what is reduced or broadcast in their place, until the wait
     contents: list[bytes]  # of the tensors when it began
+    written_at: list | None = None  # the line that wrote to one of them before it was over
+
+    def changed(self) -> bool:
+        return [content(tensor) for tensor in self.tensors] != self.contents
 
     @property
     def about(self) -> dict:
@@ -65,6 +74,10 @@ def watch_waits(line: Any) -> None:
                 plain(work)
             arrive(line, work, call.about)
             line.say(e="future", **call.about)
+            if call.arrive_in:  # the result is over, and in the tensors that the caller knows
+                future = torch.futures.Future()
+                future.set_result(call.tensors)
+                return future
         return take(work)
 
     c10d.Work.wait, c10d.Work.get_future = wait, get_future
@@ -79,15 +92,18 @@ def depart(line: Any, event: dict, name: str, given: dict) -> PendingMessage:
     elif line.merciless:
         message.arrives_in = torch.empty_like(tensor)
         given["tensors"] = [message.arrives_in]
+    watch_writes(line)
     return message
 
 
 def arrive(line: Any, work: dist.Work, about: dict) -> None:
     """A message or a collective was waited for."""
     message = line.in_flight.pop(work)
+    if not line.in_flight:
+        sys.settrace(None)
     if isinstance(message, PendingCollective):
-        if [content(tensor) for tensor in message.tensors] != message.contents:
-            line.say(e="changed", **about)
+        if message.changed():
+            line.say(e="changed", where=message.written_at, **about)
         for tensor, result in zip(message.tensors, message.arrive_in):
             tensor.detach().copy_(result)
         return
@@ -96,7 +112,33 @@ def arrive(line: Any, work: dist.Work, about: dict) -> None:
     if message.arrives_in is not None:
         message.tensor.detach().copy_(message.arrives_in)
     elif line.merciless and content(message.tensor) != message.content:
-        line.say(e="changed", of=message.number)
+        line.say(e="changed", where=message.written_at, of=message.number)
+
+
+def watch_writes(line: Any) -> None:
+    """From now on until nothing is in flight, look before each line of the student's code whether the line before it
+    has written to what is.
+    """
+    if not line.merciless or sys.gettrace() is not None:
+        return
+    last: list[list] = [line.where()]
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in line.units:
+            return None
+        if event == "line":
+            for pending in line.in_flight.values():
+                if pending.written_at is None and pending.changed():
+                    pending.written_at = last[0]
+            last[0] = [frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name]
+        return trace
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in line.units:
+            frame.f_trace = trace
+        frame = frame.f_back
+    sys.settrace(trace)
 
 
 IN_PLACE = ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_")
@@ -109,6 +151,7 @@ def begin(line: Any, event: dict, name: str, given: dict) -> PendingCollective:
         call.tensors = given["tensors"]
         call.contents = [content(tensor) for tensor in call.tensors]
         call.arrive_in = given["tensors"] = [tensor.detach().clone() for tensor in call.tensors]
+        watch_writes(line)
     return call
 
 

@@ -38,8 +38,9 @@ class Collective(NamedTuple):
     began: float = 0.0  # seconds: when it was called,
     over: float | None = None  # and when the wait for it was over; None where Python did not wait
     written: bool = False  # whether its tensor was written to before that
-    where: Where | None = None
+    where: Where | None = None  # where it was begun
     pieces: tuple[tuple[int, int], ...] = ()  # of an all-to-all: (rank, bytes for it), for each other rank
+    written_at: Where | None = None  # where it was written to
 
     @property
     def sent(self) -> float:
@@ -59,7 +60,7 @@ def collectives(events: Sequence[list[dict]]) -> list[Collective]:
     found = []
     for number, mine in enumerate(events):
         over = {event["work"]: event["t"] for event in mine if event["e"] in ("done", "future") and "work" in event}
-        written = {event["work"] for event in mine if event["e"] == "changed" and "work" in event}
+        written = {event["work"]: event.get("where") for event in mine if event["e"] == "changed" and "work" in event}
         for event in mine:
             if event["e"] == "op" and "id" not in event and event["bytes"] and len(event["group"]) > 1:
                 work = event.get("work")
@@ -77,6 +78,7 @@ def collectives(events: Sequence[list[dict]]) -> list[Collective]:
                         work in written,
                         event["where"],
                         to,
+                        written.get(work),
                     )
                 )
     return found
@@ -171,7 +173,8 @@ class Loose(NamedTuple):
     rank: int
     op: str
     peer: int
-    where: Where | None
+    where: Where | None  # where it was begun
+    written_at: Where | None = None  # where it was written to before it was over
 
     @property
     def call(self) -> str:
@@ -189,11 +192,13 @@ def left_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
 
 def written_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
     """Messages whose tensor was written to before they were over."""
-    return [
-        loose
-        for number, mine in enumerate(events)
-        for loose in _calls(number, mine, {e["of"] for e in mine if e["e"] == "changed" and "of" in e}, True)
-    ]
+    found = []
+    for number, mine in enumerate(events):
+        at = {e["of"]: e.get("where") for e in mine if e["e"] == "changed" and "of" in e}
+        for event in mine:
+            if event.get("id") in at and "id" in event:
+                found.append(Loose(number, event["op"], event["peer"], event["where"], at[event["id"]]))
+    return found
 
 
 def _calls(number: int, events: list[dict], chosen: set[int], among: bool) -> list[Loose]:

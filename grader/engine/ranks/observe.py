@@ -101,6 +101,7 @@ class Line:
         self.in_flight: dict[
             dist.Work, PendingMessage | PendingCollective
         ] = {}  # held by these, a work keeps its identity
+        self.results: dict[int, int] = {}  # address of a result -> the collective that C++ has called for it
         self.world = job["world"]
         self.lives = 0  # process groups joined: a later one gives its groups the same names again
         self.lock = threading.Lock()
@@ -187,6 +188,8 @@ def mark(**about: Any) -> None:
 
 def watch_rendezvous(line: Line, run: Path, job: dict) -> None:
     """Ranks meet in a file of the run, not at a port; and joining is an event like any collective."""
+    from torch.distributed import device_mesh  # here, for the judge needs none of it
+
     meetings = iter(range(1000))
 
     def meet(url: str, timeout: Any = None, **_: Any):
@@ -240,7 +243,7 @@ def watch_rendezvous(line: Line, run: Path, job: dict) -> None:
         line.say(e="done")
         return group
 
-    for module in (dist, c10d):
+    for module in (dist, c10d, device_mesh):
         module.init_process_group = init_process_group
         module.new_group = watched_new_group
 
@@ -293,16 +296,36 @@ def reporting(operation: Any, name: str, below: Any) -> Callable:
             if work is not None:
                 line.in_flight[dist.Work.unbox(work)] = call
             return answer
+        if event:
+            remember_result(line, event, given)
         blocks = name in ("wait_tensor", "monitored_barrier_")
+        about = waited_for(line, given["tensor"]) if name == "wait_tensor" else {}
         if blocks:
-            line.say(e="wait")
+            line.say(e="wait", **about)
         try:
             return operation.redispatch(keys & below, *args, **kwargs)
         finally:
             if blocks:
-                line.say(e="done")
+                line.say(e="done", **about)
 
     return kernel
+
+
+RESULTS = ("tensors", "output_tensor", "output_tensors", "outputs", "output")
+
+
+def remember_result(line: Line, event: dict, given: dict) -> None:
+    """A collective that C++ has called, as for a functional one: which memory its result is to be in."""
+    found = next((given[name] for name in RESULTS if given.get(name) is not None), [])
+    for tensor in found if isinstance(found, (list, tuple)) else [found]:
+        if isinstance(tensor, torch.Tensor):
+            line.results[tensor.untyped_storage().data_ptr()] = event["work"]
+
+
+def waited_for(line: Line, tensor: torch.Tensor) -> dict:
+    """The collective whose result a functional wait is for."""
+    work = line.results.pop(tensor.untyped_storage().data_ptr(), None)
+    return {} if work is None else {"work": work}
 
 
 def announce(line: Line, name: str, given: dict) -> dict:
