@@ -1460,16 +1460,18 @@ def norm_on_rank(code, rank, world, own, common, dtype):
     return seen
 
 
-CHOSEN = ((0, 1, 2, 3, 4), (1, 3), (0, 2), (4,))
+SHARDS = 1, 3, 4, 5  # many enough that a message for each is more than is due
+CHOSEN = (range(7), SHARDS, (0, 2), (6,))
 
 
 def gradients_for(seed, common, dtype):
     parameters = [
-        nn.Parameter(torch.zeros(shape, dtype=getattr(torch, dtype))) for shape in ((3, 2), (4, 3), (5,), (2, 2), (5,))
+        nn.Parameter(torch.zeros(shape, dtype=getattr(torch, dtype)))
+        for shape in ((3, 2), (4, 3), (5,), (2, 2), (7,), (2, 3), (5,))
     ]
     own, alike = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(common)
-    for number, p in enumerate(parameters[:4]):
-        p.sharded = number in (1, 3)
+    for number, p in enumerate(parameters[:6]):
+        p.sharded = number in SHARDS
         p.grad = torch.randn(p.shape, generator=own if p.sharded else alike).to(p.dtype)
     return parameters
 
@@ -1489,7 +1491,7 @@ def gradients_for(seed, common, dtype):
 def test_todo11_norm(student):
     common = student.draw("common").randrange(1 << 40)
     jobs = []
-    for world, dtype in ((1, "float32"), (2, "float32"), (3, "float32"), (4, "bfloat16")):
+    for world, dtype in ((1, "float32"), (2, "bfloat16"), (3, "float32"), (4, "float32")):
         jobs.append((world, norm_on_rank, dict(common=common, dtype=dtype), dtype))
     jobs += [training_job(student, world, clip=CLIP) for world in (2, 3)]
     jobs.append(training_job(student, 4, sequence=True, clip=CLIP))
