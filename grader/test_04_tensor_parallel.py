@@ -94,9 +94,14 @@ def jobs_on_rank(code, rank, world, jobs, own):
             break
         mark(job=number)
         seen.append(globals()[name](code, rank, ranks, own, **inputs))
-        if isinstance(seen[-1], dict) and (seen[-1].get("fault") or seen[-1].get("gradient fault")):
+        if stops(seen[-1]):
             break
     return seen
+
+
+def stops(seen):
+    """Whether a job ended with a fault that all its ranks know of."""
+    return isinstance(seen, dict) and bool(seen.get("fault") or seen.get("gradient fault"))
 
 
 def in_one_run(student, jobs):
@@ -117,12 +122,14 @@ def in_one_run(student, jobs):
     for rank, mine in enumerate(run.events):
         number = None
         for event in mine:
-            if event["e"] == "mark" and "job" in event:
+            if event["e"] == "mark" and event.get("job") in range(len(jobs)):
                 number = event["job"]
             elif number is not None:
                 events[number][rank].append(event)
-    done = {function: [] for _, function, _, _ in jobs}
-    for number, (ranks, function, _, about) in enumerate(jobs[: len(run.evidence[0])]):
+    done, reached = {function: [] for _, function, _, _ in jobs}, run.evidence[0]  # rank 0 is in all of them
+    all_done = len(reached) == len(jobs) or stops(reached[-1])
+    expect(all_done, "the ranks end before all is done", f"{len(jobs)} cases", f"{len(reached)}")
+    for number, (ranks, function, _, about) in enumerate(jobs[: len(reached)]):
         seen = [mine[number] for mine in run.evidence[:ranks]]
         done[function].append((ranks, about, seen, cases(events[number][:ranks])))
     return done

@@ -498,7 +498,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         6,
         "the whole table on each rank",
         ["self.weight, self.first = whole.weight, 0", "return F.embedding(x_BT, self.weight)"],
-        says="not marked as sharded",
+        says="another shape",
     ),
     Answer(
         6,
