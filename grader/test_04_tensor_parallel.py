@@ -999,17 +999,18 @@ def borders_on_rank(code, rank, world, own, kind, seed, width, inner, heads):
         made(kind, seed, width, inner, heads, False, False),
         rank,
         world,
-        lambda x: border("enter", x),
+        lambda x: border("enter", torch.cat([x, x], dim=1)),  # tokens may well come in there
         lambda x: border("join", x),
     )
     y = layer(given(kind, seed, width, inner)[0])
     # No "fault", at which all ranks would have to stop.
-    return calls | {"not due": fault_of(y, (3, 7, width)), "y": y.detach() if isinstance(y, torch.Tensor) else None}
+    return calls | {"not due": fault_of(y, (3, 14, width)), "y": y.detach() if isinstance(y, torch.Tensor) else None}
 
 
 def serial_borders(kind, seed, width, inner, heads):
     """What the ranks' outputs add up to: each rank's summand is joined by doubling it."""
-    return 2 * made(kind, seed, width, inner, heads, False, False)(2 * given(kind, seed, width, inner)[0]).detach()
+    x = given(kind, seed, width, inner)[0]
+    return 2 * made(kind, seed, width, inner, heads, False, False)(2 * torch.cat([x, x], dim=1)).detach()
 
 
 def check_borders_used(student, done):
@@ -1029,7 +1030,7 @@ def check_borders_used(student, done):
         expect(
             not mine["not due"],
             f"{name} made with borders of another kind gives rank {rank} {mine['not due']}",
-            (3, 7, sizes["width"]),
+            (3, 14, sizes["width"]),
             mine["not due"],
             rank,
         )
