@@ -1,16 +1,16 @@
 """Checks and hints of tp_training.
 
-| TODO | achievement                      | evidence                                                                    | needs   |
-|------|----------------------------------|-----------------------------------------------------------------------------|---------|
-| 1    | rows of neighbours               | make_mesh() for several --tp on 4 and 6 ranks                               |         |
-| 2    | the same samples in a row        | make_samplers() on 2 × 2, 3 × 2 and 1 × 3 ranks, over two epochs            |         |
-| 3    | sharded over the data axis       | shard() of a model that is split already: what each rank holds, what goes between which ranks, gradients |         |
-| 4    | the norm over both axes          | clip_gradients() on 2 × 2 ranks, norms whole and cut; what is sent          |         |
-| 5    | the plan of a block              | a block on 2, 3 and 4 ranks against one process: output, each gradient, rows held, bytes sent forward and backward |         |
-| 6    | the words shared out             | loss, logits and each gradient on 2 and 3 ranks; rows held; logits never sent |         |
-| 7    | positions of a cut stream        | the same, with the stream cut along the sequence                            |         |
-| 8    | the stream cut, and its norms    | split() as a whole: each gradient, the stream's length on each rank         | 5, 6, 7 |
-| 9    | one file of the whole model      | who writes; that it loads here; main() on 4 ranks against the serial run    | 1 – 8   |
+| TODO | achievement | evidence | needs |
+| --- | --- | --- | --- |
+| 1 | rows of neighbours | make_mesh() for several --tp on 4 and 6 ranks |  |
+| 2 | the same samples in a row | make_samplers() on 2 × 2, 3 × 2 and 1 × 3 ranks, over two epochs |  |
+| 3 | sharded over the data axis | shard() of a split model: what a rank holds, what goes between which ranks |  |
+| 4 | the norm over both axes | clip_gradients() on 2 × 2 ranks, norms whole and cut; what is sent |  |
+| 5 | the plan of a block | a block on 2, 3 and 4 ranks: output, gradients, rows held, bytes each way |  |
+| 6 | the words shared out | loss, logits and each gradient on 2 and 3 ranks; rows held; logits never sent |  |
+| 7 | positions of a cut stream | the same, with the stream cut along the sequence |  |
+| 8 | the stream cut, and its norms | split() as a whole: each gradient, the stream's length on each rank | 5, 6, 7 |
+| 9 | one file of the whole model | who writes; that it loads here; main() on 4 ranks against the serial run | 1 – 8 |
 
 Models here are split and sharded by the check itself, unless that is what is checked: so a TODO can be judged before or
 without the others. They are in float64 where no data type is part of the question: there rounding hides nothing.
@@ -261,7 +261,9 @@ def problem_with(plan, model):
 
 
 def attempt(step):
-    """What `step` returns; or, where torch refuses what a plan makes of the model, its reason. A crash in the student's lines stays one."""
+    """What `step` returns; or, where torch refuses what a plan makes of the model, its reason. A crash in the student's
+    lines stays one.
+    """
     try:
         return step()
     except Exception as error:
@@ -302,7 +304,8 @@ def mesh_on_rank(code, rank, world, tps):
 
 @todo(
     1,
-    why="Tensor parallelism sends in every layer, and waits for what it sends: it pays between neighbours, over the links inside a node. The gradients of "
+    why="Tensor parallelism sends in every layer, and waits for what it sends: it pays between neighbours, over the "
+    "links inside a node. The gradients of "
     "data parallelism are sent once in a step, beside the computation, and can take the slow links between nodes.",
     hints=(
         "How many rows are there, if each has args.tp ranks? init_device_mesh fills the grid row by row.",
@@ -364,12 +367,15 @@ def samplers_on_rank(code, rank, world, grid, sizes, seed):
 
 @todo(
     2,
-    why="The ranks of a row hold parts of one layer: each gives its part of every sum. With samples of its own, a rank's part belongs to another sum than "
+    why="The ranks of a row hold parts of one layer: each gives its part of every sum. With samples of its own, a "
+    "rank's part belongs to another sum than "
     "its neighbour's. Shapes fit, nothing fails, the loss falls a little, and the model is worth nothing.",
     hints=(
         "Two ranks that share a layer must answer alike: which number do they have in common?",
-        'mesh.get_local_rank("data") is the row, mesh["data"].size() the number of rows. DistributedSampler takes num_replicas and rank; ShardSampler rank and world_size.',
-        "DistributedSampler(train, num_replicas=..., rank=..., shuffle=True, seed=args.seed, drop_last=True), and ShardSampler(validation, row, rows).",
+        'mesh.get_local_rank("data") is the row, mesh["data"].size() the number of rows. DistributedSampler takes '
+        "num_replicas and rank; ShardSampler rank and world_size.",
+        "DistributedSampler(train, num_replicas=..., rank=..., shuffle=True, seed=args.seed, drop_last=True), and "
+        "ShardSampler(validation, row, rows).",
     ),
 )
 def test_todo2_samplers(student):
@@ -410,7 +416,8 @@ def test_todo2_samplers(student):
                 right = sorted(order[step * batch : (step + 1) * batch])
                 expect(
                     seen == right,
-                    f"{told}, in epoch {epoch + 1}, step {step + 1} of {batch} samples does not train on those of the serial run",
+                    f"{told}, in epoch {epoch + 1}, step {step + 1} of {batch} samples does not train on those of the "
+                    f"serial run",
                     right,
                     seen,
                 )
@@ -466,12 +473,14 @@ def by_row(student, rows, tp):
 
 @todo(
     3,
-    why="Two ranks of a row hold different parts of a layer: there is nothing that they could share or average. Those of a column hold the same part, and see "
+    why="Two ranks of a row hold different parts of a layer: there is nothing that they could share or average. Those "
+    "of a column hold the same part, and see "
     "other samples. So FSDP's collectives go along the columns, and the layers' along the rows.",
     hints=(
         "fully_shard has an argument for the ranks to shard over; the mesh has two axes, and each is a mesh by itself.",
         'mesh["data"] is the axis along which ranks have other samples. Each block and then the model take it.',
-        'fully_shard(block, mesh=mesh["data"], **options) for each block, and the same for the model, with reshard_after_forward=False.',
+        'fully_shard(block, mesh=mesh["data"], **options) for each block, and the same for the model, with '
+        "reshard_after_forward=False.",
     ),
 )
 def test_todo3_shard(student):
@@ -545,13 +554,16 @@ def clip_on_rank(code, rank, world, grid, sizes, seed, clips):
 
 @todo(
     4,
-    why="The norm of a part is too small; that of a parameter which every rank of a row holds is counted args.tp times if all are added up. Adam hides either: it "
+    why="The norm of a part is too small; that of a parameter which every rank of a row holds is counted args.tp times "
+    "if all are added up. Adam hides either: it "
     "divides by the size of the gradient. With SGD, or a clipped step, the model depends on the number of ranks.",
     hints=(
         "Sort the parameters by p.device_mesh. What is the norm of all, if you have the norm of each group?",
-        "nn.utils.get_total_norm(gradients) of DTensors on one mesh is a DTensor; full_tensor() makes it the norm of the whole. Norms add up as the sides of a right angle: "
+        "nn.utils.get_total_norm(gradients) of DTensors on one mesh is a DTensor; full_tensor() makes it the norm of "
+        "the whole. Norms add up as the sides of a right angle: "
         "torch.stack(norms).norm(). nn.utils.clip_grads_with_norm_(parameters, max_norm, norm) scales.",
-        "groups = {}; for p in model.parameters(): groups.setdefault(p.device_mesh, []).append(p); the norms of the groups' gradients, by full_tensor(), stacked, "
+        "groups = {}; for p in model.parameters(): groups.setdefault(p.device_mesh, []).append(p); the norms of the "
+        "groups' gradients, by full_tensor(), stacked, "
         "give the norm; then clip_grads_with_norm_(group, args.clip or math.inf, norm) for each group.",
     ),
 )
@@ -566,7 +578,8 @@ def test_todo4_clip(student):
     events = cases(run.events)[::2]  # from clip_gradients' beginning to its end
     whole = 8 * sum(grad.numel() for grad in grads.values())
     for case, (cut, clip) in enumerate((cut, clip) for cut in (False, True) for clip in clips):
-        told = f"with --clip {clip:.3g}, a gradient of norm {right:.4g} and {'norms that all ranks of a row hold' if cut else 'layers cut'}, on 2 × 2 ranks"
+        held = "norms that all ranks of a row hold" if cut else "layers cut"
+        told = f"with --clip {clip:.3g}, a gradient of norm {right:.4g} and {held}, on 2 × 2 ranks"
         for rank, mine in enumerate(run.evidence):
             norm = mine[case]["norm"]
             expect(
@@ -664,13 +677,18 @@ def block_on_rank(code, rank, world, sizes, cut):
 
 @todo(
     5,
-    why="Two matrices in a row, the first cut by columns, the second by rows, need no message between them: Megatron's idea (arXiv:1909.08053). What is sent is "
-    "then 8 B T D (t-1)/t numbers a layer, forward and backward. If q, k and v each add up their gradient by themselves, it is half as much again.",
+    why="Two matrices in a row, the first cut by columns, the second by rows, need no message between them: Megatron's "
+    "idea (arXiv:1909.08053). What is sent is "
+    "then 8 B T D (t-1)/t numbers a layer, forward and backward. If q, k and v each add up their gradient by "
+    "themselves, it is half as much again.",
     hints=(
-        "The plan maps names of the block's layers to styles: ColwiseParallel, RowwiseParallel; and attention and mlp themselves to how they take their input.",
-        "A row-parallel layer's output is added up: RowwiseParallel(output_layouts=layout). PrepareModuleInput(input_layouts=..., desired_input_layouts=...) makes one "
+        "The plan maps names of the block's layers to styles: ColwiseParallel, RowwiseParallel; and attention and mlp "
+        "themselves to how they take their input.",
+        "A row-parallel layer's output is added up: RowwiseParallel(output_layouts=layout). "
+        "PrepareModuleInput(input_layouts=..., desired_input_layouts=...) makes one "
         "tensor of the input, for all layers inside.",
-        '"attention" and "mlp": PrepareModuleInput(input_layouts=layout, desired_input_layouts=Replicate()); "attention.q", "attention.k", "attention.v", "mlp.up": '
+        '"attention" and "mlp": PrepareModuleInput(input_layouts=layout, desired_input_layouts=Replicate()); '
+        '"attention.q", "attention.k", "attention.v", "mlp.up": '
         'ColwiseParallel(); "attention.out", "mlp.down": RowwiseParallel(output_layouts=layout).',
     ),
 )
@@ -693,7 +711,8 @@ def test_todo5_block(student):
         for rank, seen in enumerate(ranks):
             expect(
                 seen["held"] <= weights / world,
-                f"{told}: rank {rank} holds {seen['held']:,} of the {weights:,} elements of q, k, v, out, up and down: not all are cut",
+                f"{told}: rank {rank} holds {seen['held']:,} of the {weights:,} elements of q, k, v, out, up and down: "
+                f"not all are cut",
                 f"{weights // world:,}",
                 f"{seen['held']:,}",
                 rank,
@@ -731,7 +750,8 @@ def test_todo5_block(student):
                 much = sent(events, rank)
                 expect(
                     much <= 2.01 * an_all_reduce + norms,
-                    f"{told}: rank {rank} sends {much:,.0f} bytes in the {name} pass of a block, as in {much / an_all_reduce:.1f} all-reduces "
+                    f"{told}: rank {rank} sends {much:,.0f} bytes in the {name} pass of a block, as in "
+                    f"{much / an_all_reduce:.1f} all-reduces "
                     "of the stream",
                     f"{2 * an_all_reduce:,.0f} bytes, as in 2",
                     f"{much:,.0f} bytes",
@@ -744,7 +764,7 @@ def test_todo5_block(student):
 
 
 def model_on_rank(code, rank, world, sizes, seed, cut, asked):
-    """One step of a model on one row, where the plan of what is `asked` is the student's, and the others the check's."""
+    """One step of a model on one row; the plan of what is `asked` is the student's, the others are the check's."""
     from torch.distributed.tensor.parallel import parallelize_module
 
     mesh = made_mesh(1, world)
@@ -809,7 +829,8 @@ def check_model(student, world, cut, asked, told, what):
         expect("problem" not in seen, str(seen.get("problem")), "{name: style, …}", None, rank)
     check_refused(told, what, ranks)
     for rank, seen in enumerate(ranks):
-        # A loss is right to float64's digits: utils/loss.py sums in the dtype of its input or float32, whichever has more.
+        # A loss is right to float64's digits: utils/loss.py sums in the dtype of its input or float32, whichever has
+        # more.
         expect(
             math.isclose(seen["loss"], right["loss"], rel_tol=EXACT),
             f"{told}, the loss on rank {rank} is not what one process finds",
@@ -839,13 +860,18 @@ def check_model(student, world, cut, asked, told, what):
 
 @todo(
     6,
-    why="With 33,000 words the two tables are most of a small model, and the logits are the largest tensor of a step: B T V numbers. Shared out, a rank has V/t of each; the loss "
-    "needs of the other ranks three numbers a token: the largest logit, the sum of exponentials, and the logit at the target.",
+    why="With 33,000 words the two tables are most of a small model, and the logits are the largest tensor of a step: "
+    "B T V numbers. Shared out, a rank has V/t of each; the loss "
+    "needs of the other ranks three numbers a token: the largest logit, the sum of exponentials, and the logit at the "
+    "target.",
     hints=(
-        "The embedding is cut by rows, its input is the same on all ranks, and its output leaves with layout. The head is a layer cut by columns, which are the rows of its weight.",
-        "RowwiseParallel(input_layouts=Replicate(), output_layouts=layout) knows embeddings. In share_loss, weight.to_local(), weight.device_mesh.get_group() and weight.shape[0] are a "
+        "The embedding is cut by rows, its input is the same on all ranks, and its output leaves with layout. The head "
+        "is a layer cut by columns, which are the rows of its weight.",
+        "RowwiseParallel(input_layouts=Replicate(), output_layouts=layout) knows embeddings. In share_loss, "
+        "weight.to_local(), weight.device_mesh.get_group() and weight.shape[0] are a "
         "rank's rows, the group and V; h.full_tensor() is the whole of a DTensor.",
-        '"head": ColwiseParallel(input_layouts=layout, output_layouts=Replicate()). And a function loss(h, weight, y, ignore) that returns vocab_parallel_head_loss(h, weight.to_local(), y, '
+        '"head": ColwiseParallel(input_layouts=layout, output_layouts=Replicate()). And a function loss(h, weight, y, '
+        "ignore) that returns vocab_parallel_head_loss(h, weight.to_local(), y, "
         "ignore, group, weight.shape[0]), put into model.head_loss.",
     ),
 )
@@ -865,8 +891,8 @@ def test_todo6_words(student):
                     rank,
                 )
         tokens = sizes["batch"] * sizes["length"]
-        # Of the stream: 4 all-reduces in each of 2 blocks, the embedding forward, h forward and backward. Of each token a few
-        # numbers. And the gradients of five norms, weight and bias.
+        # Of the stream: 4 all-reduces in each of 2 blocks, the embedding forward, h forward and backward. Of each token
+        # a few numbers. And the gradients of five norms, weight and bias.
         allowed = 2 * (world - 1) / world * 8 * ((8 + 3) * tokens * sizes["dim"] + 4 * tokens + 10 * sizes["dim"])
         forward, backward, *_ = cases(run.events)
         for rank in range(world):
@@ -882,11 +908,14 @@ def test_todo6_words(student):
 
 @todo(
     7,
-    why="The position embedding is a plain parameter that every rank has. If each uses T/t of its rows, its gradient is that of T/t positions, and another one on each rank: the copies drift "
+    why="The position embedding is a plain parameter that every rank has. If each uses T/t of its rows, its gradient "
+    "is that of T/t positions, and another one on each rank: the copies drift "
     "apart, and the loss is wrong in its fourth digit, without a word from torch.",
     hints=(
-        "If the table is cut among the ranks, like any other, DTensor sees to the gradients. Which styles know embeddings, and where must its T be cut?",
-        "ColwiseParallel and RowwiseParallel both cut an nn.Embedding; output_layouts says how the result is to lie. The result is (T, D).",
+        "If the table is cut among the ranks, like any other, DTensor sees to the gradients. Which styles know "
+        "embeddings, and where must its T be cut?",
+        "ColwiseParallel and RowwiseParallel both cut an nn.Embedding; output_layouts says how the result is to lie. "
+        "The result is (T, D).",
         'If layout == Shard(1): {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}; else nothing.',
     ),
 )
@@ -899,12 +928,16 @@ def test_todo7_positions(student):
 @todo(
     8,
     needs=(5, 6, 7),
-    why="Between its halves a block's norms, and all that they keep, are the same on all ranks of a row: t times the same work and memory. Cut along the sequence, that is 1/t each, and the bytes "
-    "sent stay the same (arXiv:2205.05198). But then a norm's weights, which all ranks have, learn from T/t tokens on each.",
+    why="Between its halves a block's norms, and all that they keep, are the same on all ranks of a row: t times the "
+    "same work and memory. Cut along the sequence, that is 1/t each, and the bytes "
+    "sent stay the same (arXiv:2205.05198). But then a norm's weights, which all ranks have, learn from T/t tokens on "
+    "each.",
     hints=(
         "One placement for the whole stream, chosen by a flag; and one style, among the imports, for the norms.",
-        "Dimension 1 of (B, T, D) is T: Shard(1). SequenceParallel() makes a norm's weights known to all ranks of a row as one, so that their gradients are added up.",
-        'Shard(1) where args.sequence_parallel says so, else Replicate(); and {name: SequenceParallel()} for "blocks.*.attention_norm", "blocks.*.mlp_norm" and "norm", if layout == Shard(1).',
+        "Dimension 1 of (B, T, D) is T: Shard(1). SequenceParallel() makes a norm's weights known to all ranks of a "
+        "row as one, so that their gradients are added up.",
+        "Shard(1) where args.sequence_parallel says so, else Replicate(); and {name: SequenceParallel()} for "
+        '"blocks.*.attention_norm", "blocks.*.mlp_norm" and "norm", if layout == Shard(1).',
     ),
 )
 def test_todo8_sequence(student):
@@ -916,7 +949,8 @@ def test_todo8_sequence(student):
             for number, shape in enumerate(seen["streams"]):
                 expect(
                     shape[1] == length,
-                    f"{told}, the stream into block {number + 1} has {shape[1]} of {sizes['length']} tokens on rank {rank}",
+                    f"{told}, the stream into block {number + 1} has {shape[1]} of {sizes['length']} tokens on rank "
+                    f"{rank}",
                     f"{length} tokens",
                     f"{shape[1]} tokens",
                     rank,
@@ -983,11 +1017,15 @@ RUNS = [[4, [*ARGV, "--tp", "2"]], [4, [*ARGV, "--tp", "4", "--sequence-parallel
 @todo(
     9,
     needs=(1, 2, 3, 4, 5, 6, 7, 8),
-    why="A file of DTensors needs a process group of as many ranks to be read. The model that comes out of the run must load on one device, by a program that knows nothing of meshes.",
+    why="A file of DTensors needs a process group of as many ranks to be read. The model that comes out of the run "
+    "must load on one device, by a program that knows nothing of meshes.",
     hints=(
-        "It is fsdp_training's: the function puts DTensors together over whatever axes they are cut. All ranks must call it.",
-        "get_model_state_dict(model, options=...) with StateDictOptions: full_state_dict puts parts together, cpu_offload keeps them on rank 0's CPU only. save0 writes on rank 0.",
-        "options = StateDictOptions(full_state_dict=True, cpu_offload=True); then save0 the same dictionary with what get_model_state_dict returns.",
+        "It is fsdp_training's: the function puts DTensors together over whatever axes they are cut. All ranks must "
+        "call it.",
+        "get_model_state_dict(model, options=...) with StateDictOptions: full_state_dict puts parts together, "
+        "cpu_offload keeps them on rank 0's CPU only. save0 writes on rank 0.",
+        "options = StateDictOptions(full_state_dict=True, cpu_offload=True); then save0 the same dictionary with what "
+        "get_model_state_dict returns.",
     ),
 )
 def test_todo9_save(student):
@@ -1012,7 +1050,8 @@ def test_todo9_save(student):
         for rank, seen in enumerate(run.evidence[1:], start=1):
             expect(
                 seen["peak"] < 0.9 * model,
-                f"{told} rank {rank} has the whole model in memory, {seen['peak']:,} bytes at once: rank 0 alone needs it",
+                f"{told} rank {rank} has the whole model in memory, {seen['peak']:,} bytes at once: rank 0 alone needs "
+                f"it",
                 f"one tensor at a time, of {model:,} bytes",
                 f"{seen['peak']:,} bytes",
                 rank,
@@ -1034,7 +1073,8 @@ def check_law(student):
         weights = together(ranks, "weights")
         check_checkpoint(run.files[f"out-{number}/model-final.pt"], weights)
         for name, weight in final.items():
-            # SGD keeps rounding small: 1.2e-7 was measured after these steps; the weights themselves moved by 2e-5 to 1e-2.
+            # SGD keeps rounding small: 1.2e-7 was measured after these steps; the weights themselves moved by 2e-5 to
+            # 1e-2.
             expect(
                 torch.allclose(weights[name], weight, rtol=0, atol=2e-6),
                 f"{told} the last weights are not the serial run's ({name})",

@@ -24,8 +24,9 @@ if heads % world:
     raise ValueError(f"{heads} heads do not divide by {world} tensor-parallel ranks")
 """
 FUSED_FORWARD = """
+x_BTD = self.enter(x_BTD)
 B, T, _ = x_BTD.shape
-q, k, v = F.linear(self.enter(x_BTD), self.qkv).chunk(3, dim=-1)
+q, k, v = F.linear(x_BTD, self.qkv).chunk(3, dim=-1)
 q, k, v = (part.view(B, T, -1, self.head_dim).transpose(1, 2) for part in (q, k, v))
 y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 return self.out(y.transpose(1, 2).reshape(B, T, -1), self.join)
@@ -380,6 +381,11 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         ],
         says="backward",
     ),
+    Answer(
+        5,
+        "the length is taken before the border",
+        swap=("x_BTD = self.enter(x_BTD)\nB, T, _ = x_BTD.shape", "B, T, _ = x_BTD.shape\nx_BTD = self.enter(x_BTD)"),
+    ),
     Answer(5, "no f", swap=("x_BTD = self.enter(x_BTD)\n", ""), says="gradient of the input"),
     Answer(5, "always g", swap=(", self.join)", ")"), says="`join`"),
     Answer(5, "heads are not looked at", swap=("if heads % world:", "if False:"), says="not refused"),
@@ -498,7 +504,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         6,
         "the whole table on each rank",
         ["self.weight, self.first = whole.weight, 0", "return F.embedding(x_BT, self.weight)"],
-        says="not marked as sharded",
+        says="another shape",
     ),
     Answer(
         6,

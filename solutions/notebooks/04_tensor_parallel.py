@@ -580,10 +580,11 @@ def one_step(sequence: bool, rank: int, world: int) -> dict[str, float]:
 
 
 # %%
+ranks = run_on_ranks("04_tensor_parallel/one_step", [False] * 2).results
 serial = small_model()
 serial(*small_batch(0)).backward()
 print(f"serial: norm.weight {serial.norm.weight.grad.norm().item():.5f}")
-for rank, seen in enumerate(run_on_ranks("04_tensor_parallel/one_step", [False] * 2).results):
+for rank, seen in enumerate(ranks):
     print(f"rank {rank}:", {name: round(value, 5) for name, value in seen.items()})
 
 # %% [markdown]
@@ -1012,26 +1013,27 @@ plots.efficiency(efficiencies)
 # The step down is the border of the node. That is why tensor parallelism stays within it, and why vendors build ever
 # larger "nodes".
 #
-# How do thin products fare on your machine? (On a CPU the curve may well be flat.)
+# How do thin products fare on your machine, on one rank? (On a CPU the curve may well be flat.)
 
 
 # %%
-def product_curve() -> list[tuple[int, float]]:
-    """FLOP/s of 512 × 512 by 512 × width, the best of five tries."""
-    x, curve = torch.randn(512, 512), []
+def product_curve(size: int, rank: int, world: int) -> list[tuple[int, float]]:
+    """FLOP/s of size × size by size × width, the best of five tries."""
+    x, curve = torch.randn(size, size), []
     for width in (8, 16, 32, 64, 128, 256, 512):
-        weight, seconds = torch.randn(512, width), []
+        weight, seconds = torch.randn(size, width), []
         for _ in range(5):
             began = time.perf_counter()
             for _ in range(10):
                 torch.mm(x, weight)
             seconds.append((time.perf_counter() - began) / 10)
-        curve.append((width, 2 * 512 * 512 * width / min(seconds)))
+        curve.append((width, 2 * size**2 * width / min(seconds)))
     return curve
 
 
 # %%
-plots.rates({"A100, half precision": list(RATES.items()), "here, float32": product_curve()})
+(measured,) = run_on_ranks("04_tensor_parallel/product_curve", [512], timed=True).results
+plots.rates({"A100, half precision": list(RATES.items()), "here, float32": measured})
 
 # %% [markdown]
 # ## The parallel run is the serial run
