@@ -416,7 +416,7 @@ def check_gradients(told, right, seen, rank, stage, rel):
         expect(
             off <= rel * scale,
             f"{what} is not that of one process{zero}",
-            f"numbers up to {scale:.3g}, {rel * scale:.1g} off at most",
+            f"within {rel * scale:.1g} (values up to {scale:.3g})",
             f"{off:.3g} off",
             rank,
         )
@@ -1313,7 +1313,7 @@ def spoken_pass(done):
             " which stage; and what is being sent. Then take the ticks one by one: act, then post."
         ),
         (
-            "In each tick: `leaving` is what my own action makes. Then for every (source, action) of the tick, goes_to"
+            "In each tick: first, what my own action makes. Then for every (source, action) of the tick, goes_to"
             " says for whom it is: if source is me, isend to the target and keep the work; if the target is me, make"
             " room, irecv from the source, and keep (room, work) under (kind, micro-batch, stage). An action takes its"
             " input from there, and waits for the work. What has arrived for a forward pass needs requires_grad_()."
@@ -1690,7 +1690,7 @@ def check_split_length(told, schedule, p, m):
     8,
     needs=(4, 5, 6),
     why=(
-        "The bubble of 1F1B comes from waiting for gradients. But half of a backward pass nobody waits for. It is the"
+        "The bubble of 1F1B comes from waiting for gradients. But nobody waits for half of a backward pass. It is the"
         " one idea that has made bubbles smaller without more messages and without more memory; DeepSeek-V3 was trained"
         " with a schedule built on it."
     ),
@@ -1797,7 +1797,7 @@ def test_todo9_predictions(student):
         student,
         {key: answer for key, answer in right.items() if answer != 0},
         rel=1e-6,
-        wrong="is not what will happen",
+        wrong="is not what the schedule gives",
     )
     nothing = [key for key, answer in right.items() if answer == 0]
     (seen,) = student.call(
@@ -1894,8 +1894,8 @@ def evaluated_alone(seeds, v, m, rows, width, dtype):
     10,
     needs=(4, 5),
     why=(
-        "A rank that prints a loss of its own prints a number that is none, and a rank that chooses the best checkpoint"
-        " by it stops at another step than the others. An evaluation that keeps activations, as training must, needs"
+        "A rank that prints a loss of its own prints a number that is not the loss, and a rank that chooses the best"
+        " checkpoint by it stops at another step than the others. An evaluation that keeps activations, as training must, needs"
         " more memory than training itself."
     ),
     hints=(

@@ -408,11 +408,7 @@ def check_work(what, seen, due, rank=None, first=0):
         expect(
             len(mine["calls"]) > 0,
             f"{what}: expert {number} is never called"
-            + (
-                ", though it was not chosen: then on zero rows, so that its gradient is zero and not missing"
-                if not rows
-                else ""
-            ),
+            + ("" if rows else ". No token chose it; call it on zero rows: then its gradient is zero and not missing"),
             f"one call, {rows} row{s(rows)}",
             "no call",
             rank,
@@ -1156,10 +1152,10 @@ def test_todo6_balance(student):
             if not close(found["grad"], due, 1e-4):
                 ratio = float(found["grad"].double().norm() / due.norm())
                 same_way = close(found["grad"] / max(ratio, 1e-9), due, 1e-3)
-                wrong = f"{ratio:.4g} times the one that is due" if same_way else "another gradient"
+                wrong = f"{ratio:.4g} times what it should be" if same_way else "another one"
                 raise Wrong(
-                    f"{what}: the probabilities on rank {rank} get {wrong}; it is {world} times the derivative of "
-                    "the loss, so that the ranks' average is right",
+                    f"{what}: the gradient of rank {rank}'s probabilities is {wrong}: it should be {world} times (the "
+                    "number of ranks) the derivative of the loss, so that the ranks' average is right",
                     f"norm {due.norm():.5g}",
                     f"norm {found['grad'].norm():.5g}",
                     rank,

@@ -88,5 +88,10 @@ def vocab_parallel_head_loss(
     """
     learn = torch.is_grad_enabled() and (h.requires_grad or weight_local.requires_grad)
     rows = math.ceil(vocab_size / dist.get_world_size(group))
+    if h.shape[:-1] != y.shape:
+        raise ValueError(
+            f"h has tokens of shape {tuple(h.shape[:-1])}, the targets {tuple(y.shape)}: a stream that is cut along its"
+            " tokens must be made whole first"
+        )
     total = VocabParallelHeadLoss.apply(h.flatten(0, -2), weight_local, y.flatten(), ignore, learn, rows, group)
     return total / (y != ignore).sum().clamp(min=1)

@@ -39,7 +39,9 @@ def check_pipeline(args: argparse.Namespace, ranks: int) -> None:
     if m >= p and m % (m // p) and args.schedule in ("interleaved", "zero-bubble"):
         fail(f"--schedule {args.schedule} with --pp {p}: take a multiple of {p} for --microbatches, not {m}")
     if args.dropout and p > 1:
-        fail(f"--dropout {args.dropout:g} with --pp {p}: stages that draw apart can not draw what one process draws")
+        fail(
+            f"--dropout {args.dropout:g} with --pp {p}: stages that draw separately cannot draw what one process would"
+        )
 
 
 def stages_a_rank(p: int, args: argparse.Namespace) -> int:

@@ -117,12 +117,12 @@ check("04_tensor_parallel/1")
 # Why the sum in $f$? Each rank knows only how *its* part of the layer depends on $X$. Why nothing in $g$? The gradient
 # of a sum is the gradient of each summand.
 #
-# They are a conjugate pair: each is the other one's backward pass. Two calls look as if they would do, and do not:
+# They are a conjugate pair: each is the other one's backward pass. Two existing calls seem to suit, but do not:
 #
 # - A plain `dist.all_reduce` works, but autograd does not see it. As $f$ it would never be called in the backward
 #   pass.
 # - `torch.distributed.nn.functional.all_reduce` has a gradient: it sums in the backward pass as well. As $g$ it makes
-#   every gradient before it $t$ times as large. The first loss does not show it, and Adam hides most of it.
+#   the gradients of everything before it $t$ times as large. The first loss does not show it, and Adam hides most of it.
 #
 # | call | what it does |
 # |---|---|
@@ -616,7 +616,7 @@ for rank, seen in enumerate(ranks):
 # | call | what it does |
 # |---|---|
 # | `dist.all_gather(tensors, tensor)` | fills a list: one tensor for each rank, all like `tensor` and contiguous |
-# | `dist.reduce_scatter(tensor, tensors)` | `tensor` becomes this rank's of the list, summed over the ranks |
+# | `dist.reduce_scatter(tensor, tensors)` | `tensor` becomes this rank's of the list, summed over the ranks; all contiguous, and chunks along dimension 1 are not |
 # | `tensor.chunk(world, dim=1)` | `world` views, cut along dimension 1 |
 # | `torch.cat(tensors, dim=1)` | joined along dimension 1 |
 #

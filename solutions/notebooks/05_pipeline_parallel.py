@@ -367,7 +367,7 @@ def loss_of_batch(y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 def accumulate(model: nn.Module, x: Tensor, y: Tensor, m: int) -> Tensor:
     """The loss of the batch, without history; in one process, micro-batch by micro-batch.
 
-    The parameters' ``grad`` become the batch's gradients.
+    The batch's gradients are added to the parameters' ``grad``, which is None before.
     """
     # TODO 3, again: forward and backward pass of one micro-batch, then of the next one, so that only one is alive
     # at a time.
@@ -524,9 +524,10 @@ plots_pipeline.timelines(
 # of them, `isend` and `irecv`, in that order. Where does the order come from? From the schedule, which all ranks know.
 # Let each action take one **tick** of an imagined clock: `in_ticks` says who does what in which tick. In each tick a
 # rank does its own action, if it has one, and *then* posts its ends of what the actions of that tick send, by the
-# number of the sender. A rank waits for what it receives only when it needs it. It waits for its sends at the very
-# end, or once so many are under way that the oldest of them must have been received long ago. Then no ranks can wait
-# for each other in a circle, whatever is stored on the way. And a schedule that is wrong stops in the simulator,
+# number of the sender. A rank waits for what it receives only when it needs it. The one order
+# keeps ranks from waiting in a circle, whatever is stored on the way. To wait for each send at once would be right,
+# too, but slow: the sender would stand still until its neighbour reaches that tick. So it waits for its sends at the
+# very end. And a schedule that is wrong stops in the simulator,
 # before anything runs.
 
 
@@ -726,8 +727,8 @@ plots_pipeline.timelines({"GPipe, predicted": predicted(gpipe(4, 8)), "GPipe, me
 #
 # With GPipe, a rank keeps the activations of all $m$ micro-batches until the backward passes begin: more micro-batches
 # mean a smaller bubble, but more memory. **1F1B** (one forward, one backward) starts each backward pass as early as it
-# can: rank $r$ begins with just as many forward passes as it takes until the first gradient comes back, and then does
-# one forward and one backward pass in turns, until there are no more forward passes; the rest are backward passes.
+# can: rank $r$ begins with one forward pass for each rank *after* it, and then does one forward and one backward pass in
+# turns, until there are no more forward passes; the rest are backward passes.
 #
 # **Predict** how many micro-batches are alive at most on rank $r$ of $p$, that is, gone forward and not yet back.
 
@@ -873,7 +874,8 @@ plots_pipeline.timelines(
 # There is one trap. `grad(output, weights)` for W would go through the whole stage once more, from behind, and compute
 # all the gradients between the layers *again*: together, I and W would take half as long again as B. So in I, ask for
 # the gradients of *all layers' outputs*, too, and keep them; `passed.layers` has the layers and their outputs. In W,
-# each layer goes from its own output to its own weights. No node of the graph is computed twice.
+# each layer goes from its own output to its own weights. No gradient is computed twice. (It
+# takes each weight to be used once on the way: one used twice would be reached through the other use as well.)
 #
 # The schedule: **H1** of the paper. The forward passes and I are in the order of 1F1B, with I for B. Rank $r$ lets its
 # first $r$ W wait: from its I of micro-batch $r$ on, each I is followed by the oldest W that is left; what is left in
@@ -1042,7 +1044,7 @@ def forward_only(world: int, m: int, v: int) -> Schedule:
 
 
 def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, world: int) -> float:
-    """The mean loss over all targets of all batches that are not IGNORE, on every rank. Each has one, at least.
+    """The mean loss over all targets of all batches that are not IGNORE, on every rank. Each batch has at least one.
 
     Evaluated in eval mode, without autograd; afterwards each chunk is in the mode in which it was.
     """
@@ -1160,7 +1162,7 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 # | `PipelineStage(module, index, number, device)` | `Stage`, and the stage's number |
 # | `--schedule gpipe`, `1f1b`, `interleaved`, `zero-bubble` | `gpipe`, `one_f_one_b`, `interleaved`, `zero_bubble`: in torch, too, lists of actions for each rank (`ScheduleGPipe`, `Schedule1F1B`, `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`) |
 # | `--microbatches M` | m |
-# | `schedule.step(x)` on the first rank, `schedule.step(target=y, losses=…)` on the last | `execute` |
+# | `schedule.step(x, target=y, losses=…)` on all ranks: the first stage uses x, the last one y | `execute` |
 # | `loss_fn` is a sum over the global count, with `scale_grads=False` | `loss_of_batch`: torch would divide the gradients by m once more |
 # | `schedule.eval(…)` | `evaluate` |
 # | the loss is sent to all ranks | `on_all_ranks` |

@@ -130,7 +130,7 @@ check("06_context_parallel/1")
 #
 # Which scores are needed is said by a list of **blocks**: `(rows, columns, mask)` are the queries, the keys, and
 # which sees which. For now everybody sees everything, so there is one block: all of it. The causal mask comes
-# later, and will need no other ring. In your ring, `blocks(source)` is the list for the keys that belong to rank
+# later, and needs no change to the ring. In your ring, `blocks(source)` is the list for the keys that belong to rank
 # `source`.
 
 # %%
@@ -156,10 +156,9 @@ def attend_blocks(out_BHTK: Tensor, lse_BHT: Tensor, q_BHTK: Tensor, k: Tensor, 
 
 # %% [markdown]
 # Messages are those of lesson 01: `dist.isend(tensor, to)` and `dist.irecv(tensor, source)` come back at once with a
-# *work*, and the message is over after `work.wait()`. The numbers of a tensor that is sent, or received into, must lie
-# one
-# behind the other in memory; those of the model's keys do not. `tensor.contiguous()` gives a tensor for which this
-# holds.
+# *work*, and the message is over after `work.wait()`. A tensor that is sent, or
+# received into, must be contiguous, its numbers one after the other in memory. The model's keys are not;
+# `tensor.contiguous()` gives a tensor that is.
 #
 # **Predict** whose keys a rank has at hand in step $s$, where the first step is $s = 0$.
 
@@ -244,8 +243,7 @@ plots.messages(run.messages, "ring_forward")
 # \mathrm{d}Q = \frac{\mathrm{d}S\, K}{\sqrt K}, \qquad \mathrm{d}K = \frac{\mathrm{d}S^T Q}{\sqrt K}$$
 #
 # $O$ and $L$ are those of the whole row, not of the block: the softmax ties all keys of a row together, and $D_i$ is
-# all
-# that a block needs to know of the others. (The $K$ below the root is the width of a head.)
+# all that a block needs to know of the others. (The $K$ below the root is the width of a head.)
 #
 # The gradient of the queries stays with the queries. But keys and values go round again, and every rank has something
 # to add to their gradients. So these **travel along**: a rank adds its share to the gradient of the keys at
@@ -357,8 +355,7 @@ check("06_context_parallel/3")
 # nothing to do. Rank 3's queries see almost everything. All wait for rank 3, and nothing was gained by the mask.
 #
 # The way out is to cut the sequence into $2N$ pieces and give each rank an early one and a late one: rank $r$ has
-# pieces
-# $r$ and $2N - 1 - r$. This **zig-zag** is how Llama 3 was trained
+# pieces $r$ and $2N - 1 - r$. This **zig-zag** is how Llama 3 was trained
 # ([arXiv:2407.21783](https://arxiv.org/abs/2407.21783), section 3.3.2).
 #
 # ![The scores of four ranks: in order, from 36 to 228; in zig-zag, 132 each](../images/context_blocks.png)
@@ -375,7 +372,7 @@ def pairs_of(pieces: list[int], size: int) -> int:
 
     Pieces have ``size`` tokens each, and are numbered from 0 through the whole sequence.
     """
-    # TODO 4: Compute only what the causal mask lets be seen, and share it out evenly. First your prediction:
+    # TODO 4: Compute only what the causal mask lets a query see, and share it out evenly. First your prediction:
     # the work of a rank.
     ### BEGIN SOLUTION
     return sum(piece * size * size + size * (size + 1) // 2 for piece in pieces)
@@ -403,9 +400,8 @@ def causal_blocks(mine: list[int], theirs: list[int], size: int) -> list[Block]:
 
     Queries and keys lie in memory one piece after the other, as the lists say. Each list may have one piece or several.
     """
-    # TODO 4, again: a block for each pair of pieces in which anything is to be seen, and none for the others. Where all
-    # of
-    # it is to be seen, the mask is None. `torch.ones(n, n, dtype=torch.bool).tril()` is True on and below the diagonal.
+    # TODO 4, again: a block for each pair of pieces in which anything is to be seen, and none for the others. Where
+    # all of it is to be seen, the mask is None. `torch.ones(n, n, dtype=torch.bool).tril()` is True on and below the diagonal.
     ### BEGIN SOLUTION
     blocks = []
     for i, piece in enumerate(mine):
@@ -610,7 +606,7 @@ def ulysses(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, world: int) -> Tenso
         ValueError: the ranks do not divide the heads.
     """
     # TODO 6, again: causal attention. Before anything is sent, refuse what can not work: a ValueError whose text
-    # has both numbers.
+    # has both numbers, heads and ranks.
     ### BEGIN SOLUTION
     heads = q_BHTK.shape[1]
     if heads % world:
@@ -721,9 +717,8 @@ predicted = {
 plots_context.sent(measured, predicted)
 
 # %% [markdown]
-# For one sequence of a fixed length, the ring sends nearly the same whatever the number of ranks, while Ulysses sends
-# less and
-# less. But Ulysses' messages are in the way, the ring's are not, and for the ring any number of ranks will do.
+# For one sequence of a fixed length, a rank of the ring sends more with each rank that joins, from one sequence's keys
+# and values (2 ranks) up to less than two (many), while a rank of Ulysses sends less and less. But Ulysses' messages are in the way, the ring's are not, and for the ring any number of ranks will do.
 #
 # ## The whole model
 #
@@ -734,7 +729,8 @@ plots_context.sent(measured, predicted)
 # - their **positions**: the model takes them as `model(x, y, positions)`,
 # - the **attention**: a block's `block.attention.attend` may be set to any function of `(q_BHTK, k_BHTK, v_BHTK)`,
 # - the **loss**: `model(x, y, positions)` is the mean over *this rank's* targets that count (`y != IGNORE`). What
-#   is wanted is the mean over those of *all* ranks, and ranks may have unequal numbers of them, or none.
+#   is wanted is the mean over those of *all* ranks, and ranks may have unequal numbers of them, or none: then the model
+#   returns 0, and gradients of 0.
 #
 # And the gradients? Each rank has the same weights, and other tokens. With the loss a *sum* over ranks, each of which
 # divides by the number of all targets, the gradients are a sum over ranks, too. An average would be wrong by a factor
@@ -749,7 +745,7 @@ def my_share(x_BT: Tensor, y_BT: Tensor, rank: int, world: int) -> tuple[Tensor,
         ValueError: the tokens do not divide by 2 * world.
     """
     # TODO 8: Train the model on a sequence that no rank holds. First, deal it out. Refuse, by a ValueError whose
-    # text has both numbers, what does not divide. `x[:, positions]` takes columns.
+    # text has both numbers, the tokens and the 2 * world pieces. `x[:, positions]` takes columns.
     ### BEGIN SOLUTION
     tokens = x_BT.shape[1]
     if tokens % (2 * world):

@@ -376,7 +376,8 @@ check("07_expert_parallel/5")
 # only that which its backward pass must reach. In the end the ranks' gradients are *averaged*, as those of
 # their losses are. So that the average is right, each rank has to give $W$ times the derivative of $L$ by its
 # own probabilities. This can be done in one line: `own + (total - own).detach()` has the value of `total` and
-# the gradient of `own`.
+# the gradient of `own`. With $W$ times its own number for `own`, the value is still the total, and the gradient is $W$
+# times as large.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}

@@ -324,7 +324,7 @@ def inner_index(row: int, column: int, step: int, side: int) -> int:
 
 
 def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
-    """y_mn. The inner dimension is k in all; it is cut along the columns of the grid for X, along its rows for W.
+    """y_mn. The inner dimension is k in all; X has it cut along axis 1 of the grid, W along axis 0.
 
     Raises:
         ValueError: the grid is no square; its text is one line that names the grid. Nothing has been sent then.
@@ -401,7 +401,7 @@ def cannon_on_ranks(sizes: list[int], rank: int, world: int) -> float:
 
 # %%
 run = run_on_ranks("08_distributed_matmul/cannon_on_ranks", [[60, 90, 30]] * 9)
-print(f"largest difference on each rank: {max(run.results):.1e}")
+print(f"largest difference on any rank: {max(run.results):.1e}")
 plots.messages(run.messages, "Cannon's algorithm on 3 × 3 ranks")
 
 # %% [markdown]
@@ -429,14 +429,14 @@ class Panel(NamedTuple):
 
 
 # %% [markdown]
-# In the backward pass broadcasts turn into sums. $\bar X = \bar Y W^\top$ sums over $n$, which is cut along the rows of
-# the grid: for each panel, $W$ is broadcast as before, and the products are added up *towards the rank that has the
+# In the backward pass broadcasts turn into sums. $\bar X = \bar Y W^\top$ sums over $n$, which is cut along axis 1
+# of the grid: for each panel, $W$ is broadcast as before, and the products are added up *towards the rank that has the
 # panel of X*. $\bar W$ likewise, along the columns.
 #
 # | call | |
 # |---|---|
 # | `dist.broadcast(tensor, src=rank, group=group)` | the tensor of `src` comes to all; the others give one to write into |
-# | `dist.reduce(tensor, dst=rank, group=group)` | adds up all into that of `dst`; in the others' is rubbish afterwards |
+# | `dist.reduce(tensor, dst=rank, group=group)` | adds up all into that of `dst`; what the others' hold afterwards is undefined |
 #
 # `src` and `dst` are numbers among *all* ranks, as they stand in `grid.lines[axis]`; the group is `grid.groups[axis]`.
 # Both calls take contiguous tensors; `tensor[:, 2:4]` is none, its `.contiguous()` is.
@@ -810,7 +810,7 @@ plots_matmul.losses({"one process": train_serial()} | on_grids)
 # for each. The backward pass has two such products.
 #
 # And here is the catch of this course's machine: it may have fewer cores than ranks. Then the ranks take turns, and
-# what each computes takes longer by the factor (ranks / cores). Parallel products on two cores prove that the *numbers*
+# what each computes takes longer by the factor max(1, ranks / cores). Parallel products on two cores prove that the *numbers*
 # are right. They do not prove a speed-up, and cannot.
 
 

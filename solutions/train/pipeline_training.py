@@ -131,7 +131,7 @@ class Layers(nn.Module):
         self.dropout, self.bfloat16 = model.dropout, bfloat16
         # TODO 1: Take the layers of this stage from the model, and no others.
         # The first stage has both embeddings, the last one norm and head. Each has its share of the blocks, in their
-        # order; the shares differ by one at most, and the first stages have one more, for the last one has the head.
+        # order; the shares differ by one at most, and the first stage has the most, for the last one has the head.
         # Keep each block's number as its key, so that every weight has the name that it has in the whole model.
         ### BEGIN SOLUTION
         first, last = stage == 0, stage == n_stages - 1

@@ -121,6 +121,7 @@ def make_samplers(sets: Sets, mesh: DeviceMesh, args: argparse.Namespace) -> Sam
     # TODO 2: Deal the samples out along the data axis alone.
     # The ranks of a row compute one result together, so all of them read the same samples. Where they
     # do not, each layer adds up halves of different sums: no error, and a loss that falls more slowly.
+    # (Mind the order: DistributedSampler takes num_replicas, rank; ShardSampler takes rank, world_size.)
     ### BEGIN SOLUTION
     row, rows = mesh.get_local_rank("data"), mesh["data"].size()
     return (
@@ -197,7 +198,7 @@ def ends_plan(layout: Placement) -> Plan:
     """How the words are shared: in the token embedding, whose sum leaves with `layout`, and in the head."""
     # TODO 6: Give each rank the rows of some words, in both tables.
     # A rank looks up the words that it has, zero for the others, and the ranks' results are added up. The
-    # head's layer gets its input with `layout`, and gives whole logits, for who asks for them.
+    # head's layer gets its input with `layout`, and gives whole logits, for whoever asks for them.
     ### BEGIN SOLUTION
     return {
         "token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout),
@@ -214,7 +215,7 @@ def share_loss(model: nn.Module) -> None:
     # TODO 6, again: here, the loss. In training no rank may ever have whole logits.
     # model.head_loss(h, weight, y, ignore) is called in the forward pass, with the head's weight: now a
     # DTensor. It fails on that, so put a function of yours there, around vocab_parallel_head_loss, which
-    # wants a rank's rows, the group and V. That h may be a DTensor, too, cut along T: make it whole.
+    # wants a rank's rows, the group and V. h may be a DTensor cut along T: then make it whole first.
     ### BEGIN SOLUTION
     def loss(h: Tensor, weight: DTensor, y: Tensor, ignore: int) -> Tensor:
         h_BTD = h.full_tensor() if isinstance(h, DTensor) else h
@@ -231,7 +232,7 @@ def position_plan(layout: Placement) -> Plan:
     """How the position embedding is shared: it is added to the stream, which has `layout`."""
     # TODO 7: Give each rank the positions of its part of the stream, if that is cut along T.
     # What the embedding returns has no B: it is (T, D), so that its T is dimension 0. Let its table be cut,
-    # too: a rank sees only some positions, so with a table of its own, it would learn these alone.
+    # too, by rows or by columns: with a whole copy of it, a rank's copy would learn these positions only.
     ### BEGIN SOLUTION
     if layout == Shard(1):
         return {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}
@@ -256,7 +257,8 @@ def stream_layout(args: argparse.Namespace) -> Placement:
 def norms_plan(layout: Placement) -> Plan:
     """How the norms work on a stream with `layout`: two in each block, "blocks.*.NAME", and the model's last one."""
     # TODO 8, again: here, the norms. Each rank has their whole weights and sees a part of the tokens, so
-    # that the ranks' gradients must be added up. Without it the replicas drift apart, and nobody says so.
+    # that the ranks' gradients must be added up. Without it the replicas drift apart, and nobody says so;
+    # and the last norm would hand the head only this rank's T/tp tokens, as a plain tensor.
     ### BEGIN SOLUTION
     if layout == Shard(1):
         names = ("blocks.*.attention_norm", "blocks.*.mlp_norm", "norm")
