@@ -1895,8 +1895,8 @@ def evaluated_alone(seeds, v, m, rows, width, dtype):
     needs=(4, 5),
     why=(
         "A rank that prints a loss of its own prints a number that is not the loss, and a rank that chooses the best"
-        " checkpoint by it stops at another step than the others. An evaluation that keeps activations, as training must, needs"
-        " more memory than training itself."
+        " checkpoint by it stops at another step than the others. An evaluation that keeps activations, as training"
+        " must, needs more memory than training itself."
     ),
     hints=(
         (

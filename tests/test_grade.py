@@ -148,8 +148,8 @@ def test_a_kill_loses_no_mark_and_counts_none_twice(course, graded, handed_in, t
         assert not psutil.wait_procs(below, timeout=10)[1]  # the worker, its server and its sandbox go with it
     assert run(course, handed_in, out).returncode == 0
     assert (out / "marks.csv").read_text() == (graded / "marks.csv").read_text()
-    records = {path.name: json.loads(path.read_text()) for path in (out / "records").glob("*.json")}
-    for name, record in records.items():
+    again = {path.name: json.loads(path.read_text()) for path in (out / "records").glob("*.json")}
+    for name, record in again.items():
         assert record["verdicts"] == records.read_record(graded / "records" / name)["verdicts"] and not record.get(
             "history"
         )

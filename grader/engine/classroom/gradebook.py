@@ -21,7 +21,7 @@ from grader.engine.judge.words import heading, story
 from grader.engine.lesson import lessons, regions
 
 
-def write(room: records.Class, records: list[dict], root: Path) -> Path:
+def write(room: records.Class, graded: list[dict], root: Path) -> Path:
     """Put the marks into ROOT/gradebook.db, and the notebooks below it. Returns the gradebook."""
     root.mkdir(parents=True, exist_ok=True)
     # nbgrader calls alembic by name, and it lies where Python does
@@ -36,7 +36,7 @@ def write(room: records.Class, records: list[dict], root: Path) -> Path:
                 book.update_or_create_grade_cell(
                     f"test_{number}", stem, stem, cell_type="code", max_score=points_of(stem, number)
                 )
-        for record in records:
+        for record in graded:
             if record["state"] == records.FAILED:
                 continue
             student = records.file_name(record["student"])

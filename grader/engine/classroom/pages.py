@@ -116,11 +116,11 @@ def student_page(record: dict) -> str:
     )
 
 
-def class_page(records: list[dict], room: records.Class) -> str:
+def class_page(graded: list[dict], room: records.Class) -> str:
     todos = []
     for stem in room.stems:
         for number, title in titles(stem).items():
-            mine = [v for r in records for v in r["verdicts"] if (v["lesson"], v["todo"]) == (stem, number)]
+            mine = [v for r in graded for v in r["verdicts"] if (v["lesson"], v["todo"]) == (stem, number)]
             alike: dict[str, list[str]] = {}  # causes that differ in their numbers only
             for text in [cause(v) for v in mine if v["status"] != "pass"]:
                 alike.setdefault(re.sub(r"[\d.e+-]*\d", "0", text), []).append(text)
@@ -142,16 +142,16 @@ def class_page(records: list[dict], room: records.Class) -> str:
             "most": most(r),
             "stuck": stuck(r),
         }
-        for r in records
+        for r in graded
     ]
     return page(CLASS).render(
         plain=plain_text,
-        records=records,
+        records=graded,
         guards=vars(room.guards),
         todos=todos,
         rows=rows,
-        failed=[r for r in records if r["state"] == records.FAILED],
-        flagged=[r for r in records if r["flags"] or r["refused"]],
+        failed=[r for r in graded if r["state"] == records.FAILED],
+        flagged=[r for r in graded if r["flags"] or r["refused"]],
     )
 
 
@@ -178,13 +178,13 @@ def most(record: dict) -> float:
     return sum(verdict["max_points"] for verdict in record["verdicts"])
 
 
-def table(records: list[dict], stems: list[str]) -> str:
+def table(graded: list[dict], stems: list[str]) -> str:
     """Marks as CSV: a line for each student, a column for each TODO. Not graded is empty, and not zero."""
     names = [f"{stem}/{number}" for stem in stems for number in titles(stem)]
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["student", "state", "total", *names])
-    for record in records:
+    for record in graded:
         own = records.marks(record)
         total = "" if record["state"] == records.FAILED else f"{records.points(record):g}"
         # a name that begins like a formula would be one to a spreadsheet
