@@ -34,7 +34,7 @@ def say_reference(lesson: str, number: int) -> None:
     """The reference solution of a TODO beside the student's lines."""
     mine, theirs = reference.own(lesson, number), reference.reference(lesson, number) or ""
     if reference.same(mine, theirs):
-        say("  [dim]It is the reference's, line by line.[/]")
+        say(f"[dim]Yours is the reference's, line by line:[/]\n{escape(theirs)}")
         return
     table = Table("yours", "the reference", box=box.SIMPLE_HEAD, padding=(0, 1), expand=console.is_terminal)
     table.add_row(escape(mine), escape(theirs))
