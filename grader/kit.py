@@ -6,7 +6,7 @@
 | a check and its verdict | `todo`, `expect`, `premise`, `Wrong`, `Fault`, `place` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it |
 | questions with a number as answer | `check_answers` |
-| on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `watch_products`; `record_files`, `record_training`, `elements` |
+| on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
 | what ranks did | `cases`, `collectives`, `rehearse`, `left_in_flight`, `written_in_flight`, `Run` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `on_nodes`, `REL`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
@@ -19,7 +19,7 @@ from grader.engine.ranks.diagnose import Fault, place
 from grader.engine.ranks.engine import Private
 from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, left_in_flight, rehearse, written_in_flight
-from grader.engine.ranks.observe import Line, mark, merciless_messages, next_world
+from grader.engine.ranks.observe import Line, mark, merciless_messages, next_world, smaller_world
 from grader.engine.ranks.products import watch_products
 from grader.engine.ranks.recording import Peak, elements, record_files, record_training
 from grader.engine.ranks.run import Run

@@ -36,7 +36,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grader.kit import cases, check_answers, collectives, expect, mark, next_world, premise, todo
+from grader.kit import cases, check_answers, collectives, expect, mark, premise, smaller_world, todo
 from utils.data import IGNORE
 from utils.memory import Storages
 from utils.model import MLP, Attention, TransformerLM
@@ -73,16 +73,6 @@ def all_right(fault):
     return bool(right)
 
 
-def join(ranks, rank):
-    """From now on the world is the first `ranks` ranks, no more than before. Whether this rank is one of them."""
-    if dist.is_initialized() and dist.get_world_size() != ranks:
-        dist.destroy_process_group()
-        next_world(ranks)
-        if rank < ranks:
-            dist.init_process_group("gloo")
-    return rank < ranks
-
-
 def jobs_on_rank(code, rank, world, jobs, own):
     """What a rank sees in each job: (ranks, name of the function, inputs). One with a fault, known to all, is the last.
 
@@ -90,7 +80,7 @@ def jobs_on_rank(code, rank, world, jobs, own):
     """
     seen = []
     for number, (ranks, name, inputs) in enumerate(jobs):
-        if not join(ranks, rank):
+        if not smaller_world(ranks, rank):
             break
         mark(job=number)
         seen.append(globals()[name](code, rank, ranks, own, **inputs))

@@ -39,11 +39,11 @@ from grader.kit import (
     left_in_flight,
     mark,
     merciless_messages,
-    next_world,
     place,
     plain,
     premise,
     rehearse,
+    smaller_world,
     todo,
     written_in_flight,
 )
@@ -109,16 +109,6 @@ def said(value):
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return [said(part) for part in value] if isinstance(value, (list, tuple)) else repr(value)
-
-
-def join(ranks, rank):
-    """From now on the world is the first `ranks` ranks, no more than before. Whether this rank is one of them."""
-    if dist.is_initialized() and dist.get_world_size() != ranks:
-        dist.destroy_process_group()
-        next_world(ranks)
-        if rank < ranks:
-            dist.init_process_group("gloo")
-    return rank < ranks
 
 
 def check_results(told, names, ranks, rights, dtype="float32"):
@@ -359,7 +349,7 @@ def one_axis_on_rank(code, rank, world, todo):
     """For each number of ranks: the three products, forward and backward."""
     seen = []
     for case in todo:
-        inside = join(case["ranks"], rank)
+        inside = smaller_world(case["ranks"], rank)
         found = {}
         for cut in CUTS:
             if not inside:
@@ -498,7 +488,7 @@ def largest(length, parts):
 def cannon_on_rank(code, rank, world, todo):
     seen = []
     for case in todo:
-        if not join(case["ranks"], rank):
+        if not smaller_world(case["ranks"], rank):
             mark(), mark()
             seen.append(None)
             continue
@@ -725,7 +715,7 @@ def panels_on_rank(code, rank, world, asked):
 def summa_on_rank(code, rank, world, todo):
     seen = []
     for case in todo:
-        if not join(case["ranks"], rank):
+        if not smaller_world(case["ranks"], rank):
             mark(), mark()
             seen.append(None)
             continue
@@ -899,7 +889,7 @@ def three_axes_moved(m, k, n, inner, outer, depth, size):
 def three_axes_on_rank(code, rank, world, todo):
     seen = []
     for case in todo:
-        if not join(case["ranks"], rank):
+        if not smaller_world(case["ranks"], rank):
             mark(), mark()
             seen.append(None)
             continue
@@ -1153,7 +1143,7 @@ def layer_axes(layer):
 def mlp_on_rank(code, rank, world, todo):
     seen = []
     for case in todo:
-        inside = join(case["ranks"], rank)
+        inside = smaller_world(case["ranks"], rank)
         if not inside:
             for _ in range(STEPS):
                 mark()

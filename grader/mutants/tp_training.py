@@ -376,7 +376,6 @@ WRONG = [
     Answer(8, "B is cut", ["return Shard(0) if args.sequence_parallel else Replicate()", None], says=""),
     Answer(8, "D is cut", ["return Shard(2) if args.sequence_parallel else Replicate()", None], says=""),
     # TODO 9
-    Answer(9, "rank 0's state dict", 'save0({"model": model.state_dict(), "config": config, "epoch": epoch}, path)'),
     Answer(
         9,
         "rank 0's parts",
@@ -496,18 +495,6 @@ RIGHT = [
             "ColwiseParallel(output_layouts=Shard(0))",
             "RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))",
         ),
-    ),
-    Answer(
-        7,
-        "a table on each rank, its gradients added up by hand",
-        """
-        class Cut(ParallelStyle):
-            def _apply(self, module, mesh):
-                module.register_forward_hook(lambda module, args, out: out.chunk(mesh.size())[mesh.get_local_rank()])
-                module.weight.register_post_accumulate_grad_hook(lambda weight: dist.all_reduce(weight.grad, group=mesh.get_group()))
-                return module
-        return {"position_embedding": Cut()} if layout == Shard(1) else {}
-        """,
     ),
     Answer(
         8,

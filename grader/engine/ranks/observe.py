@@ -41,6 +41,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from grader.engine.ranks.in_flight import PendingCollective, PendingMessage, begin, depart, watch_waits
 from grader.engine.ranks.pretended import pretend_gpus
+from utils.distributed import cleanup
 
 leave: Callable[[int], None] = os._exit  # the real one: `watch` replaces it for the student
 
@@ -145,6 +146,17 @@ def next_world(ranks: int) -> None:
     """The next process group is that of the first `ranks` ranks alone, as if a job had been started with so many."""
     Line.mine.world = ranks
     os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+
+
+def smaller_world(ranks: int, rank: int) -> bool:
+    """From now on the process group is that of the first `ranks` ranks, no more than now. Whether `rank` is in it."""
+    if dist.is_initialized() and dist.get_world_size() != ranks:
+        dist.barrier()  # nobody closes his connections while another one still waits for the last call's messages
+        cleanup()
+        next_world(ranks)
+        if rank < ranks:
+            dist.init_process_group("gloo")
+    return rank < ranks
 
 
 def watch(line: Line, run: Path, job: dict) -> None:
