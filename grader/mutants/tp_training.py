@@ -68,7 +68,7 @@ WRONG = [
         """
         return DistributedSampler(train, 1, 0, shuffle=True, seed=args.seed, drop_last=True), ShardSampler(validation, 0, 1), ShardSampler(test, 0, 1)
         """,
-        says="is read on ranks",
+        says="reads the whole",
     ),
     Answer(
         2,
