@@ -138,7 +138,6 @@ def test_one_rank_runs_out_and_both_end(short_of_it, tmp_path):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    began = time.monotonic()
     ranks = [
         started(
             rank, 2, port, "ddp_training", [*FLAGS, "1MB" if rank == short_of_it else "1GB", "--out", str(tmp_path)]
@@ -153,7 +152,6 @@ def test_one_rank_runs_out_and_both_end(short_of_it, tmp_path):
     assert [process.returncode for process in ranks] == [2, 2], said
     errors = "".join(err for _, err in said).splitlines()
     assert len(errors) == 1 and f"rank {short_of_it} of 2 holds" in errors[0], errors
-    assert time.monotonic() - began < 110
 
 
 @pytest.mark.parametrize("script", ["single_gpu_training", "fsdp_training", "tp_training"])
