@@ -363,7 +363,7 @@ WRONG = [
     Answer(7, "always cut", 'return {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}', says=""),
     Answer(7, "all of them on every rank", swap=("output_layouts=Shard(0)", "output_layouts=Replicate()")),
     # TODO 8
-    Answer(8, "the flag alone: norms learn from their own tokens", [None, "return {}"], says="the loss on rank"),
+    Answer(8, "the flag alone: norms learn from their own tokens", [None, "return {}"], says="must be made whole"),
     Answer(8, "the blocks' norms alone", swap=((', "norm")', ")"),), says=""),
     Answer(
         8,
