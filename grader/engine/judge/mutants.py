@@ -40,7 +40,7 @@ class Trial:
 
 
 def trials(engine: Engine, lesson: str, only: Collection[int] = (), share: tuple[int, int] = (0, 1)) -> Iterator[Trial]:
-    """Every answer of the lesson, or those to the TODOs in `only`; of the wrong ones `share`: (1, 3) is the second third.
+    """Every answer of the lesson, or to the TODOs in `only`; of the wrong ones a share: (1, 3) is the second third.
 
     A wrong or right answer differs from the solution in one TODO, and the TODOs that it needs pass without it ("alone"
     shows that): so their checks are not run once more for each answer.
