@@ -275,7 +275,10 @@ WRONG = [
         says="deadlock",
     ),
     Answer(
-        2, "always float32", swap=("    x = torch.empty_like(like)", "    x = torch.empty(like.shape)"), says="killed"
+        2,
+        "always float32",
+        swap=("    x = torch.empty_like(like)", "    x = torch.empty(like.shape)"),
+        says="a message and its receiver differ",
     ),
     Answer(
         2, "the loss keeps its history", swap=("return loss.detach() if", "return loss if"), says="keeps its history"
