@@ -453,9 +453,9 @@ ATTACKS = [
     ),
     Attack(
         "huge output",
-        "prints 60 MB",
+        "prints 25 MB on each rank",
         "RLIMIT_FSIZE; the judge reads the first MB",
-        broadcast(C + "try:\n    for _ in range(60):\n        os.write(1, b'x' * 1000000)\nexcept OSError:\n    pass"),
+        broadcast(C + "try:\n    for _ in range(25):\n        os.write(1, b'x' * 1000000)\nexcept OSError:\n    pass"),
         marks=1,
     ),
     Attack(
@@ -884,7 +884,11 @@ ATTACKS = [
         "an error that speaks to the terminal",
         "escape codes and direction marks in a message",
         "such characters are taken out",
-        broadcast("raise RuntimeError('\\x1b[2J\\x1b]0;mine\\x07 \\u202e<script>alert(1)</script>')", ""),
+        broadcast(
+            "esc, turn = chr(27), chr(0x202E)\n"
+            "raise RuntimeError(f'{esc}[2J{esc}]0;mine{chr(7)} {turn}<script>alert(1)</script>')",
+            "",
+        ),
         never=("\\u001b", "\\u0007", "\\u202e"),
     ),
     # Archives

@@ -232,7 +232,7 @@ def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 compile(unit.text, unit.name, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError) as error:
+        except lessons.NO_PYTHON as error:
             number = getattr(error, "lineno", None) or 1
             lines = unit.text.splitlines()
             text = lines[number - 1].strip() if number <= len(lines) else ""

@@ -210,7 +210,7 @@ def function_at(text: str, line: int) -> str:
     """The function, or method of a class, whose lines hold this one; "" if none does."""
     try:
         tree = ast.parse(text)
-    except SyntaxError:
+    except lessons.NO_PYTHON:
         return ""
     names = []
     for node in ast.walk(tree):  # from the outside in

@@ -210,6 +210,9 @@ def is_locked(cell: "NotebookNode") -> bool:
     return not marks.get("solution") and bool(marks.get("grade") or marks.get("locked"))
 
 
+# What parsing raises for text that is no Python. The last two: too deep for the parser.
+NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
+
 # Cell magics whose cell is Python all the same; the cell of any other is left out.
 PYTHON_CELL = re.compile(r"\s*%%(time|timeit|capture|prun)\b")
 MAGIC = re.compile(r"(\s*+)(%{1,2}[a-zA-Z]|!|\?|[\w, ]+=\s*(%[a-zA-Z]|!)|[\w.*]+\?{1,2}\s*$)")
@@ -220,7 +223,7 @@ def without_magics(code: str) -> str:
     try:
         ast.parse(code)
         return code  # so a line that opens with % goes on from the line above
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: too deep, and nothing of ours
+    except NO_PYTHON:
         lines = code.split("\n")
         return "\n".join(f"{m.group(1)}pass" if (m := MAGIC.match(line)) else line for line in lines)
 
