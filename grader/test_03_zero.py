@@ -30,6 +30,8 @@ from grader.kit import Private, Wrong, cases, check_answers, collectives, expect
 from utils.memory import Storages, held
 from utils.model import TransformerLM
 
+BUILDS = "ZeRO 1, 2 and 3: optimizer state, gradients and weights shared out, bytes counted; mixed precision"
+
 # Losses differ from those of one process by the order in which float32 numbers are added: over 60 draws by 2.8e-7 at
 # most in ten steps, and weights under SGD by 7e-7 of their change, where that is more than MOVED. A rank that trains
 # alone ends elsewhere, which is asserted below.

@@ -27,6 +27,8 @@ from grader.kit import Private, Wrong, cases, check_answers, collectives, expect
 from utils.memory import Storages
 from utils.model import MLP, TransformerLM
 
+BUILDS = "a mixture of experts by all-to-all: router, dispatch, combine, capacity, balance"
+
 # float32 sums in another order: gradients differ by 2e-6 of their largest number at most. In bfloat16 each rounding
 # adds up to 1 part in 256.
 REL = {"torch.float32": 1e-4, "torch.bfloat16": 3e-2, "torch.float64": 1e-4}

@@ -47,6 +47,8 @@ from grader.kit import (
 from utils.data import Windows
 from utils.model import TransformerLM
 
+BUILDS = "process group, samplers, loaders, wrapping, one loss and one checkpoint for all ranks; its batch files"
+
 SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=1, max_len=8)
 BATCH = 12  # divides by 1, 2, 3 and 4
 
@@ -1074,6 +1076,13 @@ def test_todo17_launch(student):
 def check_launch(name, starts, nodes):
     """Every GPU of every node has one process, and all processes are ranks of one world."""
     job = f"{name}, on {nodes} node{'s' if nodes > 1 else ''}"
+    for ranks in starts:
+        expect(
+            not ranks.refused,
+            f"{job}: torchrun refuses its arguments: {ranks.refused}",
+            "a call that torchrun takes",
+            ranks.refused,
+        )
     scripts = {ranks.script for ranks in starts}
     expect(
         scripts == {"train/ddp_training.py"},

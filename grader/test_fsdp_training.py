@@ -51,6 +51,8 @@ from grader.kit import (
 from utils.data import ShardSampler, Windows
 from utils.model import TransformerLM
 
+BUILDS = "FSDP2: grids of ranks, sharded blocks, first weights, bfloat16, recomputing, checkpoints that change shape"
+
 # Here, a rank's imports of torch.distributed.fsdp, .checkpoint and .device_mesh stand in functions: on the ranks they
 # are loaded already, and the judge, who would wait for them for a second, needs none.
 

@@ -111,9 +111,15 @@ def lacking(stem: str) -> str:
     """
     from utils.optional import lacks  # here, for nbgrader uses this module where utils/ is not
 
+    package = said_by_checks(stem, "PACKAGE")
+    return lacks(package) if package else ""
+
+
+def said_by_checks(stem: str, name: str) -> str:
+    """What a lesson's check file says of it in a line of its own, `NAME = "…"`, without importing it; "" if nothing."""
     checks = COURSE / "grader" / f"test_{stem}.py"
-    named = re.search(r'^PACKAGE = "(\w+)"', checks.read_text("utf-8"), re.MULTILINE) if checks.is_file() else None
-    return lacks(named[1]) if named else ""
+    found = re.search(rf'^{name} = "(.+)"$', checks.read_text("utf-8"), re.MULTILINE) if checks.is_file() else None
+    return found[1] if found else ""
 
 
 def is_notebook(stem: str) -> bool:
