@@ -56,7 +56,7 @@ def check(name: str) -> None:
         return  # a cell of the student's, on a rank: it is what is being checked
     try:
         from grader.engine.judge.words import heading, page, story
-        from grader.engine.notebook_check import verdict
+        from grader.engine.notebook_check import afterwards, verdict
 
         found = verdict(name, _cells)
     except KeyboardInterrupt:
@@ -66,6 +66,8 @@ def check(name: str) -> None:
     if not found.passed:
         raise NotRight(story(found), page(found))
     print(heading(found))
+    if text := afterwards(name):
+        print(text)
 
 
 def run_on_ranks(name: str, inputs: list[Any], timed: bool = False) -> "RanksRun":

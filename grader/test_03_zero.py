@@ -351,11 +351,11 @@ def own_shard(size, number, mine):
 
 
 def numbers(shape, number, mine):
-    """Whole numbers whose mean over 2 or 3 ranks is a whole number, too. `mine` is the rank's own: up to 100, float32
-    holds them all.
+    """Numbers whose mean over 2 or 3 ranks is exact: whole ones, divided by a power of two. `mine` is the rank's own:
+    up to 100, float32 holds them all.
     """
     part = torch.arange(math.prod(shape), dtype=torch.float64).view(shape)
-    return 6.0 * (part + 10 * number + 100 * mine * (number + 1))
+    return 6.0 / 4096 * (part + 10 * number + 100 * mine * (number + 1))
 
 
 @todo(

@@ -107,8 +107,17 @@ def setup_on_rank(code, rank, world, mine):
 )
 def test_todo1_process_group(student):
     for nodes, world in LAYOUTS:
-        ranks, total, _ = joined(student, world=world, nodes=nodes)
+        ranks, total, events = joined(student, world=world, nodes=nodes)
         for rank, seen in enumerate(ranks):
+            elsewhere = next((e.get("elsewhere") for e in events[rank] if e["e"] == "joins"), None)
+            expect(
+                not elsewhere,
+                f"rank {rank} looks for the others at {elsewhere}, and not where the environment says: another job, or"
+                " a second node, could never meet there",
+                "MASTER_ADDR and MASTER_PORT, which init_process_group reads itself",
+                elsewhere,
+                rank,
+            )
             expect(
                 seen["ranks"] == world,
                 f"rank {rank}'s group has {seen['ranks']} ranks, not {world}",

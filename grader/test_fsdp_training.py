@@ -823,7 +823,12 @@ def precision_on_rank(code, rank, world, seed):
         loss.backward()
         mark(name="")
         kinds = {str(t.dtype).removeprefix("torch.") for t in (*model.parameters(), *gradients(model).values())}
-        seen[dtype] = {"loss": loss.item(), "shards": sorted(kinds), "grads": gradients(model)}
+        seen[dtype] = {
+            "loss": loss.item(),
+            "loss dtype": str(loss.dtype).removeprefix("torch."),
+            "shards": sorted(kinds),
+            "grads": gradients(model),
+        }
     return seen
 
 
@@ -869,6 +874,14 @@ def test_todo7_precision(student):
                 f"{told} gradients are added up in {', '.join(sorted(scattered))}",
                 "float32",
                 sorted(scattered),
+                rank,
+            )
+            found = ranks[rank][dtype]["loss dtype"]
+            expect(
+                found == "float32",
+                f"{told} the loss is {found}: of its digits, three are left. It is computed in float32, and to stay so",
+                "float32",
+                found,
                 rank,
             )
             expect(

@@ -223,10 +223,19 @@ def test_an_earlier_lesson_never_gives_a_later_one_away(course, tmp_path):
 
 
 def test_revealed_solutions_are_sealed_and_are_no_leak(course, tmp_path, monkeypatch):
+    texts = course / "solutions" / "after" / "ddp_training.md"
+    texts.parent.mkdir()
+    texts.write_text("# After a pass\n\n## 1\nNone is read\ntwice.\n\n## 2\nOr atexit.\n")
     release.release(tmp_path / "out", reveal=True)
     assert release.leaks(tmp_path / "out") == []
+    assert not any("after" in name for name in contents(tmp_path / "out"))
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
     assert FIRST_LINE in reference.reference("ddp_training", 1)
+    assert [reference.after("ddp_training", number) for number in (1, 2, 3)] == [
+        "None is read twice.",
+        "Or atexit.",
+        "",
+    ]
     assert not reference.same(reference.own("ddp_training", 1), reference.reference("ddp_training", 1))
     (tmp_path / "out" / "train" / "ddp_training.py").write_text(regions.compose(DDP, [1]))
     assert reference.same(reference.own("ddp_training", 1), reference.reference("ddp_training", 1))
@@ -235,4 +244,4 @@ def test_revealed_solutions_are_sealed_and_are_no_leak(course, tmp_path, monkeyp
 def test_without_reveal_there_is_no_solution(course, tmp_path, monkeypatch):
     release.release(tmp_path / "out")
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
-    assert reference.reference("ddp_training", 1) is None
+    assert reference.reference("ddp_training", 1) is None and reference.after("ddp_training", 1) == ""

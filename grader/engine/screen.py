@@ -31,14 +31,18 @@ def say(text: str = "") -> None:
 
 
 def say_reference(lesson: str, number: int) -> None:
-    """The reference solution of a TODO beside the student's lines."""
+    """The reference solution of a TODO beside the student's lines, and what is to be said about it."""
     mine, theirs = reference.own(lesson, number), reference.reference(lesson, number) or ""
     if reference.same(mine, theirs):
-        say(f"[dim]Yours is the reference's, line by line:[/]\n{escape(theirs)}")
-        return
-    table = Table("yours", "the reference", box=box.SIMPLE_HEAD, padding=(0, 1), expand=console.is_terminal)
-    table.add_row(escape(mine), escape(theirs))
-    console.print(table, soft_wrap=False)
+        say(f"[dim]Yours is the reference's, line by line:[/]\n{escape(theirs)}\n")
+    elif max(map(len, [*mine.split("\n"), *theirs.split("\n")])) > console.width // 2 - 3:  # too wide to lie beside
+        say(f"[dim]yours:[/]\n\n{escape(mine)}\n\n[dim]the reference:[/]\n\n{escape(theirs)}\n")
+    else:
+        table = Table("yours", "the reference", box=box.SIMPLE_HEAD, padding=(0, 1), expand=console.is_terminal)
+        table.add_row(escape(mine), escape(theirs))
+        console.print(table, soft_wrap=False)
+    if text := reference.after(lesson, number):
+        say(escape(textwrap.fill(text, min(console.width, 100), break_long_words=False)))
 
 
 def say_verdict(verdict: Verdict, brief: bool = False) -> None:

@@ -76,7 +76,10 @@ def release(folder: Path, selected: Sequence[str] | None = None, reveal: bool = 
         sealed = _seal(folder, released)
         if reveal:
             todos = [(stem, number) for stem in released for number in lessons.titles(stem)]
-            seals.seal_solutions(folder, {f"{stem}/{n}": reference.reference(stem, n) for stem, n in todos})
+            revealed = {
+                f"{stem}/{n}": seals.Sealed(reference.reference(stem, n), reference.after(stem, n)) for stem, n in todos
+            }
+            seals.seal_solutions(folder, revealed)
         leaked = [str(found) for found in _scan(folder) if not found.by_design or found.lesson in released]
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

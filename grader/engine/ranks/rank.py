@@ -26,6 +26,7 @@ import sys
 import traceback
 import types
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def settle(job: dict, run: Path, number: int) -> None:
         GROUP_RANK=str(number // a_node),
         GROUP_WORLD_SIZE=str(job["nodes"]),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="29500",
+        MASTER_PORT=str(20_000 + zlib.crc32(str(run).encode()) % 20_000),  # nobody listens; the run's, so not a habit's
         TORCHELASTIC_RUN_ID="workbook",
         HF_HUB_OFFLINE="1",
     )
