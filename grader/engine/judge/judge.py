@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 from grader.engine.judge.student import Student, named_places
-from grader.engine.judge.verdict import Todo, Verdict, Wrong, text, todos
+from grader.engine.judge.verdict import ALIKE, Todo, Verdict, Wrong, text, todos
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.engine import Engine
@@ -211,6 +211,8 @@ class Judge:
                 verdict.hint, verdict.hints_seen = own, 0
         if problem is not None:
             verdict.expected, verdict.seen = self.named(text(problem.expected)), self.named(text(problem.seen))
+            if verdict.seen is not None and verdict.seen == verdict.expected:
+                verdict.seen += ALIKE
             verdict.rank, verdict.where = problem.rank, self.named(self.place(number, problem))
         return verdict
 
