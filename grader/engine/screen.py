@@ -31,10 +31,14 @@ def say(text: str = "") -> None:
 
 
 def say_reference(lesson: str, number: int) -> None:
-    """The reference solution of a TODO beside the student's lines."""
+    """The reference solution of a TODO beside the student's lines; below them where both do not fit side by side."""
     mine, theirs = reference.own(lesson, number), reference.reference(lesson, number) or ""
     if reference.same(mine, theirs):
         say(f"[dim]Yours is the reference's, line by line:[/]\n{escape(theirs)}")
+        return
+    widths = [max((len(line) for line in text.splitlines()), default=0) for text in (mine, theirs)]
+    if sum(widths) + 6 > console.width:  # a line of code that is folded is hard to read, and one that is cut is lost
+        say(f"[bold]yours[/]\n{escape(mine)}\n\n[bold]the reference[/]\n{escape(theirs)}")
         return
     table = Table("yours", "the reference", box=box.SIMPLE_HEAD, padding=(0, 1), expand=console.is_terminal)
     table.add_row(escape(mine), escape(theirs))
