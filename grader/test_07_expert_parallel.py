@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, mark, premise, todo
+from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, hinted, mark, premise, todo
 from utils.memory import Storages
 from utils.model import MLP, TransformerLM
 
@@ -853,8 +853,16 @@ def check_combine(student):
     ),
 )
 def test_todo4_journey(student):
-    check_exchange_gradient(student)
-    check_combine(student)
+    with hinted(
+        "The gradient of what left this rank comes back the way it went: an exchange again. Who sent how many rows to"
+        " whom, now?"
+    ):
+        check_exchange_gradient(student)
+    with hinted(
+        "Row i is the result for slot slots_R[i]: whose token is that, and which gate? A token's results add up, and"
+        " one that has none gets zeros."
+    ):
+        check_combine(student)
     for world, each, k, size, without in JOURNEYS:
         check_journey(student, world, each, k, size, without)
 
@@ -1159,6 +1167,9 @@ def test_todo6_balance(student):
                     due,
                     found["grad"],
                     rank,
+                    hint="The loss's value comes from all ranks, and no gradient through the all-reduce. Which tensor"
+                    " of this rank has a gradient, and by what is it to be multiplied? Its value is put right by"
+                    " adding what is detached.",
                 )
             (events,) = cases(run.events)
             most = (
@@ -1298,8 +1309,8 @@ def test_todo7_gradients(student):
                             "",
                         )
                         raise Wrong(
-                            f"{what}: {spoken} on rank {rank} gets another gradient than the sum over ranks {[*who]}, divided by"
-                            f" {world}{by}",
+                            f"{what}: {spoken} on rank {rank} gets another gradient than the sum over ranks"
+                            f" {[*who]}, divided by {world}{by}",
                             right,
                             got,
                             rank,

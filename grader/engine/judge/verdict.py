@@ -1,11 +1,12 @@
 """The words of a check and of its answer: what a check file declares and raises, and the verdict that comes of it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from grader.engine.ranks.diagnose import Unjudged
+from grader.engine.ranks.diagnose import Fault, Unjudged
 from grader.engine.walls import plain
 
 
@@ -94,6 +95,16 @@ def expect(
     """Raise `Wrong` unless `right`."""
     if not right:
         raise Wrong(message, expected, seen, rank, hint)
+
+
+@contextmanager
+def hinted(hint: str) -> Iterator[None]:
+    """What fails in here is another part of the TODO than its first hint speaks of; this one is told, then those."""
+    try:
+        yield
+    except (Wrong, Fault) as problem:
+        problem.hint = getattr(problem, "hint", "") or hint
+        raise
 
 
 @dataclass(frozen=True)
