@@ -42,14 +42,37 @@ class Student:
         return Private(self.draw("seeds").sample(range(1 << 40), world))
 
     def call(
-        self, function: Callable, world: int = 2, nodes: int = 1, gpus: int = 0, group: bool = True, **inputs: Any
+        self,
+        function: Callable,
+        world: int = 2,
+        nodes: int = 1,
+        gpus: int = 0,
+        group: bool | None = True,
+        **inputs: Any,
     ) -> Run:
         """`function(code, rank=…, world=…, **inputs)` on each rank, where `code` is the student's module. What each
         returned is the run's `evidence`, by rank.
 
+        Args:
+            nodes: that the ranks pretend to be spread over.
+            gpus: a node, that they pretend to have.
+            group: make the process group before the call. None: the code makes it, and runs as a script would.
+
+        Where the backend is NCCL, a notebook's ranks that have a group are on GPUs, and so is what runs as a script
+        would; a script's single functions are called with tensors on the CPU. So is what pretends.
+
         Raises the `Fault` that stopped it; its `events` tell how far the ranks came.
         """
-        run = self._once(world=world, nodes=nodes, gpus=gpus, group=group, function=named(function), inputs=inputs)
+        talks = group is None or (group and lessons.is_notebook(self.lesson))
+        run = self._once(
+            world=world,
+            nodes=nodes,
+            gpus=gpus,
+            group=bool(group),
+            on_gpus=talks and nodes == 1 and not gpus,
+            function=named(function),
+            inputs=inputs,
+        )
         if run.fault:
             fault = explain_broken_cell(run, self.units)
             fault.events = run.events
@@ -58,7 +81,7 @@ class Student:
 
     def run(self, argv: list[str], files: dict[str, str], world: int = 2, nodes: int = 1) -> Run:
         """The script as a whole, with `files` in its working folder. Raises the `Fault` that stopped it."""
-        run = self._once(world=world, nodes=nodes, argv=argv, files=files)
+        run = self._once(world=world, nodes=nodes, argv=argv, files=files, on_gpus=nodes == 1)
         if run.fault:
             raise run.fault
         return run

@@ -8,6 +8,7 @@ import psutil
 from grader.engine.ranks.diagnose import Fault, Where, place
 
 SILENT_CPU = 1.5  # seconds of CPU without a sign of life: a loop that never ends
+GPU_CPU = 6.0  # seconds more, for CUDA and NCCL start on each rank
 TOTAL_CPU = 60.0  # seconds of CPU that one rank may use in all
 IDLE = 4.0  # seconds of every rank asleep, none in a collective: a sleep, a lock, a read that never ends
 TICK = 0.05  # seconds between looks at the ranks' CPU time
@@ -16,7 +17,8 @@ TICK = 0.05  # seconds between looks at the ranks' CPU time
 class Pulse:
     """What is known of the CPU time of each rank."""
 
-    def __init__(self, world: int, started: float) -> None:
+    def __init__(self, world: int, started: float, on_gpu: bool = False) -> None:
+        self.silent = SILENT_CPU + GPU_CPU * on_gpu
         self.processes: dict[int, psutil.Process] = {}
         self.cpu_at_event = dict.fromkeys(range(world), 0.0)
         self.cpu = dict.fromkeys(range(world), 0.0)
@@ -49,7 +51,7 @@ class Pulse:
             if status != psutil.STATUS_SLEEPING or used - then > 0.1 * (time.monotonic() - since) + 0.02:
                 self.quiet[number] = time.monotonic(), used  # gloo's own thread takes a little; code takes more
             silent = used - self.cpu_at_event[number]
-            if silent > SILENT_CPU or used > TOTAL_CPU:
+            if silent > self.silent or used > TOTAL_CPU:
                 where = where_now(number)
                 return Fault(
                     "hang",
