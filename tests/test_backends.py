@@ -7,11 +7,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from grader.engine.classroom import grade, records
 from grader.engine.cli import app
 from grader.engine.lesson.lessons import COURSE
 from grader.engine.ranks import backends, on_gpu
 from grader.engine.ranks.backends import Backend, NoBackend, choose, for_a_class
 from grader.engine.ranks.engine import Engine
+from grader.engine.walls import sandbox
 from tests.test_engine import launch
 
 OLD, NEW = (2, 29, 7), (2, 30, 7)
@@ -103,11 +105,45 @@ def test_a_rank_is_alone_on_a_node_with_its_gpu():
     assert shared["NCCL_MULTI_RANK_GPU_ENABLE"] == "1" and "NCCL_MULTI_RANK_GPU_ENABLE" not in own
 
 
+def test_a_class_keeps_its_backend(tmp_path):
+    room = grade.open_class(tmp_path, ["01_collectives"], None, sandbox.NONE, 1, "nccl")
+    assert room.backend == records.load(tmp_path).backend == "nccl"
+    with pytest.raises(ValueError, match="was begun with --backend nccl: a class is graded by one"):
+        grade.open_class(tmp_path, ["01_collectives"], None, sandbox.NONE, 1, "gloo")
+
+
+def test_walls_around_gpus(monkeypatch):
+    monkeypatch.setattr(sandbox, "available", lambda: sandbox.LANDLOCK)
+    assert grade.guards_for("auto") is sandbox.LANDLOCK and grade.guards_for("auto", "nccl") is sandbox.NONE
+    with pytest.raises(sandbox.NoSandbox, match="by bubblewrap only"):
+        grade.guards_for("required", "nccl")
+    for gpus in (False, True):
+        walls = sandbox.Sandbox(sandbox.NONE, COURSE, gpus)
+        walls.remove()
+        assert ("no limit of addresses" in walls.guards.limits) == gpus
+        assert walls.memory == sandbox.TOTAL_MEMORY + gpus * sandbox.GPU_MEMORY
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_addresses_are_limited_but_for_gpus(gpus):
+    body = "import resource; return resource.getrlimit(resource.RLIMIT_AS)[0]"
+    backend = Backend(("0",), NEW) if gpus else backends.GLOO
+    with Engine() as outside, Engine(outside, sandbox.NONE, COURSE, ["tests.on_ranks"], backend=backend) as inside:
+        run = launch(inside, body, world=1)
+    assert run.fault is None and (run.evidence[0] == sandbox.MEMORY) is not gpus
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here there is a GPU")
 class TestCommands:
     @pytest.mark.parametrize("command", [["check", "01_collectives/1"], ["watch", "01_collectives"]])
     def test_nccl_is_refused_in_one_line(self, command):
         done = CliRunner().invoke(app, [*command, "--backend", "nccl"])
+        assert done.exit_code == 2 and "--backend nccl: this torch" in done.output and done.output.count("\n") == 1
+
+    def test_nor_is_a_class_graded(self, tmp_path):
+        (tmp_path / "class" / "ann").mkdir(parents=True)
+        command = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--backend", "nccl"]
+        done = CliRunner().invoke(app, command)
         assert done.exit_code == 2 and "--backend nccl: this torch" in done.output and done.output.count("\n") == 1
 
     def test_pytest_refuses_too(self):

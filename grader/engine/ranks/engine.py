@@ -102,12 +102,13 @@ class Engine:
     def _start_inside(self, theirs: socket.socket) -> None:
         self.outside.start()
         self.outside.await_ready()
-        self.sandbox = sandbox.Sandbox(self.guards, self.course)
+        self.sandbox = sandbox.Sandbox(self.guards, self.course, gpus=bool(self.backend.gpus))
         self.outside.ask(
             [theirs],
             enter=self.sandbox.first,
             doors=self.sandbox.group.doors() if self.sandbox.group else [],
             landlock=self.guards is sandbox.LANDLOCK,
+            gpus=bool(self.backend.gpus),
             modules=self.modules,
         )
         theirs.close()
