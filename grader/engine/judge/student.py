@@ -48,6 +48,7 @@ class Student:
         nodes: int = 1,
         gpus: int = 0,
         group: bool | None = True,
+        anywhere: bool = False,
         **inputs: Any,
     ) -> Run:
         """`function(code, rank=…, world=…, **inputs)` on each rank, where `code` is the student's module. What each
@@ -57,13 +58,15 @@ class Student:
             nodes: that the ranks pretend to be spread over.
             gpus: a node, that they pretend to have.
             group: make the process group before the call. None: the code makes it, and runs as a script would.
+            anywhere: what a script's function is given lies where it is to compute, so that may be a GPU.
 
-        Where the backend is NCCL, a notebook's ranks that have a group are on GPUs, and so is what runs as a script
-        would; a script's single functions are called with tensors on the CPU. So is what pretends.
+        Where the backend is NCCL, ranks that have a group are on GPUs: a notebook's, a script's as a whole, and those
+        that compute anywhere. A script's other functions are told that their device is the CPU, and ranks that pretend
+        are on CPUs, too.
 
         Raises the `Fault` that stopped it; its `events` tell how far the ranks came.
         """
-        talks = group is None or (group and lessons.is_notebook(self.lesson))
+        talks = group is None or (group and (anywhere or lessons.is_notebook(self.lesson)))
         run = self._once(
             world=world,
             nodes=nodes,

@@ -206,8 +206,8 @@ def call(job: dict, line: observe.Line, number: int) -> dict:
     function = getattr(sys.modules[module], name)
     if job["file"] is None:  # a reference: the check's own code and nobody else's
         return function(**job["inputs"])
-    # A notebook's code names no device, a script's does.
-    with on_gpu.OnGPU() if job["devices"] and job["notebook"] else contextlib.nullcontext():
+    # Code that was given its group names no device; a script that makes its own does.
+    with on_gpu.OnGPU() if job["devices"] and job["group"] else contextlib.nullcontext():
         return function(load(job, line, "student"), rank=number, world=job["world"], **job["inputs"])
 
 
