@@ -111,13 +111,14 @@ def main() -> None:
     source = lessons.source_path(LESSON).read_text("utf-8")
     try:
         backend = backends.choose(args.backend)
+        talks_by = backend.name if backend.devices(3) else "gloo"
     except backends.NoBackend as problem:
         parser.error(str(problem))
     with Engine(backend=backend) as engine, tempfile.TemporaryDirectory() as folder:
         warm_up(engine, source)
         results = [judge(engine, source, case, Path(folder) / "fault", args.limit) for case in CASES]
     left = len(descendants())
-    show(results, left, backend)
+    show(results, left, talks_by)
     if args.json:
         args.json.write_text(json.dumps({"faults": results, "left_after_close": left}, indent=1) + "\n")
     raise SystemExit(0 if not left and all(result["right"] for result in results) else 1)
@@ -187,10 +188,8 @@ def descendants(server: int | None = None) -> list[psutil.Process]:
     return found
 
 
-def show(results: list[dict], left: int, backend: backends.Backend) -> None:
-    title = (
-        f"Seven faults in {LESSON}/{TODO}, on rank {FAULTY} of 3, by {backend.name if backend.devices(3) else 'gloo'}"
-    )
+def show(results: list[dict], left: int, backend: str) -> None:
+    title = f"Seven faults in {LESSON}/{TODO}, on rank {FAULTY} of 3, by {backend}"
     table = Table(title=title, title_justify="left")
     for name in ("", "fault", "cause", "line", "seconds", "left"):
         table.add_column(name, justify="right" if name in ("seconds", "left") else "left")
