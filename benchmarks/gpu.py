@@ -15,8 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from grader.engine.lesson.lessons import COURSE
-from grader.engine.ranks import backends
+import torch
+
+from grader.engine.lesson.lessons import COURSE, Unit
+from grader.engine.ranks import backends, evidence
+from grader.engine.ranks.engine import Engine
 
 # GPT-2's size, its words rounded up to a multiple of 64, as in nanoGPT.
 GPT2 = "--dim 768 --heads 12 --layers 12 --vocab 50304 --batch 12 --length 1024 --pairs 20 --dtype bfloat16"
@@ -38,6 +41,27 @@ def commands(peak: float, out: Path) -> dict[str, list[str]]:
     return found
 
 
+def start_seconds(backend: backends.Backend) -> dict[int, float]:
+    """Seconds of a run that only adds up one tensor, by the number of ranks: what CUDA and NCCL take to start."""
+    text = "import torch.distributed as dist\ndef add(x, rank, world):\n    dist.all_reduce(x)\n    return x\n"
+    seconds = {}
+    with Engine(backend=backend) as engine:
+        for world in (1, 1, 2, 4):  # the first one starts the server, too, and is forgotten
+            began = time.perf_counter()
+            run = engine.run(
+                [Unit("add.py", text, "")],
+                module="grader.engine.ranks.rank",
+                function="grader.engine.ranks.rank:own_function",
+                world=world,
+                inputs={"name": "add", "timed": False, "inputs": [evidence.encoded(torch.ones(9))] * world},
+                on_gpus=True,
+            )
+            seconds[world] = round(time.perf_counter() - began, 2)
+            if run.fault or run.evidence[0][0] != world:
+                raise SystemExit(f"{world} ranks cannot add: {run.fault or run.evidence}")
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -53,6 +77,8 @@ def main() -> None:
     print(backend.story(), flush=True)
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
+    starts = {chosen.name: start_seconds(chosen) for chosen in (backend, backends.GLOO)}
+    print(f"seconds of a run that does next to nothing, by backend and ranks: {starts}", flush=True)
     seconds = {}
     for name, command in commands(args.peak, out).items():
         if not name.startswith(args.only):
@@ -63,7 +89,9 @@ def main() -> None:
         seconds[name] = round(time.perf_counter() - began, 1)
         last = (out / f"{name}.txt").read_text("utf-8", "replace").strip().splitlines()[-1:]
         print(f"{name:20} exit code {done.returncode}, {seconds[name]:7.1f} s  {''.join(last)[:80]}", flush=True)
-    (out / "seconds.json").write_text(json.dumps({"backend": backend.story(), "seconds": seconds}, indent=1) + "\n")
+    (out / "seconds.json").write_text(
+        json.dumps({"backend": backend.story(), "starts": starts, "seconds": seconds}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

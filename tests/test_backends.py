@@ -8,11 +8,15 @@ import torch
 from typer.testing import CliRunner
 
 from grader.engine.classroom import grade, records
+from grader.engine import notebook_check
 from grader.engine.cli import app
 from grader.engine.lesson.lessons import COURSE
+from grader.engine.judge.student import Student
+from grader.engine.named import backend_named
 from grader.engine.ranks import backends, on_gpu
 from grader.engine.ranks.backends import Backend, NoBackend, choose, for_a_class
 from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.run import Run
 from grader.engine.walls import sandbox
 from tests.test_engine import launch
 
@@ -103,6 +107,51 @@ def test_a_rank_is_alone_on_a_node_with_its_gpu():
     own, shared = (on_gpu.environment("3", shared=way) for way in (False, True))
     assert own["CUDA_VISIBLE_DEVICES"] == "3" and own["LOCAL_RANK"] == "0" and own["LOCAL_WORLD_SIZE"] == "1"
     assert shared["NCCL_MULTI_RANK_GPU_ENABLE"] == "1" and "NCCL_MULTI_RANK_GPU_ENABLE" not in own
+
+
+def test_the_line_is_said_where_there_is_a_choice(machine, capsys):
+    machine(0)
+    assert backend_named("auto") == backends.GLOO and capsys.readouterr().out == ""
+    machine(1)
+    assert backend_named("auto").name == "nccl"
+    assert capsys.readouterr().out == "backend: NCCL 2.30.7, on 1 GPU\n"
+
+
+def test_a_notebook_says_it_once(machine, monkeypatch, capsys):
+    monkeypatch.setattr(notebook_check.engine, "backend", backends.GLOO)
+    machine(1)
+    for wish, said in (("auto", "NCCL 2.30.7, on 1 GPU"), ("auto", ""), ("gloo", "gloo, on CPUs"), ("gloo", "")):
+        notebook_check.take(wish)
+        assert capsys.readouterr().out == (f"backend: {said}\n" if said else "")
+
+
+def test_which_runs_are_on_gpus():
+    """Those that have a group and are told no device; never what a check knows by itself, or pretends."""
+    asked = []
+
+    class Recording(Engine):
+        def run(self, units, **how):
+            asked.append(how["on_gpus"] if "on_gpus" in how else False)
+            return Run(1, evidence=[None])
+
+    def on_rank(code, rank, world):
+        pass
+
+    notebook, script = (Student(Recording(), lesson, [], []) for lesson in ("03_zero", "fsdp_training"))
+    for student, how in (
+        (notebook, {}),
+        (notebook, {"group": False}),
+        (script, {}),
+        (script, {"group": None}),
+        (script, {"anywhere": True}),
+        (script, {"anywhere": True, "nodes": 2}),
+        (script, {"group": None, "gpus": 2}),
+    ):
+        student.call(on_rank, **how)
+    script.run(["--data", "data"], {})
+    script.run(["--data", "data"], {}, nodes=2)
+    notebook.reference(on_rank, seed=1)
+    assert asked == [True, False, False, True, True, False, False, True, False, False]
 
 
 def test_a_class_keeps_its_backend(tmp_path):

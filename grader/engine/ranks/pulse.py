@@ -8,7 +8,7 @@ import psutil
 from grader.engine.ranks.diagnose import Fault, Where, place
 
 SILENT_CPU = 1.5  # seconds of CPU without a sign of life: a loop that never ends
-GPU_CPU = 6.0  # seconds more, for CUDA and NCCL start on each rank
+GPU_START = 6.0  # seconds more of either, for CUDA and NCCL start on each rank
 TOTAL_CPU = 60.0  # seconds of CPU that one rank may use in all
 IDLE = 4.0  # seconds of every rank asleep, none in a collective: a sleep, a lock, a read that never ends
 TICK = 0.05  # seconds between looks at the ranks' CPU time
@@ -18,7 +18,7 @@ class Pulse:
     """What is known of the CPU time of each rank."""
 
     def __init__(self, world: int, started: float, on_gpu: bool = False) -> None:
-        self.silent = SILENT_CPU + GPU_CPU * on_gpu
+        self.silent, self.idle = (usual + GPU_START * on_gpu for usual in (SILENT_CPU, IDLE))
         self.processes: dict[int, psutil.Process] = {}
         self.cpu_at_event = dict.fromkeys(range(world), 0.0)
         self.cpu = dict.fromkeys(range(world), 0.0)
@@ -62,7 +62,7 @@ class Pulse:
                     expected="the code ends",
                     seen=f"an endless loop at {place(where)}",
                 )
-        if pids and all(time.monotonic() - self.quiet[n][0] > IDLE for n in pids):
+        if pids and all(time.monotonic() - self.quiet[n][0] > self.idle for n in pids):
             number = min(pids, key=lambda n: (waiting(n), n))
             where = where_now(number)
             return Fault(
