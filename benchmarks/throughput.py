@@ -137,7 +137,8 @@ def show(args: argparse.Namespace, device: torch.device, seconds: dict[tuple[str
         "least … most",
         title_justify="left",
         title=(
-            f"{tokens} tokens a step, dim {args.dim}, {args.layers} layers, {args.vocab} words; {device},"
+            f"{tokens} tokens a step, dim {args.dim}, {args.layers} layers, {args.vocab} words; "
+            f"{torch.cuda.get_device_name() if device.type == 'cuda' else device},"
             f" {args.threads} threads, torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}"
         ),
     )

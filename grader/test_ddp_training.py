@@ -654,6 +654,7 @@ def check_means(student, nodes, world):
         mean_on_rank,
         world=world,
         nodes=nodes,
+        anywhere=True,
         mine=Private([[(totals[rank], counts[rank]) for totals, counts in cases] for rank in range(world)]),
     ).evidence
     for case, (totals, counts) in enumerate(cases):

@@ -674,7 +674,7 @@ def test_todo5_optimizer(student):
     premise(all((final[name] - weight).abs().max() > 0 for name, weight in first.items()), "weights that never move")
     world, strategy = 3, "full"  # of 3, no size is a multiple; 4, 2 and 1 ranks come with TODO 12
     runs = [[world, [*ARGV, "--sharding", strategy]]]
-    run = student.call(one_main_on_rank, world=world, group=False, runs=runs, data=corpus(student))
+    run = student.call(one_main_on_rank, world=world, group=None, runs=runs, data=corpus(student))
     ranks = [left[0] for left in run.evidence]
     told = f"with --sharding {strategy} on {world} ranks"
     share = shares([tuple(w.shape) for w in final.values()], grid(strategy, world)[1])
@@ -1375,7 +1375,7 @@ def test_todo12_go_on(student):
         )
     serial = serial_run(student, LONG)
     right = losses(serial.evidence[0])
-    run = student.call(mains_on_rank, world=4, group=False, runs=RUNS, data=corpus(student))
+    run = student.call(mains_on_rank, world=4, group=None, runs=RUNS, data=corpus(student))
     runs = [[mine[number] for mine in run.evidence if mine[number] is not None] for number in range(len(RUNS))]
     same_losses("on 4 ranks", right, runs[0])
     told = "stopped at step 3 on 4 ranks and gone on with on {},"

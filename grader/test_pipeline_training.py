@@ -1543,7 +1543,7 @@ def test_todo13_mesh(student):
     run = student.call(
         mains_on_rank,
         world=world,
-        group=False,
+        group=None,
         runs=[[ranks, [*ARGV, *flags.split()]] for ranks, flags in RUNS],
         data=corpus(student),
     )

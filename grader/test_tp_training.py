@@ -1066,7 +1066,7 @@ def check_law(student):
     serial = student.serial(["--data", "data", "--out", "out", *ARGV], corpus(student))
     right, final = losses(serial.evidence[0]), serial.evidence[0]["weights"]
     premise(abs(right[-1] - right[0]) > 0.01, "a model that does not learn")
-    run = student.call(mains_on_rank, world=4, group=False, runs=RUNS, data=corpus(student))
+    run = student.call(mains_on_rank, world=4, group=None, runs=RUNS, data=corpus(student))
     for number, (world, flags) in enumerate(RUNS):
         ranks = [mine[number] for mine in run.evidence]
         told = f"with {' '.join(flags[len(ARGV) :])} on {world} ranks,"

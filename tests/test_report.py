@@ -15,6 +15,7 @@ from torch import nn
 from course_copy import Course
 from grader.engine.lesson import lessons
 from utils import plots_report, recorder, report, runs
+from utils.products import bfloat16_way
 
 SHORT = [
     "--data",
@@ -191,6 +192,13 @@ def test_a_gpu_is_asked_by_its_own_name(monkeypatch):
     assert asked == ["GPU-12-34"] and gpu.sample() == {"gpu": 87, "gpu_memory": 5, "watts": 312.5}
     nvml.nvmlDeviceGetPowerUsage = no_power
     assert gpu.sample() == {"gpu": 87, "gpu_memory": 5}
+
+
+def test_a_run_in_bfloat16_says_how_it_multiplied(run):
+    found = runs.read(run)
+    assert "bfloat16" not in report.facts(found)
+    found.ranks[0].start["command"] += ["--dtype", "bfloat16"]
+    assert report.facts(found)["bfloat16"] == bfloat16_way("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_without_nvml_the_rest_is_recorded(monkeypatch, capsys):

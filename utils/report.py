@@ -141,6 +141,8 @@ def facts(run: Run) -> dict[str, str]:
         f"{first['device']}, {first['threads']} thread{'s' if first['threads'] > 1 else ''} a rank, torch"
         f" {first['torch']}"
     )
+    if "bfloat16" in " ".join(first["command"]) and "bfloat16" in first:
+        out["bfloat16"] = first["bfloat16"]
     return out
 
 

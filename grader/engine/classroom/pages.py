@@ -57,7 +57,7 @@ CLASS = template(
     + """{% block title %}The class{% endblock %}
 {% block body %}
 <h1>{{ records | length }} submissions</h1>
-<p class="note">Walls: {% for name, value in guards.items() %}{{ name }}: {{ value }}. {% endfor %}</p>
+<p class="note">Walls: {% for name, value in guards.items() %}{{ name }}: {{ value }}. {% endfor %}Backend: {{ backend }}.</p>
 {% if failed %}<h2>Could not be graded</h2><ul>{% for r in failed %}<li>{{ plain(r.student, 200) }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
 {% if flagged %}<h2>For a person to look at</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ plain(r.student, 200) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
 {% for line in r.refused[:3] %}<li class="flag">{{ plain(r.student, 200) }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
@@ -143,6 +143,7 @@ def class_page(graded: list[dict], room: records.Class) -> str:
         plain=plain_text,
         records=graded,
         guards=vars(room.guards),
+        backend=room.backend,
         todos=todos,
         rows=rows,
         failed=[r for r in graded if r["state"] == records.FAILED],

@@ -17,6 +17,7 @@ NEEDED = {
     "joined": {"rank", "world"},
     "future": {"work"},
     "product": {"size"},
+    "unfit": {"text"},
 }
 
 

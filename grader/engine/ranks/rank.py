@@ -14,9 +14,11 @@ what only this rank may see, its inputs, the judge sends over the rank's own lin
     world, nodes ranks, and how many nodes they pretend to be spread over
     group        make the process group before the call
     gpus         GPUs a node to pretend
+    devices      the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; none, and the ranks are on CPUs
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import linecache
@@ -34,7 +36,7 @@ from typing import Any
 import torch
 
 from grader import OWN
-from grader.engine.ranks import evidence, observe, recording
+from grader.engine.ranks import evidence, observe, on_gpu, recording
 
 
 def main(job: dict, number: int, end: socket.socket) -> None:
@@ -43,6 +45,8 @@ def main(job: dict, number: int, end: socket.socket) -> None:
     redirect(run, number)
     settle(job, run, number)
     line = observe.Line(end, job)
+    if job["devices"]:
+        take_gpu(line)
     with end.makefile("rb") as heard:
         job["inputs"] = json.loads(heard.readline())
     observe.watch(line, run, job)
@@ -60,6 +64,17 @@ def main(job: dict, number: int, end: socket.socket) -> None:
     line.say(**last_word)
     line.release()
     observe.leave(0)
+
+
+def take_gpu(line: observe.Line) -> None:
+    """Before any code of the student's: what fails here is the machine's failure."""
+    try:
+        on_gpu.start()
+    except (RuntimeError, OSError) as error:
+        line.say(e="unfit", text=str(error).strip()[:500])
+        line.release()
+        observe.leave(0)
+    line.say(e="fit")
 
 
 def redirect(run: Path, number: int) -> None:
@@ -96,6 +111,8 @@ def settle(job: dict, run: Path, number: int) -> None:
         TORCHELASTIC_RUN_ID="workbook",
         HF_HUB_OFFLINE="1",
     )
+    if gpus := job["devices"]:
+        os.environ.update(on_gpu.environment(gpus[number], shared=len(set(gpus)) < len(gpus)))
 
 
 compiled: dict[tuple[str, str], types.CodeType] = {}  # (name, text) of a unit -> its code
@@ -185,12 +202,14 @@ def watch_exits(line: observe.Line) -> list[Callable[[], Any]]:
 def call(job: dict, line: observe.Line, number: int) -> dict:
     """Call a check's rank function with the student's module."""
     if job["group"]:
-        torch.distributed.init_process_group("gloo")
+        torch.distributed.init_process_group(line.backend)
     module, _, name = job["function"].rpartition(":")
     function = getattr(sys.modules[module], name)
     if job["file"] is None:  # a reference: the check's own code and nobody else's
         return function(**job["inputs"])
-    return function(load(job, line, "student"), rank=number, world=job["world"], **job["inputs"])
+    # Code that was given its group names no device; a script that makes its own does.
+    with on_gpu.OnGPU() if job["devices"] and job["group"] else contextlib.nullcontext():
+        return function(load(job, line, "student"), rank=number, world=job["world"], **job["inputs"])
 
 
 def own_function(student: types.ModuleType, rank: int, world: int, name: str, inputs: list, timed: bool) -> object:
