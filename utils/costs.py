@@ -208,7 +208,7 @@ def activations(model: Model, plan: Plan, stage: int) -> float:
         kept += block_activations(model, plan, recompute="none" if plan.fused_attention else "selective")
     if stage == plan.pp - 1:
         in_parts = plan.tp if plan.sequence_parallel == "regather" else 1
-        kept += 2 * plan.bytes.activation * tokens(model, plan) * model.hidden / in_parts
+        kept += alive(plan, stage) * 2 * plan.bytes.activation * tokens(model, plan) * model.hidden / in_parts
     return kept
 
 
@@ -226,16 +226,16 @@ def alive(plan: Plan, stage: int) -> float:
 
 
 def logits(model: Model, plan: Plan) -> float:
-    """Bytes of the head's results and of their gradient.
+    """Bytes of the head's results, or of what is kept of them for the backward pass.
 
     In pieces, a piece is turned into the gradients of the head and of its input, and only these are kept.
     """
     words, w = model.vocabulary / plan.tp, plan.bytes.activation
-    rows = tokens(model, plan)
+    rows, waiting = tokens(model, plan), alive(plan, plan.pp - 1)
     if plan.whole_logits:
-        return rows * words * 4  # in float32 (Korthikanti, section 4.3)
+        return waiting * rows * words * 4  # in float32 (Korthikanti, section 4.3)
     piece = min(PIECE, rows * words) * (4 if w == 4 else 4 + w)
-    return piece + 4 * words * model.hidden + w * rows * model.hidden
+    return piece + waiting * (4 * words + w * rows) * model.hidden
 
 
 # Messages
@@ -555,7 +555,11 @@ def plans(
     """
     like = replace(like or Plan(batch), batch=batch)
     found = [judge(model, plan, machine) for plan in layouts(model, gpus, like, choose)]
-    return sorted(found, key=lambda choice: (choice.rejected != "", sum(choice.seconds.values())))
+    return sorted(found, key=rank_of)
+
+
+def rank_of(choice: Choice) -> tuple[bool, float]:
+    return bool(choice.rejected), sum(choice.seconds.values()) or math.inf
 
 
 def layouts(model: Model, gpus: int, like: Plan, choose: Collection[str]) -> Iterator[Plan]:
@@ -594,7 +598,7 @@ def divisors(number: int) -> list[int]:
 def judge(model: Model, plan: Plan, machine: Machine) -> Choice:
     """A plan with what it costs, and why it cannot be."""
     if reason := does_not_divide(model, plan):
-        return Choice(plan, reason, {}, {"": math.inf})
+        return Choice(plan, reason, {}, {})
     held, seconds = memory(model, plan), step_time(model, plan, machine)
     reason = ""
     if sum(held.values()) > USABLE * machine.memory:
@@ -609,12 +613,12 @@ def judge(model: Model, plan: Plan, machine: Machine) -> Choice:
 
 def does_not_divide(model: Model, plan: Plan) -> str:
     """Why a plan is none: the first thing that cannot be divided; "" if all can."""
-    m, a_stage = plan.micro_batches, plan.pp * plan.chunks
+    m, stages = plan.micro_batches, plan.pp * (plan.chunks if plan.pp > 1 else 1)
     cuts = [
         (model.heads, plan.tp * (plan.cp if plan.context == "ulysses" else 1), "heads", "tp"),
         (model.sequence, plan.cp * (plan.tp if plan.sequence_parallel != "off" else 1), "tokens", "cp and tp"),
         (plan.batch, plan.replicas * plan.micro_batch, "sequences", "dp · shard micro-batches"),
-        (model.layers, a_stage, "layers", "stages"),
+        (model.layers, stages, "layers", "stages"),
         (plan.replicas, plan.ep, "data-parallel ranks", "ep"),
         (model.experts, plan.ep, "experts", "ep"),
     ]
@@ -624,5 +628,5 @@ def does_not_divide(model: Model, plan: Plan) -> str:
     if plan.pp > 1 and plan.schedule == "interleaved" and m % plan.pp:
         return f"divisibility: {m} micro-batches by {plan.pp} stages (interleaved)"
     if plan.pp > 1 and m < plan.pp:
-        return f"divisibility: {m} micro-batches for {plan.pp} stages"
+        return f"divisibility: {m} micro-batch{'es' if m > 1 else ''} for {plan.pp} stages"
     return ""
