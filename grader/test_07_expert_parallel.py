@@ -89,8 +89,8 @@ def same_numbers(what, got, right, rank=None, rel=1e-4, why=""):
     place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), right.shape))
     raise Wrong(
         f"{what}{why}: the number at {place if len(place) != 1 else place[0]} differs",
-        right.flatten()[worst],
-        got.flatten()[worst],
+        right.flatten()[worst].item(),
+        got.flatten()[worst].item(),
         rank,
     )
 

@@ -31,6 +31,7 @@ from torch import nn
 
 from grader.kit import (
     REL,
+    Fault,
     Line,
     Wrong,
     cases,
@@ -1009,9 +1010,16 @@ def test_todo7_sum_gradients(student):
     )
     for grid in GRIDS:
         world = grid[0] * grid[1]
-        seeds = student.seeds(world)
-        run = student.call(sum_on_rank, world=world, seed=seeds, grid=grid)
-        told = f"on {grid[0]} × {grid[1]} ranks"
+        seeds, told = student.seeds(world), f"on {grid[0]} × {grid[1]} ranks"
+        try:
+            run = student.call(sum_on_rank, world=world, seed=seeds, grid=grid)
+        except Fault as fault:
+            if fault.cause == "mismatch":
+                fault.message += (
+                    f". ({told}: ranks of other rows have other layers, and so other gradients; a sum goes along a row,"
+                    " the data axis)"
+                )
+            raise
         right = student.reference(serial_sums, grid=grid, seeds=[*seeds])
         for rank, seen in enumerate(run.evidence):
             goals = right[rank]

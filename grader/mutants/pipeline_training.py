@@ -385,8 +385,8 @@ WRONG = [
     ),
     Answer(6, "fails where there is no loss", swap=(" if losses else torch.zeros((), device=x.device)", "")),
     Answer(6, "rank 0 alone sends it", swap=("schedule.step(x", "if dist.get_rank() == 0:\n        schedule.step(x")),
-    Answer(7, "over all ranks", swap=(', group=mesh["data"].get_group()', "")),
-    Answer(7, "over the pipeline", swap=('mesh["data"]', 'mesh["pp"]')),
+    Answer(7, "over all ranks", swap=(', group=mesh["data"].get_group()', ""), says="the data axis"),
+    Answer(7, "over the pipeline", swap=('mesh["data"]', 'mesh["pp"]'), says="the data axis"),
     Answer(
         7,
         "not at all",

@@ -548,7 +548,8 @@ check("06_context_parallel/5")
 # And its backward pass? What was sent comes back on the same way: the gradient of the one swap is the other swap.
 #
 # **Budget**: what a rank holds of queries, keys and values goes out once, and the output comes back once; and in the
-# backward pass their gradients. Of each, a rank's own $1/N$ need not travel.
+# backward pass their gradients. Of each, a rank's own $1/N$ need not travel. And no rank has room for all heads of all
+# tokens: what it holds are some copies of its share, and the scores of its heads if your attention makes them.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}

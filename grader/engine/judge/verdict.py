@@ -37,7 +37,8 @@ def apart(expected: Any, seen: Any) -> tuple[Any, Any]:
     they differ most. Anything else as it is.
     """
     if is_number(expected) and is_number(seen):
-        return in_digits([expected], [seen]) or (expected, seen)
+        whole = isinstance(expected, int) and isinstance(seen, int)
+        return (not whole and in_digits([expected], [seen])) or (expected, seen)
     a, b = flat(expected), flat(seen)
     if not a or not b or shape(expected) != shape(seen):
         return described(expected), described(seen)
@@ -47,7 +48,7 @@ def apart(expected: Any, seen: Any) -> tuple[Any, Any]:
     told = in_digits(a[begin : begin + SHOWN], b[begin : begin + SHOWN])
     if told and len(a) > SHOWN:
         told = tuple(f"{words} (numbers {begin + 1} to {begin + SHOWN} of {len(a)})" for words in told)
-    return told or (expected, seen)
+    return told or (described(expected), described(seen))
 
 
 SHOWN = 6  # numbers of a tensor
@@ -79,9 +80,7 @@ def flat(value: Any) -> list[float] | None:
 
 
 def in_digits(expected: list[float], seen: list[float]) -> tuple[str, str] | None:
-    """Both in words that differ; None if there are none, or where all are whole numbers, which differ as they are."""
-    if not any(isinstance(number, float) for number in expected + seen):
-        return None
+    """Both in words that differ; None if there are none."""
     for digits in range(5, 18):
         a, b = (", ".join(f"{float(n):.{digits}g}" for n in numbers) for numbers in (expected, seen))
         if a != b:

@@ -25,9 +25,15 @@ class PendingMessage:
     arrives_in: torch.Tensor | None = None  # what it is received into, until the wait
     content: bytes = b""  # what was to be sent
     written_at: list | None = None  # the line that wrote to it before it was over
+    version: int = 0  # of the tensor, when it was last known not to have changed
 
     def changed(self) -> bool:
         return bool(self.content) and content(self.tensor) != self.content
+
+    def touched(self) -> bool:
+        """Whether it was written to since then; quickly, and so not if that was behind torch's back."""
+        before, self.version = self.version, versions([self.tensor])
+        return before != self.version and self.changed()
 
     @property
     def about(self) -> dict:
@@ -43,9 +49,15 @@ class PendingCollective:
     arrive_in: list[torch.Tensor]  # what is reduced or broadcast in their place, until the wait
     contents: list[bytes]  # of the tensors when it began
     written_at: list | None = None  # the line that wrote to one of them before it was over
+    version: int = 0  # as of a message
 
     def changed(self) -> bool:
         return [content(tensor) for tensor in self.tensors] != self.contents
+
+    def touched(self) -> bool:
+        """As of a message."""
+        before, self.version = self.version, versions(self.tensors)
+        return before != self.version and self.changed()
 
     @property
     def about(self) -> dict:
@@ -92,7 +104,7 @@ def depart(line: Any, event: dict, name: str, given: dict) -> PendingMessage:
     tensor = given["tensors"][0]
     message = PendingMessage(event["id"], tensor, any_source=name == "recv_any_source_")
     if line.merciless and name == "send":
-        message.content = content(tensor)
+        message.content, message.version = content(tensor), versions([tensor])
     if name == "send" and line.host is not None:
         given["tensors"] = [tensor.detach().to("cpu", copy=True)]
     elif name != "send" and (line.merciless or line.host is not None):
@@ -139,7 +151,7 @@ def watch_writes(line: Any) -> None:
             return None
         if event == "line":
             for pending in line.in_flight.values():
-                if pending.written_at is None and pending.changed():
+                if pending.written_at is None and pending.touched():
                     pending.written_at = last[0]
             last[0] = [frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name]
         return trace
@@ -160,10 +172,15 @@ def begin(line: Any, event: dict, name: str, given: dict) -> PendingCollective:
     call = PendingCollective(event["work"], [], [], [])
     if line.merciless and name in IN_PLACE:
         call.tensors = given["tensors"]
-        call.contents = [content(tensor) for tensor in call.tensors]
+        call.contents, call.version = [content(tensor) for tensor in call.tensors], versions(call.tensors)
         call.arrive_in = given["tensors"] = [tensor.detach().clone() for tensor in call.tensors]
         watch_writes(line)
     return call
+
+
+def versions(tensors: list[torch.Tensor]) -> int:
+    """How often torch has written into these tensors, or into views of them."""
+    return sum(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
 def content(tensor: torch.Tensor) -> bytes:

@@ -91,8 +91,9 @@ class Pulse:
             if pid is None:
                 continue  # it has not said a word yet: its own time has not begun
             try:
-                process = self.processes.setdefault(number, psutil.Process(pid))
-                times, status = process.cpu_times(), process.status()
+                if number not in self.processes:
+                    self.processes[number] = psutil.Process(pid)
+                times, status = self.processes[number].cpu_times(), self.processes[number].status()
             except psutil.Error:  # it ended between two looks; the server will say so
                 continue
             self.cpu[number] = times.user + times.system
@@ -133,7 +134,9 @@ class Pulse:
         self.tasks[number] = now
         if self.silent(number) > ASLEEP:
             self.children[number] = list(descendants(pid))
-            (self.wakes.add if wakes_by_itself(pid) else self.wakes.discard)(number)
+            self.wakes.discard(number)
+            if wakes_by_itself(pid):
+                self.wakes.add(number)
 
     def endless(self, number: int, where_now: Callable[[int], list[Where]]) -> Fault | None:
         """A rank that computes, or lets others compute, and gives no sign of life."""
