@@ -344,6 +344,18 @@ def spoken_border(world, name, shape, out, dtype, turned):
 
 
 def check_border_sent(told, events, world, nbytes):
+    for rank, mine in enumerate(events):
+        for event in mine:
+            expect(
+                not event.get("gaps"),
+                f"{told}: rank {rank} gives {event.get('op')} pieces that are not contiguous: gloo copies them, and"
+                " NCCL refuses them",
+                "contiguous tensors",
+                "views with gaps in them",
+                rank,
+                hint="A chunk along dimension 1 is a view of the whole, with gaps between its rows: .contiguous()"
+                " copies it, where there are any.",
+            )
     check_sent(told, events, world, nbytes, nbytes, "fewer are enough" if nbytes else "nothing is due there")
 
 

@@ -14,6 +14,7 @@ NEEDED = {
     "crash": {"type", "text", "frames"},
     "broken": {"cell", "type", "text", "frames"},
     "joins": {"rank", "where"},
+    "strange": {"text", "where"},
     "joined": {"rank", "world"},
     "future": {"work"},
     "product": {"size"},

@@ -7,7 +7,8 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
 
     {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
      "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
-                                     an all-to-all has "pieces" as well: the bytes for each rank of the group
+                                     an all-to-all has "pieces" as well: the bytes for each rank of the group;
+                                     "gaps": a tensor of it is not dense, as NCCL wants it
     {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for
                                      this collective
     {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) that was not over was
@@ -16,6 +17,7 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
     {"e": "mark"}                    a check begins its next case
     {"e": "joins", "rank": 1}        it asks to be this rank of the process group; "elsewhere": at an address that is
                                      not the launcher's
+    {"e": "strange", "text": "…"}    a function of the student's has returned what its signature does not promise
     {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
     {"e": "crash", …} {"e": "exit", …} {"e": "end"}
     {"e": "fit"} {"e": "unfit", "text": why}
@@ -34,7 +36,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +319,8 @@ def reporting(operation: Any, name: str, below: Any) -> Callable:
                 work = operation.redispatch(keys & below, **given)
             line.in_flight[dist.Work.unbox(work)] = message
             return work
-        if event and sys._getframe(1).f_code.co_filename == c10d.__file__:  # not DDP's reducer, which waits in C++
+        caller = sys._getframe(1).f_code.co_filename
+        if event and (caller == c10d.__file__ or caller in line.units):  # not DDP's reducer, which waits in C++
             call = begin(line, event, name, given)
             answer = operation.redispatch(keys & below, **given)
             boxed = answer[-1] if isinstance(answer, tuple) else answer
@@ -397,6 +400,8 @@ def announce(line: Line, name: str, given: dict) -> dict:
         event["dtype"] = str(sent[0].dtype).removeprefix("torch.")
         if tensors is not None or event["op"] in ("send", "recv"):
             event["shape"] = [list(t.shape) for t in sent] if len(sent) > 1 else list(sent[0].shape)
+    if not all(map(is_dense, tensors_in(given.values()))):
+        event["gaps"] = True  # gloo copies such a tensor, NCCL refuses it
     if event["op"] == "all_to_all":
         event["pieces"] = pieces(sent, given.get("input_split_sizes"), len(members))
     if "root_rank" in given:
@@ -414,6 +419,22 @@ def announce(line: Line, name: str, given: dict) -> dict:
         line.collectives += 1
     line.say(e="op", **event)
     return event
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers lie side by side in memory, in whatever order."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return True
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) == tensor.numel() - 1
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Also those in lists, and in lists of lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
 
 
 def pieces(sent: list[torch.Tensor], sizes: list[int] | None, ranks: int) -> list[int]:

@@ -37,7 +37,7 @@ import torch
 
 from grader import OWN
 from grader.engine.lesson import lessons
-from grader.engine.ranks import evidence, observe, on_gpu, recording
+from grader.engine.ranks import evidence, observe, on_gpu, recording, returned
 
 
 def main(job: dict, number: int, end: socket.socket) -> None:
@@ -215,7 +215,10 @@ def call(job: dict, line: observe.Line, number: int) -> dict:
         return function(**job["inputs"])
     # Code that was given its group names no device; a script that makes its own does.
     with on_gpu.OnGPU() if job["devices"] and job["group"] else contextlib.nullcontext():
-        return function(load(job, line, "student"), rank=number, world=job["world"], **job["inputs"])
+        student = load(job, line, "student")
+        student.__tell__ = lambda strange: line.say(e="strange", **strange)
+        student.__class__ = returned.Heard
+        return function(student, rank=number, world=job["world"], **job["inputs"])
 
 
 def own_function(student: types.ModuleType, rank: int, world: int, name: str, inputs: list, timed: bool) -> object:

@@ -48,7 +48,6 @@ class Session:
         self.engine = engine
         self.world = world = job["world"]
         self.traces = Traces(folder, {unit["name"] for unit in job["units"]})
-        self.endings = Endings(self.traces, job["module"])
         # A line for each rank. The rank's end travels through the server to the rank, so nobody can speak in another's
         # name.
         pairs = [socket.socketpair() for _ in range(world)]
@@ -71,6 +70,7 @@ class Session:
         self.pids: list[int | None] = [None] * world if LINUX else list(self.names)
         self.diagnosis = Diagnosis(world)
         self.run = Run(world, events=[[] for _ in range(world)])
+        self.endings = Endings(self.traces, job["module"], self.run.strange)
         self.fault: Fault | None = None
         self.lost = False  # whether only the end of the sandbox is the end of the ranks
         self.parted_at: dict[int, float] | None = None  # each rank's own time then
@@ -167,6 +167,9 @@ class Session:
             if self.run.events[number]:
                 raise ValueError("its first word was another one")
             self.unfit = self.unfit or f"rank {number} cannot use its GPU: {event['text']}"
+            return
+        if event["e"] == "strange":
+            self.run.strange.setdefault(number, event)
             return
         self.run.events[number].append(event)
         self.pulse.heard(number)
