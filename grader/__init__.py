@@ -57,7 +57,7 @@ def check(name: str, backend: str = "auto") -> None:
         return  # a cell of the student's, on a rank: it is what is being checked
     try:
         from grader.engine.judge.words import heading, page, story
-        from grader.engine.notebook_check import verdict
+        from grader.engine.notebook_check import afterwards, verdict
 
         found = verdict(name, _cells, backend)
     except KeyboardInterrupt:
@@ -67,6 +67,8 @@ def check(name: str, backend: str = "auto") -> None:
     if not found.passed:
         raise NotRight(story(found), page(found))
     print(heading(found))
+    if text := afterwards(name):
+        print(text)
 
 
 def run_on_ranks(name: str, inputs: list[Any], timed: bool = False, backend: str = "auto") -> "RanksRun":

@@ -39,6 +39,8 @@ from grader.kit import (
     written_in_flight,
 )
 
+BUILDS = "broadcast, reduce-scatter, all-gather, all-reduce and all-to-all from single messages; what they cost"
+
 NAMES = ("all_reduce", "all_gather", "reduce_scatter")
 
 

@@ -4,6 +4,7 @@ Either takes the saved file, with the cells as they were last run laid over it.
 """
 
 import atexit
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from grader import OWN, RanksStopped
 from grader.engine.judge.judge import Judge, checked_lessons
 from grader.engine.judge.student import explain_broken_cell, named_places
 from grader.engine.judge.verdict import Verdict
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, reference
 from grader.engine.ranks import backends, evidence
 from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.messages import Collective, Message, cases, collectives, rehearse
@@ -37,6 +38,16 @@ def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto
     take(backend)
     judge = Judge(engine, lesson, target=folder_of(lesson), latest=as_run(cells))
     return judge.verdict(int(number))
+
+
+def afterwards(name: str) -> str:
+    """The reference's lines of `lesson/number`, and what is to be said about them; "" where there are no solutions."""
+    lesson, _, number = name.partition("/")
+    lines = reference.reference(lesson, int(number))
+    if lines is None:
+        return ""
+    told = textwrap.fill(reference.after(lesson, int(number)), 100, break_long_words=False)
+    return f"\nthe reference:\n\n{textwrap.indent(lines, '    ')}\n\n{told}"
 
 
 class RanksRun(NamedTuple):

@@ -321,6 +321,20 @@ WRONG = [
     Answer(5, "the names of two are swapped", swap=('"gpipe"', '"1f1b"')),
     Answer(
         6,
+        "a stage is the first or the last, and never both",
+        """
+        losses = []
+        if stages[0].is_first:
+            schedule.step(x, return_outputs=False)
+        elif stages[-1].is_last:
+            schedule.step(target=y, losses=losses, return_outputs=False)
+        else:
+            schedule.step(return_outputs=False)
+        return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)
+        """,
+    ),
+    Answer(
+        6,
         "only the mean of the losses",
         swap=(".sum().detach()", ".mean().detach()"),
         says="the mean over micro-batches",

@@ -14,7 +14,8 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
                                      written to
     {"e": "future", "work": 3}       the future of a collective was taken: where it is waited for is not seen
     {"e": "mark"}                    a check begins its next case
-    {"e": "joins", "rank": 1}        it asks to be this rank of the process group
+    {"e": "joins", "rank": 1}        it asks to be this rank of the process group; "elsewhere": at an address that is
+                                     not the launcher's
     {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
     {"e": "crash", …} {"e": "exit", …} {"e": "end"}
     {"e": "fit"} {"e": "unfit", "text": why}
@@ -211,10 +212,13 @@ def watch_rendezvous(line: Line, run: Path, job: dict) -> None:
     meetings = iter(range(1000))
 
     def meet(url: str, timeout: Any = None, **_: Any):
-        asked = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(url).query))
+        parsed = urllib.parse.urlparse(url)
+        asked = dict(urllib.parse.parse_qsl(parsed.query))
+        told = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        elsewhere = parsed.netloc if parsed.netloc not in ("", told) else None  # not where the launcher says
         rank = int(asked.get("rank", os.environ["RANK"]))
         world = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
-        line.say(e="joins", rank=rank, where=line.where())
+        line.say(e="joins", rank=rank, elsewhere=elsewhere, where=line.where())
         yield dist.FileStore(str(run / f"store-{next(meetings)}"), world), rank, world
 
     for scheme in ("env", "tcp"):
