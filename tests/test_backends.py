@@ -343,4 +343,29 @@ def test_a_call_that_leaves_no_work_is_over_when_the_gpu_has_done_it():
         )
     assert run.fault is None, run.fault.message
     assert [run.evidence[0][0].tolist(), run.evidence[0][1]] == [[5.0, 5.0], 0]
-    assert [event["e"] for event in run.events[0]][-4:] == ["op", "wait", "done", "end"]
+    assert [event["e"] for event in run.events[0]][-6:] == ["op", "starts", "started", "wait", "done", "end"]
+
+
+def test_who_waits_busily_for_a_call_to_begin_is_no_loop():
+    with Engine() as engine:
+        run = launch(
+            engine,
+            """
+            from torch.distributed import distributed_c10d as c10d
+            from grader.engine.ranks import observe
+            observe.Line.mine.on_gpu = True
+
+            class NCCL:
+                _schema = torch.ops.c10d.allreduce_.default._schema
+                def redispatch(self, keys, **given):
+                    while True: pass
+
+            kernel = observe.reporting(NCCL(), "allreduce_", torch._C._dispatch_keyset_full())
+            call = eval(compile("lambda f, k, *a: f(k, *a)", c10d.__file__, "eval"))
+            if rank == 0:
+                call(kernel, torch._C._dispatch_keyset_full(), [torch.zeros(2)], dist.group.WORLD.boxed())
+            """,
+        )
+    assert run.fault.cause == "hang" and run.fault_after < 1.0
+    assert run.fault.message.startswith("deadlock: rank 0 waits in all_reduce of shape (2,)")
+    assert "rank 1 never comes: it has finished" in run.fault.message

@@ -11,6 +11,7 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
                                      "gaps": a tensor of it is not dense, as NCCL wants it
     {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for
                                      this collective
+    {"e": "starts"} {"e": "started"} on a GPU: around a call, which NCCL may not begin before the other ranks are there
     {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) that was not over was
                                      written to
     {"e": "future", "work": 3}       the future of a collective was taken: where it is waited for is not seen
@@ -322,7 +323,7 @@ def reporting(operation: Any, name: str, below: Any) -> Callable:
         caller = sys._getframe(1).f_code.co_filename
         if event and (caller == c10d.__file__ or caller in line.units):  # not DDP's reducer, which waits in C++
             call = begin(line, event, name, given)
-            answer = operation.redispatch(keys & below, **given)
+            answer = start(line, operation, keys & below, given)
             boxed = answer[-1] if isinstance(answer, tuple) else answer
             work = None if boxed is None else dist.Work.unbox(boxed)
             if work is not None:
@@ -333,9 +334,11 @@ def reporting(operation: Any, name: str, below: Any) -> Callable:
                 finish(line, call)
                 line.say(e="done", **call.about)
             return answer
+        blocks = name in ("wait_tensor", "monitored_barrier_")
         if event:
             remember_result(line, event, given)
-        blocks = name in ("wait_tensor", "monitored_barrier_")
+            if not blocks:
+                return start(line, operation, keys & below, given)
         about = waited_for(line, given["tensor"]) if name == "wait_tensor" else {}
         if blocks:
             line.say(e="wait", **about)
@@ -349,6 +352,17 @@ def reporting(operation: Any, name: str, below: Any) -> Callable:
                 line.say(e="done", **about)
 
     return kernel
+
+
+def start(line: Line, operation: Any, keys: Any, given: dict) -> Any:
+    """Begin a collective. With its first one a group of NCCL's waits for all its ranks, and busily."""
+    if not line.on_gpu:
+        return operation.redispatch(keys, **given)
+    line.say(e="starts")
+    try:
+        return operation.redispatch(keys, **given)
+    finally:
+        line.say(e="started")
 
 
 RESULTS = ("tensors", "output_tensor", "output_tensors", "outputs", "output")
