@@ -35,6 +35,7 @@ MEGATRON = {
     "sequence_parallel": "off",
     "scatter": True,
     "fused_attention": False,
+    "early_stop": False,
     "whole_logits": True,
     "dropout": True,
 }

@@ -277,15 +277,17 @@ def stream_bytes(model: Model, plan: Plan) -> float:
 
 
 def tensor_messages(model: Model, plan: Plan) -> Sent:
-    """Megatron, section 3: an all-reduce for each half of a block, forward and backward.
+    """Megatron, section 3: an all-reduce for each half of a block, forward and backward. Computed again, a block's last
+    sum is needed by nobody.
 
     With sequence parallelism each is an all-gather and a reduce-scatter, which is as much (Korthikanti, section 4.2.2).
     """
     if plan.tp == 1:
         return Sent(0, 0)
     stream = all_gather(stream_bytes(model, plan), plan.tp)  # twice that is an all-reduce
-    passes = 3 if plan.recompute == "full" else 2
-    of_block = passes * 4 + (2 if plan.sequence_parallel == "regather" else 0)
+    of_block = 8 + (2 if plan.sequence_parallel == "regather" else 0)
+    if plan.recompute == "full":
+        of_block += (3 if plan.sequence_parallel != "off" else 2) if plan.early_stop else 4
     ends = 4 if plan.pp == 1 else 2  # the embedding's sum, the head's input
     once = Sent(0, 0)
     if plan.sequence_parallel != "off":  # each rank had its own tokens: gradients of norms and positions
