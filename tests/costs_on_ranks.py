@@ -1,9 +1,11 @@
 """What the tests of the planner run on ranks: functions of the lessons' reference solutions, watched."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from grader.engine.ranks import observe
 from utils.memory import Storages, held
@@ -14,6 +16,12 @@ class Peak(Storages):
     """Knows the most bytes that were alive after an operation since `most` was set to 0."""
 
     most = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = super().__torch_dispatch__(operation, types, args, kwargs)
+        if result is not NotImplemented:  # what FSDP gathers it writes into tensors that were empty: arguments
+            self.note(tree_leaves((args, kwargs)))
+        return result
 
     def note(self, tensors: Any) -> None:
         super().note(tensors)
@@ -71,3 +79,19 @@ def mixture_step(student, rank, world, sizes):
     observe.mark()
     student.parallel_mixture(h_ND, gates_NK, experts_NK, experts, None).sum().backward()
     return None
+
+
+def pipeline_step(student, rank, world, argv, sizes):
+    """Two steps of pipeline_training's stages: bytes of their weights. The second one's messages come after a mark."""
+    args = student.parse_args(argv)
+    device = torch.device("cpu")
+    mesh = student.make_mesh(device, world, args)
+    model = student.build_model(sizes["vocabulary"], args)
+    stages = student.make_stages(model, mesh, device, args)
+    student.first_weights(stages, model, args)
+    schedule = student.make_schedule(stages, partial(student.loss_of, stages[-1].submod), args)
+    x, y = torch.randint(sizes["vocabulary"], (2, sizes["batch"], sizes["sequence"]))
+    for _ in range(2):
+        observe.mark()
+        student.train_batch(stages, schedule, x, y)
+    return sum(weight.nbytes for weight in student.weights(stages).values())

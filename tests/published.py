@@ -3,12 +3,17 @@
 The two papers trained GPT models (tied head, 2,048 tokens, 51,200 words, 16 bits, dropout, before FlashAttention) by
 Megatron-LM on Selene: nodes of eight A100s with 80 GB, each with an HDR InfiniBand adapter of its own. Those who made
 llm-foundry trained such models by PyTorch's FSDP, with FlashAttention, on nodes with as fast a network.
+
+    python tests/published.py     # what is predicted, beside what was measured
 """
 
 import csv
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from utils.plan import SELENE, Machine, Model, Plan
 
@@ -30,6 +35,7 @@ MEGATRON = {
     "sequence_parallel": "off",
     "scatter": True,
     "fused_attention": False,
+    "early_stop": False,
     "whole_logits": True,
     "dropout": True,
 }
@@ -123,3 +129,23 @@ def llm_foundry() -> list[tuple[Row, Machine]]:
             name = f"{line['model']}, {length} tokens, {gpus} GPUs of {line['memory']} GB"
             rows.append((Row(name, model, plan, micro * number * length / int(line["speed"])), machine))
     return rows
+
+
+def main() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from utils import costs
+
+    console = Console()
+    two = [(row, SELENE) for row in (*table_1(), *table_5())]
+    for title, rows in (("table 1 of 2104.04473 (fitted), table 5 of 2205.05198", two), ("llm-foundry", llm_foundry())):
+        table = Table("", "measured, s", "predicted, s", "error", title=title, title_justify="left")
+        for row, machine in rows:
+            seconds = sum(costs.step_time(row.model, row.plan, machine).values())
+            table.add_row(row.name, f"{row.seconds:.2f}", f"{seconds:.2f}", f"{seconds / row.seconds - 1:+.1%}")
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -205,7 +205,7 @@ def activations(model: Model, plan: Plan, stage: int) -> float:
     """Bytes of all blocks of a rank, of all micro-batches that wait for their backward pass; and of the last norm."""
     kept = layers_of(model, plan, stage) * block_activations(model, plan) * alive(plan, stage)
     if plan.recompute == "full":  # one block's come back
-        kept += block_activations(model, plan, recompute="none" if plan.fused_attention else "selective")
+        kept += block_activations(model, plan, recompute="none")
     if stage == plan.pp - 1:
         in_parts = plan.tp if plan.sequence_parallel == "regather" else 1
         kept += alive(plan, stage) * 2 * plan.bytes.activation * tokens(model, plan) * model.hidden / in_parts
@@ -277,15 +277,17 @@ def stream_bytes(model: Model, plan: Plan) -> float:
 
 
 def tensor_messages(model: Model, plan: Plan) -> Sent:
-    """Megatron, section 3: an all-reduce for each half of a block, forward and backward.
+    """Megatron, section 3: an all-reduce for each half of a block, forward and backward. Computed again, a block's last
+    sum is needed by nobody.
 
     With sequence parallelism each is an all-gather and a reduce-scatter, which is as much (Korthikanti, section 4.2.2).
     """
     if plan.tp == 1:
         return Sent(0, 0)
     stream = all_gather(stream_bytes(model, plan), plan.tp)  # twice that is an all-reduce
-    passes = 3 if plan.recompute == "full" else 2
-    of_block = passes * 4 + (2 if plan.sequence_parallel == "regather" else 0)
+    of_block = 8 + (2 if plan.sequence_parallel == "regather" else 0)
+    if plan.recompute == "full":
+        of_block += (3 if plan.sequence_parallel != "off" else 2) if plan.early_stop else 4
     ends = 4 if plan.pp == 1 else 2  # the embedding's sum, the head's input
     once = Sent(0, 0)
     if plan.sequence_parallel != "off":  # each rank had its own tokens: gradients of norms and positions
@@ -296,7 +298,7 @@ def tensor_messages(model: Model, plan: Plan) -> Sent:
 
 def context_messages(model: Model, plan: Plan) -> Sent:
     """Ring attention: keys and values go round, and in the backward pass once more with their gradients, which go all
-    the way home. Ulysses: all-to-alls of queries, keys, values and the output. Then all ranks' gradients are summed up.
+    the way home. Ulysses: all-to-alls of queries, keys, values and the output, and of their gradients.
     """
     c = plan.cp
     if c == 1:
@@ -307,15 +309,7 @@ def context_messages(model: Model, plan: Plan) -> Sent:
     else:
         forward = backward = times(4, all_gather(heads, c))  # an all-to-all keeps one part of c, too
     recomputed = forward if plan.recompute == "full" else Sent(0, 0)
-    gradients = held_parameters(model, plan, 0) / (plan.shard if plan.zero > 1 else 1) * plan.bytes.reduced
-    return together(
-        times(plan.micro_batches * layers_of(model, plan, 0), together(forward, backward, recomputed)),
-        times(in_buckets(gradients), all_reduce(gradients / in_buckets(gradients), c)),
-    )
-
-
-def in_buckets(nbytes: float) -> int:
-    return max(1, math.ceil(nbytes / BUCKET))
+    return times(plan.micro_batches * layers_of(model, plan, 0), together(forward, backward, recomputed))
 
 
 def expert_messages(model: Model, plan: Plan) -> Sent:
@@ -364,14 +358,16 @@ def shard_messages(model: Model, plan: Plan) -> Sent:
 
 
 def replica_messages(model: Model, plan: Plan) -> Sent:
-    """Once a step, replicas sum up their gradients; if these are shared out, each rank those of its shard. Experts have
-    fewer replicas: dp · shard / ep.
+    """Once a step, replicas sum up their gradients; if these are shared out, each rank those of its shard.
+
+    To the weights, ranks that divide a sequence are replicas, too. Experts have fewer: dp · shard / ep.
     """
     layers = layers_of(model, plan, 0)
     dense, experts, rest = parts(model, plan, 0)
     gradients = (layers * dense + rest) * plan.bytes.reduced / plan.shard
-    sent = times(in_buckets(gradients), all_reduce(gradients / in_buckets(gradients), plan.dp))
-    copies = plan.dp if plan.shard > plan.ep else plan.replicas // plan.ep
+    buckets = max(1, math.ceil(gradients / BUCKET))
+    sent = times(buckets, all_reduce(gradients / buckets, plan.dp * plan.cp))
+    copies = (plan.dp if plan.shard > plan.ep else plan.replicas // plan.ep) * plan.cp
     of_experts = layers * experts * plan.bytes.reduced / max(1, plan.shard / plan.ep)
     return together(sent, all_reduce(of_experts, copies)) if experts else sent
 
@@ -401,7 +397,8 @@ def step_time(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
     """Seconds of a step by what they go to; their sum is the step.
 
     "products" (of matrices), "traffic" (what only reads and writes memory: norms, GELU, softmax, …), "recompute", then
-    messages: "tp", "cp", "ep", "pp", "data" (those of shard and dp that nothing hides); "bubble", "optimizer".
+    messages: "tp", "cp" (a ring hides some), "ep", "pp", "data" (what nothing hides of shard and dp); and "bubble",
+    "optimizer".
     """
     m, layers = plan.micro_batches, layers_of(model, plan, 0)
     block, head = block_seconds(model, plan, machine), head_seconds(model, plan, machine)
@@ -410,6 +407,8 @@ def step_time(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
     }
     forward = layers * (block["products"] + block["traffic"])
     backward = layers * (block["products back"] + block["traffic back"] + block["recompute"])
+    if plan.context == "ring" and plan.overlap:  # keys and values pass on while those at hand are used
+        sent["cp"] = max(0.0, sent["cp"] - m * layers * block["attention"])
     passing = sent["tp"] + sent["cp"] + sent["ep"]  # within the passes, of all micro-batches
     one = forward + backward + passing / m  # micro-batch, of all layers of a rank
     split = (forward + passing / m / 2, one / 2 - forward / 2, one / 2 - forward / 2)
@@ -430,7 +429,7 @@ def step_time(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
 
 def block_seconds(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
     """Seconds of one block and micro-batch: products and traffic of the forward pass, those of the backward pass, and
-    what that computes again.
+    what that computes again. Of the products, those of attention.
     """
     h, w, t = model.hidden, plan.bytes.activation, plan.tp
     rows, mask = tokens(model, plan), int(plan.dropout)
@@ -461,6 +460,7 @@ def block_seconds(model: Model, plan: Plan, machine: Machine) -> dict[str, float
     return {
         "products": dense + attention,
         "products back": 2 * dense + attention_back,
+        "attention": attention + attention_back,
         "traffic": rows * (stream + gelu + scores) / speed,
         "traffic back": rows * (stream_back + gelu_back + scores_back) / speed,
         "recompute": again,
@@ -503,11 +503,13 @@ def link_of(axis: str, plan: Plan, machine: Machine) -> Link:
     strides |= {"ep": strides["shard"], "pp": plan.world // plan.pp}
     sizes = {"tp": plan.tp, "cp": plan.cp, "shard": plan.shard, "dp": plan.dp, "ep": plan.ep, "pp": plan.pp}
     stride, size = strides[axis], sizes[axis]
-    if stride * size <= machine.node:
+    if stride * size <= machine.node:  # with dp, those of cp are in it, too
         return machine.inside
     if axis in ("pp", "ep"):
         return machine.between
     neighbours = max(1, min(size, machine.node // stride))
+    if axis == "dp":
+        neighbours *= max(1, min(plan.cp, machine.node // plan.tp))
     return Link(min(machine.inside.bandwidth, neighbours * machine.between.bandwidth), machine.between.latency)
 
 

@@ -70,6 +70,7 @@ class Plan:
     sequence_parallel: str = "keep"  # between the tensor-parallel parts: "off", "keep" what is gathered, or "regather"
     scatter: bool = False  # each tensor-parallel rank sends only its part of what goes to the next stage
     recompute: str = "none"  # in the backward pass: "none", "selective" (attention's scores), "full" (each block)
+    early_stop: bool = True  # computing again ends when all is there that the backward pass needs, as torch's does
     fused_attention: bool = True  # scores never reach the memory (FlashAttention; torch's scaled_dot_product_attention)
     whole_logits: bool = False  # all words' scores of a micro-batch at once; the course's loss makes them in pieces
     dropout: bool = False  # masks are kept, one byte a number

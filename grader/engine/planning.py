@@ -157,14 +157,15 @@ def show(choices: "list[Choice]", model: "Model", machine: "Machine") -> None:
             f"{costs.share_of_peak(model, plan, machine):.0%}",
             beside_products(seconds),
         )
-    console.print(table, soft_wrap=False, width=max(console.width, 90))
+    console.print(table, soft_wrap=False)
 
 
 def beside_products(seconds: dict[str, float]) -> str:
-    """The two largest other parts of a step."""
+    """The other parts of a step that take a twentieth of it or more; at most two, the longest first."""
     step = sum(seconds.values())
-    others = sorted((kind for kind in seconds if kind != "products"), key=seconds.__getitem__, reverse=True)
-    return ", ".join(f"{kind} {seconds[kind] / step:.0%}" for kind in others[:2])
+    others = [kind for kind in seconds if kind != "products" and seconds[kind] >= step / 20]
+    longest = sorted(others, key=seconds.__getitem__, reverse=True)[:2]
+    return ", ".join(f"{kind} {seconds[kind] / step:.0%}" for kind in longest)
 
 
 def told_of_rejected(choices: "list[Choice]", total: int) -> str:
