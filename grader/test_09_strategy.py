@@ -201,8 +201,8 @@ def meshes_on_rank(code, rank, world, wanted, given):
     2,
     needs=(1,),
     why=(
-        "The mesh is where the order of the axes is decided, once, in one line. And a pipeline that sends to rank + 1 is"
-        " right only as long as its axis is the innermost one, where it should never be."
+        "The mesh is where the order of the axes is decided, once, in one line. And a pipeline that sends to rank + 1"
+        " is right only as long as its axis is the innermost one, where it should never be."
     ),
     hints=(
         (
@@ -224,7 +224,8 @@ def test_todo2_mesh(student):
     traffic = {"pp": 1.0, "dp": 20.0, "shard": 50.0, "cp": 90.0, "tp": 300.0}
     odd = {"pp": 300.0, "dp": 90.0, "shard": 50.0, "cp": 20.0, "tp": 1.0}  # no model; but who sends most sits closest
     for world, boxes in (
-        (8, [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 2, "cp": 1, "tp": 4}, {"pp": 4, "shard": 2}, {"dp": 8, "tp": 1, "pp": 1}]),
+        (8, [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 2, "cp": 1, "tp": 4}, {"pp": 4, "shard": 2},
+             {"dp": 8, "tp": 1, "pp": 1}]),
         (6, [{"tp": 2, "pp": 3}, {"pp": 2, "dp": 3}]),
         (5, [{"pp": 5, "tp": 1}]),
     ):  # fmt: skip
@@ -511,8 +512,8 @@ def serial_gradients(case):
     4,
     needs=(2,),
     why=(
-        "The first loss is right whatever you do here. What is forgotten shows as replicas that drift apart, and what is"
-        " added up once too often as a learning rate that nobody chose; Adam hides both for hundreds of steps."
+        "The first loss is right whatever you do here. What is forgotten shows as replicas that drift apart, and what"
+        " is added up once too often as a learning rate that nobody chose; Adam hides both for hundreds of steps."
     ),
     hints=(
         (
@@ -520,8 +521,8 @@ def serial_gradients(case):
             " samples, other tokens of the same samples, or exactly the same?"
         ),
         (
-            "dp and shard: average, always. cp: all hold everything, each has seen its tokens: sum. tp: only where it is"
-            " not cut, and each has used it on some tokens. pp: only what is tied. mesh.get_group(axis) is the line;"
+            "dp and shard: average, always. cp: all hold everything, each has seen its tokens: sum. tp: only where it"
+            " is not cut, and each has used it on some tokens. pp: only what is tied. mesh.get_group(axis) is the line;"
             " for pp it is `ends`, which may be None."
         ),
         (
@@ -672,8 +673,8 @@ def pieces_of(case, place):
             " both over pp."
         ),
         (
-            "mine = torch.zeros(2, dtype=torch.float64); add p.grad.double().square().sum() to one of the two, unless it"
-            ' is tied and mesh.get_local_rank("pp") > 0. dist.all_reduce(mine[:1], group=mesh.get_group("tp")), then'
+            "mine = torch.zeros(2, dtype=torch.float64); add p.grad.double().square().sum() to one of the two, unless"
+            ' it is tied and mesh.get_local_rank("pp") > 0. dist.all_reduce(mine[:1], group=mesh.get_group("tp")), then'
             " mine over pp; the root of the sum."
         ),
     ),
@@ -681,7 +682,8 @@ def pieces_of(case, place):
 def test_todo5_norm(student):
     draw = student.draw("norm")
     for world, boxes in (
-        (8, [{"pp": 2, "dp": 2, "tp": 2}, {"pp": 4, "tp": 2}, {"pp": 2, "tp": 4}, {"pp": 1, "shard": 2, "cp": 2, "tp": 2}]),
+        (8, [{"pp": 2, "dp": 2, "tp": 2}, {"pp": 4, "tp": 2}, {"pp": 2, "tp": 4},
+             {"pp": 1, "shard": 2, "cp": 2, "tp": 2}]),
         (6, [{"pp": 3, "dp": 2, "tp": 1}]),
         (1, [{"pp": 1, "tp": 1}]),
     ):  # fmt: skip
@@ -926,7 +928,7 @@ def test_todo6_memory(student):
     draw = student.draw("memory")
     right, last_is_fullest = [], False
     pairs = [*drawn_pairs(draw), (Model(4096, 32, 32, 32000, 2048), Plan(batch=64, shard=8))]
-    # A large vocabulary and few tokens: the last stage holds as much as the first, and keeps less; so the first is fuller.
+    # A large vocabulary and few tokens: the last stage holds as much as the first, and keeps less; the first is fuller.
     pairs.append((Model(1024, 8, 16, 200000, 256), Plan(batch=8, pp=4, shard=1)))
     for model, plan in pairs:
         for stage in sorted({0, plan.pp // 2, plan.pp - 1}):
@@ -938,8 +940,6 @@ def test_todo6_memory(student):
     for model, plan in pairs:
         for stage in sorted({0, plan.pp // 2, plan.pp - 1}):
             right.append(("memory", (model, plan, stage), by_kind(model, plan, stage)))
-    # One micro-batch: all stages keep the same, and a middle one never holds more. No stage but the first or the last
-    # can be the fullest; so both must have been it for somebody's rule to show.
     for model, plan in pairs:
         stages = [sum(by_kind(model, plan, stage).values()) for stage in range(plan.pp)]
         last_is_fullest |= plan.pp > 1 and stages[-1] < stages[0]
@@ -1027,8 +1027,8 @@ def times(model, plan, machine):
             " up what is waited for."
         ),
         (
-            "A ring's share is (N - 1) / N. Blocks of a rank: layers // pp, and each of the m micro-batches goes through"
-            " all of them. The span of an axis: its size times the sizes of tp, cp, shard, dp that lie inside it."
+            "A ring's share is (N - 1) / N. Blocks of a rank: layers // pp, and each of the m micro-batches goes"
+            " through all of them. The span of an axis: its size times those of tp, cp, shard, dp inside it."
             " bandwidth * link_share, peak * device_share."
         ),
         (
@@ -1121,7 +1121,7 @@ BROKEN = (  # a model, a plan, and the rule that it breaks
     (Model(768, 12, 8, 5000, 1024), Plan(16, tp=8), "tp in a node"),
     (Model(4096, 32, 32, 32000, 2048), Plan(64, dp=8), "memory"),
     (Model(4096, 32, 32, 32000, 2048), Plan(64, shard=8, micro_batch=4), "memory"),
-    (Model(4096, 32, 32, 32000, 2048), Plan(64, pp=4), "memory"),
+    (Model(4096, 32, 32, 32000, 2048), Plan(64, pp=4, micro_batch=2), "memory"),
 )
 
 
@@ -1129,11 +1129,11 @@ BROKEN = (  # a model, a plan, and the rule that it breaks
     8,
     needs=(6, 7),
     why=(
-        "Between the best plan and a plausible one lies a factor of two, which on a thousand GPUs is a matter of millions;"
-        " and most of the thousand plans cannot be at all."
+        "Between the best plan and a plausible one lies a factor of two, which on a thousand GPUs is a matter of"
+        " millions; and most of the thousand plans cannot be at all."
     ),
     hints=(
-        "First the divisions, one rule at a time; memory last. Then keep those without a reason, and compare their times.",
+        "First the divisions, one rule at a time; memory last. Then keep those without a reason, and compare times.",
         (
             "model.heads % plan.tp, model.layers % plan.pp, model.sequence % (plan.cp * plan.tp), plan.batch %"
             " (plan.replicas * plan.micro_batch), plan.micro_batches < plan.pp, plan.tp > machine.node, and"
@@ -1207,13 +1207,13 @@ def crossing_at(batch, scheme, machine):
 @todo(
     9,
     why=(
-        "GPUs that wait cost as much as GPUs that work. On paper you see beforehand where the next one adds more waiting"
-        " than speed, and whether a larger batch would really make up for it."
+        "GPUs that wait cost as much as GPUs that work. On paper you see beforehand where the next one adds more"
+        " waiting than speed, and whether a larger batch would really make up for it."
     ),
     hints=(
         (
-            "Write the times down: what one GPU takes, what N take if all is well, what they took. For the network: bytes"
-            " a second is bytes of a step over seconds of its computing."
+            "Write the times down: what one GPU takes, what N take if all is well, what they took. For the network:"
+            " bytes a second is bytes of a step over seconds of its computing."
         ),
         (
             "Strong: T₁ / (N T_N), relative to the fewest GPUs measured. Solve T_N = T₁ (f + (1 - f) / N) for f, and"
@@ -1318,11 +1318,11 @@ def frameworks_on_rank(code, rank, world):
         " where it fits, and what it cannot do."
     ),
     hints=(
-        "Take a row, and underline what is cut up among ranks. Whose samples are different? Who holds a part of a layer?",
+        "Take a row, and underline what is cut up. Whose samples are different? Who holds a part of a layer?",
         (
-            "“Its own samples”, “copies”, “average their gradients”: data; and if each holds a part of weights, gradients"
-            " or state besides: sharded. “Stages”: pipeline. A dimension of a layer, its parameters, its input by"
-            " channels: tensor."
+            "“Its own samples”, “copies”, “average their gradients”: data; and if each holds a part of weights,"
+            " gradients or state besides: sharded. “Stages”: pipeline. A dimension of a layer, its parameters, its"
+            " input by channels: tensor."
         ),
         (
             "Only one axis: DDP, GPipe, TorchGPipe, KARMA, ZeRO. Three: DeepSpeed. All others have two, and data is one"

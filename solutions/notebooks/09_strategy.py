@@ -282,7 +282,7 @@ plots_strategy.samples(run_on_ranks("09_strategy/first_samples", [shape] * 8).re
 # After the backward pass every rank has a gradient for each parameter it holds. On the way to the serial run's
 # gradient, something else is due on each axis:
 #
-# ![What a rank's gradient holds, and what is due along each axis](../images/strategy_gradients.png)
+# ![What the gradients of two ranks hold along each axis, and that of the serial run](../images/strategy_gradients.png)
 #
 # Ask two questions. **Who else holds this parameter?** With those who do not, there is nothing to share. And of those
 # who do: **do they have the same gradient already**, or a **part** of the sum each, or the gradient of **other
