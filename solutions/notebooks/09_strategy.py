@@ -1193,13 +1193,16 @@ plots_strategy.planner()
 #
 # | here | there |
 # |---|---|
-# | `make_mesh` | `make_mesh`: `--dp --shard --tp --pp` give one `init_device_mesh`, the pipeline outermost, the tensor axis innermost |
-# | `make_sampler` | `make_samplers`: samples along dp and shard |
-# | `Piece` | `parallelize(model, mesh, args)`: first the stage is cut out, then its layers (DTensor), then what is recomputed, then `fully_shard` over shard and dp |
+# | `make_mesh` | `make_mesh`: `--pp --dp --shard --tp` give one `init_device_mesh`, the pipeline outermost, the tensor axis innermost |
+# | `data_place`, `make_sampler` | `my_share`, `make_samplers` |
+# | `Piece` | `parallelize(model, mesh, args)`: first `cut`, this rank's stages; then `split`, its part of their layers (DTensor); then what is recomputed; then `shard` (FSDP over shard, copies over dp) |
 # | `forward_backward` | a schedule of `torch.distributed.pipelining`, chosen by `--schedule`, with many micro-batches |
-# | `sync_gradients` | FSDP averages along dp and shard, DTensor adds up along tp; the course's model is untied, so nothing is due along pp |
-# | `gradient_norm` | `clip_gradients`: the squares of each mesh, and of all stages |
+# | `sync_gradients` | FSDP averages along dp and shard, DTensor takes care of what is cut along tp, `add_up_norms` of what is whole there; the course's model is untied, so along pp nothing is due |
+# | `gradient_norm` | `clip_gradients`: DTensor adds up over shards and parts, the script over stages |
 # | `memory`, `step_seconds` | the plan's prediction, beside the run in its report |
+#
+# One thing it does otherwise than your formula: with a pipeline, it keeps a block's gathered weights until the step's
+# last backward pass. Less is sent, and more is held. Which number of micro-batches makes that worth while?
 #
 # ## What comes of it
 #
