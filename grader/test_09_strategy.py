@@ -365,11 +365,14 @@ def check_samples(case, ranks):
         )
         known = numbers.setdefault(at, got[0])
         expect(
-            known == got[0] and 0 <= got[0] < players,
+            known == got[0],
             f"data_place {told}: rank {rank} must read the same as the others at its place on dp and shard",
             known,
             got[0],
             rank,
+        )
+        expect(
+            0 <= got[0] < players, f"data_place {told}: there is no such number", f"0 to {players - 1}", got[0], rank
         )
     expect(
         len(set(numbers.values())) == players,
@@ -392,6 +395,8 @@ def check_samples(case, ranks):
                 got[:8],
                 rank,
             )
+        for rank, mine in enumerate(ranks):
+            got = mine["epochs"][epoch]
             expect(
                 len(got) == n // players,
                 f"{told}, rank {rank} reads {len(got)} of {n} samples",

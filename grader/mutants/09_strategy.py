@@ -775,6 +775,11 @@ RIGHT = [
     ),
     Answer(
         6,
+        "the first stage, with a proof",
+        [None, None, None, "return sum(memory(model, plan, 0).values())  # table as head, and the most activations"],
+    ),
+    Answer(
+        6,
         "the fullest stage by a loop",
         [
             None,

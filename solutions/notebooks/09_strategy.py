@@ -640,8 +640,8 @@ def of_experts(plan: Plan) -> tuple[int, int]:
 
 
 # %% [markdown]
-# **Predict**: a model of 7 billion parameters, on 8 GPUs of 40 GB: with which of these fits it, and what is the
-# largest kind: dp 8; shard 8; tp 4 × pp 2?
+# **Predict**: a model of 7 billion parameters on 8 GPUs of 40 GB. Which of these make it fit: dp 8, shard 8, tp 4 × pp 2?
+# And which kind takes the most memory then?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -694,7 +694,7 @@ def memory(model: Model, plan: Plan, stage: int) -> dict[str, float]:
 
 def most_memory(model: Model, plan: Plan) -> float:
     """Bytes on the rank that holds most."""
-    # TODO 6, again: which stage is it? The first keeps the most activations, but it is not always the first.
+    # TODO 6, again: which stage is it?
     ### BEGIN SOLUTION
     return max(sum(memory(model, plan, stage).values()) for stage in range(plan.pp))
     ### END SOLUTION
