@@ -1112,6 +1112,7 @@ CASES = (  # those of the notebook, and the axes that each of them is about
     (Model(4096, 32, 32, 32000, 2048), 8, 64, {"shard"}),
     (Model(2048, 24, 16, 32000, 131072), 16, 2, {"cp"}),
     (Model(2048, 12, 16, 32000, 2048, experts=32, active=2), 16, 256, {"ep"}),
+    (Model(6144, 48, 48, 32000, 2048), 64, 256, {"pp"}),  # large: all of it
 )
 BROKEN = (  # a model, a plan, and the rule that it breaks
     (Model(768, 12, 6, 5000, 1024), Plan(16, tp=4), "heads on tp"),

@@ -1,12 +1,13 @@
 """What 09_strategy draws, and its planner."""
 
 import io
+import sys
 
-from IPython.utils.capture import capture_output
+import pytest
 from matplotlib.image import imread
 
-from utils import plots_strategy
-from utils.plan import MACHINES, MODELS, Plan
+from utils import costs, plots_strategy  # noqa: F401  costs is there to be taken away
+from utils.plan import Plan
 
 
 def shown(picture):
@@ -28,23 +29,36 @@ def test_pictures():
         assert shown(picture).ndim == 3
 
 
-def test_planner_shows_a_table_and_pictures():
-    with capture_output() as captured:
-        plots_strategy.show("7b", 8, "jureca", 64)
-    table, told, *pictures = captured.outputs
-    assert table.data["text/markdown"].count("\n") == 1 + plots_strategy.SHOWN
-    assert "plans can be" in told.data["text/markdown"] and len(pictures) == 2
+@pytest.fixture
+def displayed(monkeypatch):
+    """What a notebook's page is given: objects, or raw data."""
+    found = []
+    monkeypatch.setattr("IPython.display.display", lambda thing, **how: found.append(thing))
+    return found
 
 
-def test_planner_says_when_nothing_fits():
-    assert plots_strategy.table(MODELS["7b"], MACHINES["jureca"], []) == "*No plan can be.*"
-    with capture_output() as captured:
-        plots_strategy.show("175b", 1, "jureca", 8)
-    assert captured.outputs[0].data["text/markdown"] == "*No plan can be.*" and len(captured.outputs) == 2
+def test_planner_shows_a_table_and_pictures(displayed):
+    plots_strategy.show("7b", 8, "jureca", 64)
+    table, told, *pictures = displayed
+    assert table.data.count("\n") == 1 + plots_strategy.SHOWN
+    assert "plans can be" in told.data and len(pictures) == 2
 
 
-def test_where_no_widget_runs_the_page_has_the_table():
-    with capture_output() as captured:
-        plots_strategy.Planner(gpus=8, batch=64)._ipython_display_()
-    data = captured.outputs[-1].data
+def test_planner_says_when_nothing_fits(displayed):
+    plots_strategy.show("175b", 1, "jureca", 8)
+    table, told = displayed
+    assert table.data == "*No plan can be.*" and told.data.startswith("0 plans can be")
+
+
+def test_where_no_widget_runs_the_page_has_the_table(displayed):
+    plots_strategy.Planner(gpus=8, batch=64)._ipython_display_()
+    data = displayed[-1]
     assert "application/vnd.jupyter.widget-view+json" in data and data["text/markdown"].startswith("| |")
+
+
+def test_where_the_costs_are_sealed_the_planner_says_so(displayed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "utils.costs", None)
+    monkeypatch.delattr("utils.costs")
+    plots_strategy.planner()._ipython_display_()
+    (told,) = displayed
+    assert "opens when" in told.data

@@ -640,8 +640,8 @@ def of_experts(plan: Plan) -> tuple[int, int]:
 
 
 # %% [markdown]
-# **Predict**: a model of 7 billion parameters on 8 GPUs of 40 GB. Which of these make it fit: dp 8, shard 8, tp 4 × pp 2?
-# And which kind takes the most memory then?
+# **Predict**: a model of 7 billion parameters on 8 GPUs of 40 GB. Which of these make it fit: dp 8, shard 8, tp 4 × pp
+# 2? And which kind takes the most memory then?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -925,7 +925,7 @@ check("09_strategy/8")
 # Four cases. **Predict** the axes of each, on paper, then look:
 #
 # 1. a small model on 4 GPUs,
-# 2. one that does not fit on a GPU, nor its state on any 4,
+# 2. one that does not fit on a GPU,
 # 3. a long sequence,
 # 4. a mixture of experts.
 
@@ -950,9 +950,9 @@ for name, (model, gpus, batch) in CASES.items():
     print(f"{name}, {gpus} GPUs: {spoken_plan(plan)}; {seconds:.2f} s a step, {needed / 1e9:.0f} GB")
 
 # %% [markdown]
-# ALCF's course on the Polaris machine puts the choice in one sentence: *a simple model: data parallel; a large language
-# model: all of it.* Is that so? Models from 0.1 to 500 billion parameters, on 512 GPUs: how many axes does the best
-# plan have?
+# The course of the ALCF, the home of the Polaris machine, puts the choice in one sentence: *a simple model: data
+# parallel; a large language model: all of it.* Is that so? Let your own choice answer, for models from 0.1 to 500
+# billion parameters on 512 GPUs: on how many axes is the best plan for each? **Predict** where the pipeline comes in.
 
 # %%
 FAMILY = [
@@ -964,6 +964,17 @@ for model in FAMILY:
     billions = (model.layers * 12 * model.hidden**2 + 2 * model.vocabulary * model.hidden) / 1e9
     chosen[billions] = best_plan(model, 512, 1024, CLUSTER)
     print(f"{billions:6.1f} billion: {spoken_plan(chosen[billions]) if chosen[billions] else 'does not fit'}")
+
+
+def axes_of(plan: Plan) -> set[str]:
+    """The axes that are longer than 1; both kinds of data parallel are one."""
+    names = {"dp": "data", "shard": "data", "cp": "context", "tp": "tensor", "pp": "pipeline"}
+    return {name for axis, name in names.items() if getattr(plan, axis) > 1}
+
+
+simple, *_, large = (plan for billions, plan in chosen.items() if plan and billions < 200)
+print("a simple model: data parallel:", axes_of(simple) == {"data"})
+print("a large language model: all of it:", axes_of(large) >= {"data", "tensor", "pipeline"})
 plots_strategy.axes(chosen)
 
 # %% [markdown]
@@ -1113,7 +1124,7 @@ plots_strategy.scaling(
 # | DDP ([2006.15704](https://arxiv.org/abs/2006.15704)) | 256 GPUs, 345 M | averages the gradients of whole copies in buckets, while the backward pass goes on |
 # | GPipe ([1811.06965](https://arxiv.org/abs/1811.06965)) | 8 GPUs, 557 M | puts layers into stages, and cuts a batch into micro-batches; all go forward, then all go back |
 # | Mesh TensorFlow ([1811.02084](https://arxiv.org/abs/1811.02084)) | 512 TPU cores, 4.9 B | gives every dimension of a tensor a name, and maps names to axes of a mesh: the batch to one, the hidden layer to the other |
-# | Megatron-LM, first version ([1909.08053](https://arxiv.org/abs/1909.08053)) | 512 GPUs, 8.3 B | cuts each MLP by columns, then by rows, and attention by heads, over the 8 GPUs of a node pair; 64 such groups average their gradients |
+# | Megatron-LM, first version ([1909.08053](https://arxiv.org/abs/1909.08053)) | 512 GPUs, 8.3 B | cuts each MLP by columns, then by rows, and attention by heads, over 8 GPUs of a node; 64 such groups average their gradients |
 # | TorchGPipe ([2004.09910](https://arxiv.org/abs/2004.09910)) | 8 GPUs, 15.8 B | GPipe, in PyTorch, with recomputing |
 # | KARMA ([2008.11421](https://arxiv.org/abs/2008.11421)) | 2048 GPUs, 17 B | each GPU trains a whole copy on its own samples; layers that do not fit are swapped to the host's memory, or recomputed |
 # | LBANN ([1903.06681](https://arxiv.org/abs/1903.06681)) | 3072 CPUs, 78.6 B | cuts each layer's input, be it along height and width or along channels, over some ranks; such groups take other samples |
@@ -1209,6 +1220,8 @@ plots_strategy.planner()
 # - **What it costs.** Each axis has its price: `dp` memory for copies, `shard` the gathering of weights, `tp` waiting
 #   in every layer, `cp` keys and values, `ep` two exchanges a layer, `pp` a bubble. And together they cost complexity:
 #   a bug in one axis shows as a slightly worse loss.
+# - **Four questions** decide: how large is the model, how many GPUs are there, what can the network do, and what is
+#   already implemented? An axis that you would have to write first is seldom the best one.
 # - **When which.** A model that fits: `dp`, and nothing else. One that does not: `shard`, as long as each GPU has
 #   thousands of tokens. Layers too wide, or too few tokens: `tp`, in a node. More nodes than the network can feed: `pp`
 #   across them. Sequences too long for a GPU: `cp`. Experts: `ep`, in a node if it can be. Whatever you add, add the
