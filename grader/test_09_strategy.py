@@ -643,7 +643,7 @@ def norm_on_rank(code, rank, world, todo):
         mark()
         norm = code.gradient_norm(parameters, facts, mesh)
         mark()
-        kept = all(torch.equal(p.grad, before[name]) for name, p in parameters.items())
+        kept = all(p.grad is not None and torch.equal(p.grad, before[name]) for name, p in parameters.items())
         found.append({"norm": said(norm), "kept": kept})
     return found
 
@@ -1182,6 +1182,8 @@ def test_todo8_best(student):
             continue
         expect(isinstance(got, dict) and "plan" in got, f"{told} is no plan", shown(best[0]), got)
         plan = Plan(**got["plan"])
+        sizes = [plan.micro_batch, plan.dp, plan.shard, plan.tp, plan.pp, plan.cp, plan.ep]
+        expect(min(sizes) >= 1, f"{told} is no plan: an axis has no rank", shown(best[0]), shown(plan))
         expect(plan.world == gpus and plan.batch == batch, f"{told} is a plan for others", shown(best[0]), shown(plan))
         broken = cannot(model, plan, machine)
         expect(not broken, f"{told} takes a plan that cannot be: {broken}", shown(best[0]), shown(plan))
