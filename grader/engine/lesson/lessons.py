@@ -42,6 +42,7 @@ ORDER = (
     "08_distributed_matmul",
     "09_strategy",
     "hybrid_training",
+    "10_when_it_hangs",
     "resilient_training",
 )
 
