@@ -135,16 +135,6 @@ def test_what_is_not_told_is_what_the_others_leave(ranks, flags, shard, microbat
     assert (args.shard, args.microbatches) == (shard, microbatches)
 
 
-def test_a_checkpoint_of_another_model_is_refused(solution):
-    """By all ranks, though only the last stage lacks something."""
-    save = "--layers 4 --pp 2 --save-every 1 --max-steps 1"
-    job = mains(solution, [(2, save)])
-    assert "out-0/step-1/.metadata" in job.files
-    with pytest.raises(Exception) as refused:
-        mains(solution, [(2, save), (2, "--layers 6 --pp 2 --resume out-0/step-1")])
-    assert "exit" in str(refused.value).lower() or "2" in str(refused.value)
-
-
 def test_as_typed_on_four_processes(tmp_path):
     """torchrun, from another folder; the losses are those of the serial script, which goes on with its checkpoint."""
     short = "--data random --max-steps 3 --dim 16 --heads 2 --seq-len 16 --log-every 1".split()

@@ -32,7 +32,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     made = Course(tmp_path_factory.mktemp("course") / "course")
-    for lesson in ("ddp_training", "fsdp_training", "pipeline_training"):
+    for lesson in ("ddp_training", "fsdp_training", "pipeline_training", "hybrid_training"):
         made.solve(lesson, tuple(lessons.titles(lesson)))
     return made
 
@@ -89,6 +89,7 @@ def submitted(cluster, folder, file, *options):
         (True, "ddp_training", ["--nodes=1", "--gres=gpu:3"]),
         (False, "fsdp_training", ["--nodes=2", "--gres=gpu:2"]),
         (False, "pipeline_training", ["--nodes=2", "--gres=gpu:2"]),
+        (False, "hybrid_training", ["--nodes=2", "--gres=gpu:2"]),
         (True, "single_gpu_training", []),
     ],
 )
