@@ -292,7 +292,7 @@ def test_todo1_mesh(student):
                 )
                 grid = torch.arange(world).view(shape)
                 place = [int(i) for i in (grid == rank).nonzero()[0]]
-                for k, axis in enumerate(AXES):
+                for k, axis in reversed(list(enumerate(AXES))):
                     index = [*place]
                     index[k] = slice(None)
                     right, mine = grid[tuple(index)].tolist(), seen["axes"][axis]
@@ -331,7 +331,7 @@ def cut_on_rank(code, rank, world, layers):
             model = TransformerLM(50, 16, 2, layers, 8)
         names = {name: p for name, p in model.named_parameters()}
         stages = code.cut(model, mesh["pp"], CPU, made_args(code, pp=shape[0], schedule=schedule))
-        if not isinstance(stages, (list, tuple)) or not all(hasattr(stage, "submod") for stage in stages):
+        if not isinstance(stages, list) or not all(hasattr(stage, "submod") for stage in stages):
             left.append(described(stages))
             continue
         left.append([{
@@ -1151,7 +1151,7 @@ def mains_on_rank(code, rank, world, runs, data):
 def test_todo10_checkpoints(student):
     for shape in ((2, 1, 1, 2), (2, 1, 2, 1), (3, 1, 1, 1)):
         check_file(student, shape)
-    shapes = [(2, 1, 1, 2), (1, 1, 4, 1), (1, 2, 2, 1), (4, 1, 1, 1)]
+    shapes = [(2, 1, 1, 2), (4, 1, 1, 1), (1, 2, 2, 1), (2, 1, 2, 1)]
     sizes = drawn_sizes(student, 2, "pass on", layers=4)
     right = student.reference(serial_pass, sizes=sizes)
     run = student.call(pass_on, world=4, sizes=sizes, shapes=shapes)

@@ -21,7 +21,7 @@ WRONG = [
         1,
         "copies nearer than shards",
         swap=((SIZES, "(args.pp, args.shard, args.dp, args.tp)"), (NAMES, '("pp", "shard", "dp", "tp")')),
-        says="not those that the order",
+        says="is another grid",
     ),
     Answer(
         1,
@@ -168,17 +168,7 @@ WRONG = [
     Answer(4, "one unit", swap=(BLOCKS, ""), says="no units of their own"),
     Answer(4, "the blocks alone", swap=("\nfully_shard(layers, **options)", "\n"), says=""),
     Answer(4, "nothing", "return", says="more than its shard"),
-    Answer(
-        4,
-        "gradients are not averaged over the copies",
-        swap=(
-            "\nfully_shard(layers, **options)",
-            "\nfully_shard(layers, **options)\nlayers.set_requires_all_reduce(False)",
-        ),
-        says="gradient of",
-    ),
     # TODO 5
-    Answer(5, "shards alone", 'return mesh.get_local_rank("shard"), mesh["shard"].size()', says=""),
     Answer(5, "copies alone", 'return mesh.get_local_rank("dp"), mesh["dp"].size()', says=""),
     Answer(5, "all ranks", "return dist.get_rank(), dist.get_world_size()", says="differ on pp or tp alone"),
     Answer(5, "the places added", swap=('* mesh["shard"].size() + mesh', "+ mesh"), says=""),
@@ -213,9 +203,6 @@ WRONG = [
         "by its own targets",
         swap=('for axis in ("dp", "shard"):\n    dist.all_reduce(n_targets, group=mesh.get_group(axis))\n', ""),
         says="gradient of",
-    ),
-    Answer(
-        6, "mean of means", "for parameter in own.parameters():\n    parameter.grad /= n_targets", says="gradient of"
     ),
     Answer(6, "shards alone", swap=('("dp", "shard")', '("shard",)'), says="gradient of"),
     Answer(
@@ -255,8 +242,12 @@ WRONG = [
         says="",
     ),
     # TODO 7
-    Answer(7, "nothing", "pass  # later", says="which all ranks of the tensor axis hold"),
-    Answer(7, "all gradients", swap=(' if "tp" not in p.device_mesh.mesh_dim_names', ""), says="which they share"),
+    Answer(
+        7,
+        "all gradients",
+        swap=(' if "tp" not in p.device_mesh.mesh_dim_names', ""),
+        says="the ranks call different shapes",
+    ),
     Answer(7, "whatever the flag says", swap=("args.sequence_parallel and args.tp > 1", "args.tp > 1"), says="norm"),
     Answer(
         7,
@@ -300,10 +291,9 @@ WRONG = [
                 if "tp" not in p.device_mesh.mesh_dim_names:
                     dist.all_reduce(p.grad.to_local(), group=mesh.get_group("tp"))
         """,
-        says="the norms alone",
+        says="add_up_norms sends",
     ),
     # TODO 8
-    Answer(8, "each stage by itself", "pass  # it was right in tp_training", says="this stage alone"),
     Answer(8, "over all ranks", swap=(', group=mesh.get_group("pp")', ""), says="count twice"),
     Answer(
         8,
@@ -371,7 +361,7 @@ WRONG = [
         says="leaves gradients",
     ),
     # TODO 10
-    Answer(10, "lists of parameters", ["return StateDictOptions()", None], says="the sharded checkpoint"),
+    Answer(10, "lists of parameters", ["return StateDictOptions()", None], says=""),
     Answer(
         10, "DTensors in the file", [None, 'save0({"model": parts, "config": config, "epoch": epoch}, path)'], says=""
     ),
@@ -453,7 +443,6 @@ RIGHT = [
         return [PipelineStage(Layers(model, k, n), k, n, device, group=mesh.get_group()) for k in numbers]
         """,
     ),
-    Answer(2, "a tuple", swap=("return stages", "return tuple(stages)")),
     Answer(
         3,
         "without what is missing",
