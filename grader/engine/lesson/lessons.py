@@ -96,12 +96,26 @@ def source_path(stem: str) -> Path:
     return script if script.is_file() else source_root() / "notebooks" / f"{stem}.py"
 
 
+def comes_after(stem: str, earlier: str) -> bool:
+    """In course order; a lesson does not come after itself."""
+    return ORDER.index(stem) > ORDER.index(earlier)
+
+
 def titles(stem: str) -> dict[int, str]:
     """The lesson's TODOs in order: number -> title."""
     found: dict[int, str] = {}
     for source in sources(stem):
         found = regions.titles(source.read_text("utf-8")) | found
     return dict(sorted(found.items()))
+
+
+TAUGHT_IN = re.compile(r'^TAUGHT_IN = "(\w+)"', re.MULTILINE)  # in a module of utils/: the lesson whose answers it has
+
+
+def taught(course: Path = COURSE) -> dict[Path, str]:
+    """What the library has of lessons: the module's file -> the lesson that teaches it."""
+    modules = {path: TAUGHT_IN.search(path.read_text("utf-8")) for path in sorted((course / "utils").glob("*.py"))}
+    return {path: found[1] for path, found in modules.items() if found}
 
 
 def lacking(stem: str) -> str:

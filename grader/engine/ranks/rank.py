@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 from grader import OWN
+from grader.engine.lesson import lessons
 from grader.engine.ranks import evidence, observe, recording
 
 
@@ -102,6 +103,7 @@ compiled: dict[tuple[str, str], types.CodeType] = {}  # (name, text) of a unit -
 
 def compile_units(job: dict) -> None:
     """In the server, before it forks: compile the job's units. What does not compile is left to the ranks to tell."""
+    taught()
     units = [(unit["name"], unit["text"]) for unit in job["units"]]
     for known in compiled.keys() - units:
         del compiled[known]
@@ -119,15 +121,19 @@ class Withheld(types.ModuleType):
     """In place of a module of the library that holds what a lesson teaches."""
 
     def __getattr__(self, name: str) -> Any:
-        raise ImportError(f"{self.__name__} has what this lesson teaches: write it yourself")
+        raise ImportError(f"{self.__name__} has what this lesson or a later one teaches: write it yourself")
+
+
+taught = functools.cache(lessons.taught)  # the server has read it before it forks
 
 
 def withhold(lesson: str) -> None:
-    """The later lessons' library has what `lesson` teaches; its students' code may not import it."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("utils.") and lesson == getattr(module, "TAUGHT_IN", None):
-            sys.modules[name] = Withheld(name)
-            delattr(sys.modules["utils"], name.removeprefix("utils."))
+    """The library has what `lesson` and those after it teach; its students' code may not import that."""
+    ahead = lessons.ORDER[lessons.ORDER.index(lesson) :] if lesson in lessons.ORDER else ()
+    for path, teaches in taught().items():
+        if teaches in ahead:
+            sys.modules[f"utils.{path.stem}"] = Withheld(f"utils.{path.stem}")
+            vars(sys.modules["utils"]).pop(path.stem, None)
 
 
 def load(job: dict, line: observe.Line, name: str) -> types.ModuleType:
