@@ -29,6 +29,8 @@ import torch.nn.functional as F
 from grader.kit import cases, collectives, expect, mark, plain, premise, todo
 from utils.plan import Link, Machine, Model, Plan
 
+BUILDS = "the mesh, who reads what, each axis's gradients; memory and time of a plan, and the best plan for a case"
+
 AXES = ("pp", "dp", "shard", "cp", "tp")
 
 # ---------------------------------------------------------------------------------------------------
