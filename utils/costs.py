@@ -207,8 +207,10 @@ def activations(model: Model, plan: Plan, stage: int) -> float:
     if plan.recompute == "full":  # one block's come back
         kept += block_activations(model, plan, recompute="none")
     if stage == plan.pp - 1:
-        in_parts = plan.tp if plan.sequence_parallel == "regather" else 1
-        kept += alive(plan, stage) * 2 * plan.bytes.activation * tokens(model, plan) * model.hidden / in_parts
+        stream = stream_bytes(model, plan)
+        before = stream / (plan.tp if plan.sequence_parallel != "off" else 1)
+        after = stream / (plan.tp if plan.sequence_parallel == "regather" else 1)
+        kept += alive(plan, stage) * (before + after)
     return kept
 
 
