@@ -30,6 +30,8 @@ from grader.kit import Private, Wrong, cases, check_answers, collectives, expect
 from utils.memory import Storages, held
 from utils.model import TransformerLM
 
+BUILDS = "ZeRO 1, 2 and 3: optimizer state, gradients and weights shared out, bytes counted; mixed precision"
+
 # Losses differ from those of one process by the order in which float32 numbers are added: over 60 draws by 2.8e-7 at
 # most in ten steps, and weights under SGD by 7e-7 of their change, where that is more than MOVED. A rank that trains
 # alone ends elsewhere, which is asserted below.
@@ -349,11 +351,11 @@ def own_shard(size, number, mine):
 
 
 def numbers(shape, number, mine):
-    """Whole numbers whose mean over 2 or 3 ranks is a whole number, too. `mine` is the rank's own: up to 100, float32
-    holds them all.
+    """Numbers whose mean over 2 or 3 ranks is exact: whole ones, divided by a power of two. `mine` is the rank's own:
+    up to 100, float32 holds them all.
     """
     part = torch.arange(math.prod(shape), dtype=torch.float64).view(shape)
-    return 6.0 * (part + 10 * number + 100 * mine * (number + 1))
+    return 6.0 / 4096 * (part + 10 * number + 100 * mine * (number + 1))
 
 
 @todo(

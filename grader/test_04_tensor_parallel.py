@@ -41,6 +41,8 @@ from utils.data import IGNORE
 from utils.memory import Storages
 from utils.model import MLP, Attention, TransformerLM
 
+BUILDS = "Megatron's layers by hand: column and row, vocabulary and its loss, sequence parallel; what they cost"
+
 # Float32 sums in another order: in the draws of two seeds, outputs and gradients differed by 1.3e-6 of their norm at
 # most, weights after six to ten steps by 9e-6 of their change. What is wrong differs by 1e-2 and more.
 REL = 1e-4
@@ -342,6 +344,18 @@ def spoken_border(world, name, shape, out, dtype, turned):
 
 
 def check_border_sent(told, events, world, nbytes):
+    for rank, mine in enumerate(events):
+        for event in mine:
+            expect(
+                not event.get("gaps"),
+                f"{told}: rank {rank} gives {event.get('op')} pieces that are not contiguous: gloo copies them, and"
+                " NCCL refuses them",
+                "contiguous tensors",
+                "views with gaps in them",
+                rank,
+                hint="A chunk along dimension 1 is a view of the whole, with gaps between its rows: .contiguous()"
+                " copies it, where there are any.",
+            )
     check_sent(told, events, world, nbytes, nbytes, "fewer are enough" if nbytes else "nothing is due there")
 
 

@@ -45,6 +45,8 @@ from utils.data import IGNORE
 from utils.memory import Storages
 from utils.model import TransformerLM
 
+BUILDS = "stages, micro-batches, any schedule executed: GPipe, 1F1B, interleaved, zero bubble; the bubble of each"
+
 # Gradients are sums over micro-batches in another order than in the reference: in float32 they differ by 2e-7 of the
 # largest number, in float64 by 1e-16. A micro-batch left out changes them by a tenth, at least; see the premises.
 REL = {"float32": 1e-4, "float64": 1e-10}

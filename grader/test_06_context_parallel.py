@@ -45,6 +45,8 @@ from utils.data import IGNORE
 from utils.memory import Storages
 from utils.model import TransformerLM
 
+BUILDS = "ring attention with its backward pass, zig-zag, overlap; Ulysses; which when"
+
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 

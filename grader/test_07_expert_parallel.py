@@ -27,6 +27,8 @@ from grader.kit import Private, Wrong, cases, check_answers, collectives, expect
 from utils.memory import Storages
 from utils.model import MLP, TransformerLM
 
+BUILDS = "a mixture of experts by all-to-all: router, dispatch, combine, capacity, balance"
+
 # Sums in another order. Measured with three draws, as parts of the largest number: float32 gradients differ by 1e-6,
 # what the router gives, whose logits may be hundreds, by 6e-6; bfloat16 results by 4e-3, gradients by 2e-2.
 REL = {"torch.float32": 1e-4, "torch.bfloat16": 5e-2, "torch.float64": 1e-4}

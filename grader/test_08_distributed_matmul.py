@@ -49,6 +49,9 @@ from grader.kit import (
 )
 from utils.memory import Storages
 
+BUILDS = "matrix products on 1-D, 2-D and 3-D grids: Cannon, SUMMA, AxoNN; the best grid"
+
+
 # ---------------------------------------------------------------------------------------------------
 # Grids and matrices, as the checks have them
 

@@ -47,6 +47,8 @@ from grader.kit import (
 from utils.data import Windows
 from utils.model import TransformerLM
 
+BUILDS = "process group, samplers, loaders, wrapping, one loss and one checkpoint for all ranks; its batch files"
+
 SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=1, max_len=8)
 BATCH = 12  # divides by 1, 2, 3 and 4
 
@@ -105,8 +107,17 @@ def setup_on_rank(code, rank, world, mine):
 )
 def test_todo1_process_group(student):
     for nodes, world in LAYOUTS:
-        ranks, total, _ = joined(student, world=world, nodes=nodes)
+        ranks, total, events = joined(student, world=world, nodes=nodes)
         for rank, seen in enumerate(ranks):
+            elsewhere = next((e.get("elsewhere") for e in events[rank] if e["e"] == "joins"), None)
+            expect(
+                not elsewhere,
+                f"rank {rank} looks for the others at {elsewhere}, and not where the environment says: another job, or"
+                " a second node, could never meet there",
+                "MASTER_ADDR and MASTER_PORT, which init_process_group reads itself",
+                elsewhere,
+                rank,
+            )
             expect(
                 seen["ranks"] == world,
                 f"rank {rank}'s group has {seen['ranks']} ranks, not {world}",
@@ -643,6 +654,7 @@ def check_means(student, nodes, world):
         mean_on_rank,
         world=world,
         nodes=nodes,
+        anywhere=True,
         mine=Private([[(totals[rank], counts[rank]) for totals, counts in cases] for rank in range(world)]),
     ).evidence
     for case, (totals, counts) in enumerate(cases):
@@ -1074,6 +1086,13 @@ def test_todo17_launch(student):
 def check_launch(name, starts, nodes):
     """Every GPU of every node has one process, and all processes are ranks of one world."""
     job = f"{name}, on {nodes} node{'s' if nodes > 1 else ''}"
+    for ranks in starts:
+        expect(
+            not ranks.refused,
+            f"{job}: torchrun refuses its arguments: {ranks.refused}",
+            "a call that torchrun takes",
+            ranks.refused,
+        )
     scripts = {ranks.script for ranks in starts}
     expect(
         scripts == {"train/ddp_training.py"},

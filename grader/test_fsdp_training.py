@@ -51,6 +51,8 @@ from grader.kit import (
 from utils.data import ShardSampler, Windows
 from utils.model import TransformerLM
 
+BUILDS = "FSDP2: grids of ranks, sharded blocks, first weights, bfloat16, recomputing, checkpoints that change shape"
+
 # Here, a rank's imports of torch.distributed.fsdp, .checkpoint and .device_mesh stand in functions: on the ranks they
 # are loaded already, and the judge, who would wait for them for a second, needs none.
 
@@ -672,7 +674,7 @@ def test_todo5_optimizer(student):
     premise(all((final[name] - weight).abs().max() > 0 for name, weight in first.items()), "weights that never move")
     world, strategy = 3, "full"  # of 3, no size is a multiple; 4, 2 and 1 ranks come with TODO 12
     runs = [[world, [*ARGV, "--sharding", strategy]]]
-    run = student.call(one_main_on_rank, world=world, group=False, runs=runs, data=corpus(student))
+    run = student.call(one_main_on_rank, world=world, group=None, runs=runs, data=corpus(student))
     ranks = [left[0] for left in run.evidence]
     told = f"with --sharding {strategy} on {world} ranks"
     share = shares([tuple(w.shape) for w in final.values()], grid(strategy, world)[1])
@@ -821,7 +823,12 @@ def precision_on_rank(code, rank, world, seed):
         loss.backward()
         mark(name="")
         kinds = {str(t.dtype).removeprefix("torch.") for t in (*model.parameters(), *gradients(model).values())}
-        seen[dtype] = {"loss": loss.item(), "shards": sorted(kinds), "grads": gradients(model)}
+        seen[dtype] = {
+            "loss": loss.item(),
+            "loss dtype": str(loss.dtype).removeprefix("torch."),
+            "shards": sorted(kinds),
+            "grads": gradients(model),
+        }
     return seen
 
 
@@ -867,6 +874,14 @@ def test_todo7_precision(student):
                 f"{told} gradients are added up in {', '.join(sorted(scattered))}",
                 "float32",
                 sorted(scattered),
+                rank,
+            )
+            found = ranks[rank][dtype]["loss dtype"]
+            expect(
+                found == "float32",
+                f"{told} the loss is {found}: of its digits, three are left. It is computed in float32, and to stay so",
+                "float32",
+                found,
                 rank,
             )
             expect(
@@ -1360,7 +1375,7 @@ def test_todo12_go_on(student):
         )
     serial = serial_run(student, LONG)
     right = losses(serial.evidence[0])
-    run = student.call(mains_on_rank, world=4, group=False, runs=RUNS, data=corpus(student))
+    run = student.call(mains_on_rank, world=4, group=None, runs=RUNS, data=corpus(student))
     runs = [[mine[number] for mine in run.evidence if mine[number] is not None] for number in range(len(RUNS))]
     same_losses("on 4 ranks", right, runs[0])
     told = "stopped at step 3 on 4 ranks and gone on with on {},"

@@ -37,6 +37,8 @@ from grader.kit import (
 from utils.data import ShardSampler, Windows
 from utils.model import TransformerLM
 
+BUILDS = "the same with PyTorch Lightning: steps, devices and nodes, strategy, samplers; what it does unasked"
+
 PACKAGE = "lightning"
 
 SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=1, max_len=8)
@@ -696,14 +698,20 @@ def reached_on_rank(code, rank, world):
     ),
 )
 def test_todo8_own_samplers(student):
+    for nodes in (1, 3):
+        check_own_samplers(student, nodes)
+
+
+def check_own_samplers(student, nodes):
     world, size = 3, SETS[1]
     assert size % world
-    shares = student.call(reached_on_rank, world=world, group=False).evidence
+    where = f" on {nodes} nodes with one rank each" if nodes > 1 else ""
+    shares = student.call(reached_on_rank, world=world, nodes=nodes, group=False).evidence
     for rank, seen in enumerate(shares):
         own = list(range(rank, size, world))
         expect(
             sorted(seen) == own,
-            f"rank {rank} of {world} evaluates {len(seen)} samples of a loader whose sampler deals {len(own)}:"
+            f"rank {rank} of {world}{where} evaluates {len(seen)} samples of a loader whose sampler deals {len(own)}:"
             " Lightning has put a sampler of its own around it",
             own,
             sorted(seen),

@@ -53,6 +53,8 @@ from utils.data import IGNORE, Windows
 from utils.loss import head_loss
 from utils.model import TransformerLM
 
+BUILDS = "torch's pipelines: stages, schedules, one loss, one checkpoint, beside data parallel"
+
 # A rank's imports of torch.distributed.pipelining and .device_mesh stand in functions: on the ranks they are loaded
 # already, and the judge, who would wait for them, needs none.
 
@@ -1549,7 +1551,7 @@ def test_todo13_mesh(student):
     run = student.call(
         mains_on_rank,
         world=world,
-        group=False,
+        group=None,
         runs=[[ranks, [*ARGV, *flags.split()]] for ranks, flags in RUNS],
         data=corpus(student),
     )

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from grader.engine.judge.judge import Judge, check_module, checks_of
+from grader.engine.judge import audit
+from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.engine import Engine
 
@@ -53,6 +54,11 @@ def test_every_todo_has_its_check():
         titles = lessons.titles(lesson)
         found = [check.todo.number for check in checks_of(check_module(lesson))] if titles else []
         assert found == sorted(titles), lesson
+
+
+def test_every_todo_has_its_words():
+    """Why it matters, hints, and a short text to read after a pass."""
+    assert [line for lesson in checked_lessons() for line in audit.said(lesson)] == []
 
 
 def test_the_solution_gets_every_point(tmp_path):

@@ -32,7 +32,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     made = Course(tmp_path_factory.mktemp("course") / "course")
-    for lesson in ("ddp_training", "fsdp_training", "pipeline_training"):
+    for lesson in ("ddp_training", "fsdp_training", "tp_training", "pipeline_training", "hybrid_training"):
         made.solve(lesson, tuple(lessons.titles(lesson)))
     return made
 
@@ -73,9 +73,9 @@ def serial(course):
     return losses(course.folder / "runs" / "serial")
 
 
-def submitted(cluster, folder, file, *options):
+def submitted(cluster, folder, file, *options, flags=()):
     """sbatch, and wait for the job's end. Returns its number and its output, which is where it was submitted."""
-    job, code = cluster.job(*HERE, *options, file, *SMALL, cwd=folder, WORKBOOK_PYTHON=sys.executable)
+    job, code = cluster.job(*HERE, *options, file, *SMALL, *flags, cwd=folder, WORKBOOK_PYTHON=sys.executable)
     name = file.rpartition("/")[2].partition(".")[0]
     output = folder / f"{name}-{job}.out"
     assert code == 0, (code, output.exists() and output.read_text())
@@ -83,18 +83,22 @@ def submitted(cluster, folder, file, *options):
 
 
 @pytest.mark.parametrize(
-    ("below", "name", "options"),
+    ("below", "name", "options", "flags"),
     [
-        (False, "ddp_training", ["--nodes=2", "--gres=gpu:2"]),
-        (True, "ddp_training", ["--nodes=1", "--gres=gpu:3"]),
-        (False, "fsdp_training", ["--nodes=2", "--gres=gpu:2"]),
-        (False, "pipeline_training", ["--nodes=2", "--gres=gpu:2"]),
-        (True, "single_gpu_training", []),
+        (False, "ddp_training", ["--nodes=2", "--gres=gpu:2"], []),
+        (True, "ddp_training", ["--nodes=1", "--gres=gpu:3"], []),
+        (False, "fsdp_training", ["--nodes=2", "--gres=gpu:2"], []),
+        # the two ranks of a node share each layer, and the nodes are data-parallel
+        (False, "tp_training", ["--nodes=2", "--gres=gpu:2"], ["--tp", "2"]),
+        (False, "tp_training", ["--nodes=2", "--gres=gpu:2"], ["--tp", "2", "--sequence-parallel"]),
+        (False, "pipeline_training", ["--nodes=2", "--gres=gpu:2"], []),
+        (False, "hybrid_training", ["--nodes=2", "--gres=gpu:2"], []),
+        (True, "single_gpu_training", [], []),
     ],
 )
-def test_a_job_has_the_losses_of_the_serial_run(cluster, course, late, serial, below, name, options):
+def test_a_job_has_the_losses_of_the_serial_run(cluster, course, late, serial, below, name, options, flags):
     folder, file = (course.folder / "sbatch", f"{name}.sbatch") if below else (course.folder, f"sbatch/{name}.sbatch")
-    job, output = submitted(cluster, folder, file, *options)
+    job, output = submitted(cluster, folder, file, *options, flags=flags)
     assert output.count("test loss") == 1, output
     for right, seen in zip(serial, losses(course.folder / "runs" / f"{name}-{job}"), strict=True):
         assert right[:2] == seen[:2]

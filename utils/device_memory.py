@@ -103,12 +103,27 @@ class LimitedStorages(Storages):
         alive = self.live()
         self.sizes = {noted: alive[noted.cdata] for noted in self.noted if noted.cdata in alive}
         self.at_most = sum(alive.values())
-        if self.at_most > self.limit:
+        if self.at_most > self.limit and not for_the_host():
             self.noted.discard(ref)
             asked = alive[ref.cdata]
             shape = f"{' × '.join(map(str, newest.shape))}, {str(newest.dtype).removeprefix('torch.')}"
             what = f" ({shape})" if newest.nbytes == asked else ""  # else it is a view of something larger
             raise OutOfMemory(told(self.limit, self.by_kind(owners()), f"and asks for {size(asked)} more{what}"))
+
+
+def for_the_host() -> bool:
+    """Whether what is made now would lie in the CPU's memory if this were a GPU: the parts of a state dict that is
+    asked for with `cpu_offload`, and what is written to a file.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == torch.serialization.__file__:
+            return True
+        info = frame.f_locals.get("info") if frame.f_code.co_name == "_get_model_state_dict" else None
+        if getattr(info, "cpu_offload", False):
+            return True
+        frame = frame.f_back
+    return False
 
 
 # On a GPU
@@ -134,7 +149,9 @@ def refused_by_gpu(limit: int, device: torch.device, message: str) -> str:
 
 
 def owners() -> dict[str, list[Tensor]]:
-    """All gradients, all state of optimizers, all weights that this process has, in whoever's hands."""
+    """All gradients, all state of optimizers, all that FSDP has gathered, and all weights that this process has, in
+    whoever's hands.
+    """
     things = gc.get_objects()
     weights = [t for t in things if issubclass(type(t), Tensor) and isinstance(t, nn.Parameter)]
     optimizers = [t for t in things if issubclass(type(t), torch.optim.Optimizer)]
@@ -142,16 +159,35 @@ def owners() -> dict[str, list[Tensor]]:
     return {
         "gradients": [weight.grad for weight in weights if weight.grad is not None],
         "optimizer": [value for value in state if isinstance(value, Tensor)],
+        "gathered": [tensor for thing in things for tensor in gathered(thing)],
         "weights": weights,
     }
+
+
+def gathered(thing: object) -> Iterator[Tensor]:
+    """The whole weights that FSDP has put together from the shards. It is not imported, so its classes go by name."""
+    if type(thing).__name__ == "FSDPParam":
+        yield from thing.all_gather_outputs
+        if hasattr(thing, "_unsharded_param"):
+            yield thing._unsharded_param
+    elif type(thing).__name__ == "FSDPParamGroup" and (result := getattr(thing, "_all_gather_result", None)):
+        yield result.all_gather_output
 
 
 def told(limit: int, held: Mapping[str, int], asked: str) -> str:
     """One line. `held`: bytes by kind."""
     grouped = dist.is_available() and dist.is_initialized()
     rank = f"rank {dist.get_rank()} of {dist.get_world_size()}" if grouped else "it"
-    names = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "other": "activations and other"}
-    kinds = ", ".join(f"{names[kind]} {size(held[kind])}" for kind in names)
+    names = {
+        "weights": "weights",
+        "gathered": "weights gathered",
+        "gradients": "gradients",
+        "optimizer": "optimizer",
+        "other": "activations and other",
+    }
+    kinds = ", ".join(
+        f"{names[kind]} {size(held[kind])}" for kind in names if held[kind] or kind != "gathered"
+    )  # most jobs gather nothing
     return f"out of memory (--device-memory {size(limit)}): {rank} holds {size(sum(held.values()))} ({kinds}) {asked}"
 
 

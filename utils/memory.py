@@ -89,10 +89,18 @@ def held(storages: Storages, parameters: Iterable[Tensor], optimizer: torch.opti
         "optimizer": state + copies,
         "weights": [*weights, *trained],
     }
-    found = storages.by_kind(kinds)
-    for _ in range(100):  # gloo's own thread lets go of a tensor a moment after its message is over
-        if not found["other"]:
-            break
-        time.sleep(0.001)
-        found = storages.by_kind(kinds)
+    return at_rest(storages, kinds)
+
+
+def at_rest(storages: Storages, kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
+    """`storages.by_kind`, once nothing is let go of any more: gloo's own thread holds a tensor for a moment after its
+    message is over, and for longer where the processors are busy.
+    """
+    kinds = {kind: list(tensors) for kind, tensors in kinds.items()}
+    found, since = storages.by_kind(kinds), time.monotonic()
+    deadline = since + 2.0
+    while found["other"] and time.monotonic() < min(deadline, since + 0.1):
+        time.sleep(0.001)  # nobody tells of it
+        if (now := storages.by_kind(kinds)) != found:
+            found, since = now, time.monotonic()
     return found

@@ -4,6 +4,7 @@ Either takes the saved file, with the cells as they were last run laid over it.
 """
 
 import atexit
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +12,8 @@ from grader import OWN, RanksStopped
 from grader.engine.judge.judge import Judge, checked_lessons
 from grader.engine.judge.student import explain_broken_cell, named_places
 from grader.engine.judge.verdict import Verdict
-from grader.engine.lesson import lessons
-from grader.engine.ranks import evidence
+from grader.engine.lesson import lessons, reference
+from grader.engine.ranks import backends, evidence
 from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.messages import Collective, Message, cases, collectives, rehearse
 
@@ -20,14 +21,33 @@ engine = Engine()  # warm from the first check to the kernel's end
 atexit.register(engine.close)
 
 
-def verdict(name: str, cells: dict[str, tuple[str, float]]) -> Verdict:
+def take(wish: str) -> None:
+    """Let the ranks talk by this backend from now on; say which it is where that is news. Raises ValueError."""
+    chosen = backends.choose(wish)
+    if chosen != engine.backend and (chosen.story() or engine.backend.gpus):
+        print(chosen.story() or "backend: gloo, on CPUs")
+    engine.backend = chosen
+
+
+def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto") -> Verdict:
     """The verdict on `lesson/number`. `cells`: what was last run, and when, by cell id."""
     lesson, _, number = name.partition("/")
     if lesson not in checked_lessons() or not number.isdigit():
         raise ValueError(f"{name}: no such TODO; a TODO is named LESSON/NUMBER, as 01_collectives/1")
     engine.start()
+    take(backend)
     judge = Judge(engine, lesson, target=folder_of(lesson), latest=as_run(cells))
     return judge.verdict(int(number))
+
+
+def afterwards(name: str) -> str:
+    """The reference's lines of `lesson/number`, and what is to be said about them; "" where there are no solutions."""
+    lesson, _, number = name.partition("/")
+    lines = reference.reference(lesson, int(number))
+    if lines is None:
+        return ""
+    told = textwrap.fill(reference.after(lesson, int(number)), 100, break_long_words=False)
+    return f"\nthe reference:\n\n{textwrap.indent(lines, '    ')}\n\n{told}"
 
 
 class RanksRun(NamedTuple):
@@ -44,7 +64,9 @@ class RanksRun(NamedTuple):
         )
 
 
-def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[str, float]]) -> RanksRun:
+def own_run(
+    name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[str, float]], backend: str = "auto"
+) -> RanksRun:
     """`lesson/function` on a rank for each input."""
     lesson, _, function = name.partition("/")
     if lesson not in lessons.stems() or not function.isidentifier():
@@ -57,8 +79,10 @@ def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[st
         raise RanksStopped(
             f"the notebook cannot be read: {error}. `./workbook reset {lesson}` brings it back"
         ) from None
+    take(backend)
     run = engine.run(
         units,
+        on_gpus=True,
         module="grader.engine.ranks.rank",
         world=len(inputs),
         function="grader.engine.ranks.rank:own_function",

@@ -31,18 +31,21 @@ def say(text: str = "") -> None:
 
 
 def say_reference(lesson: str, number: int) -> None:
-    """The reference solution of a TODO beside the student's lines; below them where both do not fit side by side."""
+    """The reference solution of a TODO beside the student's lines (below them where both do not fit), and what there
+    is to say about it.
+    """
     mine, theirs = reference.own(lesson, number), reference.reference(lesson, number) or ""
-    if reference.same(mine, theirs):
-        say(f"[dim]Yours is the reference's, line by line:[/]\n{escape(theirs)}")
-        return
     widths = [max((len(line) for line in text.splitlines()), default=0) for text in (mine, theirs)]
-    if sum(widths) + 6 > console.width:  # a line of code that is folded is hard to read, and one that is cut is lost
-        say(f"[bold]yours[/]\n{escape(mine)}\n\n[bold]the reference[/]\n{escape(theirs)}")
-        return
-    table = Table("yours", "the reference", box=box.SIMPLE_HEAD, padding=(0, 1), expand=console.is_terminal)
-    table.add_row(escape(mine), escape(theirs))
-    console.print(table, soft_wrap=False)
+    if reference.same(mine, theirs):
+        say(f"[dim]Yours is the reference's, line by line:[/]\n{escape(theirs)}\n")
+    elif sum(widths) + 6 > console.width:  # a line of code that is folded is hard to read, and one that is cut is lost
+        say(f"[bold]yours[/]\n{escape(mine)}\n\n[bold]the reference[/]\n{escape(theirs)}\n")
+    else:
+        table = Table("yours", "the reference", box=box.SIMPLE_HEAD, padding=(0, 1), expand=console.is_terminal)
+        table.add_row(escape(mine), escape(theirs))
+        console.print(table, soft_wrap=False)
+    if text := reference.after(lesson, number):
+        say(escape(textwrap.fill(text, min(console.width, 100), break_long_words=False)))
 
 
 def say_verdict(verdict: Verdict, brief: bool = False) -> None:

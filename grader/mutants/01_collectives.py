@@ -816,6 +816,92 @@ WRONG = [
         ["import numpy\n_, beta, alpha = numpy.polyfit(sizes, seconds, 2)\nreturn alpha, beta", SECONDS],
         says="fit(",
     ),
+    Answer(
+        1,
+        "an all-gather of which all ranks hold views of one memory",
+        [None, "whole = torch.cat(inputs)\nreturn [whole.view_as(whole) for _ in inputs]", None],
+    ),
+    Answer(
+        2,
+        "no link back to the first node where a node has one rank",
+        swap=("return nodes if nodes > 1 else 0", "return nodes - (ranks_a_node == 1) if nodes > 1 else 0"),
+    ),
+    Answer(
+        3,
+        "a broadcast that goes by float32",
+        [
+            None,
+            """
+        have, tensor_32 = 1, tensor.float()
+        while have < world:
+            if rank < have and rank + have < world:
+                dist.send(tensor_32, rank + have)
+            elif have <= rank < 2 * have:
+                dist.recv(tensor_32, rank - have)
+            have *= 2
+        return tensor_32.to(tensor.dtype)
+        """,
+        ],
+    ),
+    Answer(
+        4,
+        "sends that nobody waits for",
+        [
+            None,
+            """
+        pieces = tensor.tensor_split(world)
+        for step in range(world - 1):
+            leaving, growing = pieces[(rank - 1 - step) % world], pieces[(rank - 2 - step) % world]
+            arriving = torch.empty_like(growing)
+            dist.isend(leaving, (rank + 1) % world)
+            dist.recv(arriving, (rank - 1) % world)
+            growing += arriving
+        return pieces[rank]
+        """,
+        ],
+    ),
+    Answer(
+        6,
+        "a sum that is float32 whatever was given",
+        swap=("total = torch.empty_like(tensor)", "total = torch.empty(len(tensor))"),
+    ),
+    Answer(
+        7,
+        "partners by exclusive or, which is for powers of two",
+        [
+            None,
+            """
+        pieces = tensor.tensor_split(world)
+        held = [torch.zeros_like(pieces[rank]) for _ in range(world)]
+        held[rank].copy_(pieces[rank])
+        for step in range(1, world):
+            other = rank ^ step
+            if other < world:
+                works = [dist.isend(pieces[other], other), dist.irecv(held[other], other)]
+                for work in works:
+                    work.wait()
+        return torch.cat(held)
+        """,
+        ],
+    ),
+    Answer(
+        8,
+        "a tree that has one round for each whole doubling",
+        swap=("math.ceil(math.log2(world))", "int(math.log2(world))"),
+    ),
+    Answer(
+        9,
+        "a fit of relative errors",
+        [
+            """
+        x, y = (torch.tensor(values, dtype=torch.float64) for values in (sizes, seconds))
+        table = torch.stack([torch.ones_like(x), x], dim=1) / y[:, None]
+        alpha, beta = torch.linalg.lstsq(table, torch.ones_like(y)[:, None]).solution[:, 0].tolist()
+        return alpha, beta
+        """,
+            None,
+        ],
+    ),
 ]
 
 RIGHT = [
@@ -1034,5 +1120,80 @@ RIGHT = [
         8,
         "by the logarithm, rounded up",
         [RING_COST, "rounds = 2 * math.ceil(math.log2(world))\nreturn rounds, rounds * nbytes", EQUAL],
+    ),
+    Answer(
+        1,
+        "running sums",
+        [
+            """
+        total = inputs[0].clone()
+        for other in inputs[1:]:
+            total += other
+        return [total.clone() for _ in inputs]
+        """,
+            None,
+            None,
+        ],
+    ),
+    Answer(
+        3,
+        "each rank's place by its bits",
+        [
+            "return (world - 1).bit_length()",
+            """
+        mine = rank.bit_length()  # rounds that are over when this rank has it
+        if rank:
+            dist.recv(tensor, rank - (1 << (mine - 1)))
+        for step in range(mine, (world - 1).bit_length()):
+            if rank + (1 << step) < world:
+                dist.send(tensor, rank + (1 << step))
+        return tensor
+        """,
+        ],
+    ),
+    Answer(
+        4,
+        "the sum is carried, and nothing of tensor is written",
+        [
+            None,
+            """
+        pieces = tensor.tensor_split(world)
+        carried = pieces[(rank - 1) % world]
+        for step in range(world - 1):
+            mine = pieces[(rank - 2 - step) % world]
+            arriving = torch.empty_like(mine)
+            work = dist.irecv(arriving, (rank - 1) % world)
+            sent = dist.isend(carried, (rank + 1) % world)
+            work.wait()
+            sent.wait()
+            carried = arriving + mine
+        return carried
+        """,
+        ],
+    ),
+    Answer(
+        6,
+        "the gather goes on in the memory that was given",
+        [
+            None,
+            """
+        piece = ring_reduce_scatter(tensor, rank, world)
+        tensor.tensor_split(world)[rank].copy_(piece)
+        return ring_all_gather(tensor, rank, world)
+        """,
+        ],
+    ),
+    Answer(
+        9,
+        "by torch.linalg.lstsq",
+        [
+            """
+        x, y = (torch.tensor(values, dtype=torch.float64) for values in (sizes, seconds))
+        scale = x.max().clamp(min=1)
+        found = torch.linalg.lstsq(torch.stack([torch.ones_like(x), x / scale], dim=1), y[:, None]).solution[:, 0]
+        return found[0].item(), (found[1] / scale).item()
+        """,
+            None,
+        ],
     ),
 ]

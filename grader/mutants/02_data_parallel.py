@@ -1142,6 +1142,85 @@ if len(self.missing[number]) < 2:
         "import torch.distributed._functional_collectives as funcol\nfor p in model.parameters():\n    if p.requires_grad:\n        grad = torch.zeros_like(p) if p.grad is None else p.grad\n        out = torch.ops._c10d_functional.all_reduce(grad, 'sum', dist.group.WORLD.group_name)\n        p.grad = out / dist.get_world_size()",
         says="never waits for its all_reduce",
     ),
+    Answer(
+        1,
+        "a rank without samples counts in the mean",
+        [
+            """
+        weighted = [gradient * count for gradient, count in zip(gradients, samples, strict=True)]
+        return torch.stack(weighted).sum(dim=0) / max(samples) / len(samples)
+        """,
+            None,
+        ],
+    ),
+    Answer(2, "the last rank's state", swap=("src=0", "src=dist.get_world_size() - 1")),
+    Answer(
+        3,
+        "sums in bfloat16",
+        """
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                short = parameter.grad.bfloat16()
+                dist.all_reduce(short)
+                parameter.grad.copy_(short.to(parameter.dtype) / dist.get_world_size())
+        """,
+    ),
+    Answer(4, "all wait for the last gradient", ["return max(ready, default=0.0) + sum(seconds)", None]),
+    Answer(5, "a bucket that would be just full is not filled", swap=("sizes[index] > room", "sizes[index] >= room")),
+    Answer(
+        6,
+        "each bucket waits for the one before",
+        [
+            None,
+            """
+        number, piece = self.places[parameter]
+        if parameter.grad is None:
+            piece.zero_()
+        else:
+            torch.div(parameter.grad, dist.get_world_size(), out=piece)
+        self.filled.add(parameter)
+        self.missing[number] -= 1
+        while len(self.works) < len(self.buckets) and self.missing[len(self.works)] == 0:
+            if self.works:
+                self.works[-1].wait()
+            self.works.append(dist.all_reduce(self.vectors[len(self.works)], async_op=True))
+        """,
+            None,
+        ],
+    ),
+    Answer(
+        7,
+        "a single micro-batch is not sent",
+        swap=("number == len(micro_batches)", "number > 1 and number == len(micro_batches)"),
+    ),
+    Answer(
+        8,
+        "a weight that is a whole number",
+        """
+        total = torch.tensor(count, device=loss.device)
+        dist.all_reduce(total)
+        return loss * (count * dist.get_world_size() // total)
+        """,
+    ),
+    Answer(
+        9,
+        "gradients averaged by hand, one by one, after no_sync",
+        """
+        ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20, find_unused_parameters=True)
+        with ddp.no_sync():
+            for x, y in micro_batches:
+                (ddp(x, y) / len(micro_batches)).backward()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+        return ddp
+        """,
+    ),
 ]
 
 RIGHT = [
@@ -1481,5 +1560,56 @@ RIGHT = [
         8,
         "functional",
         "import torch.distributed._functional_collectives as funcol\ntotal = funcol.all_reduce(torch.tensor(float(count)), 'sum', dist.group.WORLD)\nreturn loss * (count * dist.get_world_size() / funcol.wait_tensor(total))",
+    ),
+    Answer(
+        1,
+        "shares of the samples as weights",
+        [
+            """
+        total = torch.zeros_like(gradients[0])
+        for gradient, count in zip(gradients, samples, strict=True):
+            total = total + gradient * (count / sum(samples))
+        return total
+        """,
+            None,
+        ],
+    ),
+    Answer(
+        2,
+        "one long vector for each dtype",
+        """
+        tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+        for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
+            same = [tensor for tensor in tensors if tensor.dtype == dtype]
+            vector = torch.cat([tensor.flatten() for tensor in same])
+            dist.broadcast(vector, src=0)
+            for tensor, piece in zip(same, vector.split([tensor.numel() for tensor in same]), strict=True):
+                tensor.copy_(piece.view_as(tensor))
+        """,
+    ),
+    Answer(
+        3,
+        "all gradients in one vector",
+        """
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            return
+        parts = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in trained]
+        vector = torch.cat(parts)
+        dist.all_reduce(vector)
+        vector /= dist.get_world_size()
+        for parameter, piece in zip(trained, vector.split([p.numel() for p in trained]), strict=True):
+            parameter.grad = piece.view_as(parameter).clone()
+        """,
+    ),
+    Answer(6, "a gradient that lies in the bucket", swap=("parameter.grad = piece.clone()", "parameter.grad = piece")),
+    Answer(
+        8,
+        "an integer is summed up",
+        """
+        total = torch.tensor(count, device=loss.device)
+        dist.all_reduce(total)
+        return loss * count * dist.get_world_size() / total
+        """,
     ),
 ]

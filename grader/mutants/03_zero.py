@@ -1064,6 +1064,73 @@ for p, part in zip(parameters, parts):
         ],
         says="the masters of",
     ),
+    Answer(1, "no master weight", ['return (4, 4, 8) if precision == "float32" else (2, 2, 8)', None]),
+    Answer(2, "a shard that is float32 whatever was given", swap=("part.new_zeros(size)", "torch.zeros(size)")),
+    Answer(3, "a mean that is rounded", swap=("mine /= world", "mine.div_(world).round_()")),
+    Answer(
+        4,
+        "the weights get new memory after the step",
+        swap=("p.copy_(joined(whole, p.shape))", "p.data = joined(whole, p.shape)"),
+    ),
+    Answer(
+        5,
+        "state of one number, or of none, is no state",
+        swap=("if is_long(value) else value\n", "if is_long(value) and value.numel() > 1 else value\n"),
+    ),
+    Answer(
+        6,
+        "the whole gradient lives on until the next one comes",
+        """
+        last = []
+
+        def reduce(parameter: Tensor, part: Tensor) -> None:
+            if last:
+                last.pop().grad = None
+            (shard,) = reduce_to_shards([parameter.grad], world)
+            mine = shard[: len(part)]
+            part.grad = mine if part.grad is None else part.grad + mine
+            last.append(parameter)
+
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.register_post_accumulate_grad_hook(lambda p, part=part: reduce(p, part))
+        """,
+    ),
+    Answer(
+        7,
+        "stage 2 sends half, since it reduces only",
+        swap=("rings = 3 if stage == 3 else 2", "rings = {0: 2, 1: 2, 2: 1, 3: 3}[stage]"),
+    ),
+    Answer(
+        8,
+        "frozen weights stay",
+        [
+            None,
+            """
+        for parameter in unit.parameters:
+            if parameter.requires_grad:
+                parameter.untyped_storage().resize_(0)
+        """,
+        ],
+    ),
+    Answer(
+        9,
+        "a frozen weight's shard gets a gradient of zeros",
+        [
+            """
+        trained = [(p, shard) for p, shard in zip(unit.parameters, unit.shards, strict=True) if p.requires_grad]
+        means = reduce_to_shards([p.grad for p, _ in trained], unit.world)
+        for (p, shard), mean in zip(trained, means, strict=True):
+            shard.grad = mean if shard.grad is None else shard.grad + mean
+            p.grad = None
+        for p, shard in zip(unit.parameters, unit.shards, strict=True):
+            if not p.requires_grad:
+                shard.grad = torch.zeros_like(shard)
+        reshard(unit)
+        """,
+            None,
+        ],
+    ),
+    Answer(10, "masters in float64", swap=(".float().requires_grad_()", ".double().requires_grad_()")),
 ]
 
 RIGHT = [
@@ -1328,5 +1395,73 @@ RIGHT = [
                 "import torch.distributed._functional_collectives as funcol\nmine = funcol.wait_tensor(funcol.reduce_scatter_tensor(torch.cat(rows), 'sum', 0, dist.group.WORLD)) / world",
             ),
         ],
+    ),
+    Answer(2, "filled up by F.pad", [None, None, "return F.pad(part, (0, size - len(part))).clone()", None]),
+    Answer(
+        3,
+        "by all_gather_into_tensor, row by row",
+        [
+            """
+        mine = torch.cat(shards)
+        table = mine.new_empty(world * len(mine))
+        dist.all_gather_into_tensor(table, mine)
+        rows = [row.split([len(shard) for shard in shards]) for row in table.view(world, -1)]
+        return [torch.cat(columns) for columns in zip(*rows, strict=True)]
+        """,
+            None,
+        ],
+    ),
+    Answer(
+        5,
+        "long is what is as long as the part",
+        [
+            """
+        state = {}
+        for number, values in state_dict["state"].items():
+            shape = parameters[number].shape
+            size, length = shard_size(shape.numel(), world), len(my_part(parameters[number].detach(), dist.get_rank(), world))
+            state[number] = dict(values)
+            for name, value in values.items():
+                if isinstance(value, Tensor) and value.shape == (length,):
+                    state[number][name] = joined(gather_shards([filled(value, size)], world)[0], shape)
+        return {**state_dict, "state": state}
+        """,
+            None,
+        ],
+    ),
+    Answer(
+        9,
+        "gradients are counted, not named",
+        [
+            None,
+            """
+        trained = [p for p in unit.parameters if p.requires_grad]
+        ready = [0]
+
+        def before(module: nn.Module, args: tuple) -> None:
+            unshard(unit)
+
+        def after(module: nn.Module, args: tuple, output: Tensor) -> None:
+            reshard(unit)
+            if output.requires_grad:
+                output.register_hook(lambda gradient: unshard(unit))
+
+        def one_more(parameter: Tensor) -> None:
+            ready[0] += 1
+            if ready[0] == len(trained):
+                ready[0] = 0
+                finish(unit)
+
+        unit.module.register_forward_pre_hook(before)
+        unit.module.register_forward_hook(after)
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(one_more)
+        """,
+        ],
+    ),
+    Answer(
+        10,
+        "masters by to(), with a copy asked for",
+        swap=(".float().requires_grad_()", ".to(torch.float32, copy=True).requires_grad_()"),
     ),
 ]

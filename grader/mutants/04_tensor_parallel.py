@@ -987,6 +987,15 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         [None, None, "return max(world for world, seconds in products if products[0][1] >= least * world * seconds)"],
         says="largest_worthwhile",
     ),
+    Answer(
+        8,
+        "chunks that are not contiguous",
+        swap=(
+            "[piece.contiguous() for piece in x_BTD.chunk(dist.get_world_size(), dim=1)]",
+            "list(x_BTD.chunk(dist.get_world_size(), dim=1))",
+        ),
+        says="NCCL",
+    ),
 ]
 
 RIGHT = [
@@ -1274,5 +1283,36 @@ return losses.sum() / max(1, int(counts.sum()))""".strip(),
             if products[0][1] / (world * block_seconds(seconds, nbytes, world, per_node, within, between)) >= least:
                 return world""",
         ],
+    ),
+    Answer(
+        8,
+        "by DTensor",
+        [
+            """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        return DTensor.from_local(x_BTD.contiguous(), mesh, [Shard(1)]).full_tensor()""",
+            """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Partial, Shard
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        return DTensor.from_local(x_BTD, mesh, [Partial()]).redistribute(mesh, [Shard(1)]).to_local().contiguous()""",
+            None,
+            None,
+        ],
+    ),
+    Answer(
+        11,
+        "by DTensor",
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Partial
+        shards, copies = torch.zeros(()), torch.zeros(())
+        for parameter in parameters:
+            if parameter.grad is not None:
+                (shards if is_sharded(parameter) else copies).add_(parameter.grad.float().square().sum())
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        return (DTensor.from_local(shards, mesh, [Partial()]).full_tensor() + copies).sqrt()""",
     ),
 ]

@@ -705,6 +705,15 @@ WRONG = [
     ),
     Answer(
         17,
+        "an option that torchrun does not know",
+        """
+        srun --cpu-bind=none bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nprocs-per-node=gpu \\
+            --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py "$@"' bash "$@"
+        """,
+        says="torchrun refuses its arguments: unrecognized arguments: --nprocs-per-node",
+    ),
+    Answer(
+        17,
         "one process on each node",
         """
         srun --cpu-bind=none bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --master-addr="$MASTER_ADDR" \\
@@ -927,6 +936,72 @@ WRONG = [
         swap=("save0({", "path.exists() or save0({"),
         says="an earlier checkpoint at this path",
     ),
+    Answer(
+        1,
+        "a fixed address",
+        """
+        dist.init_process_group(
+            "nccl" if torch.cuda.is_available() else "gloo", init_method="tcp://127.0.0.1:29500",
+            rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
+        )
+        """,
+    ),
+    Answer(
+        2,
+        "Slurm's number on the node, whoever has started us",
+        swap=('int(os.environ["LOCAL_RANK"])', 'int(os.environ.get("SLURM_LOCALID", 0))'),
+    ),
+    Answer(
+        4,
+        "what does not divide is left out of the test set",
+        swap=("ShardSampler(test)", "DistributedSampler(test, shuffle=False, drop_last=True)"),
+    ),
+    Answer(
+        5, "a short last batch is trained on", swap=("sampler=train_sampler, drop_last=True", "sampler=train_sampler")
+    ),
+    Answer(
+        6,
+        "the first batches of the set, on every rank",
+        """
+        validation_loader = DataLoader(validation, batch_size=args.batch_size // world_size, **common)
+        """,
+    ),
+    Answer(
+        8,
+        "gradients are averaged, first weights left alone",
+        """
+        for parameter in model.parameters():
+            def average(p: Tensor) -> None:
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+
+            parameter.register_post_accumulate_grad_hook(average)
+        return model
+        """,
+    ),
+    Answer(9, "epochs from one on", swap=("set_epoch(epoch)", "set_epoch(epoch + 1)")),
+    Answer(10, "rank 0 alone has the sum", swap=("dist.all_reduce(sums)", "dist.reduce(sums, dst=0)")),
+    Answer(
+        11,
+        "once on each node",
+        [
+            'if int(os.environ["LOCAL_RANK"]) == 0:\n    print(f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, validation loss {validation_loss:.4f}, perplexity {perplexity(validation_loss):.1f}")',
+            None,
+            None,
+        ],
+    ),
+    Answer(
+        12,
+        "half the digits",
+        swap=(
+            '"model": plain.state_dict()',
+            '"model": {name: weight.half() for name, weight in plain.state_dict().items()}',
+        ),
+    ),
+    Answer(13, "rank 0 alone leaves", swap=("cleanup()", "if rank == 0:\n    cleanup()")),
+    Answer(15, "GPUs from one on", swap=("seq -s , 0 $((SLURM_GPUS_ON_NODE - 1))", "seq -s , 1 $SLURM_GPUS_ON_NODE")),
+    Answer(16, "the last node's name", swap=("head -n 1", "tail -n 1")),
+    Answer(18, "one node or two", "#SBATCH --nodes=1-2"),
 ]
 
 RIGHT = [
@@ -1307,4 +1382,64 @@ RIGHT = [
         "a mesh, which makes the group",
         "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cuda' if torch.cuda.is_available() else 'cpu', (int(os.environ['WORLD_SIZE']),))",
     ),
+    Answer(1, "torch chooses a backend for each kind of device", "dist.init_process_group()"),
+    Answer(
+        2,
+        "the group is asked for all three",
+        """
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        local_rank = dist.get_node_local_rank()
+        """,
+    ),
+    Answer(
+        4,
+        "runs of neighbours, as lists",
+        """
+        rank, world = dist.get_rank(), dist.get_world_size()
+        return (
+            DistributedSampler(train, world, rank, shuffle=True, seed=args.seed, drop_last=True),
+            torch.arange(len(validation)).tensor_split(world)[rank].tolist(),
+            torch.arange(len(test)).tensor_split(world)[rank].tolist(),
+        )
+        """,
+    ),
+    Answer(6, "batches of the global size", swap=("args.batch_size // world_size", "args.batch_size")),
+    Answer(
+        8,
+        "broadcast and hooks by hand",
+        """
+        for parameter in model.parameters():
+            dist.broadcast(parameter.detach(), 0)
+
+            def average(p: Tensor) -> None:
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+
+            parameter.register_post_accumulate_grad_hook(average)
+        return model
+        """,
+    ),
+    Answer(9, "the loader's sampler", "train_loader.sampler.set_epoch(epoch)"),
+    Answer(
+        10,
+        "two sums, both begun before either is waited for",
+        """
+        total, count = total.clone(), count.clone()
+        works = [dist.all_reduce(number, async_op=True) for number in (total, count)]
+        for work in works:
+            work.wait()
+        return (total / count).item()
+        """,
+    ),
+    Answer(
+        12,
+        "the prefix is taken off",
+        """
+        if dist.get_rank() == 0:
+            weights = {name.removeprefix("module."): weight for name, weight in model.state_dict().items()}
+            torch.save({"model": weights, "config": config, "epoch": epoch}, path)
+        """,
+    ),
+    Answer(14, "the newer option", "#SBATCH --gpus-per-node=4"),
+    Answer(17, "Slurm's number of the process, of which each node has one", swap=("SLURM_NODEID", "SLURM_PROCID")),
 ]

@@ -593,6 +593,45 @@ WRONG = [
         """,
         says="in save_checkpoint, rank 1 has",
     ),
+    Answer(
+        1,
+        "copies and shards change places in hybrid",
+        swap=('"hybrid": args.replicas', '"hybrid": world_size // args.replicas'),
+    ),
+    Answer(
+        2,
+        "batches of no samples",
+        swap=("torch.zeros(1, args.seq_len, dtype=torch.int64)", "torch.zeros(0, args.seq_len, dtype=torch.int64)"),
+    ),
+    Answer(
+        3, "grad frees its weights as well", swap=('args.sharding in ("full", "hybrid")', 'args.sharding != "none"')
+    ),
+    Answer(6, "no clipping clips to nothing", swap=("args.clip or math.inf", "args.clip")),
+    Answer(
+        7,
+        "a loss in bfloat16",
+        swap=("reduce_dtype=torch.float32)", "reduce_dtype=torch.float32, output_dtype=torch.bfloat16)"),
+    ),
+    Answer(
+        8,
+        "every second block",
+        swap=(
+            "model.blocks[i] = checkpoint_wrapper(block)",
+            "model.blocks[i] = checkpoint_wrapper(block) if i % 2 == 0 else block",
+        ),
+    ),
+    Answer(10, "nobody writes down the position", swap=(', "position": position}', "}")),
+    Answer(
+        11,
+        "the optimizer begins anew",
+        swap=(
+            "set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)",
+            "model.load_state_dict(weights)",
+        ),
+    ),
+    Answer(
+        12, "before the first step it is in epoch -1", swap=("max(step - 1, 0) // an_epoch", "(step - 1) // an_epoch")
+    ),
 ]
 
 RIGHT = [
@@ -734,5 +773,66 @@ RIGHT = [
                 '    model.load_state_dict(weights)\n    optimizer.load_state_dict(saved["optimizer"])\n',
             ),
         ),
+    ),
+    Answer(
+        1,
+        "a mesh of its own numbers",
+        """
+        copies = {"none": world_size, "grad": 1, "full": 1}.get(args.sharding, args.replicas)
+        return DeviceMesh(device.type, torch.arange(world_size).view(copies, -1), mesh_dim_names=("replicate", "shard"))
+        """,
+    ),
+    Answer(
+        2,
+        "each rank hears all lengths",
+        """
+        lengths = [torch.zeros((), dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
+        dist.all_gather(lengths, torch.tensor(len(loader), device=device))
+        yield from loader
+        x = torch.zeros(1, args.seq_len, dtype=torch.int64)
+        y = torch.full((1, args.seq_len), IGNORE)
+        for _ in range(len(loader), max(int(length) for length in lengths)):
+            yield x, y
+        """,
+    ),
+    Answer(
+        6,
+        "norms of DTensors, scaled by hand",
+        """
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norms = [torch.linalg.vector_norm(g) for g in gradients]
+        norm = torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]).norm().item()
+        if args.clip and norm > args.clip:
+            for gradient in gradients:
+                gradient *= args.clip / (norm + 1e-6)
+        return norm
+        """,
+    ),
+    Answer(
+        8,
+        "each block's forward is checkpointed",
+        """
+        from functools import partial
+
+        for block in model.blocks:
+            block.forward = partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)
+        """,
+    ),
+    Answer(
+        12,
+        "by divmod",
+        """
+        epoch, done = divmod(step, an_epoch)
+        return (epoch - 1, an_epoch) if epoch and not done else (epoch, done)
+        """,
+    ),
+    Answer(
+        5,
+        "between sharding and the first weights, which keep the parameters",
+        """
+        model = parallelize(model, mesh, args)
+        optimizer = make_optimizer(model, args)
+        first_weights(model, mesh, args)
+        """,
     ),
 ]

@@ -415,6 +415,26 @@ WRONG = [
         swap=("save0({", "trainer.local_rank == 0 and torch.save({"),
         says="on 2 nodes with one rank each, ranks [0, 1] all write",
     ),
+    Answer(1, "a share of the loss", "return self.model(x, y) / self.trainer.world_size"),
+    Answer(
+        2,
+        "norms are not trained",
+        swap=("return kind(self.parameters(),", "return kind([p for p in self.parameters() if p.dim() > 1],"),
+    ),
+    Answer(
+        3,
+        "samples in place of tokens",
+        swap=("count = (y != IGNORE).sum().double()", "count = torch.tensor(len(y), dtype=torch.float64)"),
+    ),
+    Answer(
+        4,
+        "Slurm is asked for the nodes",
+        swap=('int(os.environ["WORLD_SIZE"]) // devices', 'int(os.environ.get("SLURM_NNODES", 1))'),
+    ),
+    Answer(6, "the same order in each epoch", swap=("shuffle=True", "shuffle=False")),
+    Answer(7, "the number on the node", swap=("self.trainer.global_rank", "self.trainer.local_rank")),
+    Answer(8, "only where a node has several devices", 'own_samplers = {"use_distributed_sampler": devices == 1}'),
+    Answer(9, "Lightning's count of epochs", swap=('"epoch": epoch', '"epoch": trainer.current_epoch')),
 ]
 
 RIGHT = [
@@ -511,4 +531,41 @@ RIGHT = [
         ),
     ),
     Answer(9, "by the trainer's is_global_zero", swap=("save0({", "trainer.is_global_zero and torch.save({")),
+    Answer(1, "a dictionary", 'return {"loss": self.model(x, y)}'),
+    Answer(
+        2,
+        "a list of one optimizer",
+        """
+        kind = torch.optim.AdamW if self.args.optimizer == "adamw" else torch.optim.SGD
+        return [kind(self.parameters(), lr=self.args.lr, weight_decay=self.args.weight_decay)]
+        """,
+    ),
+    Answer(
+        3,
+        "two logs",
+        """
+        count = (y != IGNORE).sum().double()
+        how = {"reduce_fx": "sum", "sync_dist": True, "on_step": False, "on_epoch": True}
+        self.log("count", count, **how)
+        self.log("total", self.model(x, y).double() * count, **how)
+        """,
+    ),
+    Answer(
+        6,
+        "the sampler asks the group",
+        """
+        sampler = DistributedSampler(self.train, shuffle=True, seed=self.args.seed, drop_last=True)
+        batch_size = self.args.batch_size // self.trainer.world_size
+        return DataLoader(self.train, batch_size=batch_size, sampler=sampler, drop_last=True, **self.common)
+        """,
+    ),
+    Answer(
+        9,
+        "Lightning says which rank writes",
+        """
+        if trainer.is_global_zero:
+            plain = module.model
+            torch.save({"model": plain.state_dict(), "config": plain.config, "epoch": epoch}, path)
+        """,
+    ),
 ]

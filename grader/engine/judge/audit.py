@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, reference, regions
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import exercises
 from grader.engine.ranks.engine import Engine
 
 HINTS = 3  # the direction, the call, nearly the line
+LONGEST = 400  # characters of what is said after a pass
 
 
 def problems(engine: Engine) -> list[str]:
@@ -49,6 +50,12 @@ def said(lesson: str) -> Iterator[str]:
             yield f"{lesson}/{number}: has {len(about.hints)} hints, not {HINTS} with words in them"
         if not about.why.strip():
             yield f"{lesson}/{number}: does not say why it matters"
+    if lessons.has_solutions():
+        told = reference.texts(lesson)
+        for number in sorted(told.keys() ^ titles(lesson).keys()):
+            yield f"{lesson}/{number}: solutions/after/{lesson}.md has a text without a TODO, or lacks one"
+        for number in (number for number, text in told.items() if not 0 < len(text) <= LONGEST):
+            yield f"{lesson}/{number}: {len(told[number])} characters to read after a pass, not 1 to {LONGEST}"
 
 
 def starts(engine: Engine, lesson: str) -> Iterator[str]:

@@ -113,9 +113,7 @@ class Judge:
         except Exception as error:
             if not self.student.units:
                 raise
-            return self._judge(
-                number, Fault("crash", f"the check cannot make sense of what the code left: {own_line(error)}"[:500])
-            )
+            return self._judge(number, self.strange() or not_understood(error))
         return self._say(number, "pass", None)
 
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
@@ -134,6 +132,12 @@ class Judge:
                         number, "skipped", "prerequisite", f"first TODO {owner}: it stops this check, {problem.message}"
                     )
         return self._failed(number, problem)
+
+    def strange(self) -> Fault | None:
+        """What a function returned on the latest ranks against its signature: a check that breaks, breaks on that."""
+        for rank, told in sorted(self.student.latest.strange.items()) if self.student.latest else ():
+            return Fault("crash", f"rank {rank}: {told['text']}", rank, told["where"])
+        return None
 
     def _say_broken(self, number: int) -> Verdict:
         """The script does not compile: that is told by the TODO whose line it is. Where it is nobody's, it says nothing
@@ -274,11 +278,12 @@ def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
     return None
 
 
-def own_line(error: Exception) -> str:
-    """An exception and the check's line that raised it."""
+def not_understood(error: Exception) -> Fault:
+    """A check that broke, and its line that did."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name.startswith("test_")]
     where = f", where the check says: {frames[-1].line}" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    told = f"the check cannot make sense of what the code left: {type(error).__name__}: {error}{where}"
+    return Fault("crash", told[:500])
 
 
 def check_module(lesson: str) -> ModuleType:

@@ -4,7 +4,8 @@ A script starts as the one before it ends, and the library has what earlier less
 lesson lies in one file, `grader/sealed/LESSON.seal`: a line with the TODOs that open it, then its files, packed. It
 keeps an honest student from reading ahead by chance. It is no secret: `./workbook open LESSON` opens it at any time.
 
-Sealed as well, with `release --reveal`, are the reference solutions, each of which opens with its own TODO.
+Sealed as well, with `release --reveal`, are the reference solutions and what is said about them, each of which opens
+with its own TODO.
 """
 
 import base64
@@ -13,11 +14,21 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from grader.engine.lesson import lessons
 
 FOLDER = Path("grader") / "sealed"
+# Commands that need a module of the library which gives answers away: they are sealed like a lesson.
+COMMANDS = {"plan": "utils/costs.py"}
 REVEALED = "solutions.seal"
+
+
+class Sealed(NamedTuple):
+    """What is shown of a TODO once it is right."""
+
+    solution: str | None  # None where the release does not have it
+    after: str  # a few sentences about it
 
 
 def seal(course: Path, stem: str, files: Mapping[str, str], until: Collection[str]) -> None:
@@ -26,9 +37,9 @@ def seal(course: Path, stem: str, files: Mapping[str, str], until: Collection[st
 
 
 def sealed() -> dict[str, list[str]]:
-    """The sealed lessons, in course order: lesson -> TODOs (as "ddp_training/4") that open it."""
+    """The sealed lessons, in course order, and commands: its name -> TODOs (as "ddp_training/4") that open it."""
     found = {}
-    for stem in lessons.ORDER:
+    for stem in (*lessons.ORDER, *COMMANDS):
         path = lessons.COURSE / FOLDER / f"{stem}.seal"
         if path.is_file():
             with path.open(encoding="utf-8") as file:
@@ -59,32 +70,32 @@ def unseal_due(right: Collection[str]) -> list[str]:
 
 
 def waits_for(stem: str, right: Collection[str]) -> str:
-    """One line that says why a lesson is sealed, and what opens it."""
+    """One line that says why a lesson or a command is sealed, and what opens it."""
     missing = Counter(todo.partition("/")[0] for todo in sealed()[stem] if todo not in right)
     counts = " and ".join(f"{count} TODO{'s' if count > 1 else ''} of {lesson}" for lesson, count in missing.items())
     return (
-        f"{stem} is sealed, for it begins with solutions of earlier lessons: it opens when {counts} more are right;"
+        f"{stem} is sealed, for it has solutions of other lessons: it opens when {counts} more are right;"
         f" ./workbook open {stem} opens it now"
     )
 
 
-def seal_solutions(course: Path, solutions: Mapping[str, str]) -> None:
-    """Pack reference solutions, TODO ("ddp_training/4") -> text, each to be shown when its TODO is right."""
+def seal_solutions(course: Path, solutions: Mapping[str, Sealed]) -> None:
+    """Pack reference solutions, TODO ("ddp_training/4") -> texts, each to be shown when its TODO is right."""
     _write(course / FOLDER / REVEALED, "reference solutions", dict(solutions))
 
 
-def sealed_solution(todo: str) -> str | None:
+def sealed_solution(todo: str) -> Sealed:
     """The reference solution of a TODO, where the release has it."""
     path = lessons.COURSE / FOLDER / REVEALED
-    return _read(path).get(todo) if path.is_file() else None
+    return Sealed(*_read(path).get(todo, (None, ""))) if path.is_file() else Sealed(None, "")
 
 
-def _write(path: Path, first: str, content: dict[str, str]) -> None:
+def _write(path: Path, first: str, content: Mapping) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     packed = base64.encodebytes(zlib.compress(json.dumps(content).encode(), 9)).decode()
     path.write_text(f"{first}\n{packed}", "utf-8")
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read(path: Path) -> dict:
     packed = path.read_text("utf-8").partition("\n")[2]
     return json.loads(zlib.decompress(base64.decodebytes(packed.encode())))

@@ -118,6 +118,8 @@ class Diagnosis:
             rank.waits_for = rank.messages.get(event.get("of")) if rank.waiting else None
             if "source" in event and event["of"] in rank.from_anybody:
                 return self.message(number, rank.from_anybody.pop(event["of"]) | {"peer": event["source"]})
+        elif event["e"] in ("starts", "started"):
+            rank.waiting = event["e"] == "starts"
         elif event["e"] == "joins":
             return self.join(number, event)
         elif event["e"] == "op":

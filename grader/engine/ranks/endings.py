@@ -20,8 +20,9 @@ def more(word: dict) -> str:
 class Endings:
     """What is known of the end of each rank. `check` is the module of the check that is running."""
 
-    def __init__(self, traces: Traces, check: str) -> None:
+    def __init__(self, traces: Traces, check: str, strange: dict[int, dict]) -> None:
         self.traces, self.check = traces, check
+        self.strange = strange  # by rank, what a function has returned against its signature
         self.last_word: dict[int, dict] = {}  # end, crash, exit or kill
         self.status: dict[int, int] = {}  # wait status
 
@@ -68,6 +69,8 @@ class Endings:
                 text = f"a part of {word['text']} is still to be written"
             if where:
                 text += f", at {place(where)}"
+            elif strange := self.strange.get(number):
+                text, where = f"rank {number}: {strange['text']}", strange["where"]
             elif line := self.line_of_check(word["frames"]):
                 text += f", where the check says: {line}"
             return Fault(

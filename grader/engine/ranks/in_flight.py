@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from grader.engine.ranks import on_gpu
+
 
 @dataclass
 class PendingMessage:
@@ -71,6 +73,8 @@ def watch_waits(line: Any) -> None:
         line.say(e="wait", **about)
         try:
             answer = plain(work, *args, **kwargs)
+            if line.on_gpu:
+                on_gpu.settle()
             if call:
                 arrive(line, work, about)
             return answer
@@ -96,13 +100,15 @@ def watch_waits(line: Any) -> None:
 
 
 def depart(line: Any, event: dict, name: str, given: dict) -> PendingMessage:
-    """A message is about to be sent or received, into a hidden tensor if need be."""
+    """A message is about to be sent or received, into a hidden tensor if need be: a GPU's, in the host's memory."""
     tensor = given["tensors"][0]
     message = PendingMessage(event["id"], tensor, any_source=name == "recv_any_source_")
     if line.merciless and name == "send":
         message.content, message.version = content(tensor), versions([tensor])
-    elif line.merciless:
-        message.arrives_in = torch.empty_like(tensor)
+    if name == "send" and line.host is not None:
+        given["tensors"] = [tensor.detach().to("cpu", copy=True)]
+    elif name != "send" and (line.merciless or line.host is not None):
+        message.arrives_in = torch.empty_like(tensor, device="cpu", requires_grad=False)
         given["tensors"] = [message.arrives_in]
     watch_writes(line)
     return message
@@ -114,10 +120,7 @@ def arrive(line: Any, work: dist.Work, about: dict) -> None:
     if not line.in_flight:
         sys.settrace(None)
     if isinstance(message, PendingCollective):
-        if message.changed():
-            line.say(e="changed", where=message.written_at, **about)
-        for tensor, result in zip(message.tensors, message.arrive_in):
-            tensor.detach().copy_(result)
+        finish(line, message)
         return
     if message.any_source:
         about["source"] = work._source_rank()
@@ -125,6 +128,14 @@ def arrive(line: Any, work: dist.Work, about: dict) -> None:
         message.tensor.detach().copy_(message.arrives_in)
     elif line.merciless and content(message.tensor) != message.content:
         line.say(e="changed", where=message.written_at, of=message.number)
+
+
+def finish(line: Any, call: PendingCollective) -> None:
+    """A collective is over: what was hidden until now is seen."""
+    if call.changed():
+        line.say(e="changed", where=call.written_at, **call.about)
+    for tensor, result in zip(call.tensors, call.arrive_in):
+        tensor.detach().copy_(result)
 
 
 def watch_writes(line: Any) -> None:

@@ -16,6 +16,7 @@ from grader.engine.ranks.tasks import Task, descendants, tasks_of, wakes_by_itse
 
 SILENT_CPU = 1.5  # seconds of CPU without a sign of life: a loop that never ends
 STARTED_CPU = 10.0  # the same, of the processes that a rank has started
+GPU_START = 6.0  # seconds more of SILENT_CPU and IDLE, for CUDA and NCCL start on each rank
 TOTAL_CPU = 60.0  # seconds of CPU that one rank may use in all
 IDLE = 4.0  # seconds of every rank asleep, none in a collective: a sleep, a lock, a read that never ends
 TICK = 0.05  # seconds between looks at the ranks' CPU time
@@ -36,7 +37,8 @@ class Sign:
 class Pulse:
     """What is known of the CPU time of each rank."""
 
-    def __init__(self, world: int, started: float) -> None:
+    def __init__(self, world: int, started: float, on_gpu: bool = False) -> None:
+        self.silent_cpu, self.idle = (usual + GPU_START * on_gpu for usual in (SILENT_CPU, IDLE))
         self.processes: dict[int, psutil.Process] = {}
         self.cpu_at_event = dict.fromkeys(range(world), 0.0)
         self.started_at_event = dict.fromkeys(range(world), 0.0)
@@ -103,7 +105,7 @@ class Pulse:
                 self.moved(number)
             if fault := self.endless(number, where_now):
                 return fault
-        if pids and all(self.silent(n) > (2 * IDLE if complete(n) else IDLE) for n in pids):
+        if pids and all(self.silent(n) > (2 * self.idle if complete(n) else self.idle) for n in pids):
             number = min(pids, key=lambda n: (waiting(n), n))
             where, *callers = where_now(number) or [None]
             return Fault(
@@ -140,7 +142,7 @@ class Pulse:
         """A rank that computes, or lets others compute, and gives no sign of life."""
         silent = self.cpu[number] - self.cpu_at_event[number]
         started = self.started_cpu[number] - self.started_at_event[number]
-        if silent <= SILENT_CPU and started <= STARTED_CPU and self.cpu[number] <= TOTAL_CPU:
+        if silent <= self.silent_cpu and started <= STARTED_CPU and self.cpu[number] <= TOTAL_CPU:
             return None
         where, *callers = where_now(number) or [None]
         return Fault(

@@ -48,7 +48,6 @@ class Session:
         self.engine = engine
         self.world = world = job["world"]
         self.traces = Traces(folder, {unit["name"] for unit in job["units"]})
-        self.endings = Endings(self.traces, job["module"])
         # A line for each rank. The rank's end travels through the server to the rank, so nobody can speak in another's
         # name.
         pairs = [socket.socketpair() for _ in range(world)]
@@ -56,7 +55,8 @@ class Session:
         if LINUX:
             for line in self.owner:
                 line.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
-        self.wire_before = engine.sandbox.wire() if engine.sandbox else None  # before the ranks can have said anything
+        # Before the ranks can have said anything. What GPUs send one another does not go over the network.
+        self.wire_before = engine.sandbox.wire() if engine.sandbox and not job["devices"] else None
         engine.ask([theirs for _, theirs in pairs], **job)
         for _, theirs in pairs:
             theirs.close()
@@ -70,12 +70,14 @@ class Session:
         self.pids: list[int | None] = [None] * world if LINUX else list(self.names)
         self.diagnosis = Diagnosis(world)
         self.run = Run(world, events=[[] for _ in range(world)])
+        self.endings = Endings(self.traces, job["module"], self.run.strange)
         self.fault: Fault | None = None
         self.lost = False  # whether only the end of the sandbox is the end of the ranks
         self.parted_at: dict[int, float] | None = None  # each rank's own time then
         self.rest: dict[socket.socket, bytes] = dict.fromkeys(self.owner, b"")
-        self.pulse = Pulse(world, self.started)
+        self.pulse = Pulse(world, self.started, on_gpu=bool(job["devices"]))
         self.said = dict.fromkeys(range(world), 0)  # bytes
+        self.unfit = ""  # why the machine, and not the student's code, keeps a rank from running
 
     def watch(self) -> Run:
         self.selector = selectors.DefaultSelector()
@@ -89,6 +91,8 @@ class Session:
                 for key in ready:
                     if key.data != "server":
                         self.hear(key)
+                if self.unfit:
+                    raise RuntimeError(self.unfit)
                 if any(key.data == "server" for key in ready):
                     self.reap(self.engine.answer())
                     while self.engine.heard:
@@ -158,6 +162,14 @@ class Session:
     def take(self, number: int, event: dict) -> None:
         """What a rank said is so; what follows?"""
         if event["e"] == "here":
+            return
+        if event["e"] == "unfit":
+            if self.run.events[number]:
+                raise ValueError("its first word was another one")
+            self.unfit = self.unfit or f"rank {number} cannot use its GPU: {event['text']}"
+            return
+        if event["e"] == "strange":
+            self.run.strange.setdefault(number, event)
             return
         self.run.events[number].append(event)
         self.pulse.heard(number)

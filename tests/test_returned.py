@@ -1,0 +1,60 @@
+"""What a function returns against its signature: that is told in place of the check's own line that broke on it."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from torch import Tensor, nn, ones
+
+from grader.engine.judge.answers import Answer
+from grader.engine.judge.mutants import judge_of
+from grader.engine.lesson import lessons
+from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.returned import keeps
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (ones(2), Tensor),
+        (nn.Parameter(ones(2)), Tensor),
+        (1, float),
+        ([ones(2)], list[Tensor]),
+        (None, Tensor | None),
+        (None, list[Tensor] | None),
+        (None, None),
+        (None, "Tensor"),
+        (print, Callable[[int], int]),
+        (iter(()), Iterator[int]),
+    ],
+)
+def test_kept(value, wanted):
+    assert keeps(value, wanted)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [(None, Tensor), (None, list[Tensor]), ((1, 2), list[int]), ("1", float), ([], Tensor | None)]
+)
+def test_not_kept(value, wanted):
+    assert not keeps(value, wanted)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine() as warm:
+        yield warm
+
+
+@pytest.mark.parametrize(
+    ("lesson", "number", "body", "words"),
+    [
+        ("02_data_parallel", 8, "return None", "weighted returns None, where its signature says Tensor"),
+        ("fsdp_training", 7, "return None", "precision returns None, where its signature says MixedPrecisionPolicy"),
+        ("ddp_training", 8, "return None", "wrap returns None, where its signature says Module"),
+    ],
+)
+def test_it_is_told_plainly(engine, lesson, number, body, words):
+    answer = Answer(number, "None", body)
+    others = set(lessons.titles(lesson)) - {number}
+    verdict = judge_of(engine, lesson, answer.texts(lesson), others).verdict(number)
+    assert verdict.status == "fail" and words in verdict.message, verdict.message
+    assert f"(TODO {number})" in verdict.where, verdict.where
