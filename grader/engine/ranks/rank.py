@@ -140,7 +140,7 @@ class Withheld(types.ModuleType):
     """In place of a module of the library that holds what a lesson teaches."""
 
     def __getattr__(self, name: str) -> Any:
-        raise ImportError(f"{self.__name__} has what this lesson or a later one teaches: write it yourself")
+        raise ImportError(f"{self.__name__} has what this lesson teaches, or a later one: write it yourself")
 
 
 taught = functools.cache(lessons.taught)  # the server has read it before it forks
