@@ -21,6 +21,7 @@ import io
 import math
 import traceback
 from argparse import Namespace
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -239,6 +240,20 @@ def check_refused(told, what, ranks):
 def sent(events, rank):
     """Bytes that one rank sends in these events, if collectives are rings."""
     return sum(call.sent for call in collectives(events) if call.rank == rank)
+
+
+def many(number, what):
+    return f"{number} {what}{'s' if number > 1 else ''}"
+
+
+@contextmanager
+def where(told):
+    """Whatever is told inside says for which shape."""
+    try:
+        yield
+    except Wrong as problem:
+        problem.message = f"{told}, {problem.message}"
+        raise
 
 
 def described(value):
@@ -495,7 +510,7 @@ def test_todo3_split(student):
         sizes = drawn_sizes(student, world, "split", layers=layers)
         seed = student.draw("batch", world, sequence).randrange(1 << 40)
         flags = f"--tp {world}{' --sequence-parallel' if sequence else ''}"
-        told = f"with {flags} and {layers} blocks in {n_stages} stage{'s' if n_stages > 1 else ''}"
+        told = f"with {flags}, and {many(layers, 'block')} in {many(n_stages, 'stage')}"
         run = student.call(split_on_rank, world=world, sizes=sizes, seed=seed, sequence=sequence, n_stages=n_stages)
         right = student.reference(serial_step, sizes=sizes, seeds=[seed])
         premise(right["targets"] not in (1, sizes["batch"] * sizes["length"]), "a batch whose targets all count")
@@ -521,7 +536,7 @@ def test_todo3_split(student):
             loss, wanted = seen["loss"], right["loss"]
             if not math.isclose(loss, wanted, rel_tol=EXACT):
                 mean = math.isclose(loss, wanted / right["targets"], rel_tol=1e-4)
-                what = "the mean over the targets" if mean else "not the sum over the targets that count"
+                what = "the mean over the targets" if mean else "what is not the sum over the targets that count"
                 raise Wrong(f"{told}, loss_of gives rank {rank} {what}", wanted, loss, rank)
             expect(
                 seen["nothing"] == 0,
@@ -766,7 +781,8 @@ def test_todo5_share(student):
                 )
         shares = [ranks[int(first)] for first in grid[0, :, :, 0].flatten()]
         for name, size in zip(("validation", "test"), sizes[1:], strict=True):
-            each_once(f"{name}", [mine[name] for mine in shares], size)
+            with where(told):
+                each_once(name, [mine[name] for mine in shares], size)
         batch = shares[0]["batch"]
         for epoch in (0, 1):
             order = torch.randperm(sizes[0], generator=torch.Generator().manual_seed(seed + epoch)).tolist()
@@ -897,8 +913,8 @@ def test_todo7_norms(student):
             for name, grad in seen["grads"].items():
                 whole = "norm" in name
                 factor = tp * (tp + 1) / 2 if due and whole else 1.0 + seen["place"]
-                what = f"{'which all ranks of the tensor axis hold' if whole else 'which they share'}"
-                check_part(f"{told}, after add_up_norms, {what}", name, grad, right[name] * factor, rank)
+                who = "which all ranks of the tensor axis hold" if whole else "which they share"
+                check_part(f"{told}, after add_up_norms", f"{name}, {who},", grad, right[name] * factor, rank)
         norms = 8 * sum(p.numel() for name, p in right.items() if "norm" in name) if due else 0
         check_little(told, "add_up_norms", run, 2 * norms, "the norms alone" if due else "nothing is due")
 
@@ -1042,8 +1058,8 @@ def test_todo9_evaluate(student):
                         if small
                         else "another loss than one process finds: is each target counted once, and nothing else?"
                     )
-                    many = f"{length} sample{'s' if length > 1 else ''}"
-                    raise Wrong(f"{told}, evaluate() of {many} gives rank {rank} {what}", wanted, mean, rank)
+                    samples = many(length, "sample")
+                    raise Wrong(f"{told}, evaluate() of {samples} gives rank {rank} {what}", wanted, mean, rank)
             expect(
                 not left["grads"], f"{told}, evaluate() leaves gradients on rank {rank}", "none", left["grads"], rank
             )

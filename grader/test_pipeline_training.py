@@ -1492,8 +1492,8 @@ def same_weights(told, serial, run, out, pp):
         expect(
             torch.allclose(saved[name], weight, rtol=0, atol=2e-6),
             f"{told} the last weights are not the serial run's ({name})",
-            "equal weights",
-            "others",
+            weight,
+            saved[name],
         )
 
 

@@ -1,5 +1,6 @@
 """The choice of a backend, its refusals and words; and of what ranks do on GPUs, all that can be seen without one."""
 
+import os
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from grader.engine.cli import app
 from grader.engine.lesson.lessons import COURSE
 from grader.engine.judge.student import Student
 from grader.engine.named import backend_named
-from grader.engine.ranks import backends, on_gpu
+from grader.engine.ranks import backends, on_gpu, rank
 from grader.engine.ranks.backends import Backend, NoBackend, choose, for_a_class
 from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.run import Run
@@ -103,10 +104,15 @@ def test_gpus_are_named_as_this_process_knows_them(machine, visible, names):
     assert choose("auto").gpus == names
 
 
-def test_a_rank_is_alone_on_a_node_with_its_gpu():
+def test_a_rank_is_alone_on_a_node_with_its_gpu(monkeypatch, tmp_path):
     own, shared = (on_gpu.environment("3", shared=way) for way in (False, True))
-    assert own["CUDA_VISIBLE_DEVICES"] == "3" and own["LOCAL_RANK"] == "0" and own["LOCAL_WORLD_SIZE"] == "1"
+    assert own["CUDA_VISIBLE_DEVICES"] == shared["CUDA_VISIBLE_DEVICES"] == "3"
     assert shared["NCCL_MULTI_RANK_GPU_ENABLE"] == "1" and "NCCL_MULTI_RANK_GPU_ENABLE" not in own
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.chdir(tmp_path)
+    rank.settle({"world": 4, "nodes": 1, "devices": ["0", "1", "0", "1"]}, tmp_path, 3)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "CUDA_VISIBLE_DEVICES")
+    assert [os.environ[name] for name in names] == ["3", "4", "0", "1", "3", "1"]
 
 
 def test_the_line_is_said_where_there_is_a_choice(machine, capsys):

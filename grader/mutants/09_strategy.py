@@ -159,7 +159,7 @@ WRONG = [
     Answer(
         4,
         "averaged along the context",
-        swap=('if axis == "cp":\n        return "sum"', 'if axis == "cp":\n        return "average"'),
+        swap=('if axis == "cp":\n    return "sum"', 'if axis == "cp":\n    return "average"'),
         says="0.5 times the right one",
     ),
     Answer(4, "norms left alone", swap=('"sum" if fact.some and not fact.cut else "leave"', '"leave"'), says="on rank"),
@@ -191,7 +191,7 @@ WRONG = [
         "added up twice, halved",
         swap=(
             "dist.all_reduce(parameter.grad, group=group)",
-            "dist.all_reduce(parameter.grad, group=group)\n            dist.all_reduce(parameter.grad, group=group)\n            parameter.grad /= dist.get_world_size(group)",
+            "dist.all_reduce(parameter.grad, group=group)\n        dist.all_reduce(parameter.grad, group=group)\n        parameter.grad /= dist.get_world_size(group)",
         ),
         says="bytes",
     ),
@@ -218,15 +218,12 @@ WRONG = [
         says="another on rank",
     ),
     Answer(
-        5,
-        "stages not added up",
-        swap=('    dist.all_reduce(mine, group=mesh.get_group("pp"))\n', ""),
-        says="another on rank",
+        5, "stages not added up", swap=('dist.all_reduce(mine, group=mesh.get_group("pp"))', ""), says="another on rank"
     ),
     Answer(
         5,
         "parts not added up",
-        swap=('    dist.all_reduce(mine[:1], group=mesh.get_group("tp"))\n', ""),
+        swap=('dist.all_reduce(mine[:1], group=mesh.get_group("tp"))', ""),
         says="another on rank",
     ),
     Answer(
@@ -265,7 +262,7 @@ WRONG = [
         "only with parameters of its own kind",
         swap=(
             'dist.all_reduce(mine[:1], group=mesh.get_group("tp"))',
-            'if mine[0] > 0:\n        dist.all_reduce(mine[:1], group=mesh.get_group("tp"))\n    else:\n        dist.all_reduce(mine, group=mesh.get_group("tp"))',
+            'if mine[0] > 0:\n    dist.all_reduce(mine[:1], group=mesh.get_group("tp"))\nelse:\n    dist.all_reduce(mine, group=mesh.get_group("tp"))',
         ),
         says="on rank",
     ),
@@ -274,15 +271,12 @@ WRONG = [
         "the gradients travel",
         swap=(
             "mine = torch.zeros(2, dtype=torch.float64)",
-            "dist.all_reduce(torch.cat([p.grad.double().flatten() for p in parameters.values()] + [torch.zeros(200, dtype=torch.float64)])[:100])\n    mine = torch.zeros(2, dtype=torch.float64)",
+            "dist.all_reduce(torch.cat([p.grad.double().flatten() for p in parameters.values()] + [torch.zeros(200, dtype=torch.float64)])[:100])\nmine = torch.zeros(2, dtype=torch.float64)",
         ),
         says="bytes",
     ),
     Answer(
-        6,
-        "three matrices of attention",
-        swap=("blocks * 4 * model.hidden**2", "blocks * 3 * model.hidden**2"),
-        says="rank_numbers",
+        6, "three matrices of attention", swap=("dense = blocks * 4 *", "dense = blocks * 3 *"), says="rank_numbers"
     ),
     Answer(6, "tables on every stage", swap=("(stage == 0) + (stage == plan.pp - 1)", "2"), says="rank_numbers"),
     Answer(
@@ -543,12 +537,7 @@ WRONG = [
     ),
     Answer(9, "tokens are not shared", swap=("needed_bandwidth(batch / gpus, speed", "needed_bandwidth(batch, speed")),
     Answer(9, "without the ring's factor", swap=(" * (gpus - 1) / gpus\n", "\n"), says="overtaken_at"),
-    Answer(
-        9,
-        "the last that keeps up",
-        swap=("            return gpus\n", "            return gpus - 1\n"),
-        says="overtaken_at",
-    ),
+    Answer(9, "the last that keeps up", swap=("return gpus\n", "return gpus - 1\n"), says="overtaken_at"),
     Answer(9, "by doubling", swap=("gpus += 1", "gpus *= 2"), says="overtaken_at"),
     Answer(9, "steps", ninth(samples_needed="return fewest_steps * (1 + critical / batch)"), says="samples_needed"),
     Answer(9, "any batch is as good", ninth(samples_needed="return fewest_steps * critical"), says="samples_needed"),
@@ -588,7 +577,7 @@ WRONG = [
         ],
         says="says nothing of",
     ),
-    Answer(10, "one is forgotten", swap=('        "LBANN": {"data", "tensor"},\n', ""), says="LBANN"),
+    Answer(10, "one is forgotten", swap=('"LBANN": {"data", "tensor"},', ""), says="LBANN"),
     Answer(10, "an axis of its own name", swap=('"DDP": {"data"}', '"DDP": {"data parallel"}'), says="no axis"),
     Answer(
         10,

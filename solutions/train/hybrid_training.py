@@ -5,6 +5,8 @@ The stream cut up as well:   torchrun --nproc-per-node 4 train/hybrid_training.p
 Stop, go on in another shape:
     torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --save-every 50
     torchrun --nproc-per-node 2 train/hybrid_training.py --dp 2 --resume runs/hybrid_training/step-100
+What the planner predicts of a step, beside what it takes:
+    torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --layers 4 --max-steps 4 --compare
 One process:                 python train/hybrid_training.py
 More nodes:                  sbatch sbatch/hybrid_training.sbatch              (JURECA)
                              qsub sbatch/hybrid_training.pbs                   (Polaris)
@@ -61,6 +63,7 @@ from utils.after_fsdp import find_epoch, in_step, precision
 from utils.after_pipeline import Layers, fill, make_schedule, train_batch
 from utils.after_tp import plan_of, shared_head_loss, stream_layout
 from utils.arguments import training_parser, whole
+from utils.beside import Beside
 from utils.checkpoints import check_sharded
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
@@ -84,6 +87,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--save-every", type=whole(0), default=0, help="steps from one sharded checkpoint to the next; 0 is none")
     add("--resume", metavar="FOLDER", help="go on from a sharded checkpoint, in whatever shape")
+    add("--compare", action="store_true", help="say what the plan predicts of a step, beside what the third one took")
     args = parser.parse_args(argv)
     check_hybrid(args, launch_environment().world_size)
     return args
@@ -348,6 +352,7 @@ def train_epoch(
     device: torch.device,
     args: argparse.Namespace,
     metrics: Metrics,
+    beside: Beside,
     epoch: int,
     before: float,
     position: dict[str, Any],
@@ -369,11 +374,12 @@ def train_epoch(
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         n_targets = (y != IGNORE).sum()
         optimizer.zero_grad()
-        loss = train_batch(stages, schedule, x, y)
-        divide_gradients(own, n_targets, mesh)
-        add_up_norms(own, mesh, args)
-        norm = clip_gradients(own, mesh, args)
-        optimizer.step()
+        with beside.step(optimizer):
+            loss = train_batch(stages, schedule, x, y)
+            divide_gradients(own, n_targets, mesh)
+            add_up_norms(own, mesh, args)
+            norm = clip_gradients(own, mesh, args)
+            optimizer.step()
         step += 1
 
         total += loss.double()
@@ -470,6 +476,7 @@ def main(argv: list[str] | None = None) -> None:
     first_weights(own, model.config, args)
     schedule = make_schedule(stages, partial(loss_of, stages[-1].submod, args), args)
     optimizer = make_optimizer(own, args)
+    beside = Beside(args, model.config, mesh, stages, own)
 
     # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what the
     # order of the data depends on.
@@ -494,7 +501,7 @@ def main(argv: list[str] | None = None) -> None:
             batches = islice(train_loader, done, done + total_steps - position["step"])
             before = done * train_loader.batch_size * args.seq_len  # tokens of this rank
             train_loss = train_epoch(
-                stages, schedule, own, batches, optimizer, mesh, device, args, metrics, epoch, before, position
+                stages, schedule, own, batches, optimizer, mesh, device, args, metrics, beside, epoch, before, position
             )
             done = 0
             validation_loss = evaluate(stages, schedule, validation_loader, device, args)

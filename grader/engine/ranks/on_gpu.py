@@ -34,15 +34,15 @@ def environment(gpu: str, shared: bool) -> dict[str, str]:
         gpu: as CUDA_VISIBLE_DEVICES names it.
         shared: other ranks have it, too.
     """
-    alone = {"CUDA_VISIBLE_DEVICES": gpu, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    nccl = {
+    read = {
+        "CUDA_VISIBLE_DEVICES": gpu,
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_IB_DISABLE": "1",  # all ranks are on this machine: its network cards need not be looked at
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # a rank must not end because another one did: the judge ends both
     }
     if shared:  # few blocks for each, or the kernel of one rank leaves no room for that of another
-        nccl |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0"}
-    return alone | nccl
+        read |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0"}
+    return read
 
 
 def start() -> None:

@@ -97,7 +97,8 @@ def settle(job: dict, run: Path, number: int) -> None:
     work = run / "work"
     work.mkdir(exist_ok=True)
     os.chdir(work)
-    a_node = job["world"] // job["nodes"]
+    nodes = job["world"] if job["devices"] else job["nodes"]  # with its GPU a rank is alone, as on a node of its own
+    a_node = job["world"] // nodes
     for name in [name for name in os.environ if name.startswith(("SLURM_", "PMI", "PALS_", "OMPI_"))]:
         del os.environ[name]
     os.environ.update(
@@ -106,7 +107,7 @@ def settle(job: dict, run: Path, number: int) -> None:
         LOCAL_RANK=str(number % a_node),
         LOCAL_WORLD_SIZE=str(a_node),
         GROUP_RANK=str(number // a_node),
-        GROUP_WORLD_SIZE=str(job["nodes"]),
+        GROUP_WORLD_SIZE=str(nodes),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(20_000 + zlib.crc32(str(run).encode()) % 20_000),  # nobody listens; the run's, so not a habit's
         TORCHELASTIC_RUN_ID="workbook",
