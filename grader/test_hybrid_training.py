@@ -1242,7 +1242,7 @@ def check_law(student):
     run = student.call(
         mains_on_rank,
         world=8,
-        group=False,
+        group=None,
         runs=[[ranks, [*ARGV, *flags.split()]] for ranks, flags in RUNS],
         data=corpus(student),
     )
