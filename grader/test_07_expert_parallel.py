@@ -31,7 +31,7 @@ BUILDS = "a mixture of experts by all-to-all: router, dispatch, combine, capacit
 
 # Sums in another order. Measured with three draws, as parts of the largest number: float32 gradients differ by 1e-6,
 # what the router gives, whose logits may be hundreds, by 6e-6; bfloat16 results by 4e-3, gradients by 2e-2.
-REL = {"torch.float32": 1e-4, "torch.bfloat16": 5e-2, "torch.float64": 1e-4}
+REL = {"torch.float32": 1e-4, "torch.bfloat16": 3e-2, "torch.float64": 1e-4}
 # Logits of two runs of the same training differ by 3e-6 at most in the steps that are made here. They are about 1.
 MARGIN = 1e-4
 MOVED = 1e-2
