@@ -29,6 +29,7 @@ from rich.table import Table
 
 from grader.engine.judge.judge import Judge
 from grader.engine.lesson import lessons, regions
+from grader.engine.ranks import backends
 from grader.engine.ranks.engine import Engine
 
 LESSON, TODO, FAULTY = "ddp_training", 10, 1
@@ -102,16 +103,22 @@ def main() -> None:
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--limit", type=float, default=5.0, help="seconds from the fault to its diagnosis")
+    parser.add_argument("--backend", default="gloo", choices=backends.WISHES, help="what the ranks talk by")
     parser.add_argument("--json", type=Path, help="write the results to this file, too")
     args = parser.parse_args()
 
     os.environ[MARK] = uuid.uuid4().hex
     source = lessons.source_path(LESSON).read_text("utf-8")
-    with Engine() as engine, tempfile.TemporaryDirectory() as folder:
+    try:
+        backend = backends.choose(args.backend)
+        talks_by = backend.name if backend.devices(3) else "gloo"
+    except backends.NoBackend as problem:
+        parser.error(str(problem))
+    with Engine(backend=backend) as engine, tempfile.TemporaryDirectory() as folder:
         warm_up(engine, source)
         results = [judge(engine, source, case, Path(folder) / "fault", args.limit) for case in CASES]
     left = len(descendants())
-    show(results, left)
+    show(results, left, talks_by)
     if args.json:
         args.json.write_text(json.dumps({"faults": results, "left_after_close": left}, indent=1) + "\n")
     raise SystemExit(0 if not left and all(result["right"] for result in results) else 1)
@@ -181,8 +188,9 @@ def descendants(server: int | None = None) -> list[psutil.Process]:
     return found
 
 
-def show(results: list[dict], left: int) -> None:
-    table = Table(title=f"Seven faults in {LESSON}/{TODO}, on rank {FAULTY} of 3", title_justify="left")
+def show(results: list[dict], left: int, backend: str) -> None:
+    title = f"Seven faults in {LESSON}/{TODO}, on rank {FAULTY} of 3, by {backend}"
+    table = Table(title=title, title_justify="left")
     for name in ("", "fault", "cause", "line", "seconds", "left"):
         table.add_column(name, justify="right" if name in ("seconds", "left") else "left")
     for r in results:

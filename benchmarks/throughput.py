@@ -26,7 +26,9 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
+from utils import costs
 from utils.model import TransformerLM
+from utils.plan import Model
 
 
 class PlainBlock(nn.Module):
@@ -125,8 +127,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[tuple[str, s
 
 def show(args: argparse.Namespace, device: torch.device, seconds: dict[tuple[str, str], list[float]]) -> None:
     tokens = args.batch * args.length
-    # 6 for each weight that multiplies, 12 L h s for attention: PaLM (arxiv.org/abs/2204.02311), appendix B.
-    flops = 6 * (12 * args.layers * args.dim**2 + args.vocab * args.dim) + 12 * args.layers * args.dim * args.length
+    flops = costs.flops(Model(args.dim, args.layers, args.heads, args.vocab, args.length), tokens=1)
     unit = "tokens/s (MFU)" if args.peak else "tokens/s"
     table = Table(
         "ours",
@@ -137,7 +138,8 @@ def show(args: argparse.Namespace, device: torch.device, seconds: dict[tuple[str
         "least … most",
         title_justify="left",
         title=(
-            f"{tokens} tokens a step, dim {args.dim}, {args.layers} layers, {args.vocab} words; {device},"
+            f"{tokens} tokens a step, dim {args.dim}, {args.layers} layers, {args.vocab} words; "
+            f"{torch.cuda.get_device_name() if device.type == 'cuda' else device},"
             f" {args.threads} threads, torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}"
         ),
     )

@@ -43,11 +43,12 @@ class Interrupted(KeyboardInterrupt):
         return [str(self)]
 
 
-def check(name: str) -> None:
+def check(name: str, backend: str = "auto") -> None:
     """Check a TODO of the notebook that this runs in, and say what is right, or what is wrong and why.
 
     Args:
         name: `lesson/number`.
+        backend: "gloo" (CPUs), "nccl" (GPUs), or "auto": NCCL for runs whose ranks can each have a GPU.
 
     Raises:
         NotRight: an AssertionError whose text is the diagnosis.
@@ -58,7 +59,7 @@ def check(name: str) -> None:
         from grader.engine.judge.words import heading, page, story
         from grader.engine.notebook_check import afterwards, verdict
 
-        found = verdict(name, _cells)
+        found = verdict(name, _cells, backend)
     except KeyboardInterrupt:
         raise Interrupted(
             "The check was stopped. Nothing of it is left running; run the cell again to check anew."
@@ -70,7 +71,7 @@ def check(name: str) -> None:
         print(text)
 
 
-def run_on_ranks(name: str, inputs: list[Any], timed: bool = False) -> "RanksRun":
+def run_on_ranks(name: str, inputs: list[Any], timed: bool = False, backend: str = "auto") -> "RanksRun":
     """Run one of this notebook's functions on fresh ranks, one for each input, as `function(input, rank, world)`.
 
     What the ranks print is printed. The function is the one of the cell as it was last run, and it finds a process
@@ -81,6 +82,8 @@ def run_on_ranks(name: str, inputs: list[Any], timed: bool = False) -> "RanksRun
         inputs: for each rank a tensor, or anything that JSON can hold.
         timed: the function takes times, so the judge disturbs it as little as it can; it then needs 4 s to see a
             deadlock.
+        backend: "gloo" (CPUs), "nccl" (GPUs, where the function's tensors then are), or "auto": NCCL if each rank can
+            have a GPU.
 
     Returns:
         What each rank returned (`results`), who sent how much to whom, and when (`messages`), and what each rank
@@ -94,7 +97,7 @@ def run_on_ranks(name: str, inputs: list[Any], timed: bool = False) -> "RanksRun
     try:
         from grader.engine.notebook_check import own_run
 
-        return own_run(name, inputs, timed, _cells)
+        return own_run(name, inputs, timed, _cells, backend)
     except KeyboardInterrupt:
         raise Interrupted("The run was stopped. Nothing of it is left running.") from None
 

@@ -14,6 +14,7 @@ from grader.engine.judge.verdict import Verdict
 from grader.engine.judge.words import story
 from grader.engine.lesson import lessons, seals
 from grader.engine.lesson.progress import right
+from grader.engine.ranks import backends
 from grader.engine.ranks.engine import Engine
 
 engine, judges, verdicts = Engine(), {}, {}
@@ -22,6 +23,12 @@ engine, judges, verdicts = Engine(), {}, {}
 def pytest_addoption(parser):
     group = parser.getgroup("workbook")
     group.addoption("--target", help="folder to grade, with train/ and notebooks/ in it (default: the course)")
+    group.addoption(
+        "--backend",
+        default="auto",
+        metavar="auto|gloo|nccl",
+        help="what ranks talk by (default: nccl where there are GPUs)",
+    )
     group.addoption("--json", metavar="FILE", help="write the verdicts to FILE")
 
 
@@ -30,8 +37,17 @@ def pytest_configure(config):
     if target and not (lessons.COURSE / target).is_dir():
         raise pytest.UsageError(f"--target {target}: no such folder")
     engine.start()  # it loads torch while pytest imports the checks
+    try:
+        engine.backend = backends.choose(config.getoption("--backend"))
+    except backends.NoBackend as problem:
+        engine.close()
+        raise pytest.UsageError(str(problem)) from None
     for number in range(1, 31):
         config.addinivalue_line("markers", f"todo{number}: the checks of TODO {number}")
+
+
+def pytest_report_header():
+    return engine.backend.story() or None
 
 
 def pytest_collection_modifyitems(items):

@@ -3,7 +3,7 @@
 | for | take |
 |-----|------|
 | another answer, in grader/mutants/ | `Answer` |
-| a check and its verdict | `todo`, `expect`, `premise`, `Wrong`, `Fault`, `place` |
+| a check and its verdict | `todo`, `expect`, `premise`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with a hint of its own |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it |
 | questions with a number as answer | `check_answers` |
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
@@ -14,7 +14,7 @@
 
 from grader.engine.judge.answers import Answer
 from grader.engine.judge.student import Student
-from grader.engine.judge.verdict import Wrong, expect, premise, todo
+from grader.engine.judge.verdict import Wrong, expect, hinted, premise, todo
 from grader.engine.ranks.diagnose import Fault, place
 from grader.engine.ranks.engine import Private
 from grader.engine.ranks.evidence import whole

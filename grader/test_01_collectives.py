@@ -39,6 +39,8 @@ from grader.kit import (
     written_in_flight,
 )
 
+BUILDS = "broadcast, reduce-scatter, all-gather, all-reduce and all-to-all from single messages; what they cost"
+
 NAMES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -580,8 +582,8 @@ def test_todo5_ring_all_gather(student):
             " writes into one. As for the bytes: each half has N - 1 rounds, with a message of S / N bytes in each."
         ),
         (
-            "total = torch.empty_like(tensor); total.tensor_split(world)[rank].copy_(ring_reduce_scatter(tensor, rank,"
-            " world)); then return ring_all_gather(total, rank, world). The bytes: 2 * (world - 1) * nbytes / world."
+            "tensor.tensor_split(world)[rank].copy_(ring_reduce_scatter(tensor, rank, world)); then return"
+            " ring_all_gather(tensor, rank, world). The bytes: 2 * (world - 1) * nbytes / world."
         ),
     ),
 )

@@ -6,7 +6,7 @@
 | 2    | one stage at a time          | loss and gradients on 1 to 5 ranks; messages; who computed what         |       |
 | 3    | micro-batches                | loss and gradients, targets ignored unequally; what is alive            |       |
 | 4    | GPipe; times of any schedule | actions; times of drawn schedules; those that get stuck                 |       |
-| 5    | any schedule executed        | order of the passes, losses, gradients, messages, bytes; drawn schedules | 4     |
+| 5    | any schedule executed        | order of the passes, losses, gradients, messages, bytes; drawn schedules; nothing kept without autograd | 4     |
 | 6    | 1F1B                         | actions, simulated time, passes alive; a run, and the bytes alive in it | 4, 5  |
 | 7    | interleaved                  | the same                                                                | 4, 5  |
 | 8    | zero bubble                  | gradients of either part, and which part computes them; then as of 6    | 4, 5  |
@@ -44,6 +44,8 @@ from grader.kit import (
 from utils.data import IGNORE
 from utils.memory import Storages
 from utils.model import TransformerLM
+
+BUILDS = "stages, micro-batches, any schedule executed: GPipe, 1F1B, interleaved, zero bubble; the bubble of each"
 
 # Gradients are sums over micro-batches in another order than in the reference: in float32 they differ by 2e-7 of the
 # largest number, in float64 by 1e-16. A micro-batch left out changes them by a tenth, at least; see the premises.
@@ -290,7 +292,9 @@ class Told(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """x + tanh(W x + b). Autograd keeps the tanh, and `watch` notes it."""
+    """x + tanh(W x + b). Autograd keeps the tanh, and `watch` notes it. Without autograd nothing is to be kept, and it
+    notes what the layer gives.
+    """
 
     def __init__(self, width, draw, dtype, watch):
         super().__init__()
@@ -304,8 +308,9 @@ class Layer(nn.Module):
         tell = self.tell
         x = Told.apply(x, lambda: tell("input"))
         inner = torch.tanh(F.linear(x, Told.apply(self.weight, lambda: tell("weights")), self.bias))
-        self.watch.note([inner])
-        return x + inner
+        output = x + inner
+        self.watch.note([inner if torch.is_grad_enabled() else output])
+        return output
 
 
 class Work(nn.Module):
@@ -744,7 +749,8 @@ def check_split(what, found, rows, counted, m):
         "Count the targets of the whole batch once, and divide every micro-batch's sum by that count.",
         (
             "new_full makes the rows that are missing, torch.cat appends them, .split(rows) cuts along the first"
-            " dimension. reduction='sum' is the sum; (y != IGNORE).sum() the count, which may be 0."
+            " dimension. reduction='sum' is the sum; (y != IGNORE).sum() the count. It may be 0, and then"
+            " must not be divided by: max(1, count)."
         ),
         (
             "rows = math.ceil(len(x) / m); cat, then list(x.split(rows)). loss_of: cross_entropy(…, reduction='sum') /"
@@ -869,8 +875,10 @@ def spoken_action(action):
     return f"{action[0]}{action[1]}" + (f" of chunk {action[2]}" if action[2] else "")
 
 
-def times_of(schedule, seconds):
-    """(times as `simulate` returns them, rank and action that wait for ever or None)."""
+def times_of(schedule, seconds, message=0):
+    """(times as `simulate` returns them, rank and action that wait for ever or None). A message takes so many
+    seconds.
+    """
     world = len(schedule)
     last = max((chunk * world + rank for rank, actions in enumerate(schedule) for _, _, chunk in actions), default=0)
     times, ends = [[] for _ in schedule], {}
@@ -888,7 +896,8 @@ def times_of(schedule, seconds):
                     need = ("F", number, stage) if stage == last else ("I", number, stage + 1)
                 if need and need not in ends:
                     break
-                begin = max(times[rank][-1][1] if times[rank] else 0, ends.get(need, 0))
+                there = ends.get(need, 0) + (message if need and need[2] % world != rank else 0)
+                begin = max(times[rank][-1][1] if times[rank] else 0, there)
                 times[rank].append([begin, begin + seconds[kind]])
                 if kind != "W":
                     ends["F" if kind == "F" else "I", number, stage] = begin + seconds[kind]
@@ -904,8 +913,8 @@ def times_of(schedule, seconds):
             return times, stuck
 
 
-def length_of(schedule, seconds):
-    return max(mine[-1][1] for mine in times_of(schedule, seconds)[0] if mine)
+def length_of(schedule, seconds, message=0):
+    return max(mine[-1][1] for mine in times_of(schedule, seconds, message)[0] if mine)
 
 
 def most_alive(actions, frees):
@@ -1141,8 +1150,8 @@ def spoken_actions(actions):
 # TODO 5: execute
 
 
-def execute_on_rank(code, rank, world, seed, schedule, v, m, rows, width, dtype):
-    """Execute a schedule; what this rank got, and what it kept."""
+def execute_on_rank(code, rank, world, seed, schedule, v, m, rows, width, dtype, grad=True):
+    """Execute a schedule, with autograd or without; what this rank got, and what it kept."""
     merciless_messages()
     kind, watch = getattr(torch, dtype), Storages()
     chunks = [Work(c * world + rank, seed + 10 + c, width, kind, watch) for c in range(v)]
@@ -1150,7 +1159,8 @@ def execute_on_rank(code, rank, world, seed, schedule, v, m, rows, width, dtype)
     xs = inputs_of(seed, m, rows, width, kind) if rank == 0 else [rubbish.clone() for _ in range(m)]
     ys = targets_of(seed, m, rows, width) if rank == world - 1 else [torch.full((rows,), -1) for _ in range(m)]
     batch = code.Batch(xs, ys, rubbish, share_of_loss(counted_in(ys)))
-    losses = code.execute(actions_of(code, schedule), chunks, batch, rank, world)
+    with torch.set_grad_enabled(grad):
+        losses = code.execute(actions_of(code, schedule), chunks, batch, rank, world)
     gc.collect()
     history = isinstance(losses, (list, tuple)) and any(isinstance(x, torch.Tensor) and x.requires_grad for x in losses)
     return {
@@ -1203,6 +1213,9 @@ def check_run(student, told, schedule, v, m, sizes, frees="BW"):
     unit = (
         2 * sizes["rows"] * sizes["width"] * (8 if sizes["dtype"] == "float64" else 4)
     )  # what autograd keeps of a pass, as far as it is watched
+    for rank, events in enumerate(run.events):
+        if len(notes(events, ("forward", "back"))) < sum(kind != "W" for kind, *_ in schedule[rank]):
+            check_order(told, events, schedule[rank], rank, p, sizes)  # what is not done may leave messages in flight
     check_flight(told, run)
     for rank, seen in enumerate(run.evidence):
         check_order(told, run.events[rank], schedule[rank], rank, p, sizes)
@@ -1220,8 +1233,8 @@ def check_run(student, told, schedule, v, m, sizes, frees="BW"):
             expect(
                 math.isclose(a, b, rel_tol=rel, abs_tol=1e-6),
                 f"{told}: the loss of micro-batch {number} is another one",
-                f"{b:.6f}",
-                f"{a:.6f}",
+                b,
+                a,
                 rank,
             )
         expect(
@@ -1260,6 +1273,37 @@ def check_run(student, told, schedule, v, m, sizes, frees="BW"):
         )
     check_messages(told, run, bytes_between(p, v, m * nbytes))
     return run
+
+
+def check_without_autograd(student, sizes):
+    """Forward passes alone, as an evaluation makes them: nothing of one is kept when the next one is made."""
+    p, v, m = 2, 2, 5
+    schedule = [[["F", j, chunk] for chunk in range(v) for j in range(m)] for _ in range(p)]
+    told = f"execute without autograd, forward passes alone on {p} ranks with {v} chunks each, {m} micro-batches"
+    seeds = student.seeds(p)
+    run = student.call(execute_on_rank, world=p, seed=seeds, schedule=schedule, v=v, m=m, grad=False, **sizes)
+    right = student.reference(serial, seeds=[*seeds], v=v, m=m, **sizes)
+    check_flight(told, run)
+    one = 2 * sizes["rows"] * sizes["width"] * 4  # what the two layers of a stage give, float32
+    for rank, seen in enumerate(run.evidence):
+        check_order(told, run.events[rank], schedule[rank], rank, p, sizes)
+        due = right["losses"] if rank == p - 1 else []
+        same = isinstance(seen["losses"], list) and len(seen["losses"]) == len(due)
+        same = same and all(
+            math.isclose(a, b, rel_tol=REL["float32"], abs_tol=1e-6) for a, b in zip(seen["losses"], due)
+        )
+        expect(same, f"{told}: rank {rank} returns other losses", due, seen["losses"], rank)
+        # A pass may be let go of only when the next one is made: twice its layers, and not five or ten times.
+        expect(
+            seen["most"] <= 2 * one and seen["left"] == 0,
+            f"{told}: rank {rank} keeps what {max(seen['most'], seen['left']) / one:g} passes have made, though no"
+            " backward pass will come",
+            f"of at most 2 passes at once, {2 * one:,} bytes; in the end nothing",
+            f"{seen['most']:,} bytes at once, {seen['left']:,} in the end",
+            rank,
+        )
+    nbytes = sizes["rows"] * (1 + sizes["width"]) * 4
+    check_messages(told, run, bytes_between(p, v, m * nbytes, back=False))
 
 
 def check_order(told, events, actions, rank, p, sizes):
@@ -1385,6 +1429,7 @@ def test_todo5_execute(student):
             ]
             premise(all(apart), "a last micro-batch that is left out")
         check_run(student, told, schedule, v, m, sizes)
+    check_without_autograd(student, sizes_drawn(draw))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1511,6 +1556,7 @@ def test_todo7_interleaved(student):
             lambda f, b, p=p, m=m, v=v: m * (f + b) + (p - 1) * (f + b) / v,
             f"a bubble that is {v} times smaller allows:",
         )
+        check_hidden_messages(told, schedule, interleaved_schedule(p, m, v), v)
     for size, error in zip(((2, 3, 2), (4, 6, 2)), seen["refused"], strict=True):
         expect(
             error == "ValueError",
@@ -1523,6 +1569,33 @@ def test_todo7_interleaved(student):
     schedule = of_size(seen, sizes, student, "interleaved", (p, m, v))
     check_run(
         student, f"interleaved on {p} ranks with {v} chunks each, {m} micro-batches", schedule, v, m, sizes_drawn(draw)
+    )
+
+
+def interleaved_schedule(p, m, v):
+    """As the text describes it."""
+    order = [(first + j, chunk) for first in range(0, m, p) for chunk in range(v) for j in range(p)]
+    forward = [["F", j, chunk] for j, chunk in order]
+    backward = [["B", j, v - 1 - chunk] for j, chunk in order]
+    schedule = []
+    for rank in range(p):
+        early = min(m * v, 2 * (p - 1 - rank) + (v - 1) * p)
+        pairs = [action for pair in zip(forward[early:], backward) for action in pair]
+        schedule.append(forward[:early] + pairs + backward[m * v - early :])
+    return schedule
+
+
+def check_hidden_messages(told, schedule, right, v):
+    """That messages are hidden by the second forward pass for each rank behind: simulated with such as take time."""
+    f, b = 1 / v, 2 / v
+    took, due = (length_of(one, {"F": f, "B": b}, message=f / 2) for one in (schedule, right))
+    expect(
+        took <= due * (1 + 1e-9),
+        f"{told}: where a message takes half as long as a forward pass of one chunk, and a backward pass twice as long,"
+        f" it takes as long as {took / f:g} forward passes, in place of {due / f:g}: ranks wait for messages, since too"
+        " few forward passes come first",
+        f"{due / f:g} forward passes of a chunk",
+        f"{took / f:g}",
     )
 
 
@@ -1702,12 +1775,15 @@ def check_split_length(told, schedule, p, m):
         (
             "torch.autograd.grad(passed.output, [input, *outputs], gradient, retain_graph=True) gives all of them in"
             " order. Keep those of the outputs in passed. In W, per layer: torch.autograd.grad(output, weights, its"
-            " gradient). A frozen layer at the beginning may have an output that needs no gradient: leave it out."
+            " gradient), and only for weights whose requires_grad is True: asking for a frozen one's is an error. If"
+            " all that leads to a layer's output is frozen, that output needs no gradient: leave it out of I and W."
             " Schedule: keep a deque of the W's that are left."
         ),
         (
-            "found = torch.autograd.grad(...); passed.gradients = found[len(inputs):]. W: for (layer, output),"
-            " gradient: grad(output, weights, gradient, retain_graph=True), added to weight.grad. Schedule: for each"
+            "passed.layers keeps those whose output.requires_grad is True. found = torch.autograd.grad(...);"
+            " passed.gradients = found[len(inputs):]. W: for (layer, output), gradient: weights = those of"
+            " layer.parameters(recurse=False) that learn, if any; grad(output, weights, gradient, retain_graph=True),"
+            " added to weight.grad. Schedule: for each"
             " action of 1F1B, F as it is, B as I, and after I of micro-batch j >= rank the oldest W; at the end the"
             " other W's."
         ),

@@ -23,13 +23,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, mark, premise, todo
+from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, hinted, mark, premise, todo
 from utils.memory import Storages
 from utils.model import MLP, TransformerLM
 
-# float32 sums in another order: gradients differ by 2e-6 of their largest number at most. In bfloat16 each rounding
-# adds up to 1 part in 256.
-REL = {"torch.float32": 1e-4, "torch.bfloat16": 3e-2, "torch.float64": 1e-4}
+BUILDS = "a mixture of experts by all-to-all: router, dispatch, combine, capacity, balance"
+
+# Sums in another order. Measured with three draws, as parts of the largest number: float32 gradients differ by 1e-6,
+# what the router gives, whose logits may be hundreds, by 6e-6; bfloat16 results by 4e-3, gradients by 2e-2.
+REL = {"torch.float32": 1e-4, "torch.bfloat16": 5e-2, "torch.float64": 1e-4}
 # Logits of two runs of the same training differ by 3e-6 at most in the steps that are made here. They are about 1.
 MARGIN = 1e-4
 MOVED = 1e-2
@@ -87,8 +89,8 @@ def same_numbers(what, got, right, rank=None, rel=1e-4, why=""):
     place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), right.shape))
     raise Wrong(
         f"{what}{why}: the number at {place if len(place) != 1 else place[0]} differs",
-        f"{right.flatten()[worst]:.6g}",
-        f"{got.flatten()[worst]:.6g}",
+        right.flatten()[worst].item(),
+        got.flatten()[worst].item(),
         rank,
     )
 
@@ -263,8 +265,8 @@ def test_todo1_route(student):
                 expect(
                     close(got, gradient, 1e-4, max(float(gradient.abs().max()), 1e-2 * size)),
                     f"{what}: the gradient that {spoken} give {of} is another one",
-                    f"norm {gradient.norm():.5g}",
-                    f"norm {got.norm():.5g}",
+                    gradient,
+                    got,
                 )
 
 
@@ -447,8 +449,8 @@ def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0):
         expect(
             close(seen[name], due, rel),
             f"{what}: {spoken[name]} get another gradient than on one process",
-            f"norm {due.norm():.5g}",
-            f"norm {seen[name].norm():.5g}",
+            due,
+            seen[name],
             rank,
         )
     for number, (mine, layer) in enumerate(zip(seen["experts"], layers, strict=True), first):
@@ -465,8 +467,8 @@ def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0):
             expect(
                 close(mine[name], due, rel, max(float(due.abs().max()), 1e-2)),
                 f"{what}: expert {number} gets another gradient than on one process",
-                f"norm {due.norm():.5g}",
-                f"norm {mine[name].norm():.5g}",
+                due,
+                mine[name],
                 rank,
             )
 
@@ -853,8 +855,16 @@ def check_combine(student):
     ),
 )
 def test_todo4_journey(student):
-    check_exchange_gradient(student)
-    check_combine(student)
+    with hinted(
+        "The gradient of what left this rank comes back the way it went: an exchange again. Who sent how many rows to"
+        " whom, now?"
+    ):
+        check_exchange_gradient(student)
+    with hinted(
+        "Row i is the result for slot slots_R[i]: whose token is that, and which gate? A token's results add up, and"
+        " one that has none gets zeros."
+    ):
+        check_combine(student)
     for world, each, k, size, without in JOURNEYS:
         check_journey(student, world, each, k, size, without)
 
@@ -1132,8 +1142,8 @@ def test_todo6_balance(student):
             expect(
                 math.isclose(got, float(right), rel_tol=1e-4),
                 f"{what}: rank {rank} finds another loss{likely}",
-                f"{float(right):.6f}",
-                f"{got:.6f}",
+                float(right),
+                got,
                 rank,
             )
             expect(
@@ -1156,9 +1166,12 @@ def test_todo6_balance(student):
                 raise Wrong(
                     f"{what}: the gradient of rank {rank}'s probabilities is {wrong}: it should be {world} times (the "
                     "number of ranks) the derivative of the loss, so that the ranks' average is right",
-                    f"norm {due.norm():.5g}",
-                    f"norm {found['grad'].norm():.5g}",
+                    due,
+                    found["grad"],
                     rank,
+                    hint="The loss's value comes from all ranks, and no gradient through the all-reduce. Which tensor"
+                    " of this rank has a gradient, and by what is it to be multiplied? Its value is put right by"
+                    " adding what is detached.",
                 )
             (events,) = cases(run.events)
             most = (
@@ -1297,11 +1310,11 @@ def test_todo7_gradients(student):
                             ),
                             "",
                         )
-                        whose = f"the sum over ranks {[*who]}, divided by {world}"
                         raise Wrong(
-                            f"{what}: {spoken} on rank {rank} gets another gradient{by}",
-                            f"{whose}: norm {right.norm():.5g}",
-                            f"norm {got.norm():.5g}",
+                            f"{what}: {spoken} on rank {rank} gets another gradient than the sum over ranks"
+                            f" {[*who]}, divided by {world}{by}",
+                            right,
+                            got,
                             rank,
                         )
             expect(
@@ -1639,12 +1652,7 @@ def check_training(student, world, spread, each, seeds, how, right):
 def check_loss(told_size, ranks, number, due):
     seen = sum(found["losses"][number] for found in ranks) / len(ranks)
     which = f"loss {number + 1} of {STEPS}" if number < STEPS else "the loss of an evaluation after the last step"
-    expect(
-        math.isclose(seen, due, rel_tol=1e-4),
-        f"{told_size}: {which} is not that of one process",
-        f"{due:.6f}",
-        f"{seen:.6f}",
-    )
+    expect(math.isclose(seen, due, rel_tol=1e-4), f"{told_size}: {which} is not that of one process", due, seen)
 
 
 def in_serial(name, rank, spread, each):
@@ -1668,8 +1676,8 @@ def check_first_gradients(told_size, ranks, right, world, spread, each):
             expect(
                 close(got, due, 1e-4, max(float(due.abs().max()), 1e-4)),
                 f"{told_size}: the first gradient of {name} on rank {rank} is not that of one process{scaled}",
-                f"norm {due.norm():.5g}",
-                f"norm {got.norm():.5g}",
+                due,
+                got,
                 rank,
             )
 

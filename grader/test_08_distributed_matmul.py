@@ -49,6 +49,9 @@ from grader.kit import (
 )
 from utils.memory import Storages
 
+BUILDS = "matrix products on 1-D, 2-D and 3-D grids: Cannon, SUMMA, AxoNN; the best grid"
+
+
 # ---------------------------------------------------------------------------------------------------
 # Grids and matrices, as the checks have them
 
@@ -968,7 +971,7 @@ def test_todo5_three_axes(student):
         draw = student.draw("boxes", ranks)
         shapes = boxes(ranks, 3)
         cube = [(2, 2, 2)] if ranks == 8 else []  # all lines are equally long: shapes do not tell a wrong axis
-        for shape in cube + draw.sample(shapes, min({8: 4, 6: 3, 4: 3}.get(ranks, 1), len(shapes))):
+        for shape in cube + draw.sample(shapes, min({8: 2, 6: 2, 4: 2}.get(ranks, 1), len(shapes))):
             axes = draw.choice([(0, 1, 2), (1, 0, 2)])
             divides = ranks == 4 and axes == (0, 1, 2)  # there the formula holds to the byte
             m, k, n = draw.sample([4, 8, 12, 16], 3) if divides else draw.sample(range(3, 14), 3)
@@ -1133,7 +1136,7 @@ def check_corners(student):
 # Losses and weights differ from those of one process by the order in which float32 numbers are added.
 # Gradients are compared by their norms. A missing sum, or replicas that count twice, change them by a tenth and more.
 CLOSE = 1e-4
-RATE, STEPS = 0.5, 4
+RATE, STEPS = 0.5, 3
 
 
 def layer_axes(layer):
@@ -1257,7 +1260,7 @@ def test_todo6_mlp(student):
         )
 
     plans = []
-    for shape in ((2, 2, 2), (1, 2, 4), (7, 1, 1), (3, 1, 2), (1, 1, 5), (2, 2, 1), (1, 3, 1), (2, 1, 1), (1, 1, 1)):
+    for shape in ((2, 2, 2), (7, 1, 1), (3, 1, 2), (1, 1, 5), (2, 2, 1), (1, 2, 1), (1, 1, 1)):
         draw = student.draw("mlp", shape)
         layers = 3 if shape in ((2, 2, 2), (3, 1, 2), (2, 2, 1)) else 2
         m, *dims = draw.sample(range(5, 14), 2 + layers)
@@ -1316,8 +1319,8 @@ def test_todo6_mlp(student):
                 expect(
                     abs(found - loss) <= CLOSE * loss,
                     f"{told}: the loss of step {step + 1} on rank {rank} is not that of one process",
-                    f"{loss:.7g}",
-                    f"{found:.7g}",
+                    loss,
+                    found,
                     rank,
                 )
                 if step == STEPS - 1:

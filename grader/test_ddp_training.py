@@ -47,6 +47,8 @@ from grader.kit import (
 from utils.data import Windows
 from utils.model import TransformerLM
 
+BUILDS = "process group, samplers, loaders, wrapping, one loss and one checkpoint for all ranks; its batch files"
+
 SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=1, max_len=8)
 BATCH = 12  # divides by 1, 2, 3 and 4
 
@@ -584,8 +586,8 @@ def check_wrap(student, nodes, world, seeds):
                     what = "it is not the gradient of one process on the whole batch"
                 raise Wrong(
                     f"after backward on rank {rank} of {world}, the gradient of {name} is wrong: {what}",
-                    f"norm {right.norm():.4g}",
-                    f"norm {grad.norm():.4g}",
+                    right,
+                    grad,
                     rank,
                     hint="All ranks' gradients are in the sum: by what is it to be divided?"
                     if "summed" in what
@@ -652,6 +654,7 @@ def check_means(student, nodes, world):
         mean_on_rank,
         world=world,
         nodes=nodes,
+        anywhere=True,
         mine=Private([[(totals[rank], counts[rank]) for totals, counts in cases] for rank in range(world)]),
     ).evidence
     for case, (totals, counts) in enumerate(cases):
@@ -1083,6 +1086,13 @@ def test_todo17_launch(student):
 def check_launch(name, starts, nodes):
     """Every GPU of every node has one process, and all processes are ranks of one world."""
     job = f"{name}, on {nodes} node{'s' if nodes > 1 else ''}"
+    for ranks in starts:
+        expect(
+            not ranks.refused,
+            f"{job}: torchrun refuses its arguments: {ranks.refused}",
+            "a call that torchrun takes",
+            ranks.refused,
+        )
     scripts = {ranks.script for ranks in starts}
     expect(
         scripts == {"train/ddp_training.py"},

@@ -37,6 +37,8 @@ from grader.kit import (
 from utils.data import ShardSampler, Windows
 from utils.model import TransformerLM
 
+BUILDS = "the same with PyTorch Lightning: steps, devices and nodes, strategy, samplers; what it does unasked"
+
 PACKAGE = "lightning"
 
 SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=1, max_len=8)

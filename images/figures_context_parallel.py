@@ -58,8 +58,11 @@ def context_backward() -> Figure:
                 axes.add_patch(Rectangle((x + 2.7 + width / 3 * n, y), width / 3, 1.9, facecolor=colour, linewidth=0))
             axes.add_patch(Rectangle((x + 2.7, y), width, 1.9, fill=False, edgecolor="white", linewidth=1.5))
             write(axes, x + 2.7 + width / 2, y + 0.95, f"dK{source} dV{source}", 9)
+            later = x + pitch - 0.1 + (2.7 if step == 2 else 0)  # where the next step's boxes begin
             if step < 3 and rank < 2:
-                arrow(axes, (x + 5.9, y + 0.6), (x + pitch - 0.1 + (2.7 if step == 2 else 0), y - 1.0))
+                arrow(axes, (x + 5.9, y + 0.6), (later, y - 1.0))
+            elif step < 3:  # from the last rank round to the first
+                arrow(axes, (x + 5.9, y + 1.3), (later, 8.0 + 0.5))
     write(
         axes,
         16.5,

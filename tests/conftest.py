@@ -11,6 +11,7 @@ LONG = {
     "test_parity": "50 steps of every script",
     "test_tp_training": "50 steps and checkpoints on every grid",
     "test_pipeline_training": "50 steps of every schedule",
+    "test_hybrid_training": "runs over four axes",
     "test_hostile": "a class full of cheats",
     "test_grade": "a class, killed and gone on with",
     "test_nbgrader": "nbgrader's own commands",

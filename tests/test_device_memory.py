@@ -153,7 +153,7 @@ def test_one_rank_runs_out_and_both_end(short_of_it, tmp_path):
     assert len(errors) == 1 and f"rank {short_of_it} of 2 holds" in errors[0], errors
 
 
-@pytest.mark.parametrize("script", ["single_gpu_training", "fsdp_training", "tp_training"])
+@pytest.mark.parametrize("script", ["single_gpu_training", "fsdp_training", "tp_training", "hybrid_training"])
 def test_every_script_knows_it(script, tmp_path):
     done = subprocess.run(
         [sys.executable, f"train/{script}.py", *FLAGS, "1MB", "--out", str(tmp_path)],

@@ -278,7 +278,7 @@ def test_each_fault_is_told_apart_and_named(engine, name):
     assert fault is not None
     assert (fault.cause, fault.rank, fault.where and fault.where[1]) == (cause, rank, line), fault.message
     assert words in fault.message
-    assert run.fault_after < 6  # 5 s, and a start under load; CPU time, not this bound, reaches the verdict
+    assert run.own_time < 5 and run.fault_after < 60  # benchmarks/faults.py measures the latter
 
 
 def test_a_right_run_after_each_kind_of_end(engine):

@@ -29,12 +29,12 @@ def small(vocab_size: int = 10, **sizes) -> TransformerLM:
 @pytest.fixture
 def sees_the_future(monkeypatch):
     """Calling it takes the causal mask away: the mistake that the tests below must find."""
-    causal = utils.model.attention
+    causal = utils.model.scaled_dot_product_attention
 
     def without_mask(*args, is_causal, **kwargs):
         return causal(*args, **kwargs)
 
-    return lambda: monkeypatch.setattr(utils.model, "attention", without_mask)
+    return lambda: monkeypatch.setattr(utils.model, "scaled_dot_product_attention", without_mask)
 
 
 # Causality, first proof: a later token changes no earlier output.

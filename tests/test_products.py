@@ -17,6 +17,27 @@ def units(request, monkeypatch):
     monkeypatch.setattr(products, "has_units", lambda device_type: request.param)
 
 
+@pytest.mark.parametrize(
+    "mkldnn, amx, avx512, machine, units",
+    [
+        (True, True, True, "x86_64", "AMX"),
+        (True, False, True, "x86_64", "AVX512_BF16"),
+        (True, False, False, "x86_64", ""),  # a Xeon with AVX-512 alone: oneDNN says yes, and takes three times as long
+        (False, False, False, "x86_64", ""),
+        (True, False, False, "aarch64", "bf16"),
+        (False, False, False, "arm64", ""),
+    ],
+)
+def test_the_processors_instructions_decide(monkeypatch, mkldnn, amx, avx512, machine, units):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: mkldnn)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr(products.platform, "machine", lambda: machine)
+    monkeypatch.setattr(products, "CPU_UNITS", products.cpu_units())
+    assert products.CPU_UNITS == units and products.has_units("cpu") == bool(units) and products.has_units("cuda")
+    assert (units or "multiplied in float32") in products.bfloat16_way("cpu")
+
+
 def sample(*shape: int, seed: int = 0, dtype=torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).requires_grad_()
 
@@ -37,10 +58,18 @@ def test_linear_is_torchs_in_bfloat16(units, how):
     assert not torch.allclose(seen.float(), exact, rtol=1e-4), "else nothing was rounded"
 
 
+def test_a_layer_with_a_bias_is_torchs_too(units):
+    torch.manual_seed(0)
+    layer, x = products.Linear(40, 30), sample(6, 40)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(layer(x), torch.nn.Linear.forward(layer, x), rtol=ROUNDING, atol=1e-3)
+    assert torch.equal(layer(x), torch.nn.Linear.forward(layer, x))
+
+
 def test_attention_is_torchs_in_bfloat16(units):
     q, k, v = (sample(2, 3, 8, 16, seed=seed) for seed in range(3))
     with torch.autocast("cpu", torch.bfloat16):
-        seen = products.attention(q, k, v, is_causal=True)
+        seen = products.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert seen.dtype == torch.bfloat16
     torch.testing.assert_close(
         seen.float(), F.scaled_dot_product_attention(q, k, v, is_causal=True), rtol=0.02, atol=0.02

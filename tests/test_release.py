@@ -216,6 +216,35 @@ def test_nothing_is_sealed_for_a_lesson_that_does_not_go_out(course, tmp_path):
     assert {"utils/after_ddp.py", "train/fsdp_training.py"} <= contents(tmp_path / "alone")
 
 
+COSTS = 'TAUGHT_IN = "09_strategy"\nGIVES_AWAY = """\nddp_training/1 01_collectives/1 03_zero/7\n"""\n'
+
+
+def test_a_command_that_gives_answers_away_is_sealed_until_they_are_right(course, tmp_path, monkeypatch):
+    (course / "utils" / "costs.py").write_text(COSTS)
+    said = release.release(tmp_path / "out")
+    assert said[0] == "the command plan is sealed until 2 TODOs are right: it has their answers"
+    assert "utils/costs.py" not in contents(tmp_path / "out")
+    monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
+    assert seals.sealed() == {"plan": ["01_collectives/1", "ddp_training/1"]}
+    assert "plan is sealed" in seals.waits_for("plan", set()) and "./workbook open plan" in seals.waits_for("plan", [])
+    assert seals.unseal_due({"ddp_training/1"}) == []
+    assert seals.unseal_due({"ddp_training/1", "01_collectives/1"}) == ["plan"]
+    assert (tmp_path / "out" / "utils" / "costs.py").read_text() == COSTS
+
+
+def test_a_lesson_that_uses_what_gives_answers_away_waits_for_them_too(course, tmp_path, monkeypatch):
+    (course / "solutions" / "train" / "hybrid_training.py").write_text(
+        "from utils.costs import flops\n\nprint(flops)\n"
+    )
+    (course / "utils" / "costs.py").write_text(COSTS)
+    release.release(tmp_path / "out")
+    monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
+    assert seals.sealed()["hybrid_training"] == ["01_collectives/1", "ddp_training/1"]
+    seals.unseal("hybrid_training")
+    assert (tmp_path / "out" / "utils" / "costs.py").is_file()
+    seals.unseal("plan")  # finds it there
+
+
 def test_an_earlier_lesson_never_gives_a_later_one_away(course, tmp_path):
     (course / "solutions" / "train" / "single_gpu_training.py").write_text(f"{FIRST_LINE}\n{SECOND_LINE}\n")
     with pytest.raises(release.ReleaseError, match="train/single_gpu_training.py:1: the solution of ddp_training/1"):

@@ -14,7 +14,8 @@ from torch import nn
 
 from course_copy import Course
 from grader.engine.lesson import lessons
-from utils import recorder, report
+from utils import plots_report, recorder, report, runs
+from utils.products import bfloat16_way
 
 SHORT = [
     "--data",
@@ -193,6 +194,13 @@ def test_a_gpu_is_asked_by_its_own_name(monkeypatch):
     assert gpu.sample() == {"gpu": 87, "gpu_memory": 5}
 
 
+def test_a_run_in_bfloat16_says_how_it_multiplied(run):
+    found = runs.read(run)
+    assert "bfloat16" not in report.facts(found)
+    found.ranks[0].start["command"] += ["--dtype", "bfloat16"]
+    assert report.facts(found)["bfloat16"] == bfloat16_way("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def test_without_nvml_the_rest_is_recorded(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -252,13 +260,13 @@ def test_the_page(run):
     for name in ("loss.png", "step.png"):
         assert (run / name).read_bytes().startswith(b"\x89PNG")
     # Everything is in the page.
-    assert set(re.findall(r'src="([^,]{0,30})', page)) == {"data:image/png;base64"} and "http" not in re.sub(
+    assert set(re.findall(r'src="([^,]{0,30})', page)) == {"data:image/png;base64"} and "://" not in re.sub(
         r"base64,[^\"]*", "", page
     )
-    found = report.read(run)
+    found = runs.read(run)
     for rank in found.ranks:
         whole = sum(sum(step.values()) for step in rank.steps) / len(rank.steps)
-        assert set(rank.parts) == set(report.COLOURS) and all(part >= 0 for part in rank.parts.values())
+        assert set(rank.parts) == set(runs.PARTS) and all(part >= 0 for part in rank.parts.values())
         assert sum(rank.parts.values()) < 3 * whole and rank.parts["communication"] > 0
 
 
@@ -297,8 +305,8 @@ def test_a_gpu_has_its_row(run, tmp_path):
             if i != 2
         ]
         (tmp_path / "usage" / f"rank-{rank}.jsonl").write_text("\n".join(json.dumps(line) for line in [start, *usage]))
-    found = report.read(tmp_path)
-    rows = report.usage_rows(found, "GPU")
+    found = runs.read(tmp_path)
+    rows = plots_report.usage_rows(found, "GPU")
     assert list(rows) == ["n0: mean", "n0: GPU of rank 0", "n1: mean", "n1: GPU of rank 1"]
     assert rows["n1: GPU of rank 1"][:2] == [89, 89] and math.isnan(rows["n1: mean"][2]) and rows["n1: mean"][3] == 89
     report.write(tmp_path)
@@ -323,8 +331,7 @@ def test_run_and_report(course):
     assert (folder / "nproc-1" / "report.html").exists() and (folder / "nproc-2" / "report.html").exists()
     page = (folder / "report.html").read_text()
     assert "2 processes" in page and "efficiency" in page and "nproc-2/report.html" in page
-    runs = {n: report.read(folder / f"nproc-{n}") for n in (1, 2)}
-    one, two = report.speed_rows(runs)
+    one, two = runs.speed_rows({n: runs.read(folder / f"nproc-{n}") for n in (1, 2)})
     assert one["speed_up"] == 1 and one["difference"] == 0
     assert (
         two["efficiency"] == pytest.approx(two["speed_up"] / 2) and two["difference"] < 1e-4

@@ -32,7 +32,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     made = Course(tmp_path_factory.mktemp("course") / "course")
-    for lesson in ("ddp_training", "fsdp_training", "tp_training", "pipeline_training"):
+    for lesson in ("ddp_training", "fsdp_training", "tp_training", "pipeline_training", "hybrid_training"):
         made.solve(lesson, tuple(lessons.titles(lesson)))
     return made
 
@@ -92,6 +92,7 @@ def submitted(cluster, folder, file, *options, flags=()):
         (False, "tp_training", ["--nodes=2", "--gres=gpu:2"], ["--tp", "2"]),
         (False, "tp_training", ["--nodes=2", "--gres=gpu:2"], ["--tp", "2", "--sequence-parallel"]),
         (False, "pipeline_training", ["--nodes=2", "--gres=gpu:2"], []),
+        (False, "hybrid_training", ["--nodes=2", "--gres=gpu:2"], []),
         (True, "single_gpu_training", [], []),
     ],
 )

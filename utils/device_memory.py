@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from utils.memory import Storages, storages_of
 
 LISTEN = 0.2  # seconds from one look at the others to the next
-PARTING = timedelta(seconds=10)  # the longest that a rank waits until all know that the job is over
+PARTING = timedelta(seconds=60)  # the longest that a rank waits until all know that the job is over; most take none
 
 
 @contextmanager
@@ -245,10 +245,17 @@ def open_line() -> dist.Store | None:
 
 
 def leave(line: dist.Store) -> NoReturn:
-    """End this process when every rank knows: earlier, the others would complain of a lost connection."""
+    """End this process when every rank knows: earlier, the others would complain of a lost connection. Rank 0, which
+    as a rule holds what they all write to, is the last to go.
+    """
+    rank, others = dist.get_rank(), range(1, dist.get_world_size())
     with suppress(RuntimeError):
-        line.set(str(dist.get_rank()), "")
-        line.wait([str(rank) for rank in range(dist.get_world_size())], PARTING)
+        line.set(f"{rank} knows", "")
+        line.wait([f"{other} knows" for other in (0, *others)], PARTING)
+        if rank == 0:
+            line.wait([f"{other} goes" for other in others], PARTING)
+        else:
+            line.set(f"{rank} goes", "")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(2)  # the main thread may wait for a rank that is no more

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from utils.data import IGNORE
 from utils.loss import head_loss
-from utils.products import Linear, attention
+from utils.products import Linear, scaled_dot_product_attention  # torch's, for processors without bfloat16, too
 
 
 class Attention(nn.Module):
@@ -22,10 +22,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = dim // n_heads
         self.dropout = dropout
-        self.q = Linear(dim, dim)
-        self.k = Linear(dim, dim)
-        self.v = Linear(dim, dim)
-        self.out = Linear(dim, dim)
+        self.q = Linear(dim, dim, bias=False)
+        self.k = Linear(dim, dim, bias=False)
+        self.v = Linear(dim, dim, bias=False)
+        self.out = Linear(dim, dim, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         B, T, _ = x_BTD.shape
@@ -39,14 +39,14 @@ class Attention(nn.Module):
     def attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
         """Each token's mean of the values up to its own. A lesson may set another one: `attention.attend = ring`."""
         dropout = self.dropout if self.training else 0.0
-        return attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
+        return scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
 
 
 class MLP(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.up = Linear(dim, 4 * dim)
-        self.down = Linear(4 * dim, dim)
+        self.up = Linear(dim, 4 * dim, bias=False)
+        self.down = Linear(4 * dim, dim, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x_BTD)))
@@ -111,7 +111,7 @@ class TransformerLM(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(dim, n_heads, dropout) for _ in range(n_layers))
         self.norm = nn.LayerNorm(dim)
-        self.head = Linear(dim, vocab_size)
+        self.head = Linear(dim, vocab_size, bias=False)
         self.head_loss = head_loss  # where ranks share the head's words, another one takes its place
         self.init_weights()
 

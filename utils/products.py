@@ -1,4 +1,5 @@
-"""Matrix products in the dtype that is asked for, on every processor.
+"""Matrix products in the dtype that is asked for, on every processor: `Linear` and `scaled_dot_product_attention` stand
+in for torch's.
 
 bfloat16 is the first half of a float32. Units for it multiply such numbers exactly and sum up in
 float32. A CPU without them is many times slower at it than at float32; there the factors are rounded to
@@ -6,18 +7,44 @@ bfloat16 and multiplied in float32: the same numbers, but for the order of a sum
 """
 
 import functools
+import platform
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CPU_HAS_UNITS = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+def cpu_units() -> str:
+    """This processor's instructions for products in bfloat16; "" if it has none, or torch does not use them.
+
+    On x86, oneDNN's own word is no help: it takes on bfloat16 wherever there is AVX-512, and then converts number by
+    number, at a third of float32's speed.
+    """
+    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return ""
+    if torch.cpu._is_amx_tile_supported():
+        return "AMX"
+    if torch.cpu._is_avx512_bf16_supported():
+        return "AVX512_BF16"
+    return "bf16" if platform.machine() in ("aarch64", "arm64") else ""
+
+
+CPU_UNITS = cpu_units()
 
 
 def has_units(device_type: str) -> bool:
     """Whether products in bfloat16 are faster there than in float32, or at least not much slower."""
-    return CPU_HAS_UNITS or device_type != "cpu"
+    return bool(CPU_UNITS) or device_type != "cpu"
+
+
+def bfloat16_way(device_type: str) -> str:
+    """How products in bfloat16 are made there, in words."""
+    if device_type != "cpu":
+        return "by the GPU's own units"
+    if CPU_UNITS:
+        return f"by the processor's own units ({CPU_UNITS})"
+    return "rounded to bfloat16 and multiplied in float32, for the processor has no units"
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -40,7 +67,7 @@ def factor(x: Tensor) -> Tensor:
 
 
 def in_products_dtype(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`product`, a function of tensors that are all factors, with its result rounded like its factors."""
+    """`product`, a function of tensors that all are to be rounded, with its result rounded like its factors."""
 
     @functools.wraps(product)
     def multiply(*tensors: Tensor, **how) -> Tensor:
@@ -54,14 +81,11 @@ def in_products_dtype(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 linear = in_products_dtype(F.linear)
-attention = in_products_dtype(F.scaled_dot_product_attention)
+scaled_dot_product_attention = in_products_dtype(F.scaled_dot_product_attention)
 
 
 class Linear(nn.Linear):
-    """torch's, without a bias."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
+    """torch's."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight)
+        return linear(x, self.weight) if self.bias is None else linear(x, self.weight, self.bias)

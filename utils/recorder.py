@@ -22,6 +22,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from utils.products import bfloat16_way
+
 PERIOD = 1.0  # seconds from one sample to the next
 # Steps: the first ones warm up, with buckets to make and memory to get.
 WARM, TIMED, PROFILED = 2, 10, 3
@@ -58,6 +60,7 @@ class Recorder:
             device=device,
             threads=torch.get_num_threads(),
             torch=torch.__version__,
+            bfloat16=bfloat16_way("cuda" if torch.cuda.is_available() else "cpu"),
             command=sys.argv,
             job=_job(),
         )

@@ -19,9 +19,12 @@ from grader.engine.screen import fail, say
 def start() -> None:
     """Look at this machine, train the baseline for half a minute, say what to do next."""
     from grader.engine.jobs import machine
+    from grader.engine.ranks import backends
 
     for name, value in machine.found().items():
         say(f"  [dim]{name:10}[/]{escape(value)}")
+    if story := backends.choose("auto").story():
+        say(f"  [dim]{'checks':10}[/]{escape(story)}")
     say("\nTraining a small language model on one device, without the network:")
     out, began = lessons.COURSE / "runs" / "start", time.time()
     # One pass over the built-in text: 75 steps, half a minute on two cores.

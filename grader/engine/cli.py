@@ -11,7 +11,7 @@ from typing import NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from grader.engine import beginning, learning, running, teaching  # noqa: F401  --help shows them in this order
+from grader.engine import beginning, learning, running, planning, teaching  # noqa: F401  --help shows them in this order
 from grader.engine.named import app
 from grader.engine.ranks import keeper
 from grader.engine.ranks.diagnose import Unjudged

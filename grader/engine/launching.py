@@ -77,9 +77,9 @@ def out_folder(args: list[str], default: str) -> Path:
 def say_report(out: Path, began: float) -> None:
     """Write the report of a run, unless it stopped before it had a loss to report, and say where it is."""
     from grader.engine.jobs.machine import shown
-    from utils import report
+    from utils import report, runs
 
     with suppress(ValueError):
-        if report.newest(out) >= began - 1:  # of this run; a file system's clock may lag
+        if runs.newest(out) >= began - 1:  # of this run; a file system's clock may lag
             say(f"report:     {escape(shown([str(report.write(out))]))}")
             say(f"loss curve: {escape(shown([str(out / 'loss.png')]))}")

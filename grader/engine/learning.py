@@ -11,9 +11,11 @@ from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo, right
 from grader.engine.named import (
     LEARN,
+    Backend,
     Lesson,
     Todo,
     app,
+    backend_named,
     exercise_named,
     lesson_named,
     own_file,
@@ -54,6 +56,7 @@ def check(
         Path | None, typer.Option(metavar="DIR", help="grade the train/ and notebooks/ in this folder")
     ] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="write the verdicts to this file, too")] = None,
+    backend: Backend = "auto",
 ) -> None:
     """Check TODOs: which are right, and what is wrong with the others."""
     lesson, number = todo_named(what) if what and "/" in what else (what and exercise_named(what), None)
@@ -73,6 +76,7 @@ def check(
         from grader.engine.loop import remember
         from grader.engine.screen import say_verdict
 
+        engine.backend = backend_named(backend)
         found = []
         for stem in checked_lessons():
             if lesson in (None, stem):
@@ -110,6 +114,7 @@ def existing_folder(target: Path) -> str:
 @app.command(rich_help_panel=LEARN)
 def watch(
     lesson: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, the first unfinished")] = None,
+    backend: Backend = "auto",
 ) -> None:
     """Check a lesson each time you save it, and show the next failure."""
     todo = next_todo()
@@ -124,6 +129,7 @@ def watch(
 
         if lesson not in checked_lessons():
             fail(f"{lesson} has no checks yet")
+        engine.backend = backend_named(backend)
         say(f"watching {own_file(lesson)} …")
         Watch(engine, lesson).run()
 

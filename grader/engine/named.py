@@ -2,7 +2,7 @@
 
 import difflib
 import shutil
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -11,6 +11,9 @@ from grader.engine.lesson import lessons, seals
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import exercises, next_todo, right
 from grader.engine.screen import fail, say
+
+if TYPE_CHECKING:
+    from grader.engine.ranks import backends
 
 app = typer.Typer(
     help="Learn parallel training: fill in TODOs, see at once which are right.",
@@ -30,6 +33,27 @@ Lesson = Annotated[str, typer.Argument(metavar="LESSON", help="such as ddp_train
 
 
 Todo = Annotated[str, typer.Argument(metavar="LESSON/TODO", help="such as ddp_training/4")]
+
+
+Backend = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|gloo|nccl", help="what ranks talk by: nccl between GPUs, gloo between CPUs; auto: nccl if it can"
+    ),
+]
+
+
+def backend_named(wish: str) -> "backends.Backend":
+    """Also says in a line which it is, where there was a choice. It loads torch."""
+    from grader.engine.ranks import backends
+
+    try:
+        chosen = backends.choose(wish)
+    except backends.NoBackend as problem:
+        fail(problem)
+    if chosen.story():
+        say(f"[dim]{escape(chosen.story())}[/]")
+    return chosen
 
 
 def lesson_named(name: str) -> str:

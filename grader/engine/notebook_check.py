@@ -13,7 +13,7 @@ from grader.engine.judge.judge import Judge, checked_lessons
 from grader.engine.judge.student import explain_broken_cell, named_places
 from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons, reference
-from grader.engine.ranks import evidence
+from grader.engine.ranks import backends, evidence
 from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.messages import Collective, Message, cases, collectives, rehearse
 
@@ -21,12 +21,21 @@ engine = Engine()  # warm from the first check to the kernel's end
 atexit.register(engine.close)
 
 
-def verdict(name: str, cells: dict[str, tuple[str, float]]) -> Verdict:
+def take(wish: str) -> None:
+    """Let the ranks talk by this backend from now on; say which it is where that is news. Raises ValueError."""
+    chosen = backends.choose(wish)
+    if chosen != engine.backend and (chosen.story() or engine.backend.gpus):
+        print(chosen.story() or "backend: gloo, on CPUs")
+    engine.backend = chosen
+
+
+def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto") -> Verdict:
     """The verdict on `lesson/number`. `cells`: what was last run, and when, by cell id."""
     lesson, _, number = name.partition("/")
     if lesson not in checked_lessons() or not number.isdigit():
         raise ValueError(f"{name}: no such TODO; a TODO is named LESSON/NUMBER, as 01_collectives/1")
     engine.start()
+    take(backend)
     judge = Judge(engine, lesson, target=folder_of(lesson), latest=as_run(cells))
     return judge.verdict(int(number))
 
@@ -55,7 +64,9 @@ class RanksRun(NamedTuple):
         )
 
 
-def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[str, float]]) -> RanksRun:
+def own_run(
+    name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[str, float]], backend: str = "auto"
+) -> RanksRun:
     """`lesson/function` on a rank for each input."""
     lesson, _, function = name.partition("/")
     if lesson not in lessons.stems() or not function.isidentifier():
@@ -68,8 +79,10 @@ def own_run(name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[st
         raise RanksStopped(
             f"the notebook cannot be read: {error}. `./workbook reset {lesson}` brings it back"
         ) from None
+    take(backend)
     run = engine.run(
         units,
+        on_gpus=True,
         module="grader.engine.ranks.rank",
         world=len(inputs),
         function="grader.engine.ranks.rank:own_function",

@@ -31,12 +31,15 @@ def say(text: str = "") -> None:
 
 
 def say_reference(lesson: str, number: int) -> None:
-    """The reference solution of a TODO beside the student's lines, and what is to be said about it."""
+    """The reference solution of a TODO beside the student's lines (below them where both do not fit), and what there
+    is to say about it.
+    """
     mine, theirs = reference.own(lesson, number), reference.reference(lesson, number) or ""
+    widths = [max((len(line) for line in text.splitlines()), default=0) for text in (mine, theirs)]
     if reference.same(mine, theirs):
         say(f"[dim]Yours is the reference's, line by line:[/]\n{escape(theirs)}\n")
-    elif max(map(len, [*mine.split("\n"), *theirs.split("\n")])) > console.width // 2 - 3:  # too wide to lie beside
-        say(f"[dim]yours:[/]\n\n{escape(mine)}\n\n[dim]the reference:[/]\n\n{escape(theirs)}\n")
+    elif sum(widths) + 6 > console.width:  # a line of code that is folded is hard to read, and one that is cut is lost
+        say(f"[bold]yours[/]\n{escape(mine)}\n\n[bold]the reference[/]\n{escape(theirs)}\n")
     else:
         table = Table("yours", "the reference", box=box.SIMPLE_HEAD, padding=(0, 1), expand=console.is_terminal)
         table.add_row(escape(mine), escape(theirs))

@@ -121,6 +121,9 @@ def grade(
         typer.Option("--sandbox", metavar="auto|required|off", help="required: rather grade nobody than without walls"),
     ] = "auto",
     minutes: Annotated[float, typer.Option(min=0.1, help="for one submission")] = 10.0,
+    backend: Annotated[
+        str, typer.Option(metavar="auto|gloo|nccl", help="what ranks talk by: one for the whole class")
+    ] = "gloo",
     again: Annotated[
         bool, typer.Option("--again", help="also those that are graded; what was there stays in their history")
     ] = False,
@@ -146,17 +149,22 @@ def grade(
     from grader.engine.classroom import grade as grading
     from grader.engine.classroom import pages
     from grader.engine.classroom.submissions import students
+    from grader.engine.ranks import backends
     from grader.engine.lesson.release import ReleaseError
     from grader.engine.walls.sandbox import NoSandbox
 
     if not (found := students(submissions)):
         fail(f"{submissions}: there is no submission in it, that is, no folder and no archive")
     try:
-        guards = grading.guards_for(walls)
-        room = grading.open_class(out, stems, seed, guards, minutes)
+        # On a cluster the GPUs are where the jobs run, and a job that finds none says so in its records.
+        backend = backend if slurm and backend == "nccl" else backends.for_a_class(backend).name
+        guards = grading.guards_for(walls, backend)
+        room = grading.open_class(out, stems, seed, guards, minutes, backend)
     except (ValueError, NoSandbox, ReleaseError) as problem:
         fail(problem)
     say(f"[dim]{escape(str(guards))}[/]" if "OPEN" not in str(guards) else f"[red]{escape(str(guards))}[/]")
+    if backend != "gloo":
+        say(f"[dim]backend: {backend}[/]")
     left = grading.left_to_do(room, found, again)
     if done := len(found) - len(left):
         say(f"{done} of {len(found)} are graded already")

@@ -863,7 +863,7 @@ WRONG = [
     Answer(
         6,
         "a sum that is float32 whatever was given",
-        swap=("total = torch.empty_like(tensor)", "total = torch.empty(len(tensor))"),
+        [None, ALL.replace("torch.empty_like(tensor)", "torch.empty(len(tensor))")],
     ),
     Answer(
         7,

@@ -656,6 +656,12 @@ WRONG = [
     ),
     Answer(
         5,
+        "what has gone forward is kept without autograd, too",
+        swap=("if result.output.requires_grad:\n        passed[j, stage] = result", "passed[j, stage] = result"),
+        says="though no backward pass will come",
+    ),
+    Answer(
+        5,
         "what is sent is not waited for",
         swap=("for work in sending:\n    work.wait()\n", ""),
         says="still in flight",
@@ -801,6 +807,12 @@ WRONG = [
         "fewer first passes than it needs",
         swap=("2 * (world - 1 - rank) + (v - 1) * world", "world - 1 - rank"),
         says="gets stuck",
+    ),
+    Answer(
+        7,
+        "one more for each rank behind, not two",
+        swap=("2 * (world - 1 - rank)", "(world - 1 - rank)"),
+        says="ranks wait for messages",
     ),
     Answer(
         7,
@@ -1276,11 +1288,6 @@ RIGHT = [
             schedule.append(mine)
         return schedule"""
         ],
-    ),
-    Answer(
-        7,
-        "fewer first passes, which is as fast where messages take no time",
-        swap=("2 * (world - 1 - rank)", "(world - 1 - rank)"),
     ),
     Answer(
         8,

@@ -759,6 +759,19 @@ WRONG = [
     Answer(6, "gathers all, then slices", [None, None, None, None, GATHERS_ALL]),
     Answer(
         6,
+        "room for all heads of all tokens",
+        swap=(
+            "return arriving.movedim(0, 2).flatten(2, 3)",
+            """B, H, T, K = x_BHTK.shape
+mine = slice(dist.get_rank() * H // world, (dist.get_rank() + 1) * H // world)
+everything = torch.zeros(B, H, world * T, K, dtype=x_BHTK.dtype)
+everything[:, mine] = arriving.movedim(0, 2).flatten(2, 3)
+return everything[:, mine]""",
+        ),
+        says="bytes alive at a time",
+    ),
+    Answer(
+        6,
         "the heads do not divide: sent first, refused then",
         swap=(
             'if heads % world:\n    raise ValueError(f"{heads} heads do not divide by {world} ranks")',

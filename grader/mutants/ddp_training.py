@@ -705,6 +705,15 @@ WRONG = [
     ),
     Answer(
         17,
+        "an option that torchrun does not know",
+        """
+        srun --cpu-bind=none bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nprocs-per-node=gpu \\
+            --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/ddp_training.py "$@"' bash "$@"
+        """,
+        says="torchrun refuses its arguments: unrecognized arguments: --nprocs-per-node",
+    ),
+    Answer(
+        17,
         "one process on each node",
         """
         srun --cpu-bind=none bash -c 'torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --master-addr="$MASTER_ADDR" \\

@@ -321,6 +321,20 @@ WRONG = [
     Answer(5, "the names of two are swapped", swap=('"gpipe"', '"1f1b"')),
     Answer(
         6,
+        "a stage is the first or the last, and never both",
+        """
+        losses = []
+        if stages[0].is_first:
+            schedule.step(x, return_outputs=False)
+        elif stages[-1].is_last:
+            schedule.step(target=y, losses=losses, return_outputs=False)
+        else:
+            schedule.step(return_outputs=False)
+        return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)
+        """,
+    ),
+    Answer(
+        6,
         "only the mean of the losses",
         swap=(".sum().detach()", ".mean().detach()"),
         says="the mean over micro-batches",
@@ -371,8 +385,8 @@ WRONG = [
     ),
     Answer(6, "fails where there is no loss", swap=(" if losses else torch.zeros((), device=x.device)", "")),
     Answer(6, "rank 0 alone sends it", swap=("schedule.step(x", "if dist.get_rank() == 0:\n        schedule.step(x")),
-    Answer(7, "over all ranks", swap=(', group=mesh["data"].get_group()', "")),
-    Answer(7, "over the pipeline", swap=('mesh["data"]', 'mesh["pp"]')),
+    Answer(7, "over all ranks", swap=(', group=mesh["data"].get_group()', ""), says="the data axis"),
+    Answer(7, "over the pipeline", swap=('mesh["data"]', 'mesh["pp"]'), says="the data axis"),
     Answer(
         7,
         "not at all",

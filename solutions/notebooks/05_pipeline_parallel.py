@@ -520,15 +520,17 @@ plots_pipeline.timelines(
 #   may use them in another one.
 # - *Nothing in flight.* Whoever returns before a message is over has not finished.
 #
-# The first two problems have one solution: all ranks agree on one order of all messages, and each rank posts its ends
+# One idea solves the first two problems: all ranks agree on one order of all messages, and each rank posts its ends
 # of them, `isend` and `irecv`, in that order. Where does the order come from? From the schedule, which all ranks know.
 # Let each action take one **tick** of an imagined clock: `in_ticks` says who does what in which tick. In each tick a
 # rank does its own action, if it has one, and *then* posts its ends of what the actions of that tick send, by the
 # number of the sender. A rank waits for what it receives only when it needs it. The one order
 # keeps ranks from waiting in a circle, whatever is stored on the way. To wait for each send at once would be right,
 # too, but slow: the sender would stand still until its neighbour reaches that tick. So it waits for its sends at the
-# very end. And a schedule that is wrong stops in the simulator,
-# before anything runs.
+# very end. And a schedule that is wrong stops in the simulator, before anything runs.
+#
+# (The check asks that all messages get through where none is stored on the way, and that each is taken for what it is.
+# How you see to that is up to you.)
 
 
 # %%
@@ -576,7 +578,7 @@ def in_ticks(schedule: Schedule) -> list[dict[int, Action]]:
 # %% [markdown]
 # `dist.isend(tensor, rank)` and `dist.irecv(tensor, rank)` return a *work* at once, and `work.wait()` comes back when
 # the message is over. Until then the tensor belongs to the message. (Tags would be another way to tell messages apart,
-# but NCCL has none.)
+# which gloo has, but NCCL has not.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}

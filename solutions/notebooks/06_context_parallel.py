@@ -354,11 +354,9 @@ check("06_context_parallel/3")
 # hold a quarter of the sequence, in order. Rank 0's queries see only rank 0's keys: in three of four steps it has
 # nothing to do. Rank 3's queries see almost everything. All wait for rank 3, and nothing was gained by the mask.
 #
-# The way out is to cut the sequence into $2N$ pieces and give each rank an early one and a late one: rank $r$ has
-# pieces $r$ and $2N - 1 - r$. This **zig-zag** is how Llama 3 was trained
-# ([arXiv:2407.21783](https://arxiv.org/abs/2407.21783), section 3.3.2).
-#
-# ![The scores of four ranks: in order, from 36 to 228; in zig-zag, 132 each](../images/context_blocks.png)
+# The way out is to cut the sequence into $2N$ pieces, more than there are ranks, and to give each rank two of them,
+# an early one and a late one, so that all have the same work. It is called **zig-zag**, and which two these are you will
+# find yourself.
 #
 # From now on everything about a token goes by its place in the whole sequence: which keys its query sees, its
 # position in the model, its target. Nothing goes by its place on the rank.
@@ -430,6 +428,11 @@ def in_order(rank: int, world: int, size: int) -> Callable[[int], list[Block]]:
 check("06_context_parallel/4")
 
 # %% [markdown]
+# In colours, it looks like this. Llama 3 was trained so
+# ([arXiv:2407.21783](https://arxiv.org/abs/2407.21783), section 3.3.2).
+#
+# ![The scores of four ranks: in order, from 36 to 228; in zig-zag, 132 each](../images/context_blocks.png)
+#
 # Count the work of your own blocks, on four ranks with a sequence of 32 tokens. Pale is what a block computes
 # and the mask throws away: a triangle is half a square. Smaller pieces have smaller triangles.
 
@@ -545,7 +548,8 @@ check("06_context_parallel/5")
 # And its backward pass? What was sent comes back on the same way: the gradient of the one swap is the other swap.
 #
 # **Budget**: what a rank holds of queries, keys and values goes out once, and the output comes back once; and in the
-# backward pass their gradients. Of each, a rank's own $1/N$ need not travel.
+# backward pass their gradients. Of each, a rank's own $1/N$ need not travel. And no rank has room for all heads of all
+# tokens: what it holds are some copies of its share, and the scores of its heads if your attention makes them.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}

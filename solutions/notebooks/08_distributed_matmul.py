@@ -295,9 +295,7 @@ for tokens in (512, 65536):
 # rank at $(i, j)$ has $X_{ij}$ and $W_{ij}$, which do not fit together unless $i = j$. So first comes a **skew**: row
 # $i$ of $X$ goes $i$ places to the left, and column $j$ of $W$ goes $j$ places up.
 #
-# ![The skew and the three steps of Cannon's algorithm on 3 × 3 ranks](../images/matmul_cannon.png)
-#
-# **Predict**: which inner index $l$ do the blocks at $(i, j)$ have in step $s$, from 0?
+# **Predict**, with pencil and paper, for 3 × 3 ranks: which inner index $l$ do the blocks at $(i, j)$ have in step $s$, from 0?
 #
 # For the exchange you are given the messages of lesson 01. If the block stays where it is, none is sent.
 
@@ -384,6 +382,10 @@ def cannon_backward(
 check("08_distributed_matmul/3")
 
 # %% [markdown]
+# What you have built, on 3 × 3 ranks:
+#
+# ![The skew and the three steps of Cannon's algorithm on 3 × 3 ranks](../images/matmul_cannon.png)
+#
 # Look at the messages on 3 × 3 ranks. In a round of the middle picture each rank sends one; the skew, and then each of
 # two steps, takes two rounds at least.
 

@@ -1,6 +1,6 @@
 """`./workbook grade`: a class of strangers' code, each submission behind walls of its own.
 
-    OUT/class.json             what all were graded with: seed, lessons, their versions
+    OUT/class.json             what all were graded with: seed, lessons, their versions, backend
     OUT/records/STUDENT.json   one record a submission, the only truth; all else is made from these
     OUT/journal.jsonl          a line for each submission as it ends
     OUT/taken/STUDENT/         the files that were graded
@@ -43,7 +43,9 @@ class NoCluster(RuntimeError):
 # The class
 
 
-def open_class(out: Path, stems: list[str], seed: str | None, guards: sandbox.Guards, minutes: float) -> Class:
+def open_class(
+    out: Path, stems: list[str], seed: str | None, guards: sandbox.Guards, minutes: float, backend: str = "gloo"
+) -> Class:
     """Begin a class in `out`, or go on with the one that is there. Raises ValueError if that was graded otherwise."""
     (out / "records").mkdir(parents=True, exist_ok=True)
     digests = {stem: course_digest(stem) for stem in stems}
@@ -53,6 +55,11 @@ def open_class(out: Path, stems: list[str], seed: str | None, guards: sandbox.Gu
             raise ValueError(f"{out} was begun with another seed; leave --seed away to go on, or give a new folder")
         if known["course"] != digests:
             raise ValueError(f"{out} was begun with other lessons, or another version of them; give a new folder")
+        if known.get("backend", "gloo") != backend:
+            raise ValueError(
+                f"{out} was begun with --backend {known.get('backend', 'gloo')}: a class is graded by one; give that,"
+                " or a new folder"
+            )
     course = out / "course"
     if not known:
         shutil.rmtree(course, ignore_errors=True)
@@ -68,7 +75,11 @@ def open_class(out: Path, stems: list[str], seed: str | None, guards: sandbox.Gu
         os.chmod(out, 0o700)
         write_whole(
             out / "class.json",
-            json.dumps({"version": VERSION, "seed": seed or secrets.token_hex(8), "course": digests}, indent=1) + "\n",
+            json.dumps(
+                {"version": VERSION, "seed": seed or secrets.token_hex(8), "course": digests, "backend": backend},
+                indent=1,
+            )
+            + "\n",
         )
     write_whole(out / "run.json", json.dumps({"guards": dataclasses.asdict(guards), "minutes": minutes}) + "\n")
     return load(out)
@@ -254,11 +265,15 @@ def talk(
     return False
 
 
-def guards_for(wish: str) -> sandbox.Guards:
+def guards_for(wish: str, backend: str = "gloo") -> sandbox.Guards:
     """`auto`: the best that this machine has; `required`: bubblewrap or Landlock, or NoSandbox; `off`: none."""
     if wish == "off":
         return sandbox.NONE
     best = sandbox.available()
+    if backend == "nccl" and best is sandbox.LANDLOCK:  # which would have to know each file that CUDA opens
+        best = sandbox.NONE
+        if wish == "required":
+            raise sandbox.NoSandbox("on GPUs there are walls by bubblewrap only: apt-get install bubblewrap")
     if wish == "required" and best is sandbox.NONE:
         raise sandbox.NoSandbox(
             "there is neither bubblewrap (apt-get install bubblewrap) nor Landlock here, and --sandbox required asks"

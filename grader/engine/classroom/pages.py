@@ -9,31 +9,31 @@ import re
 import textwrap
 from pathlib import Path
 
-import jinja2
-
 from grader.engine.classroom import records
 from grader.engine.judge.verdict import Verdict
 from grader.engine.judge.words import details, heading
 from grader.engine.lesson.lessons import titles
 from grader.engine.walls.plain import plain_text
+from utils.page import template
 
-STYLE = """
-  body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; background: #fff; }
-  h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; border-bottom: 1px solid #d0d7de; }
-  table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #eaeef2; vertical-align: top; }
-  .pass { color: #1a7f37; } .fail { color: #cf222e; } .skipped { color: #6e7781; } .note { color: #6e7781; } .flag { color: #9a6700; }
-  dl { display: grid; grid-template-columns: 6rem 1fr; margin: .3rem 0 1rem 2rem; gap: .1rem .6rem; } dt { color: #6e7781; }
-  dd { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
-  .bar { background: #eaeef2; height: .7rem; width: 12rem; display: inline-block; } .bar span { background: #2da44e; height: 100%; display: block; }
+# Both pages: marks in colours.
+STYLE = """{% extends "frame" %}
+{% block style %}
+  h2 { border-bottom: 1px solid #d0d7de; }
+  table { border-collapse: collapse; width: 100%; }
+  td, th { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #eaeef2; vertical-align: top; }
+  .pass { color: #1a7f37; } .fail { color: #cf222e; } .skipped, .note { color: #6e7781; } .flag { color: #9a6700; }
+  dl { display: grid; grid-template-columns: 6rem 1fr; margin: .3rem 0 1rem 2rem; gap: .1rem .6rem; }
+  dt { color: #6e7781; } dd { white-space: pre-wrap; }
+  .bar { background: #eaeef2; height: .7rem; width: 12rem; display: inline-block; }
+  .bar span { background: #2da44e; height: 100%; display: block; }
+{% endblock %}
 """
 
-STUDENT = (
-    """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{{ record.student }}</title><style>"""
-    + STYLE
-    + """</style>
+STUDENT = template(
+    STYLE
+    + """{% block title %}{{ record.student }}{% endblock %}
+{% block body %}
 <h1>{{ record.student }}: {{ "%g" | format(points) }} of {{ "%g" | format(most) }}</h1>
 <p class="note">{{ record.submission }}, graded {{ record.graded }}</p>
 {% if record.refused %}<p>Not taken from what you handed in:</p><ul>{% for line in record.refused[:20] %}<li>{{ line }}</li>{% endfor %}</ul>{% endif %}
@@ -48,19 +48,16 @@ STUDENT = (
 {% for name, value in details(v) %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}{% endif %}
 </dl>{% endif %}
 {% endfor %}{% endif %}{% endfor %}
-</html>
+{% endblock %}
 """
 )
 
-CLASS = (
-    """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>The class</title><style>"""
-    + STYLE
-    + """</style>
+CLASS = template(
+    STYLE
+    + """{% block title %}The class{% endblock %}
+{% block body %}
 <h1>{{ records | length }} submissions</h1>
-<p class="note">Walls: {% for name, value in guards.items() %}{{ name }}: {{ value }}. {% endfor %}</p>
+<p class="note">Walls: {% for name, value in guards.items() %}{{ name }}: {{ value }}. {% endfor %}Backend: {{ backend }}.</p>
 {% if failed %}<h2>Could not be graded</h2><ul>{% for r in failed %}<li>{{ plain(r.student, 200) }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
 {% if flagged %}<h2>For a person to look at</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ plain(r.student, 200) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
 {% for line in r.refused[:3] %}<li class="flag">{{ plain(r.student, 200) }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
@@ -75,11 +72,9 @@ CLASS = (
 {% for r in rows %}<tr><td><a href="feedback/{{ r.file | urlencode }}.html">{{ plain(r.student, 200) }}</a></td><td>{{ "%g" | format(r.points) }} of {{ "%g" | format(r.most) }}</td>
 <td>{{ r.stuck }}</td></tr>{% endfor %}
 </table>
-</html>
+{% endblock %}
 """
 )
-
-page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string
 
 
 def write(room: records.Class) -> list[Path]:
@@ -103,7 +98,7 @@ def student_page(record: dict) -> str:
         by.setdefault(verdict["lesson"], []).append(Verdict(**verdict))
     own = records.marks(record)
     record = record | {name: plain_text(record[name], 200) for name in ("student", "submission")}
-    return page(STUDENT).render(
+    return STUDENT.render(
         record=record,
         lessons=by,
         details=details,
@@ -144,10 +139,11 @@ def class_page(graded: list[dict], room: records.Class) -> str:
         }
         for r in graded
     ]
-    return page(CLASS).render(
+    return CLASS.render(
         plain=plain_text,
         records=graded,
         guards=vars(room.guards),
+        backend=room.backend,
         todos=todos,
         rows=rows,
         failed=[r for r in graded if r["state"] == records.FAILED],

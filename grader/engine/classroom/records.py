@@ -1,6 +1,6 @@
 """What is kept of a class: how it is graded, and a record of each submission.
 
-OUT/class.json             what all were graded with: seed, lessons, their versions
+OUT/class.json             what all were graded with: seed, lessons, their versions, backend
 OUT/records/STUDENT.json   one record a submission, the only truth; all else is made from these
 OUT/journal.jsonl          a line for each submission as it ends
 OUT/taken/STUDENT/         the files that were graded
@@ -18,7 +18,8 @@ from grader.engine.walls import sandbox
 from utils.whole import written_whole
 
 VERSION = 1  # of a record
-KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"}  # of the environment, in a worker
+# Of the environment, in a worker
+KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "CUDA_VISIBLE_DEVICES"}
 NOT_HANDED_IN = "it was not handed in"
 GRADED, REFUSED, FAILED = "graded", "refused", "could not be graded"
 
@@ -33,6 +34,7 @@ class Class:
     guards: sandbox.Guards
     minutes: float
     course: Path  # without solutions
+    backend: str = "gloo"  # or nccl
 
     def record(self, student: str) -> Path:
         return self.out / "records" / f"{file_name(student)}.json"
@@ -137,6 +139,7 @@ def load(out: Path) -> Class:
         sandbox.named(how["guards"]),
         how["minutes"],
         (out / "course").resolve(),
+        known.get("backend", "gloo"),
     )
 
 

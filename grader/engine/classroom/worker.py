@@ -21,6 +21,7 @@ from grader.engine.classroom import records, submissions
 from grader.engine.classroom.records import GRADED, NOT_HANDED_IN, REFUSED, VERSION, Class, failure, keep, load
 from grader.engine.judge.judge import Judge
 from grader.engine.lesson.files import course_digest
+from grader.engine.ranks import backends
 from grader.engine.ranks.engine import Engine
 
 # In a worker
@@ -36,6 +37,7 @@ def grade_one(outside: Engine, room: Class, student: str, path: Path, heard: Cal
         "submission": path.name,
         "course": {stem: course_digest(stem) for stem in room.stems},
         "guards": dataclasses.asdict(room.guards),
+        "backend": room.backend,
         "graded": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "state": GRADED,
         "files": {},
@@ -58,7 +60,8 @@ def grade_one(outside: Engine, room: Class, student: str, path: Path, heard: Cal
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     modules = [f"grader.test_{stem}" for stem in room.stems]
-    with Engine(outside, room.guards, room.course, modules) as inside:
+    backend = backends.for_a_class(room.backend)
+    with Engine(outside, room.guards, room.course, modules, backend=backend) as inside:
         inside.until = time.monotonic() + 60 * room.minutes
         for stem in room.stems:
             judge = Judge(inside, stem, folder, seed=room.seed)

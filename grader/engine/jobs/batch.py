@@ -1,11 +1,14 @@
 """What a batch file asks for, and what its calls mean: which ranks each node would have."""
 
+import argparse
+import os
 from dataclasses import dataclass
+from unittest import mock
+
+from torch.distributed.run import get_args_parser
 
 from grader.engine.jobs.header import GPUS, number
 from grader.engine.jobs.stand_ins import Start
-
-# What the calls mean
 
 
 @dataclass
@@ -15,116 +18,108 @@ class Ranks:
     node: int
     how: str  # in the student's words: torchrun, python
     script: str
-    ranks: list[int] | None  # None: dealt out when the nodes meet
+    args: list[str]  # of the script
     processes: int
     world: int
-    place: str  # address:port, "" if it is not said or any will do
-    identity: str  # of the rendezvous, "" if there is none
-    hosts: bool | None  # this node is told to be the host; None: nobody is told
+    ranks: list[int] | None  # None: dealt out when the nodes meet
     visible: list[str]
-    args: list[str]  # of the script
     told: str  # MASTER_ADDR:MASTER_PORT in its environment
+    place: str = ""  # address:port, "" if it is not said or any will do
+    identity: str = ""  # of the rendezvous, "" if there is none
+    hosts: bool | None = None  # this node is told to be the host; None: nobody is told
+    refused: str = ""  # why torchrun would not take its arguments
 
 
 def started(seen: dict) -> list[Ranks]:
+    """By node."""
     return sorted((meaning(Start(**start)) for start in seen["starts"]), key=lambda ranks: ranks.node)
 
 
 def meaning(start: Start) -> Ranks:
-    env = start.env
-    visible = [
-        part.strip()
-        for part in env.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",")
-        if part.strip()
-    ]
-    told = f"{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}"
-    args = list(start.args)
-    if start.program != "torchrun" and args[:2] == ["-m", "torch.distributed.run"]:
-        args = args[2:]
-    elif start.program != "torchrun":
-        rank, world = next(
-            (
-                (int(env[r]), int(env[w]))
-                for r, w in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
-                if r in env and w in env
-            ),
-            (0, 1),
-        )
-        while args and args[0].startswith("-"):
-            args.pop(0)
-        script, rest = (args[0], args[1:]) if args else ("", [])
-        return Ranks(start.node, "python", script, [rank], 1, world, told.strip(":"), "", None, visible, rest, told)
+    """Of one call of torchrun or python."""
+    if start.program == "torchrun":
+        return by_torchrun(start, start.args)
+    if start.args[:2] == ["-m", "torch.distributed.run"]:
+        return by_torchrun(start, start.args[2:])
+    return by_launcher(start)
 
-    options, script, rest = torchrun_options(args)
-    nnodes = number(options.get("nnodes", "1").partition(":")[0])
-    asked = options.get("nproc-per-node", "1")
+
+def by_launcher(start: Start) -> Ranks:
+    """One process: srun or mpiexec has said in the environment which rank it is."""
+    env, args = start.env, list(start.args)
+    rank, world = next(
+        (
+            (int(env[r]), int(env[w]))
+            for r, w in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+            if r in env and w in env
+        ),
+        (0, 1),
+    )
+    while args and args[0].startswith("-"):
+        args.pop(0)
+    script, rest = (args[0], args[1:]) if args else ("", [])
+    told = meeting_place(env)
+    return Ranks(start.node, "python", script, rest, 1, world, [rank], visible_gpus(env), told, place=told.strip(":"))
+
+
+def by_torchrun(start: Start, args: list[str]) -> Ranks:
+    """As many processes as torchrun is told."""
+    visible = visible_gpus(start.env)
+    try:
+        options = torchrun_options(args, start.env)
+    except ValueError as problem:
+        told = meeting_place(start.env)
+        return Ranks(start.node, "torchrun", "", [], 0, 0, [], visible, told, refused=str(problem))
+    nnodes = number(options.nnodes.partition(":")[0])
+    asked = options.nproc_per_node
     processes = len(visible) if asked in ("gpu", "auto") else number(asked)
-    if "standalone" in options or nnodes == 1 and not {"rdzv-endpoint", "master-addr"} & options.keys():
-        return Ranks(
-            start.node,
-            "torchrun",
-            script,
-            list(range(processes)),
-            processes,
-            processes,
-            "",
-            "",
-            None,
-            visible,
-            rest,
-            told,
-        )
-    if options.get("rdzv-backend", "static") == "static":
-        node_rank = number(options.get("node-rank", env.get("PET_NODE_RANK", "0")))
-        place = (
-            options.get("rdzv-endpoint")
-            or f"{options.get('master-addr', '127.0.0.1')}:{options.get('master-port', '29500')}"
-        )
-        ranks = [node_rank * processes + local for local in range(processes)]
-        return Ranks(
-            start.node,
-            "torchrun",
-            script,
-            ranks,
-            processes,
-            nnodes * processes,
-            place,
-            "",
-            node_rank == 0,
-            visible,
-            rest,
-            told,
-        )
-    conf = dict(part.partition("=")[::2] for part in options.get("rdzv-conf", "").split(",") if part)
-    hosts = conf["is_host"].strip().lower() in ("1", "true", "t", "yes", "y") if "is_host" in conf else None
-    return Ranks(
+    ranks = Ranks(
         start.node,
         "torchrun",
-        script,
-        None,
+        options.training_script,
+        options.training_script_args,
         processes,
         nnodes * processes,
-        options.get("rdzv-endpoint", ""),
-        options.get("rdzv-id", "none"),
-        hosts,
+        None,
         visible,
-        rest,
-        told,
+        meeting_place(start.env),
     )
+    if options.standalone or nnodes == 1 and not (options.rdzv_endpoint or options.master_addr):
+        ranks.ranks, ranks.world = list(range(processes)), processes
+    elif options.rdzv_backend == "static":
+        first = options.node_rank * processes
+        ranks.ranks = list(range(first, first + processes))
+        ranks.place = options.rdzv_endpoint or f"{options.master_addr or '127.0.0.1'}:{options.master_port or 29500}"
+        ranks.hosts = options.node_rank == 0
+    else:
+        conf = dict(part.partition("=")[::2] for part in options.rdzv_conf.split(",") if part)
+        ranks.place, ranks.identity = options.rdzv_endpoint, options.rdzv_id
+        if "is_host" in conf:
+            ranks.hosts = conf["is_host"].strip().lower() in ("1", "true", "t", "yes", "y")
+    return ranks
 
 
-FLAGS = {"standalone", "no-python", "run-path", "no_python", "run_path", "m", "module"}
+def torchrun_options(args: list[str], env: dict[str, str]) -> argparse.Namespace:
+    """What torchrun makes of its arguments, by its own parser, which also reads PET_… from the environment.
+
+    Raises ValueError if it would refuse them.
+    """
+    told = {name: value for name, value in env.items() if name.startswith("PET_")}
+    with mock.patch.dict(os.environ, told):
+        parser = get_args_parser()
+    parser.set_defaults(master_addr=told.get("PET_MASTER_ADDR", ""))  # to know whether one was given
+    with mock.patch.object(parser, "error", refuse), mock.patch.object(parser, "print_help", lambda: refuse("--help")):
+        return parser.parse_args(args)
 
 
-def torchrun_options(args: list[str]) -> tuple[dict[str, str], str, list[str]]:
-    """Options by their name with dashes, the script, and its arguments."""
-    options: dict[str, str] = {}
-    rest = list(args)
-    while rest and rest[0].startswith("-"):
-        name, equals, value = rest.pop(0).lstrip("-").partition("=")
-        name = name.replace("_", "-")
-        if name in FLAGS:
-            options[name] = ""
-        else:
-            options[name] = value if equals else rest.pop(0) if rest else ""
-    return (options, rest[0], rest[1:]) if rest else (options, "", [])
+def refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def visible_gpus(env: dict[str, str]) -> list[str]:
+    named = env.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS))))
+    return [part.strip() for part in named.split(",") if part.strip()]
+
+
+def meeting_place(env: dict[str, str]) -> str:
+    return f"{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}"

@@ -14,6 +14,7 @@ def found() -> dict[str, str]:
     """What `start` says it found: a name and a few words each."""
     import torch
 
+    from utils.products import bfloat16_way
     from utils.wikitext2 import wikitext2_is_cached
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -31,6 +32,7 @@ def found() -> dict[str, str]:
         "torch": torch.__version__,
         "GPUs": devices,
         "backend": "nccl" if gpus else "gloo",
+        "bfloat16": bfloat16_way("cuda" if gpus else "cpu"),
         "data": (
             "wikitext-2, in the cache"
             if wikitext2_is_cached()

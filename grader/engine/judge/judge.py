@@ -17,12 +17,12 @@ same `Judge`.
 import importlib
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from grader.engine.judge.student import Student, named_places
-from grader.engine.judge.verdict import Todo, Verdict, Wrong, text, todos
+from grader.engine.judge.verdict import ALIKE, Todo, Verdict, Wrong, text, todos
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.engine import Engine
@@ -151,10 +151,32 @@ class Judge:
         return self._say(number, "skipped", "prerequisite", f"first TODO {teller}: {self.broken.message}")
 
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
-        message = problem.message
+        message = self.by_own_lines(number, problem)
         if len(self.checks[number].todo.needs) >= WHOLE and self.owner(getattr(problem, "where", None)) != number:
             message += self.changed_elsewhere()
         return self._say(number, "fail", getattr(problem, "cause", "wrong_value"), message, problem)
+
+    def by_own_lines(self, number: int, problem: Wrong | Fault) -> str:
+        """The message, with the student's own line in place of one in a function that was given: the innermost that is
+        in a TODO, if possible in this one.
+        """
+        message, done = problem.message, 0
+        for op in getattr(problem, "told", ()):
+            found = message.find(f" at {op.line}", done)
+            if found < 0:
+                continue
+            begin = found + len(" at ")
+            own = self.line_in_todo(number, [op.where, *op.callers]) if self.owner(op.where) is None else None
+            words = f"{place(own)} (TODO {self.owner(own)})" if own else op.line
+            message = message[:begin] + words + message[begin + len(op.line) :]
+            done = begin + len(words)
+        return message
+
+    def line_in_todo(self, number: int, lines: Sequence[Where | None]) -> Where | None:
+        """Of these lines, the innermost first, the first that is in this TODO; else in any."""
+        owners = [self.owner(line) for line in lines]
+        chosen = number if number in owners else next(filter(None, owners), None)
+        return None if chosen is None else lines[owners.index(chosen)]
 
     def changed_elsewhere(self) -> str:
         """Lines outside all TODOs that are not the course's: where a whole run is wrong, it may be by them."""
@@ -193,6 +215,8 @@ class Judge:
                 verdict.hint, verdict.hints_seen = own, 0
         if problem is not None:
             verdict.expected, verdict.seen = self.named(text(problem.expected)), self.named(text(problem.seen))
+            if verdict.seen is not None and verdict.seen == verdict.expected:
+                verdict.seen += ALIKE
             verdict.rank, verdict.where = problem.rank, self.named(self.place(number, problem))
         return verdict
 
@@ -220,8 +244,10 @@ class Judge:
             return None
         owner = self.owner(where)
         said = place(where) + (f" (TODO {owner})" if owner else "")
-        own = next((line for line in problem.callers if self.owner(line) == number), None) if owner != number else None
-        return f"{place(own)} (TODO {number}), which calls {said}" if own else said
+        own = self.line_in_todo(number, problem.callers) if owner != number else None
+        if own is None or (owner and self.owner(own) != number):
+            return said
+        return f"{place(own)} (TODO {self.owner(own)}), which calls {said}"
 
 
 WHOLE = 4  # a check that needs so many TODOs runs the script as a whole

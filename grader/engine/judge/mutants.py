@@ -21,7 +21,7 @@ from rich.table import Table
 
 from grader.engine.judge.answers import solved
 from grader.engine.judge.judge import Judge, check_module, checks_of
-from grader.engine.judge.verdict import Verdict
+from grader.engine.judge.verdict import ALIKE, Verdict
 from grader.engine.lesson import lessons
 from grader.engine.ranks.engine import Engine
 
@@ -91,6 +91,7 @@ def trials(engine: Engine, lesson: str, only: Collection[int] = (), share: tuple
         judge, started = judge_of(engine, lesson, answer.texts(lesson), others), time.perf_counter()
         own = judge.verdict(answer.todo)  # and what it needs: without that it would be skipped
         right = own.status == "fail" and own.cause != "not_attempted" and answer.says in own.message
+        right = right and ALIKE not in (own.seen or "")
         yield Trial(
             lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), time.perf_counter() - started
         )
@@ -140,7 +141,10 @@ def judge_of(engine: Engine, lesson: str, texts: dict[Path, str], presumed: Coll
 
 def first_failure(seen: list[Verdict]) -> str:
     failed = [v for v in seen if v.status == "fail"] or [v for v in seen if not v.passed]
-    return f"TODO {failed[0].todo} {failed[0].cause}: {failed[0].message}" if failed else "all pass"
+    if not failed:
+        return "all pass"
+    alike = f" (expected and seen alike: {failed[0].expected})" if ALIKE in (failed[0].seen or "") else ""
+    return f"TODO {failed[0].todo} {failed[0].cause}: {failed[0].message}{alike}"
 
 
 def run(chosen: dict[str, list[int]]) -> int:

@@ -43,14 +43,40 @@ class Student:
         return Private(self.draw("seeds").sample(range(1 << 40), world))
 
     def call(
-        self, function: Callable, world: int = 2, nodes: int = 1, gpus: int = 0, group: bool = True, **inputs: Any
+        self,
+        function: Callable,
+        world: int = 2,
+        nodes: int = 1,
+        gpus: int = 0,
+        group: bool | None = True,
+        anywhere: bool = False,
+        **inputs: Any,
     ) -> Run:
         """`function(code, rank=…, world=…, **inputs)` on each rank, where `code` is the student's module. What each
         returned is the run's `evidence`, by rank.
 
+        Args:
+            nodes: that the ranks pretend to be spread over.
+            gpus: a node, that they pretend to have.
+            group: make the process group before the call. None: the code makes it, and runs as a script would.
+            anywhere: what a script's function is given lies where it is to compute, so that may be a GPU.
+
+        Where the backend is NCCL, ranks that have a group are on GPUs: a notebook's, a script's as a whole, and those
+        that compute anywhere. A script's other functions are told that their device is the CPU, and ranks that pretend
+        are on CPUs, too.
+
         Raises the `Fault` that stopped it; its `events` tell how far the ranks came.
         """
-        run = self._once(world=world, nodes=nodes, gpus=gpus, group=group, function=named(function), inputs=inputs)
+        talks = group is None or (group and (anywhere or lessons.is_notebook(self.lesson)))
+        run = self._once(
+            world=world,
+            nodes=nodes,
+            gpus=gpus,
+            group=bool(group),
+            on_gpus=talks and nodes == 1 and not gpus,
+            function=named(function),
+            inputs=inputs,
+        )
         if run.fault:
             fault = explain_broken_cell(run, self.units)
             fault.events = run.events
@@ -59,7 +85,7 @@ class Student:
 
     def run(self, argv: list[str], files: dict[str, str], world: int = 2, nodes: int = 1) -> Run:
         """The script as a whole, with `files` in its working folder. Raises the `Fault` that stopped it."""
-        run = self._once(world=world, nodes=nodes, argv=argv, files=files)
+        run = self._once(world=world, nodes=nodes, argv=argv, files=files, on_gpus=nodes == 1)
         if run.fault:
             raise run.fault
         return run

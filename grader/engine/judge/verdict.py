@@ -1,10 +1,12 @@
 """The words of a check and of its answer: what a check file declares and raises, and the verdict that comes of it."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from grader.engine.ranks.diagnose import Unjudged
+from grader.engine.ranks.diagnose import Fault, Unjudged
 from grader.engine.walls import plain
 
 
@@ -25,8 +27,65 @@ class Wrong(Exception):
         self, message: str, expected: Any = None, seen: Any = None, rank: int | None = None, hint: str = ""
     ) -> None:
         super().__init__(message)
-        self.message, self.expected, self.seen, self.rank = message, expected, seen, rank
+        self.message, self.rank = message, rank
+        self.expected, self.seen = apart(expected, seen)
         self.hint = hint  # for this failure; the TODO's own come after it
+
+
+def apart(expected: Any, seen: Any) -> tuple[Any, Any]:
+    """Two numbers in as few digits as tell them apart; of two tensors or lists of numbers, of equal length, those where
+    they differ most. Anything else as it is.
+    """
+    if is_number(expected) and is_number(seen):
+        whole = isinstance(expected, int) and isinstance(seen, int)
+        return (not whole and in_digits([expected], [seen])) or (expected, seen)
+    a, b = flat(expected), flat(seen)
+    if not a or not b or shape(expected) != shape(seen):
+        return described(expected), described(seen)
+    gaps = [abs(x - y) if math.isfinite(x) and math.isfinite(y) else math.inf * (x != y) for x, y in zip(a, b)]
+    worst = max(range(len(a)), key=lambda n: -1.0 if math.isnan(gaps[n]) else gaps[n])
+    begin = max(0, min(worst - SHOWN // 2, len(a) - SHOWN))
+    told = in_digits(a[begin : begin + SHOWN], b[begin : begin + SHOWN])
+    if told and len(a) > SHOWN:
+        told = tuple(f"{words} (numbers {begin + 1} to {begin + SHOWN} of {len(a)})" for words in told)
+    return told or (described(expected), described(seen))
+
+
+SHOWN = 6  # numbers of a tensor
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def shape(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape) if hasattr(value, "detach") else (len(value),)
+
+
+def described(value: Any) -> Any:
+    """A tensor by its shape and first numbers; anything else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    numbers = ", ".join(f"{float(n):.5g}" for n in value.detach().flatten()[:SHOWN].tolist())
+    return f"shape {shape(value)}: {numbers}{', …' if value.numel() > SHOWN else ''}"
+
+
+def flat(value: Any) -> list[float] | None:
+    """The numbers of a tensor, or of a list of floats; None of anything else."""
+    if hasattr(value, "detach"):
+        value = value.detach().flatten().tolist()
+    elif not isinstance(value, (list, tuple)) or not any(isinstance(number, float) for number in value):
+        return None
+    return list(value) if all(map(is_number, value)) else None
+
+
+def in_digits(expected: list[float], seen: list[float]) -> tuple[str, str] | None:
+    """Both in words that differ; None if there are none."""
+    for digits in range(5, 18):
+        a, b = (", ".join(f"{float(n):.{digits}g}" for n in numbers) for numbers in (expected, seen))
+        if a != b:
+            return a, b
+    return None
 
 
 def expect(
@@ -35,6 +94,16 @@ def expect(
     """Raise `Wrong` unless `right`."""
     if not right:
         raise Wrong(message, expected, seen, rank, hint)
+
+
+@contextmanager
+def hinted(hint: str) -> Iterator[None]:
+    """What fails in here is another part of the TODO than its first hint speaks of; this one is told, then those."""
+    try:
+        yield
+    except (Wrong, Fault) as problem:
+        problem.hint = getattr(problem, "hint", "") or hint
+        raise
 
 
 @dataclass(frozen=True)
@@ -96,6 +165,9 @@ def todos(numbers: list[int]) -> str:
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"TODOs {numbers[0]} to {numbers[-1]}"
     return f"TODOs {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+ALIKE = ", by what is shown of it"  # where what was expected and what was seen are told in the same words
 
 
 def text(value: Any) -> str | None:

@@ -11,6 +11,10 @@ from pathlib import Path
 
 from grader.engine.lesson import lessons, regions
 
+README = "README.md"
+# Its table of lessons.
+TABLE = re.compile(r"(?<=<!-- lessons: written by \./workbook build -->\n)(.|\n)*?(?=<!-- end of lessons -->)")
+
 
 def student_files() -> dict[Path, str]:
     """Path in the course → text, for all that is generated."""
@@ -67,11 +71,30 @@ def build(force: bool = False) -> list[str]:
             file.write_text(text, "utf-8")
             report.append(f"{path}: written")
         recorded[str(path)] = _digest(text.encode())
+    if text := readme_to_write():
+        (lessons.COURSE / README).write_text(text, "utf-8")
+        report.append(f"{README}: written")
     _write_nbgrader_sources()
     record = _workbook() / "built.json"
     record.parent.mkdir(exist_ok=True)
     record.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n", "utf-8")
     return report
+
+
+def readme_to_write() -> str:
+    """README.md with its table of lessons made anew; "" if that changes nothing, or nobody writes it here."""
+    path = lessons.COURSE / README
+    if not lessons.has_solutions() or not path.is_file():
+        return ""
+    rows = ["| lesson | TODOs | what you build |", "|---|---|---|"]
+    for stem in lessons.stems():
+        link = f"[`{stem}`]({lessons.student_path(stem).relative_to(lessons.COURSE).as_posix()})"
+        number = len(lessons.titles(stem))
+        what = lessons.said_by_checks(stem, "BUILDS") or "nothing: it runs as given, on one device"
+        rows.append(f"| {link} | {number or ''} | {what} |")
+    text = path.read_text("utf-8")
+    made = TABLE.sub(lambda _: "".join(f"{row}\n" for row in rows), text)
+    return made if made != text else ""
 
 
 def keep_aside(path: Path) -> Path:
@@ -91,6 +114,8 @@ def check_sources() -> list[str]:
         file = lessons.COURSE / path
         if not file.is_file() or file.read_text("utf-8", errors="replace") != text:
             problems.append(f"{path}: not what its source builds; run ./workbook build")
+    if readme_to_write():
+        problems.append(f"{README}: not the table of these lessons; run ./workbook build")
     for kind in ("train/*.py", "notebooks/*.ipynb", "sbatch/*.*"):
         for file in sorted(lessons.COURSE.glob(kind)):
             if file.relative_to(lessons.COURSE) not in files:

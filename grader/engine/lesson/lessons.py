@@ -42,6 +42,7 @@ ORDER = (
     "08_distributed_matmul",
     "09_strategy",
     "hybrid_training",
+    "10_when_it_hangs",
     "resilient_training",
 )
 
@@ -96,12 +97,26 @@ def source_path(stem: str) -> Path:
     return script if script.is_file() else source_root() / "notebooks" / f"{stem}.py"
 
 
+def comes_after(stem: str, earlier: str) -> bool:
+    """In course order; a lesson does not come after itself."""
+    return ORDER.index(stem) > ORDER.index(earlier)
+
+
 def titles(stem: str) -> dict[int, str]:
     """The lesson's TODOs in order: number -> title."""
     found: dict[int, str] = {}
     for source in sources(stem):
         found = regions.titles(source.read_text("utf-8")) | found
     return dict(sorted(found.items()))
+
+
+TAUGHT_IN = re.compile(r'^TAUGHT_IN = "(\w+)"', re.MULTILINE)  # in a module of utils/: the lesson whose answers it has
+
+
+def taught(course: Path = COURSE) -> dict[Path, str]:
+    """What the library has of lessons: the module's file -> the lesson that teaches it."""
+    modules = {path: TAUGHT_IN.search(path.read_text("utf-8")) for path in sorted((course / "utils").glob("*.py"))}
+    return {path: found[1] for path, found in modules.items() if found}
 
 
 def lacking(stem: str) -> str:
@@ -111,9 +126,15 @@ def lacking(stem: str) -> str:
     """
     from utils.optional import lacks  # here, for nbgrader uses this module where utils/ is not
 
+    package = said_by_checks(stem, "PACKAGE")
+    return lacks(package) if package else ""
+
+
+def said_by_checks(stem: str, name: str) -> str:
+    """What a lesson's check file says of it in a line of its own, `NAME = "…"`, without importing it; "" if nothing."""
     checks = COURSE / "grader" / f"test_{stem}.py"
-    named = re.search(r'^PACKAGE = "(\w+)"', checks.read_text("utf-8"), re.MULTILINE) if checks.is_file() else None
-    return lacks(named[1]) if named else ""
+    found = re.search(rf'^{name} = "(.+)"$', checks.read_text("utf-8"), re.MULTILINE) if checks.is_file() else None
+    return found[1] if found else ""
 
 
 def is_notebook(stem: str) -> bool:

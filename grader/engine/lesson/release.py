@@ -32,7 +32,7 @@ WITHOUT_GIT = (
     "images",
 )
 
-TAUGHT_IN = re.compile(r'^TAUGHT_IN = "(\w+)"', re.MULTILINE)  # in utils/after_*.py: the lesson
+GIVES_AWAY = re.compile(r'^GIVES_AWAY = """([^"]+)"""', re.MULTILINE)  # in such a module: TODOs of other lessons
 
 # Below this many significant characters a body says nothing ("pass", "return x").
 TOO_SHORT = 20
@@ -99,8 +99,8 @@ def leaks(folder: Path) -> list[str]:
     - a body of less than 20 significant characters, or that is part of the TODO's own start;
     - a body of one line in the course's library (``utils/``, ``grader/engine/``) or in another lesson's checks: it is
       one call, and they must be free to make it;
-    - a later lesson's student file, which starts as its predecessor's solution, and what the library has of earlier
-      lessons, ``utils/after_*.py``: in a release with the earlier lesson they are sealed.
+    - a later lesson's student file, which starts as its predecessor's solution, and what the library has of lessons
+      (see `lessons.taught`): in a release with the earlier lesson they are sealed.
     """
     return [str(found) for found in _scan(folder) if not found.by_design]
 
@@ -140,16 +140,21 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
     for found in _scan(folder):
         if found.by_design and found.lesson in released and (stem := Path(found.path).stem) in released:
             opened_by.setdefault(stem, set()).add((found.lesson, int(found.todo.partition("/")[2])))
-    taught = {path: TAUGHT_IN.search(path.read_text("utf-8"))[1] for path in (folder / "utils").glob("after_*.py")}
+    taught = lessons.taught(folder)
+    given = {module: todos for module in taught if (todos := _given_away(module, taught[module], released))}
     files = {stem: _files_of(folder, stem) for stem in released}
     for stem in released:
         text = "\n".join(path.read_text("utf-8") for path in files[stem])
-        for module, lesson in taught.items():
-            if f"utils.{module.stem}" in text and lesson in released:
+        for module, todos in given.items():
+            if f"utils.{module.stem}" in text and lessons.comes_after(stem, taught[module]):
                 files[stem].append(module)
-                numbers = regions.titles(lessons.source_path(lesson).read_text("utf-8"))
-                opened_by.setdefault(stem, set()).update((lesson, number) for number in numbers)
+                opened_by.setdefault(stem, set()).update(todos)
     lines = []
+    for command, module in seals.COMMANDS.items():
+        if todos := given.get(folder / module):
+            until = [f"{lesson}/{number}" for lesson, number in sorted(todos, key=_in_order)]
+            seals.seal(folder, command, {module: (folder / module).read_text("utf-8")}, until)
+            lines.append(f"the command {command} is sealed until {len(until)} TODOs are right: it has their answers")
     for stem in [stem for stem in released if stem in opened_by]:
         packed = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in files[stem]}
         until = [f"{lesson}/{number}" for lesson, number in sorted(opened_by[stem], key=_in_order)]
@@ -158,10 +163,21 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
         lines.append(f"{stem} is sealed until {len(until)} TODOs of {names} are right: it begins with their solutions")
         for path in _files_of(folder, stem):
             path.unlink()
-    for module, lesson in taught.items():
-        if lesson in released:
-            module.unlink()
+    for module in given:
+        module.unlink()
     return lines
+
+
+def _given_away(module: Path, lesson: str, released: Sequence[str]) -> set[tuple[str, int]]:
+    """The TODOs of released lessons that a module of the library gives away."""
+    todos = set()
+    if lesson in released:
+        todos |= {(lesson, n) for n in regions.titles(lessons.source_path(lesson).read_text("utf-8"))}
+    if earlier := GIVES_AWAY.search(module.read_text("utf-8")):
+        for todo in earlier[1].split():
+            stem, _, number = todo.partition("/")
+            todos |= {(stem, int(number))} if stem in released else set()
+    return todos
 
 
 def _in_order(todo: tuple[str, int]) -> tuple[int, int]:
@@ -196,7 +212,7 @@ def _put(path: Path, text: str) -> None:
 
 
 def _scan(folder: Path) -> Iterator[Found]:
-    bodies = list(_bodies())
+    bodies, taught = list(_bodies()), lessons.taught(folder)
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         try:
             text = file.read_text("utf-8")
@@ -213,7 +229,7 @@ def _scan(folder: Path) -> Iterator[Found]:
                 continue
             places = [line for haystack in haystacks if (line := haystack.find(body)) is not None]
             if places:
-                by_design = _starts_as(path, stem) or path.match("utils/after_*.py")
+                by_design = _starts_as(path, stem) or file in taught
                 yield Found(path.as_posix(), min(places), f"{stem}/{todo}", by_design)
 
 

@@ -19,6 +19,8 @@ from typing import NamedTuple
 from grader.engine.lesson import lessons
 
 FOLDER = Path("grader") / "sealed"
+# Commands that need a module of the library which gives answers away: they are sealed like a lesson.
+COMMANDS = {"plan": "utils/costs.py"}
 REVEALED = "solutions.seal"
 
 
@@ -35,9 +37,9 @@ def seal(course: Path, stem: str, files: Mapping[str, str], until: Collection[st
 
 
 def sealed() -> dict[str, list[str]]:
-    """The sealed lessons, in course order: lesson -> TODOs (as "ddp_training/4") that open it."""
+    """The sealed lessons, in course order, and commands: its name -> TODOs (as "ddp_training/4") that open it."""
     found = {}
-    for stem in lessons.ORDER:
+    for stem in (*lessons.ORDER, *COMMANDS):
         path = lessons.COURSE / FOLDER / f"{stem}.seal"
         if path.is_file():
             with path.open(encoding="utf-8") as file:
@@ -68,11 +70,11 @@ def unseal_due(right: Collection[str]) -> list[str]:
 
 
 def waits_for(stem: str, right: Collection[str]) -> str:
-    """One line that says why a lesson is sealed, and what opens it."""
+    """One line that says why a lesson or a command is sealed, and what opens it."""
     missing = Counter(todo.partition("/")[0] for todo in sealed()[stem] if todo not in right)
     counts = " and ".join(f"{count} TODO{'s' if count > 1 else ''} of {lesson}" for lesson, count in missing.items())
     return (
-        f"{stem} is sealed, for it begins with solutions of earlier lessons: it opens when {counts} more are right;"
+        f"{stem} is sealed, for it has solutions of other lessons: it opens when {counts} more are right;"
         f" ./workbook open {stem} opens it now"
     )
 

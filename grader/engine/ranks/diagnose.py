@@ -27,12 +27,14 @@ class Fault(Exception):
         seen: str | None = None,
         also: Sequence[Where] = (),
         callers: Sequence[Where] = (),
+        told: Sequence["Op"] = (),
     ) -> None:
         super().__init__(message)
         self.cause, self.message, self.rank, self.where = cause, message, rank, where
         self.expected, self.seen = expected, seen
         self.also = also  # lines where the cause may be as well: those that called `where`, and where another rank was
         self.callers = callers  # the lines that called `where`, the innermost first
+        self.told = told  # calls that the message names with their lines, in order
         self.events: list[list[dict]] = []  # what each rank did until then
 
 
@@ -72,13 +74,18 @@ class Op:
     def callers(self) -> list[Where]:
         return self.event.get("callers", [])
 
-    def at(self) -> str:
+    @property
+    def line(self) -> str:
+        """Where it was called, in words."""
         calls = "".join(
             f", called at {place([unit, line, name]) if ', cell ' in unit else f'line {line}'}"
             for unit, line, name in self.callers[-1:]
             if self.where and unit == self.where[0]
         )
-        return f"{self} at {place(self.where)}{calls}"
+        return f"{place(self.where)}{calls}"
+
+    def at(self) -> str:
+        return f"{self} at {self.line}"
 
 
 @dataclass
@@ -111,6 +118,8 @@ class Diagnosis:
             rank.waits_for = rank.messages.get(event.get("of")) if rank.waiting else None
             if "source" in event and event["of"] in rank.from_anybody:
                 return self.message(number, rank.from_anybody.pop(event["of"]) | {"peer": event["source"]})
+        elif event["e"] in ("starts", "started"):
+            rank.waiting = event["e"] == "starts"
         elif event["e"] == "joins":
             return self.join(number, event)
         elif event["e"] == "op":
@@ -155,6 +164,7 @@ class Diagnosis:
         first, second = sorted((usual, odd), key=lambda op: op.rank)
         if first.where != second.where:
             skipper, waiter = self.skipper(first, second)
+            told = (waiter, skipper) if skipper else (first, second)
             if skipper:
                 text = (
                     f"rank {skipper.rank} skipped a call that the others make, or makes one that they do not: rank"
@@ -175,6 +185,7 @@ class Diagnosis:
                 seen=str(skipper),
                 also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers],
                 callers=waiter.callers,
+                told=told,
             )
         what = {
             "op": "different operations",
@@ -191,6 +202,7 @@ class Diagnosis:
             seen=str(odd),
             also=odd.callers,
             callers=odd.callers,
+            told=(first, second),
         )
 
     def skipper(self, first: Op, second: Op) -> tuple[Op, Op] | tuple[None, None]:
@@ -223,13 +235,17 @@ class Diagnosis:
             return None
         if peer == number:
             verb = "sends to" if event["op"] == "send" else "receives from"
+            op = Op(number, event, 0)
             return Fault(
                 "crash",
-                f"rank {number} {verb} itself, at {place(event['where'])}: there is no such message; copy the tensor",
+                f"rank {number} {verb} itself, at {op.line}: there is no such message; copy the tensor",
                 number,
                 event["where"],
                 expected="messages between two ranks",
                 seen=f"{event['op']} on rank {number}, {number} at the other end",
+                also=op.callers,
+                callers=op.callers,
+                told=[op],
             )
         source, target = (number, peer) if event["op"] == "send" else (peer, number)
         pair = self.pairs[event["name"], source, target, event["tag"]]
@@ -248,6 +264,9 @@ class Diagnosis:
                 received.where,
                 expected=str(sent),
                 seen=str(received),
+                also=[*received.callers, *sent.callers],
+                callers=received.callers,
+                told=(sent, received),
             )
         return None
 
@@ -290,6 +309,7 @@ class Diagnosis:
         )
         finished = [member for member in lacking if self.ranks[member].gone == "it has finished"]
         stories = [f"{numbers(finished)} never come: they have finished"] if len(finished) > 1 else []
+        told = [op]
         short = [f"{numbers(finished)} finished"] if len(finished) > 1 else []
         for member in lacking:
             if member in finished and stories:
@@ -299,6 +319,7 @@ class Diagnosis:
                 short.append(f"rank {member}: {gone.removeprefix('it ')}")
             else:
                 other, _ = stuck[member]
+                told.append(other)
                 stories.append(f"rank {member} waits in {other.at()}")
                 short.append(f"rank {member} in {other}")
         skipper = next((member for member in lacking if self.ranks[member].gone), None)
@@ -318,6 +339,7 @@ class Diagnosis:
             seen="; ".join(short),
             also=op.callers,
             callers=op.callers,
+            told=told,
         )
 
 

@@ -82,7 +82,7 @@ class Endings:
                 seen=more(word),
                 callers=frames[-2::-1],
             )
-        where = word.get("where") or self.traces.stack(number) or last[number]
+        where = word.get("where") or next(iter(self.traces.stack(number)), None) or last[number]
         where = where or next(filter(None, last), None)  # where its peers are
         how = self.how_it_ended(number)
         if not os.WIFSIGNALED(self.status[number]):

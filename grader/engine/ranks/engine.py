@@ -15,13 +15,14 @@ from typing import Any
 import psutil
 
 from grader.engine.lesson import lessons
-from grader.engine.ranks import keeper
+from grader.engine.ranks import backends, keeper
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.run import Run
 from grader.engine.ranks.session import Session
 from grader.engine.walls import sandbox
 
-ANSWERS = 30.0  # seconds in which a server that is ready answers, or it never will
+ANSWERS = 30.0  # seconds in which a server that is ready answers, unless the machine is busy
+BUSY = 10  # times that long: then it never will
 
 
 class ServerGone(RuntimeError):
@@ -37,6 +38,7 @@ class Engine:
         course: and see this course.
         modules: what both shall have loaded.
         kept: use the server of an earlier command, or leave one to the next, where that is wanted (see `keeper`).
+        backend: what the ranks talk by; it may be set later, too.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Engine:
         course: Path = lessons.COURSE,
         modules: Sequence[str] = (),
         kept: bool = False,
+        backend: backends.Backend = backends.GLOO,
     ) -> None:
+        self.backend = backend
         self.kept = kept and keeper.wanted()
         self.outside, self.guards, self.course, self.modules = outside, guards, course, list(modules)
         self.socket: socket.socket | None = None
@@ -77,7 +81,9 @@ class Engine:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+            # No GPU for the server: CUDA does not survive a fork. A rank that is to have one sets this anew.
             "CUDA_VISIBLE_DEVICES": "",
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
             "TOKENIZERS_PARALLELISM": "false",
         }
@@ -97,12 +103,13 @@ class Engine:
     def _start_inside(self, theirs: socket.socket) -> None:
         self.outside.start()
         self.outside.await_ready()
-        self.sandbox = sandbox.Sandbox(self.guards, self.course)
+        self.sandbox = sandbox.Sandbox(self.guards, self.course, gpus=bool(self.backend.gpus))
         self.outside.ask(
             [theirs],
             enter=self.sandbox.first,
             doors=self.sandbox.group.doors() if self.sandbox.group else [],
             landlock=self.guards is sandbox.LANDLOCK,
+            gpus=bool(self.backend.gpus),
             modules=self.modules,
         )
         theirs.close()
@@ -137,6 +144,14 @@ class Engine:
                 self.process.wait()
             self.process = None
 
+    def stopped(self) -> bool:
+        """Whether somebody has sent the server SIGSTOP, as far as we know which process it is."""
+        for pid in filter(None, (self.process and self.process.pid, self.middle)):
+            with suppress(psutil.Error):
+                if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                    return True
+        return False
+
     def inside(self) -> list[psutil.Process]:
         """All processes of the sandbox."""
         found = []
@@ -156,10 +171,14 @@ class Engine:
 
     def answer(self) -> dict:
         """The server's next message."""
+        late = 0
         while not self.heard:
             try:
                 data = self.socket.recv(1 << 16)
-            except TimeoutError:  # somebody has stopped it
+            except TimeoutError:
+                late += 1
+                if late < BUSY and not self.stopped():
+                    continue
                 data = b""
             if not data:
                 raise ServerGone("the fork-server ended; its message is above")
@@ -180,9 +199,13 @@ class Engine:
         group: bool = True,
         gpus: int = 0,
         files: dict[str, str] | None = None,
+        on_gpus: bool = False,
     ) -> Run:
         """Run `units` on `world` fresh ranks; see `rank.py` for the job's fields. Never raises for the student's
         faults.
+
+        Args:
+            on_gpus: if this engine's backend is NCCL, on GPUs.
         """
         how = dict(
             module=module,
@@ -194,6 +217,7 @@ class Engine:
             group=group,
             gpus=gpus,
             files=files or {},
+            devices=self.backend.devices(world) if on_gpus else [],
         )
         try:
             return self._run(units, **how)
@@ -231,6 +255,7 @@ class Engine:
         group: bool,
         gpus: int,
         files: dict[str, str],
+        devices: list[str],
     ) -> Run:
         self.start()
         try:
@@ -251,6 +276,7 @@ class Engine:
                 nodes=nodes,
                 group=group,
                 gpus=gpus,
+                devices=devices,
             )
             for name, text in files.items():
                 target = folder / "work" / name

@@ -18,6 +18,7 @@ NEEDED = {
     "joined": {"rank", "world"},
     "future": {"work"},
     "product": {"size"},
+    "unfit": {"text"},
 }
 
 

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from grader.engine.ranks import on_gpu
+
 
 @dataclass
 class PendingMessage:
@@ -23,9 +25,15 @@ class PendingMessage:
     arrives_in: torch.Tensor | None = None  # what it is received into, until the wait
     content: bytes = b""  # what was to be sent
     written_at: list | None = None  # the line that wrote to it before it was over
+    version: int = 0  # of the tensor, when it was last known not to have changed
 
     def changed(self) -> bool:
         return bool(self.content) and content(self.tensor) != self.content
+
+    def touched(self) -> bool:
+        """Whether it was written to since then; quickly, and so not if that was behind torch's back."""
+        before, self.version = self.version, versions([self.tensor])
+        return before != self.version and self.changed()
 
     @property
     def about(self) -> dict:
@@ -41,9 +49,15 @@ class PendingCollective:
     arrive_in: list[torch.Tensor]  # what is reduced or broadcast in their place, until the wait
     contents: list[bytes]  # of the tensors when it began
     written_at: list | None = None  # the line that wrote to one of them before it was over
+    version: int = 0  # as of a message
 
     def changed(self) -> bool:
         return [content(tensor) for tensor in self.tensors] != self.contents
+
+    def touched(self) -> bool:
+        """As of a message."""
+        before, self.version = self.version, versions(self.tensors)
+        return before != self.version and self.changed()
 
     @property
     def about(self) -> dict:
@@ -59,6 +73,8 @@ def watch_waits(line: Any) -> None:
         line.say(e="wait", **about)
         try:
             answer = plain(work, *args, **kwargs)
+            if line.on_gpu:
+                on_gpu.settle()
             if call:
                 arrive(line, work, about)
             return answer
@@ -84,13 +100,15 @@ def watch_waits(line: Any) -> None:
 
 
 def depart(line: Any, event: dict, name: str, given: dict) -> PendingMessage:
-    """A message is about to be sent or received, into a hidden tensor if need be."""
+    """A message is about to be sent or received, into a hidden tensor if need be: a GPU's, in the host's memory."""
     tensor = given["tensors"][0]
     message = PendingMessage(event["id"], tensor, any_source=name == "recv_any_source_")
     if line.merciless and name == "send":
-        message.content = content(tensor)
-    elif line.merciless:
-        message.arrives_in = torch.empty_like(tensor)
+        message.content, message.version = content(tensor), versions([tensor])
+    if name == "send" and line.host is not None:
+        given["tensors"] = [tensor.detach().to("cpu", copy=True)]
+    elif name != "send" and (line.merciless or line.host is not None):
+        message.arrives_in = torch.empty_like(tensor, device="cpu", requires_grad=False)
         given["tensors"] = [message.arrives_in]
     watch_writes(line)
     return message
@@ -102,10 +120,7 @@ def arrive(line: Any, work: dist.Work, about: dict) -> None:
     if not line.in_flight:
         sys.settrace(None)
     if isinstance(message, PendingCollective):
-        if message.changed():
-            line.say(e="changed", where=message.written_at, **about)
-        for tensor, result in zip(message.tensors, message.arrive_in):
-            tensor.detach().copy_(result)
+        finish(line, message)
         return
     if message.any_source:
         about["source"] = work._source_rank()
@@ -113,6 +128,14 @@ def arrive(line: Any, work: dist.Work, about: dict) -> None:
         message.tensor.detach().copy_(message.arrives_in)
     elif line.merciless and content(message.tensor) != message.content:
         line.say(e="changed", where=message.written_at, of=message.number)
+
+
+def finish(line: Any, call: PendingCollective) -> None:
+    """A collective is over: what was hidden until now is seen."""
+    if call.changed():
+        line.say(e="changed", where=call.written_at, **call.about)
+    for tensor, result in zip(call.tensors, call.arrive_in):
+        tensor.detach().copy_(result)
 
 
 def watch_writes(line: Any) -> None:
@@ -128,7 +151,7 @@ def watch_writes(line: Any) -> None:
             return None
         if event == "line":
             for pending in line.in_flight.values():
-                if pending.written_at is None and pending.changed():
+                if pending.written_at is None and pending.touched():
                     pending.written_at = last[0]
             last[0] = [frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name]
         return trace
@@ -149,10 +172,15 @@ def begin(line: Any, event: dict, name: str, given: dict) -> PendingCollective:
     call = PendingCollective(event["work"], [], [], [])
     if line.merciless and name in IN_PLACE:
         call.tensors = given["tensors"]
-        call.contents = [content(tensor) for tensor in call.tensors]
+        call.contents, call.version = [content(tensor) for tensor in call.tensors], versions(call.tensors)
         call.arrive_in = given["tensors"] = [tensor.detach().clone() for tensor in call.tensors]
         watch_writes(line)
     return call
+
+
+def versions(tensors: list[torch.Tensor]) -> int:
+    """How often torch has written into these tensors, or into views of them."""
+    return sum(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
 def content(tensor: torch.Tensor) -> bytes:

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 def excess(engine: "Engine") -> Fault | None:
     """A submission that takes more of the machine than it is given."""
     processes = engine.inside()
-    memory = resident(processes)
+    most_memory = engine.sandbox.memory
+    memory = resident(processes, most_memory)
     files = sandbox.sizes(engine.sandbox.folder)
     written = sum(files)
     gib = sandbox.GIB
     for what, seen, most in (
-        ("memory", f"{memory / gib:.1f} GiB", memory > sandbox.TOTAL_MEMORY and f"{sandbox.TOTAL_MEMORY // gib} GiB"),
+        ("memory", f"{memory / gib:.1f} GiB", memory > most_memory and f"{most_memory // gib} GiB"),
         ("processes", f"{len(processes)}", len(processes) > sandbox.TOTAL_PROCESSES and f"{sandbox.TOTAL_PROCESSES}"),
         (
             "files",
@@ -42,17 +43,17 @@ def excess(engine: "Engine") -> Fault | None:
     return None
 
 
-def resident(processes: list[psutil.Process]) -> int:
+def resident(processes: list[psutil.Process], most: int) -> int:
     """Bytes of memory that these processes hold together.
 
-    Pages that forked processes share stand in the resident set of each. So where the plain sum is too much, and only
-    there, each page is divided by its users (the proportional set, which is slow to read).
+    Pages that forked processes share stand in the resident set of each. So where the plain sum is more than `most`, and
+    only there, each page is divided by its users (the proportional set, which is slow to read).
     """
     plain = shared = 0
     for process in processes:
         with suppress(psutil.Error):
             plain += process.memory_info().rss
-    if plain <= sandbox.TOTAL_MEMORY or not psutil.LINUX:
+    if plain <= most or not psutil.LINUX:
         return plain
     for process in processes:
         with suppress(psutil.NoSuchProcess):

@@ -11,6 +11,7 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
                                      "gaps": a tensor of it is not dense, as NCCL wants it
     {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for
                                      this collective
+    {"e": "starts"} {"e": "started"} on a GPU: around a call, which NCCL may not begin before the other ranks are there
     {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) that was not over was
                                      written to
     {"e": "future", "work": 3}       the future of a collective was taken: where it is waited for is not seen
@@ -20,6 +21,8 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
     {"e": "strange", "text": "…"}    a function of the student's has returned what its signature does not promise
     {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
     {"e": "crash", …} {"e": "exit", …} {"e": "end"}
+    {"e": "fit"} {"e": "unfit", "text": why}
+                                     the first word of a rank that is to have a GPU: whether it has
 
 A message (send, recv) has a number of its own on its rank, "id", and a collective has one, "work". All events have the
 time "t", in seconds.
@@ -42,7 +45,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from grader.engine.ranks.in_flight import PendingCollective, PendingMessage, begin, depart, watch_waits
+from grader.engine.ranks import on_gpu
+from grader.engine.ranks.in_flight import PendingCollective, PendingMessage, begin, depart, finish, watch_waits
 from grader.engine.ranks.pretended import pretend_gpus
 from utils.distributed import cleanup
 
@@ -107,6 +111,9 @@ class Line:
         ] = {}  # held by these, a work keeps its identity
         self.results: dict[int, int] = {}  # address of a result -> the collective that C++ has called for it
         self.world = job["world"]
+        self.on_gpu = bool(job["devices"])
+        self.backend = "cpu:gloo,cuda:nccl" if self.on_gpu else "gloo"  # of groups that the checks make
+        self.host: Any = None  # on GPUs, what carries messages: gloo's backend of all ranks
         self.lives = 0  # process groups joined: a later one gives its groups the same names again
         self.lock = threading.Lock()
         self.socket = line
@@ -148,7 +155,7 @@ class Line:
 def next_world(ranks: int) -> None:
     """The next process group is that of the first `ranks` ranks alone, as if a job had been started with so many."""
     Line.mine.world = ranks
-    os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+    os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE="1" if Line.mine.on_gpu else str(ranks))
 
 
 def smaller_world(ranks: int, rank: int) -> bool:
@@ -158,7 +165,7 @@ def smaller_world(ranks: int, rank: int) -> bool:
         cleanup()
         next_world(ranks)
         if rank < ranks:
-            dist.init_process_group("gloo")
+            dist.init_process_group(Line.mine.backend)
     return rank < ranks
 
 
@@ -241,6 +248,8 @@ def watch_rendezvous(line: Line, run: Path, job: dict) -> None:
             kwargs.pop("device_id", None)
         line.say(e="wait")
         init(backend, *args, **kwargs)
+        if line.on_gpu:
+            line.host = new_group(backend="gloo")._get_backend(torch.device("cpu"))
         line.say(e="done")
         line.say(e="joined", rank=dist.get_rank(), world=dist.get_world_size(), where=where)
 
@@ -304,30 +313,56 @@ def reporting(operation: Any, name: str, below: Any) -> Callable:
         event = announce(line, name, given) if "process_group" in given else {}
         if "id" in event:
             message = depart(line, event, name, given)
-            work = operation.redispatch(keys & below, **given)
+            if line.host is not None:
+                channel = f"{event['name']}/{event['tag']}"
+                work = on_gpu.message(line.host, name, given["tensors"][0], event["peer"], channel).boxed()
+            else:
+                work = operation.redispatch(keys & below, **given)
             line.in_flight[dist.Work.unbox(work)] = message
             return work
         caller = sys._getframe(1).f_code.co_filename
         if event and (caller == c10d.__file__ or caller in line.units):  # not DDP's reducer, which waits in C++
             call = begin(line, event, name, given)
-            answer = operation.redispatch(keys & below, **given)
-            work = answer[-1] if isinstance(answer, tuple) else answer
+            answer = start(line, operation, keys & below, given)
+            boxed = answer[-1] if isinstance(answer, tuple) else answer
+            work = None if boxed is None else dist.Work.unbox(boxed)
             if work is not None:
-                line.in_flight[dist.Work.unbox(work)] = call
+                line.in_flight[work] = call
+            elif line.on_gpu:  # a call that is not asynchronous leaves nothing to wait for: it is on the stream
+                line.say(e="wait", **call.about)
+                on_gpu.settle()
+                finish(line, call)
+                line.say(e="done", **call.about)
             return answer
+        blocks = name in ("wait_tensor", "monitored_barrier_")
         if event:
             remember_result(line, event, given)
-        blocks = name in ("wait_tensor", "monitored_barrier_")
+            if not blocks:
+                return start(line, operation, keys & below, given)
         about = waited_for(line, given["tensor"]) if name == "wait_tensor" else {}
         if blocks:
             line.say(e="wait", **about)
         try:
-            return operation.redispatch(keys & below, *args, **kwargs)
+            answer = operation.redispatch(keys & below, *args, **kwargs)
+            if blocks and line.on_gpu:
+                on_gpu.settle()
+            return answer
         finally:
             if blocks:
                 line.say(e="done", **about)
 
     return kernel
+
+
+def start(line: Line, operation: Any, keys: Any, given: dict) -> Any:
+    """Begin a collective. With its first one a group of NCCL's waits for all its ranks, and busily."""
+    if not line.on_gpu:
+        return operation.redispatch(keys, **given)
+    line.say(e="starts")
+    try:
+        return operation.redispatch(keys, **given)
+    finally:
+        line.say(e="started")
 
 
 RESULTS = ("tensors", "output_tensor", "output_tensors", "outputs", "output")

@@ -4,10 +4,13 @@
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
+from torch.multiprocessing.reductions import StorageWeakRef
+
 from grader.engine.ranks.observe import Line
-from utils.memory import Storages
+from utils.memory import Storages, storages_of
 
 
 def multiplications(name: str, args: tuple) -> int:
@@ -31,13 +34,23 @@ class watch_products(Storages):
     """
 
     def __init__(self, tensors: tuple = ()) -> None:
+        self.most = self.at_most = 0  # the latter: what is alive, and what has gone since it was last counted
         super().__init__(tensors)
-        self.most = 0
+
+    def note(self, tensors: Iterable[Any]) -> None:
+        for tensor in tensors:
+            for storage in storages_of(tensor):
+                ref = StorageWeakRef(storage)
+                if ref not in self.noted:
+                    self.noted.add(ref)
+                    self.at_most += storage.nbytes()
+        if self.at_most > self.most:  # to count takes longer than most operations
+            self.at_most = sum(self.live().values())
+            self.most = max(self.most, self.at_most)
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = super().__torch_dispatch__(operation, types, args, kwargs)
         size = multiplications(operation.overloadpacket.__name__, args)
         if size:
             Line.mine.say(e="product", size=size)
-        self.most = max(self.most, sum(self.live().values()))
         return result

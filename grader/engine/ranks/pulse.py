@@ -1,68 +1,113 @@
-"""The CPU time of ranks: it tells who computes, who waits and who runs without end."""
+"""The CPU time of ranks: it tells who computes, who waits and who runs without end.
+
+On a busy machine a rank that could go on may look asleep for seconds: a thread of it, gloo's own perhaps, stands in
+line for a processor. So a rank's silence is measured in its own time, which goes on while it runs or waits, and stands
+still while any thread of it, or of a process that it has started, is held up.
+"""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psutil
 
-from grader.engine.ranks.diagnose import Fault, Where, place
+from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
+from grader.engine.ranks.tasks import Task, descendants, tasks_of, wakes_by_itself
 
 SILENT_CPU = 1.5  # seconds of CPU without a sign of life: a loop that never ends
+STARTED_CPU = 10.0  # the same, of the processes that a rank has started
+GPU_START = 6.0  # seconds more of SILENT_CPU and IDLE, for CUDA and NCCL start on each rank
 TOTAL_CPU = 60.0  # seconds of CPU that one rank may use in all
 IDLE = 4.0  # seconds of every rank asleep, none in a collective: a sleep, a lock, a read that never ends
 TICK = 0.05  # seconds between looks at the ranks' CPU time
+ASLEEP = 6 * TICK
+STARVED = 300.0  # seconds without a sign of life after which the machine is to blame: it gives the ranks no processor
+
+
+@dataclass
+class Sign:
+    """When a rank last did something."""
+
+    at: float  # seconds, by our clock
+    own: float = 0.0  # seconds of its own time
+    cpu: float = 0.0  # seconds of CPU, its own
+    started_cpu: float = 0.0  # and of what it has started
 
 
 class Pulse:
     """What is known of the CPU time of each rank."""
 
-    def __init__(self, world: int, started: float) -> None:
+    def __init__(self, world: int, started: float, on_gpu: bool = False) -> None:
+        self.silent_cpu, self.idle = (usual + GPU_START * on_gpu for usual in (SILENT_CPU, IDLE))
         self.processes: dict[int, psutil.Process] = {}
         self.cpu_at_event = dict.fromkeys(range(world), 0.0)
+        self.started_at_event = dict.fromkeys(range(world), 0.0)
         self.cpu = dict.fromkeys(range(world), 0.0)
-        self.quiet = {n: (started, 0.0) for n in range(world)}  # since when, and its CPU time then
+        self.started_cpu = dict.fromkeys(range(world), 0.0)
+        self.own = dict.fromkeys(range(world), 0.0)
+        self.signs = {n: Sign(started) for n in range(world)}
+        self.tasks: dict[int, dict[int, Task]] = {n: {} for n in range(world)}
+        self.children: dict[int, list[int]] = {n: [] for n in range(world)}
+        self.wakes: set[int] = set()  # ranks in a sleep that ends by itself
+        self.looked = started
 
     def heard(self, number: int) -> None:
         """A rank has given a sign of life."""
         self.cpu_at_event[number] = self.cpu[number]
-        self.quiet[number] = time.monotonic(), self.cpu[number]
+        self.started_at_event[number] = self.started_cpu[number]
+        self.moved(number)
+
+    def moved(self, number: int) -> None:
+        """A rank is not asleep."""
+        self.wakes.discard(number)
+        self.signs[number] = Sign(time.monotonic(), self.own[number], self.cpu[number], self.started_cpu[number])
+
+    def silent(self, number: int) -> float:
+        """Seconds of its own time for which a rank has been asleep, without a word."""
+        return self.own[number] - self.signs[number].own
 
     def sleepers(self) -> set[int]:
-        """Ranks that have been asleep, without a word, for several looks."""
-        return {number for number, (since, _) in self.quiet.items() if time.monotonic() - since > 6 * TICK}
+        """Ranks that have been asleep, without a word, for several looks, and that will not wake by themselves."""
+        return {number for number in self.signs if self.silent(number) > ASLEEP} - self.wakes
 
     def look(
-        self, pids: dict[int, int | None], waiting: Callable[[int], bool], where_now: Callable[[int], Where | None]
+        self,
+        pids: dict[int, int | None],
+        waiting: Callable[[int], bool],
+        complete: Callable[[int], bool],
+        where_now: Callable[[int], list[Where]],
     ) -> Fault | None:
-        """Read the CPU time of each living rank, by its process id: it tells a loop from a wait."""
+        """Read the CPU time of each living rank, by its process id: it tells a loop from a wait.
+
+        `complete`: whether a rank waits for what only takes its time, since nobody is missing.
+
+        Raises:
+            Unjudged: for minutes the machine has let no rank run.
+        """
+        now = time.monotonic()
+        elapsed = min(now - self.looked, 2 * TICK)  # a judge who was held up himself has seen no more
+        self.looked = now
         for number, pid in pids.items():
             if pid is None:
-                continue  # it has not said a word yet
+                continue  # it has not said a word yet: its own time has not begun
             try:
-                process = self.processes.setdefault(number, psutil.Process(pid))
-                times, status = process.cpu_times(), process.status()
+                if number not in self.processes:
+                    self.processes[number] = psutil.Process(pid)
+                times, status = self.processes[number].cpu_times(), self.processes[number].status()
             except psutil.Error:  # it ended between two looks; the server will say so
                 continue
-            used = times.user + times.system
-            self.cpu[number] = used
-            since, then = self.quiet[number]
-            if status != psutil.STATUS_SLEEPING or used - then > 0.1 * (time.monotonic() - since) + 0.02:
-                self.quiet[number] = time.monotonic(), used  # gloo's own thread takes a little; code takes more
-            silent = used - self.cpu_at_event[number]
-            if silent > SILENT_CPU or used > TOTAL_CPU:
-                where = where_now(number)
-                return Fault(
-                    "hang",
-                    f"rank {number} runs without end at {place(where)}: {silent:.1f} s of CPU without "
-                    "a collective, a step or an end",
-                    number,
-                    where,
-                    expected="the code ends",
-                    seen=f"an endless loop at {place(where)}",
-                )
-        if pids and all(time.monotonic() - self.quiet[n][0] > IDLE for n in pids):
+            self.cpu[number] = times.user + times.system
+            self.pass_time(number, pid, elapsed)
+            sign = self.signs[number]
+            used, started = self.cpu[number] - sign.cpu, self.started_cpu[number] - sign.started_cpu
+            # gloo's own thread takes a little; code takes more
+            if status != psutil.STATUS_SLEEPING or max(used, started) > 0.1 * self.silent(number) + 0.02:
+                self.moved(number)
+            if fault := self.endless(number, where_now):
+                return fault
+        if pids and all(self.silent(n) > (2 * self.idle if complete(n) else self.idle) for n in pids):
             number = min(pids, key=lambda n: (waiting(n), n))
-            where = where_now(number)
+            where, *callers = where_now(number) or [None]
             return Fault(
                 "hang",
                 f"rank {number} sleeps at {place(where)} and nothing will wake it",
@@ -70,5 +115,44 @@ class Pulse:
                 where,
                 expected="the code ends",
                 seen=f"asleep at {place(where)}",
+                also=callers,
+                callers=callers,
             )
+        if pids and all(now - self.signs[n].at > STARVED for n in pids):
+            raise Unjudged(f"for {STARVED:.0f} s this machine has hardly let the ranks run: it is too busy")
         return None
+
+    def pass_time(self, number: int, pid: int, elapsed: float) -> None:
+        """So much time has passed; how much of it was the rank's own?"""
+        before, now = self.tasks[number], tasks_of(pid)
+        for child in self.children[number]:
+            threads = tasks_of(child)
+            self.started_cpu[number] += sum(t.ran - before[n].ran for n, t in threads.items() if n in before)
+            now |= threads
+        held_up = [task.held_up(before[n], elapsed) for n, task in now.items() if n in before]
+        self.own[number] += elapsed - max(held_up, default=0.0)
+        self.tasks[number] = now
+        if self.silent(number) > ASLEEP:
+            self.children[number] = list(descendants(pid))
+            self.wakes.discard(number)
+            if wakes_by_itself(pid):
+                self.wakes.add(number)
+
+    def endless(self, number: int, where_now: Callable[[int], list[Where]]) -> Fault | None:
+        """A rank that computes, or lets others compute, and gives no sign of life."""
+        silent = self.cpu[number] - self.cpu_at_event[number]
+        started = self.started_cpu[number] - self.started_at_event[number]
+        if silent <= self.silent_cpu and started <= STARTED_CPU and self.cpu[number] <= TOTAL_CPU:
+            return None
+        where, *callers = where_now(number) or [None]
+        return Fault(
+            "hang",
+            f"rank {number} runs without end at {place(where)}: {max(silent, started):.1f} s of CPU without "
+            "a collective, a step or an end",
+            number,
+            where,
+            expected="the code ends",
+            seen=f"an endless loop at {place(where)}",
+            also=callers,
+            callers=callers,
+        )

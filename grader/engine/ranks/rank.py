@@ -14,9 +14,11 @@ what only this rank may see, its inputs, the judge sends over the rank's own lin
     world, nodes ranks, and how many nodes they pretend to be spread over
     group        make the process group before the call
     gpus         GPUs a node to pretend
+    devices      the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; none, and the ranks are on CPUs
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import linecache
@@ -34,7 +36,8 @@ from typing import Any
 import torch
 
 from grader import OWN
-from grader.engine.ranks import evidence, observe, recording, returned
+from grader.engine.lesson import lessons
+from grader.engine.ranks import evidence, observe, on_gpu, recording, returned
 
 
 def main(job: dict, number: int, end: socket.socket) -> None:
@@ -43,6 +46,8 @@ def main(job: dict, number: int, end: socket.socket) -> None:
     redirect(run, number)
     settle(job, run, number)
     line = observe.Line(end, job)
+    if job["devices"]:
+        take_gpu(line)
     with end.makefile("rb") as heard:
         job["inputs"] = json.loads(heard.readline())
     observe.watch(line, run, job)
@@ -60,6 +65,17 @@ def main(job: dict, number: int, end: socket.socket) -> None:
     line.say(**last_word)
     line.release()
     observe.leave(0)
+
+
+def take_gpu(line: observe.Line) -> None:
+    """Before any code of the student's: what fails here is the machine's failure."""
+    try:
+        on_gpu.start()
+    except (RuntimeError, OSError) as error:
+        line.say(e="unfit", text=str(error).strip()[:500])
+        line.release()
+        observe.leave(0)
+    line.say(e="fit")
 
 
 def redirect(run: Path, number: int) -> None:
@@ -81,7 +97,8 @@ def settle(job: dict, run: Path, number: int) -> None:
     work = run / "work"
     work.mkdir(exist_ok=True)
     os.chdir(work)
-    a_node = job["world"] // job["nodes"]
+    nodes = job["world"] if job["devices"] else job["nodes"]  # with its GPU a rank is alone, as on a node of its own
+    a_node = job["world"] // nodes
     for name in [name for name in os.environ if name.startswith(("SLURM_", "PMI", "PALS_", "OMPI_"))]:
         del os.environ[name]
     os.environ.update(
@@ -90,12 +107,14 @@ def settle(job: dict, run: Path, number: int) -> None:
         LOCAL_RANK=str(number % a_node),
         LOCAL_WORLD_SIZE=str(a_node),
         GROUP_RANK=str(number // a_node),
-        GROUP_WORLD_SIZE=str(job["nodes"]),
+        GROUP_WORLD_SIZE=str(nodes),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(20_000 + zlib.crc32(str(run).encode()) % 20_000),  # nobody listens; the run's, so not a habit's
         TORCHELASTIC_RUN_ID="workbook",
         HF_HUB_OFFLINE="1",
     )
+    if gpus := job["devices"]:
+        os.environ.update(on_gpu.environment(gpus[number], shared=len(set(gpus)) < len(gpus)))
 
 
 compiled: dict[tuple[str, str], types.CodeType] = {}  # (name, text) of a unit -> its code
@@ -103,6 +122,7 @@ compiled: dict[tuple[str, str], types.CodeType] = {}  # (name, text) of a unit -
 
 def compile_units(job: dict) -> None:
     """In the server, before it forks: compile the job's units. What does not compile is left to the ranks to tell."""
+    taught()
     units = [(unit["name"], unit["text"]) for unit in job["units"]]
     for known in compiled.keys() - units:
         del compiled[known]
@@ -120,15 +140,19 @@ class Withheld(types.ModuleType):
     """In place of a module of the library that holds what a lesson teaches."""
 
     def __getattr__(self, name: str) -> Any:
-        raise ImportError(f"{self.__name__} has what this lesson teaches: write it yourself")
+        raise ImportError(f"{self.__name__} has what this lesson teaches, or a later one: write it yourself")
+
+
+taught = functools.cache(lessons.taught)  # the server has read it before it forks
 
 
 def withhold(lesson: str) -> None:
-    """The later lessons' library has what `lesson` teaches; its students' code may not import it."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("utils.") and lesson == getattr(module, "TAUGHT_IN", None):
-            sys.modules[name] = Withheld(name)
-            delattr(sys.modules["utils"], name.removeprefix("utils."))
+    """The library has what `lesson` and those after it teach; its students' code may not import that."""
+    ahead = lessons.ORDER[lessons.ORDER.index(lesson) :] if lesson in lessons.ORDER else ()
+    for path, teaches in taught().items():
+        if teaches in ahead:
+            sys.modules[f"utils.{path.stem}"] = Withheld(f"utils.{path.stem}")
+            vars(sys.modules["utils"]).pop(path.stem, None)
 
 
 def load(job: dict, line: observe.Line, name: str) -> types.ModuleType:
@@ -185,15 +209,17 @@ def watch_exits(line: observe.Line) -> list[Callable[[], Any]]:
 def call(job: dict, line: observe.Line, number: int) -> dict:
     """Call a check's rank function with the student's module."""
     if job["group"]:
-        torch.distributed.init_process_group("gloo")
+        torch.distributed.init_process_group(line.backend)
     module, _, name = job["function"].rpartition(":")
     function = getattr(sys.modules[module], name)
     if job["file"] is None:  # a reference: the check's own code and nobody else's
         return function(**job["inputs"])
-    student = load(job, line, "student")
-    student.__tell__ = lambda strange: line.say(e="strange", **strange)
-    student.__class__ = returned.Heard
-    return function(student, rank=number, world=job["world"], **job["inputs"])
+    # Code that was given its group names no device; a script that makes its own does.
+    with on_gpu.OnGPU() if job["devices"] and job["group"] else contextlib.nullcontext():
+        student = load(job, line, "student")
+        student.__tell__ = lambda strange: line.say(e="strange", **strange)
+        student.__class__ = returned.Heard
+        return function(student, rank=number, world=job["world"], **job["inputs"])
 
 
 def own_function(student: types.ModuleType, rank: int, world: int, name: str, inputs: list, timed: bool) -> object:

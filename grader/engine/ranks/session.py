@@ -25,7 +25,7 @@ from grader.engine.ranks.traces import Traces
 if TYPE_CHECKING:
     from grader.engine.ranks.engine import Engine
 
-PATIENCE = 0.3  # seconds to hear who else comes to a call that is wrong already
+PATIENCE = 0.3  # seconds of the ranks' own time to hear who else comes to a call that is wrong already
 TOO_MUCH, TOO_MANY = 50_000_000, 100_000  # bytes and events that a rank may tell of what it does in one run
 LINUX = sys.platform == "linux"
 SO_PASSCRED = 16  # asm-generic/socket.h: the kernel says which process sent something
@@ -55,7 +55,8 @@ class Session:
         if LINUX:
             for line in self.owner:
                 line.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
-        self.wire_before = engine.sandbox.wire() if engine.sandbox else None  # before the ranks can have said anything
+        # Before the ranks can have said anything. What GPUs send one another does not go over the network.
+        self.wire_before = engine.sandbox.wire() if engine.sandbox and not job["devices"] else None
         engine.ask([theirs for _, theirs in pairs], **job)
         for _, theirs in pairs:
             theirs.close()
@@ -72,10 +73,11 @@ class Session:
         self.endings = Endings(self.traces, job["module"], self.run.strange)
         self.fault: Fault | None = None
         self.lost = False  # whether only the end of the sandbox is the end of the ranks
-        self.parted_at: float | None = None
+        self.parted_at: dict[int, float] | None = None  # each rank's own time then
         self.rest: dict[socket.socket, bytes] = dict.fromkeys(self.owner, b"")
-        self.pulse = Pulse(world, self.started)
+        self.pulse = Pulse(world, self.started, on_gpu=bool(job["devices"]))
         self.said = dict.fromkeys(range(world), 0)  # bytes
+        self.unfit = ""  # why the machine, and not the student's code, keeps a rank from running
 
     def watch(self) -> Run:
         self.selector = selectors.DefaultSelector()
@@ -89,6 +91,8 @@ class Session:
                 for key in ready:
                     if key.data != "server":
                         self.hear(key)
+                if self.unfit:
+                    raise RuntimeError(self.unfit)
                 if any(key.data == "server" for key in ready):
                     self.reap(self.engine.answer())
                     while self.engine.heard:
@@ -101,6 +105,7 @@ class Session:
                     self.fault = self.fault or self.beyond_limits() or self.look()
         finally:
             self.run.fault_after = time.monotonic() - self.started
+            self.run.own_time = max(self.pulse.own.values())
             if self.wire_before is not None and not self.lost and (wire := self.engine.sandbox.wire()) is not None:
                 self.run.wire = wire - self.wire_before
             self.kill()
@@ -158,6 +163,11 @@ class Session:
         """What a rank said is so; what follows?"""
         if event["e"] == "here":
             return
+        if event["e"] == "unfit":
+            if self.run.events[number]:
+                raise ValueError("its first word was another one")
+            self.unfit = self.unfit or f"rank {number} cannot use its GPU: {event['text']}"
+            return
         if event["e"] == "strange":
             self.run.strange.setdefault(number, event)
             return
@@ -192,8 +202,10 @@ class Session:
 
     def mismatch(self) -> Fault | None:
         """Ranks met in different calls; hear who else comes to that call, if they come soon."""
-        self.parted_at = self.parted_at or time.monotonic()
-        return self.diagnosis.mismatch(final=bool(self.over()) or time.monotonic() - self.parted_at > PATIENCE)
+        own = self.pulse.own
+        self.parted_at = self.parted_at or dict(own)
+        waited = min(own[number] - then for number, then in self.parted_at.items())
+        return self.diagnosis.mismatch(final=bool(self.over()) or waited > PATIENCE)
 
     def crashed(self) -> Fault | None:
         """A rank that is over without having reported its end: the cause before its consequences."""
@@ -220,10 +232,14 @@ class Session:
         def waiting(number: int) -> bool:
             return self.diagnosis.ranks[number].waiting
 
-        def where_now(number: int) -> Where | None:
-            return self.traces.where_now(number, self.pids[number]) or self.diagnosis.ranks[number].last
+        def complete(number: int) -> bool:
+            return waiting(number) and self.diagnosis.blocked(number) is None
 
-        return self.pulse.look(living, waiting, where_now)
+        def where_now(number: int) -> list[Where]:
+            last = self.diagnosis.ranks[number].last
+            return self.traces.where_now(number, self.pids[number]) or ([last] if last else [])
+
+        return self.pulse.look(living, waiting, complete, where_now)
 
     def kill(self) -> None:
         """End every rank and all it started."""

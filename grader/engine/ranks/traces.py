@@ -13,6 +13,7 @@ from grader.engine.walls import sandbox
 from grader.engine.walls.plain import plain_bytes
 
 PRINTED = 1_000_000  # bytes of what a rank prints that are kept
+ANSWER = 5.0  # seconds that a rank is given to say where it is; unless the machine is busy, it takes none
 ONE_FILE, ALL_FILES = 50_000_000, 200_000_000  # bytes of what the ranks write that are kept
 
 
@@ -29,24 +30,25 @@ class Traces:
         except OSError:
             return ""
 
-    def stack(self, number: int) -> Where | None:
-        """The innermost line of the student's code in what faulthandler wrote."""
+    def stack(self, number: int) -> list[Where]:
+        """The lines of the student's code in what faulthandler wrote, the innermost first."""
+        found = []
         for line in self.text(f"stacks-{number}").splitlines():
             for unit in self.units:
                 if line.strip().startswith(f'File "{unit}", line '):
                     number_part, _, function = line.strip().removeprefix(f'File "{unit}", line ').partition(" in ")
-                    return [unit, int(number_part), function]
-        return None
+                    found.append([unit, int(number_part), function])
+        return found
 
-    def where_now(self, number: int, pid: int | None) -> Where | None:
-        """Ask a rank for the line it is at: faulthandler writes it, whatever the rank is doing."""
+    def where_now(self, number: int, pid: int | None) -> list[Where]:
+        """Ask a rank for the lines it is at: faulthandler writes them, whatever the rank is doing."""
         if pid is None:
-            return None
+            return []
         try:
             os.kill(pid, signal.SIGUSR1)
         except ProcessLookupError:
-            return None
-        deadline = time.monotonic() + 1.0
+            return []
+        deadline = time.monotonic() + ANSWER
         while "File" not in self.text(f"stacks-{number}") and time.monotonic() < deadline:
             time.sleep(0.005)  # bounded: a rank that cannot even dump its stack is known by its last event
         return self.stack(number)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 TREE = Path("/sys/fs/cgroup")
-GONE = 2.0  # seconds for processes that were killed to leave a group
+GONE = 30.0  # seconds, at most, for processes that were killed to leave a group: on a busy machine they take their time
 
 
 class Group:

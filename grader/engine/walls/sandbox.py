@@ -38,6 +38,7 @@ CPU = 180  # seconds of CPU of one process
 PROCESSES = 512  # of one user; without effect for root, whom the judge's own count stops
 DESCRIPTORS = 1024
 TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge counts
+GPU_MEMORY = 8 * GIB  # more of it where the ranks are on GPUs: CUDA and NCCL take some of the host's on each
 TOTAL_PROCESSES = 200
 TOTAL_WRITTEN = 1 * GIB
 TOTAL_FILES = 10_000
@@ -70,6 +71,8 @@ LIMITS = (
     f"{MEMORY // GIB} GiB of addresses, {CPU} s of CPU and files of {WRITTEN >> 20} MiB a process; "
     f"{TOTAL_MEMORY // GIB} GiB and {TOTAL_PROCESSES} processes in all"
 )
+# CUDA reserves addresses for all memory of all GPUs and of the host, so that a limit of them would end every rank.
+ON_GPUS = f"; on GPUs no limit of addresses, none of the GPUs' own memory, and {GPU_MEMORY // GIB} GiB more in all"
 BUBBLEWRAP = Guards(
     "bubblewrap: the course without solutions, read-only; one folder of its own",
     "its own namespace, no capability",
@@ -112,12 +115,18 @@ class Sandbox:
         guards: what walls it has, control groups among them where they can be had.
         group: of control; None where there is none.
         first: the process id of the first process inside; None without bubblewrap.
+        memory: bytes that all processes may hold together.
+        gpus: whether the GPUs can be reached.
     """
 
-    def __init__(self, guards: Guards, course: Path) -> None:
+    def __init__(self, guards: Guards, course: Path, gpus: bool = False) -> None:
         """`course`: the course that is shown inside, without solutions."""
-        self.group = cgroup.make(KEPT_MEMORY, KEPT_PROCESSES) if sys.platform == "linux" else None
-        self.guards = dataclasses.replace(guards, limits=f"{guards.limits}; control groups") if self.group else guards
+        self.gpus = gpus
+        more = GPU_MEMORY if gpus else 0
+        self.memory = TOTAL_MEMORY + more
+        self.group = cgroup.make(KEPT_MEMORY + more, KEPT_PROCESSES) if sys.platform == "linux" else None
+        limits = guards.limits + (ON_GPUS if gpus else "") + ("; control groups" if self.group else "")
+        self.guards = dataclasses.replace(guards, limits=limits)
         self.folder = Path(tempfile.mkdtemp(prefix="wb-inside-"))
         self.process: subprocess.Popen | None = None
         self.first: int | None = None
@@ -135,6 +144,10 @@ class Sandbox:
             command += ["--size", str(IN_MEMORY), "--tmpfs", place]
         for device in ("null", "zero", "full", "random", "urandom"):
             command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+        if self.gpus:  # and /sys, where NCCL reads what is wired to what
+            command += ["--ro-bind", "/sys", "/sys"]
+            for device in sorted(map(str, Path("/dev").glob("nvidia*"))):
+                command += ["--dev-bind", device, device]
         for top in (
             "/bin",
             "/sbin",
@@ -254,10 +267,11 @@ def remove(folder: Path) -> None:
 # Inside: what a forked server does to itself
 
 
-def enter(first: int | None, doors: list[str]) -> None:
+def enter(first: int | None, doors: list[str], gpus: bool = False) -> None:
     """Step into the namespaces of a sandbox, for good, and give up what could lead out. Returns in a child process.
 
     `first` is the sandbox's first process; None where there is no bubblewrap. `doors` are those of its control group.
+    With `gpus` there is no limit of addresses, which does not fit CUDA.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     opened = [os.open(door, os.O_WRONLY) for door in doors]  # inside they cannot be seen
@@ -283,7 +297,7 @@ def enter(first: int | None, doors: list[str]) -> None:
     forbid_calls(libc)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no rank can look into the server's memory, or another rank's
     for what, most in (
-        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_AS, resource.RLIM_INFINITY if gpus else MEMORY),
         (resource.RLIMIT_FSIZE, WRITTEN),
         (resource.RLIMIT_CPU, CPU),
         (resource.RLIMIT_CORE, 0),
@@ -291,7 +305,8 @@ def enter(first: int | None, doors: list[str]) -> None:
         (resource.RLIMIT_NPROC, PROCESSES),
     ):
         _, hard = resource.getrlimit(what)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        if hard != resource.RLIM_INFINITY:
+            most = hard if most == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (most, most))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # too large a file is an error that can be caught
 

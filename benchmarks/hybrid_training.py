@@ -1,0 +1,62 @@
+"""Losses of runs over four axes beside those of one process, 50 steps: python benchmarks/hybrid_training.py [shape …]
+
+For each shape, such as "--pp 2 --shard 2 --tp 2": the largest relative difference of any line of metrics.jsonl (losses
+of steps, epochs, validation and test) from the serial script's. AdamW, a text of random words, four blocks. Eight
+processes on few cores take minutes.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from grader import test_hybrid_training as checks
+from grader.engine.judge.student import Student
+from grader.engine.lesson import lessons
+from grader.engine.ranks.engine import Engine
+from grader.kit import Run, corpus, reported
+
+LONG = [*checks.ARGV, "--epochs", "25", "--optimizer", "adamw", "--lr", "2e-3", "--log-every", "1"]
+SHAPES = (
+    "--pp 2 --shard 2 --tp 2",
+    "--dp 2 --shard 2 --tp 2 --sequence-parallel",
+    "--pp 2 --dp 2 --tp 2 --schedule zero-bubble",
+    "--pp 2 --dp 2 --shard 2 --schedule interleaved",
+    "--pp 4 --tp 2 --schedule gpipe --microbatches 6",
+    "--pp 2 --tp 4 --sequence-parallel --microbatches 4",
+    "--pp 2 --dp 2 --recompute",
+    "--shard 3 --tp 2",
+)
+
+
+def ranks_of(flags: str) -> int:
+    words = flags.split()
+    return math.prod(int(words[words.index(f"--{axis}") + 1]) for axis in checks.AXES if f"--{axis}" in words)
+
+
+def difference(serial: list[dict], job: Run) -> float:
+    """The largest relative difference of a loss."""
+    worst = 0.0
+    for right, seen in zip(serial, reported(job, "out-0"), strict=True):
+        for name in ("loss", "validation_loss"):
+            if name in right:
+                worst = max(worst, abs(seen[name] / right[name] - 1))
+    return worst
+
+
+def main() -> None:
+    print("ranks  steps  largest difference  shape")
+    with Engine() as engine:
+        student = Student(engine, "hybrid_training", lessons.units("hybrid_training", "solutions"), [])
+        serial = reported(student.serial(["--data", "data", "--out", "out", *LONG], corpus(student)))
+        steps = sum(line["kind"] == "step" for line in serial)
+        for flags in sys.argv[1:] or SHAPES:
+            world = ranks_of(flags)
+            runs = [[world, [*LONG, *flags.split()]]]
+            job = student.call(checks.mains_on_rank, world=world, group=False, runs=runs, data=corpus(student))
+            print(f"{world:5}  {steps:5}  {difference(serial, job):18.1e}  {flags}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

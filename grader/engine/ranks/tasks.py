@@ -1,0 +1,57 @@
+"""What Linux tells of threads: who waits, who stands in line for a processor, and what each has been given.
+
+https://docs.kernel.org/scheduler/sched-stats.html and proc(5). Elsewhere there is nothing to read.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+TIMED = ("nanosleep",)  # in what the kernel calls a sleep that ends by itself, as time.sleep does
+
+
+class Task(NamedTuple):
+    """One thread."""
+
+    state: str  # R: it runs, or stands in line; S: it waits; D: it waits for a disk
+    ran: float  # seconds on a processor
+    in_line: float  # seconds in which it could have run and was not let; known once it runs again
+
+    def held_up(self, before: "Task", seconds: float) -> float:
+        """How many of the last `seconds` it was kept from running, if it was as `before` at their beginning."""
+        if self.state in "RD":
+            kept = seconds - (self.ran - before.ran)
+        else:
+            kept = self.in_line - before.in_line
+        return min(max(kept, 0.0), seconds)
+
+
+def tasks_of(pid: int) -> dict[int, Task]:
+    """The threads of a process, by their ids; none where the system does not tell."""
+    found = {}
+    with suppress(OSError):
+        for folder in (PROC / str(pid) / "task").iterdir():
+            with suppress(OSError, ValueError, IndexError):  # it ended between two reads
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                ran, in_line, _ = (int(word) for word in (folder / "schedstat").read_text().split())
+                found[int(folder.name)] = Task(state, ran / 1e9, in_line / 1e9)
+    return found
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The processes that a process has started, and theirs: the workers of its data loaders, say."""
+    with suppress(OSError):
+        for folder in (PROC / str(pid) / "task").iterdir():
+            with suppress(OSError):
+                for child in (folder / "children").read_text().split():
+                    yield int(child)
+                    yield from descendants(int(child))
+
+
+def wakes_by_itself(pid: int) -> bool:
+    """Whether the main thread is in a sleep that ends by itself. False where the kernel does not say."""
+    with suppress(OSError):
+        return any(word in (PROC / str(pid) / "wchan").read_text() for word in TIMED)
+    return False

@@ -1,0 +1,531 @@
+"""Train over four axes at once: pipeline, copies, shards and tensor parallel (3D parallelism, arXiv:2104.04473).
+
+Eight processes, 2 x 2 x 2:  torchrun --nproc-per-node 8 train/hybrid_training.py --pp 2 --shard 2 --tp 2
+The stream cut up as well:   torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --sequence-parallel
+Stop, go on in another shape:
+    torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --save-every 50
+    torchrun --nproc-per-node 2 train/hybrid_training.py --dp 2 --resume runs/hybrid_training/step-100
+What the planner predicts of a step, beside what it takes:
+    torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --layers 4 --max-steps 4 --compare
+One process:                 python train/hybrid_training.py
+More nodes:                  sbatch sbatch/hybrid_training.sbatch              (JURECA)
+                             qsub sbatch/hybrid_training.pbs                   (Polaris)
+
+A rank stands at one place on each of four axes, and each axis shares out something else:
+
+    axis    its ranks have in common       and share                    they send, each step
+    pp      the samples                    the layers                   activations of a micro-batch to the next stage
+    dp      layers and their shards        the batch                    gradients of their shards (all-reduce)
+    shard   layers                         the batch, and all states    weights (all-gather), gradients (reduce-scatter)
+    tp      samples and layers             each layer                   the stream, several times a layer (all-reduce)
+
+It starts as the solution of tp_training.py, with the stages and schedules of pipeline_training.py (what these have
+taught is in utils/after_tp.py and utils/after_pipeline.py), and runs at every stage: as given, the ranks of an axis
+that you have not come to yet all do the same work. Fill the TODOs in the order of their numbers, which is not always
+that of the lines; `./workbook check hybrid_training` says how far you are.
+"""
+
+import argparse
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+# The course's folder is the nearest one above this file that holds utils/.
+sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
+
+from utils.after_ddp import global_mean, setup
+from utils.after_fsdp import find_epoch, in_step, precision
+from utils.after_pipeline import Layers, fill, make_schedule, train_batch
+from utils.after_tp import plan_of, shared_head_loss, stream_layout
+from utils.arguments import training_parser, whole
+from utils.beside import Beside
+from utils.checkpoints import check_sharded
+from utils.data import IGNORE, ShardSampler
+from utils.device_memory import device_memory
+from utils.distributed import cleanup, fail, launch_environment, print0, save0
+from utils.hybrid import add_hybrid_flags, check_hybrid, first_weights, joined, recompute
+from utils.loss import head_loss
+from utils.metrics import Metrics
+from utils.model import TransformerLM
+from utils.pipeline import stages_a_rank
+from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
+
+ORDER = ("batch_size", "seq_len", "seed")  # with other ones, the position in an epoch means other samples
+logging.getLogger("torch.distributed.tensor").setLevel(
+    logging.ERROR
+)  # it warns of whatever takes a message on each axis
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = training_parser("hybrid_training")
+    add_hybrid_flags(parser)
+    add = parser.add_argument
+    add("--save-every", type=whole(0), default=0, help="steps from one sharded checkpoint to the next; 0 is none")
+    add("--resume", metavar="FOLDER", help="go on from a sharded checkpoint, in whatever shape")
+    add("--compare", action="store_true", help="say what the plan predicts of a step, beside what the third one took")
+    args = parser.parse_args(argv)
+    check_hybrid(args, launch_environment().world_size)
+    return args
+
+
+def make_mesh(device: torch.device, args: argparse.Namespace) -> DeviceMesh:
+    """The ranks on four axes, called pp, dp, shard and tp as the flags are."""
+    # TODO 1: Order the axes so that those which send most are neighbours.
+    # init_device_mesh gives the ranks out along the last axis first: there they are neighbours, on one node, where
+    # links are fast. Tensor parallelism waits for messages in every layer. The shards' weights and gradients go once a
+    # step, and so do the copies' gradients, which are fewer: each rank has those of its shard alone. Between stages
+    # goes one micro-batch's stream at a time, and that can cross nodes.
+    ### BEGIN SOLUTION
+    sizes = (args.pp, args.dp, args.shard, args.tp)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "dp", "shard", "tp"))
+    ### STUDENT
+    # sizes = (args.dp, args.shard, args.tp, args.pp)
+    # return init_device_mesh(device.type, sizes, mesh_dim_names=("dp", "shard", "tp", "pp"))
+    ### END SOLUTION
+
+
+def my_share(mesh: DeviceMesh) -> tuple[int, int]:
+    """Which share of the samples this rank reads, from 0, and into how many they are dealt out."""
+    # TODO 5: Deal the samples out along both data axes, and along no other.
+    # Ranks that differ on dp or shard alone work on other samples. Those that differ on tp compute one result
+    # together, and those that differ on pp see the same samples pass by: they read the same.
+    ### BEGIN SOLUTION
+    share = mesh.get_local_rank("dp") * mesh["shard"].size() + mesh.get_local_rank("shard")
+    return share, mesh["dp"].size() * mesh["shard"].size()
+    ### STUDENT
+    # return mesh.get_local_rank("shard"), mesh["shard"].size()
+    ### END SOLUTION
+
+
+def make_samplers(sets: Sets, mesh: DeviceMesh, args: argparse.Namespace) -> Samplers:
+    """Which samples this rank reads, in which order."""
+    train, validation, test = sets
+    share, shares = my_share(mesh)
+    return (
+        DistributedSampler(train, shares, share, shuffle=True, seed=args.seed, drop_last=True),
+        ShardSampler(validation, share, shares),
+        ShardSampler(test, share, shares),
+    )
+
+
+def make_loaders(sets: Sets, samplers: Samplers, mesh: DeviceMesh, args: argparse.Namespace) -> Loaders:
+    """This rank's batches of (x, y): its share of the global batch."""
+    train, validation, test = sets
+    train_sampler, validation_sampler, test_sampler = samplers
+    _, shares = my_share(mesh)
+    common = {"batch_size": args.batch_size // shares, "num_workers": args.workers}
+    common["pin_memory"] = torch.cuda.is_available()
+    train_loader = DataLoader(train, sampler=train_sampler, drop_last=True, **common)
+    validation_loader = DataLoader(validation, sampler=validation_sampler, **common)
+    test_loader = DataLoader(test, sampler=test_sampler, **common)
+    return train_loader, validation_loader, test_loader
+
+
+def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
+    """The whole model, to take layers from. Its weights have shapes, and take no memory."""
+    with torch.device("meta"):
+        return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+
+
+def parallelize(
+    model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace
+) -> list[PipelineStage]:
+    """The recipe: this rank's stages, its part of each of their layers, its shard of that part; and then the memory.
+
+    Each step works on what the one before it has left: who shares a layer must have it, and what is sharded is the
+    rest. fully_shard before parallelize_module would shard whole layers, which then cannot be cut.
+    """
+    stages = cut(model, mesh["pp"], device, args)
+    for stage in stages:
+        if mesh["tp"].size() > 1:
+            split(stage.submod, mesh["tp"], args)
+        if args.recompute:
+            recompute(stage.submod)
+        shard(stage.submod, mesh["dp", "shard"], args)
+        stage.submod.to_empty(device=device)
+    return stages
+
+
+def cut(model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace) -> list[PipelineStage]:
+    """This rank's stages, in their order. `mesh` is the pipeline axis."""
+    # TODO 2: Make the stages of this rank, and take no memory for them.
+    # With p ranks in a pipeline, rank r of it has stage r, and with stages_a_rank(p, args) of 2 stage r + p, too.
+    # Layers(model, stage, n_stages) takes a stage's layers from the model; they stay on the device “meta”: what is
+    # to be shared out twice more should never be there whole. PipelineStage(layers, stage, n_stages, device, group=…).
+    ### BEGIN SOLUTION
+    p, r = mesh.size(), mesh.get_local_rank()
+    n_stages = p * stages_a_rank(p, args)
+    stages = []
+    for stage in range(r, n_stages, p):
+        layers = Layers(model, stage, n_stages)
+        stages.append(PipelineStage(layers, stage, n_stages, device, group=mesh.get_group()))
+    return stages
+    ### STUDENT
+    # alone, _ = dist.new_subgroups(1)  # until then, each rank is a pipeline by itself
+    # return [PipelineStage(Layers(model, 0, 1), 0, 1, device, group=alone)]
+    ### END SOLUTION
+
+
+def split(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
+    """Share a stage's layers among the ranks of `mesh`, which is the tensor axis. In place."""
+    # TODO 3: Share the layers that this stage has, and no others.
+    # plan_of(stream_layout(args)) is the plan for a whole model, {name: style}, with "blocks.*.attention.q" and the
+    # like, and the names of both embeddings and of the head. Of a name that a stage lacks, parallelize_module warns;
+    # layers.named_children() has those that are here. The norms stay as they are: see TODO 7.
+    ### BEGIN SOLUTION
+    here = {name for name, _ in layers.named_children()}
+    plan = {name: style for name, style in plan_of(stream_layout(args)).items() if name.split(".")[0] in here}
+    parallelize_module(layers, mesh, plan)
+    ### STUDENT
+    # pass
+    ### END SOLUTION
+
+
+def shard(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
+    """Let this rank hold its shard of what its layers have left. In place. `mesh`: copies (dp) × shards."""
+    options = {"mp_policy": precision(args)}
+    # TODO 4: Shard over the second axis of mesh, and keep copies along the first, with one all-gather a step.
+    # Given a mesh with two axes, fully_shard copies along the first one and shards along the second (HSDP). As
+    # given, weights are thrown away after a block's forward pass, and gathered again for its backward pass: that would
+    # be twice for each micro-batch. With reshard_after_forward=False they stay until the last backward pass is over.
+    ### BEGIN SOLUTION
+    options |= {"mesh": mesh, "reshard_after_forward": False}
+    for block in layers.blocks.values():
+        fully_shard(block, **options)
+    fully_shard(layers, **options)
+    ### STUDENT
+    # options["mesh"] = mesh["shard"]
+    # for block in layers.blocks.values():
+    #     fully_shard(block, **options)
+    # fully_shard(layers, **options, reshard_after_forward=False)  # the head is needed for the loss, at once
+    ### END SOLUTION
+
+
+def loss_of(layers: Layers, args: argparse.Namespace, h: Tensor, y: Tensor) -> Tensor:
+    """Sum of the losses of one micro-batch. h: (b, T, D), what the last stage has made of it, or with
+    --sequence-parallel this rank's T/tp tokens of that; y: int64 (b, T), its targets.
+    """
+    # TODO 3, again: the loss, where ranks share the head's words.
+    # layers.head.weight is then a DTensor, and shared_head_loss(h, weight, y, IGNORE) finds the mean. It wants to know
+    # how h lies on these ranks, so give it a DTensor: DTensor.from_local(h, a mesh of one axis, [its layout]). What
+    # head_loss gives is a mean, too, over the targets that count.
+    ### BEGIN SOLUTION
+    weight = layers.head.weight
+    if isinstance(weight, DTensor):
+        h = DTensor.from_local(h, weight.device_mesh, [stream_layout(args)])
+        mean = shared_head_loss(h, weight, y, IGNORE)
+    else:
+        mean = head_loss(h, weight, y, IGNORE)
+    return mean * (y != IGNORE).sum()
+    ### STUDENT
+    # return head_loss(h, layers.head.weight, y, IGNORE) * (y != IGNORE).sum()
+    ### END SOLUTION
+
+
+def divide_gradients(own: nn.Module, n_targets: Tensor, mesh: DeviceMesh) -> None:
+    """Make the gradients those of the mean over the targets of the whole batch. `n_targets`, 0-dim, is of this rank."""
+    # TODO 6: Divide by the targets of all shares, once, and undo FSDP's own division.
+    # What loss_of returns are sums, so each rank's gradients were of a sum, over all micro-batches. FSDP has averaged
+    # these over the ranks of both data axes, and so divided by their number. mesh.get_group("dp") is the group of an
+    # axis; ranks that differ on tp or pp have the same targets, which count once.
+    ### BEGIN SOLUTION
+    n_targets = n_targets.clone()
+    for axis in ("dp", "shard"):
+        dist.all_reduce(n_targets, group=mesh.get_group(axis))
+    shares = mesh["dp"].size() * mesh["shard"].size()
+    for parameter in own.parameters():
+        parameter.grad *= shares / n_targets
+    ### STUDENT
+    # for parameter in own.parameters():
+    #     parameter.grad /= n_targets
+    ### END SOLUTION
+
+
+def add_up_norms(own: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
+    """Give what all ranks of the tensor axis hold whole the gradient of all tokens."""
+    # TODO 7: With --sequence-parallel, sum the gradients of the norms over the tensor axis.
+    # There each rank's norms see T/tp tokens, so that their gradients are parts of a sum; whatever is cut over the
+    # tensor axis has its whole gradient. Over which axes a parameter is cut, its mesh knows:
+    # p.device_mesh.mesh_dim_names. p.grad.to_local() is this rank's shard of a gradient. One all-reduce is enough for
+    # all, and without the flag none is due: every rank has seen all tokens.
+    ### BEGIN SOLUTION
+    if args.sequence_parallel and args.tp > 1:
+        parts = [p.grad.to_local() for p in own.parameters() if "tp" not in p.device_mesh.mesh_dim_names]
+        flat = torch.cat([part.flatten() for part in parts])
+        dist.all_reduce(flat, group=mesh.get_group("tp"))
+        for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+            part.copy_(total.view_as(part))
+    ### STUDENT
+    # pass
+    ### END SOLUTION
+
+
+def clip_gradients(own: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> float:
+    """Make the gradient no longer than args.clip (0: as long as it is). Returns how long it was."""
+    on_mesh: dict[DeviceMesh, list[nn.Parameter]] = {}
+    for p in own.parameters():
+        on_mesh.setdefault(p.device_mesh, []).append(p)
+    norms = [nn.utils.get_total_norm([p.grad for p in group]).full_tensor() for group in on_mesh.values()]
+    norm = torch.stack(norms).norm()
+    # TODO 8: Make it the norm over all axes, in which each parameter counts once.
+    # As in tp_training, DTensors have found the norm of what this rank's stages hold: over shards and cut layers, with
+    # no copy counted twice. The other ranks of the pipeline have other layers; squares of norms can be added up.
+    ### BEGIN SOLUTION
+    square = norm.square()
+    dist.all_reduce(square, group=mesh.get_group("pp"))
+    norm = square.sqrt()
+    ### STUDENT
+    # pass
+    ### END SOLUTION
+    for group in on_mesh.values():
+        nn.utils.clip_grads_with_norm_(group, args.clip or math.inf, norm)
+    return norm.item()
+
+
+@torch.no_grad()
+def evaluate(
+    stages: list[PipelineStage],
+    schedule: _PipelineSchedule,
+    loader: DataLoader,
+    device: torch.device,
+    args: argparse.Namespace,
+) -> float:
+    """Mean loss over tokens, on all ranks."""
+    for stage in stages:
+        stage.submod.eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    count = torch.zeros((), dtype=torch.float64, device=device)
+    for x, y in in_step(loader, device, args):
+        x, y = fill(x, y, loader.batch_size)
+        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        # TODO 9: Add this batch to total, the sum of the losses, and to count, of its targets, where they are known.
+        # schedule.eval leaves the sums of its micro-batches in the list, on the ranks of the last stage. There all
+        # ranks of the tensor axis know them: each target counts args.tp times, in both sums, and their quotient is
+        # right. Rows that `fill` and batches that `in_step` have added have no target that counts.
+        ### BEGIN SOLUTION
+        losses: list[Tensor] = []
+        schedule.eval(x, target=y, losses=losses, return_outputs=False)
+        if losses:
+            total += torch.stack(losses).double().sum()
+            count += (y != IGNORE).sum()
+        ### STUDENT
+        # losses: list[Tensor] = []
+        # schedule.eval(x, target=y, losses=losses, return_outputs=False)
+        # total += sum(loss / y.numel() for loss in losses)  # a mean of the batches' means
+        # count += 1
+        ### END SOLUTION
+    return global_mean(total, count)
+
+
+def train_epoch(
+    stages: list[PipelineStage],
+    schedule: _PipelineSchedule,
+    own: nn.Module,
+    loader: Iterable[tuple[Tensor, Tensor]],
+    optimizer: torch.optim.Optimizer,
+    mesh: DeviceMesh,
+    device: torch.device,
+    args: argparse.Namespace,
+    metrics: Metrics,
+    beside: Beside,
+    epoch: int,
+    before: float,
+    position: dict[str, Any],
+) -> float:
+    """What is left of one pass over the training set, of which an earlier run gave this rank `before` tokens. Returns
+    the pass's mean loss.
+
+    `position` is kept up to date, and saved every args.save_every steps.
+    """
+    for stage in stages:
+        stage.submod.train()
+    # Sums and counts: since the last line of the log, and over the epoch.
+    total, count, epoch_total, epoch_count = torch.zeros(4, dtype=torch.float64, device=device)
+    if stages[-1].is_last:
+        epoch_count += before
+        epoch_total += position["loss"] * epoch_count
+    step, last_step, last_time = position["step"], position["step"], time.perf_counter()
+    for x, y in loader:
+        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        n_targets = (y != IGNORE).sum()
+        optimizer.zero_grad()
+        with beside.step(optimizer):
+            loss = train_batch(stages, schedule, x, y)
+            divide_gradients(own, n_targets, mesh)
+            add_up_norms(own, mesh, args)
+            norm = clip_gradients(own, mesh, args)
+            optimizer.step()
+        step += 1
+
+        total += loss.double()
+        if stages[-1].is_last:  # this rank knows the loss
+            count += n_targets
+        if step % args.log_every == 0 or step == args.max_steps:
+            epoch_total, epoch_count = epoch_total + total, epoch_count + count
+            # global_mean waits for the device, so only now may the clock be read.
+            mean, now = global_mean(total, count), time.perf_counter()
+            speed = (step - last_step) * args.batch_size * args.seq_len / (now - last_time)
+            metrics.log("step", step, epoch=epoch + 1, loss=mean, gradient_norm=norm, tokens_per_s=speed)
+            total, count = torch.zeros(2, dtype=torch.float64, device=device)
+            last_step, last_time = step, now
+        position["step"] = step
+        if args.save_every and step % args.save_every == 0:
+            position["loss"] = global_mean(epoch_total + total, epoch_count + count)
+            save_sharded(own, optimizer, position, Path(args.out) / f"step-{step}")
+    return global_mean(epoch_total + total, epoch_count + count)
+
+
+def state_options() -> StateDictOptions:
+    """How weights and the optimizer's state are named in a sharded checkpoint."""
+    # TODO 10: Give the optimizer's state the names of its parameters.
+    # As given, it comes with lists of this rank's parameters ("param_groups"). Those are others on every stage, and
+    # only one rank's would be written: another shape could not read it. With flatten_optimizer_state_dict=True all of
+    # it is in one dictionary, by the parameters' names in the whole model.
+    ### BEGIN SOLUTION
+    return StateDictOptions(flatten_optimizer_state_dict=True)
+    ### STUDENT
+    # return StateDictOptions()
+    ### END SOLUTION
+
+
+def save_sharded(own: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path) -> None:
+    """All that it takes to go on: each rank writes its shards, and ranks in any shape can load them."""
+    weights, state = get_state_dict(own, optimizer, options=state_options())
+    dcp.save({"model": weights, "optimizer": state, "position": position}, checkpoint_id=folder)
+
+
+def load_sharded(
+    own: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Load what save_sharded wrote, in whatever shape, into model and optimizer. Returns the position."""
+    options = state_options()
+    weights, state = get_state_dict(own, optimizer, options=options)
+    saved = {"model": weights, "optimizer": state, "position": position}
+    dcp.load(saved, checkpoint_id=folder)
+    set_state_dict(own, optimizer, model_state_dict=weights, optim_state_dict=state, options=options)
+    return saved["position"]
+
+
+def save_checkpoint(own: nn.Module, mesh: DeviceMesh, config: dict[str, Any], path: Path, epoch: int) -> None:
+    """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
+    parts = get_model_state_dict(own)  # DTensors, by the names in the whole model
+    # TODO 10, again: the whole model on rank 0, in one file.
+    # Each part is a DTensor: part.full_tensor() puts it together, over whatever axes it is cut. All ranks that have
+    # some of it must call it, and get it; a rank that nobody asks for it should not keep it. Besides, a rank has its
+    # own stages' parts alone. One rank of each stage is enough to bring them to rank 0: the first one on the other
+    # three axes, by mesh.get_local_rank(axis). As in pipeline_training, dist.gather_object(obj,
+    # list_of_None_or_None, group=…, group_dst=0) brings objects of all ranks of a group, mesh.get_group("pp"), to its
+    # first one.
+    ### BEGIN SOLUTION
+    first = all(mesh.get_local_rank(axis) == 0 for axis in ("dp", "shard", "tp"))
+    own_weights = {}
+    for name, part in parts.items():
+        weight = part.full_tensor()
+        if first:
+            own_weights[name] = weight.cpu()
+    full = {}
+    if first:
+        stages = [None] * mesh["pp"].size() if dist.get_rank() == 0 else None
+        dist.gather_object(own_weights, stages, group=mesh.get_group("pp"), group_dst=0)
+        for weights in stages or []:
+            full |= weights
+    save0({"model": full, "config": config, "epoch": epoch}, path)
+    ### STUDENT
+    # save0({"model": parts, "config": config, "epoch": epoch}, path)
+    ### END SOLUTION
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    rank, local_rank, world_size, device = setup()
+    mesh = make_mesh(device, args)
+    sets, vocab_size = make_sets(args)
+    samplers = make_samplers(sets, mesh, args)
+    train_loader, validation_loader, test_loader = make_loaders(sets, samplers, mesh, args)
+
+    model = build_model(vocab_size, args)
+    if args.resume:
+        check_sharded(args.resume, model)
+    stages = parallelize(model, mesh, device, args)
+    own = joined([stage.submod for stage in stages])
+    first_weights(own, model.config, args)
+    schedule = make_schedule(stages, partial(loss_of, stages[-1].submod, args), args)
+    optimizer = make_optimizer(own, args)
+    beside = Beside(args, model.config, mesh, stages, own)
+
+    # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what the
+    # order of the data depends on.
+    position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in ORDER}
+    if args.resume:
+        position = load_sharded(own, optimizer, position, Path(args.resume))
+        for name in ORDER:
+            if position[name] != getattr(args, name):
+                fail(f"--resume {args.resume}: it was saved with --{name.replace('_', '-')} {position[name]}")
+    first_epoch, done = find_epoch(position["step"], len(train_loader))
+
+    out = Path(args.out)
+    total_steps = args.epochs * len(train_loader)
+    total_steps = min(total_steps, args.max_steps or total_steps)
+    if position["step"] > total_steps:
+        fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run is of {total_steps}")
+    start = time.perf_counter()
+    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, append=bool(args.resume))
+    with device_memory(args.device_memory, device), metrics:
+        for epoch in range(first_epoch, args.epochs):
+            samplers[0].set_epoch(epoch)
+            batches = islice(train_loader, done, done + total_steps - position["step"])
+            before = done * train_loader.batch_size * args.seq_len  # tokens of this rank
+            train_loss = train_epoch(
+                stages, schedule, own, batches, optimizer, mesh, device, args, metrics, beside, epoch, before, position
+            )
+            done = 0
+            validation_loss = evaluate(stages, schedule, validation_loader, device, args)
+            print0(
+                f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, "
+                f"validation loss {validation_loss:.4f}, perplexity {perplexity(validation_loss):.1f}"
+            )
+            step, seconds = position["step"], time.perf_counter() - start
+            metrics.log(
+                "epoch", step, epoch=epoch + 1, loss=train_loss, validation_loss=validation_loss, seconds=seconds
+            )
+            if epoch == 0 or validation_loss < position["best"]:
+                position["best"] = validation_loss
+                save_checkpoint(own, mesh, model.config, out / "model-best.pt", epoch + 1)
+            if step == total_steps:
+                break
+
+        test_loss = evaluate(stages, schedule, test_loader, device, args)
+        print0(f"test loss {test_loss:.4f}, perplexity {perplexity(test_loss):.1f}")
+        metrics.log("test", step, loss=test_loss, seconds=time.perf_counter() - start)
+        save_checkpoint(own, mesh, model.config, out / "model-final.pt", epoch + 1)
+    print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")
+    cleanup()
+
+
+if __name__ == "__main__":
+    main()

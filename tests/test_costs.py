@@ -1,0 +1,409 @@
+"""The planner meets reality: the lessons' own runs within 10 %, published measurements within 15 %."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import published
+import pytest
+import torch
+from torch import nn
+
+from grader.engine.lesson import lessons
+from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.messages import cases, collectives, rehearse
+from utils import costs
+from utils.model import TransformerLM
+from utils.plan import DEVICE_SHARE, LINK_SHARE, MACHINES, MODELS, SELENE, Machine, Model, Plan
+
+sys.path.insert(0, str(lessons.COURSE / "benchmarks"))
+
+from reference import functions as lesson  # of a notebook's reference solution
+
+CLOSE = 0.1  # of what a lesson's run measures
+PUBLISHED = 0.15  # of a published time
+
+
+def close(predicted: float, measured: float) -> bool:
+    return abs(predicted - measured) <= CLOSE * measured
+
+
+# Parameters and FLOPs
+
+
+@pytest.mark.parametrize("sizes", [(97, 20, 2, 3, 16), (33278, 128, 4, 2, 256), (50, 36, 3, 1, 7)])
+def test_parameters_are_the_models(sizes):
+    vocabulary, hidden, heads, layers, sequence = sizes
+    model = TransformerLM(vocabulary, hidden, heads, layers, sequence)
+    described = Model(hidden, layers, heads, vocabulary, sequence)
+    assert costs.parameters(described) == sum(p.numel() for p in model.parameters())
+    products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    assert costs.matmul_parameters(described) == products  # no table of embeddings, no norm
+
+
+def test_flops_are_those_that_torch_counts():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = TransformerLM(97, 24, 4, 3, 16)
+    for block in model.blocks:  # as matrix products, all of them
+        block.attention.attend = lambda q, k, v: (q @ k.transpose(-2, -1)).softmax(-1) @ v
+    x = torch.randint(97, (2, 16))
+    with FlopCounterMode(display=False) as counter:
+        model(x).sum().backward()
+    counted = counter.get_total_flops()
+    assert costs.flops(Model(24, 3, 4, 97, 16), tokens=32) == counted
+    # with the tables of embeddings in it, 6 Psi would be almost twice too much at WikiText-2's vocabulary
+    wikitext = Model(128, 2, 4, 33278, 128)
+    assert 1.8 < 6 * costs.parameters(wikitext) / costs.flops(wikitext, 1) < 2
+
+
+def test_flops_of_a_mixture_are_those_of_the_active_experts():
+    dense, mixture = Model(64, 2, 4, 97, 16), Model(64, 2, 4, 97, 16, experts=8, active=2)
+    assert costs.parameters(mixture) - costs.parameters(dense) == 2 * (7 * 8 * 64**2 + 8 * 64)
+    assert costs.matmul_parameters(mixture) - costs.matmul_parameters(dense) == 2 * (8 * 64**2 + 8 * 64)
+
+
+# What the lessons ask to predict, and what their runs measure
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine() as warm:
+        yield warm
+
+
+def on_ranks(engine: Engine, stem: str, function: str, world: int, **inputs):
+    """The run of a function in `costs_on_ranks` with a reference solution."""
+    run = engine.run(
+        lessons.units(stem, "solutions"),
+        module="tests.costs_on_ranks",
+        function=f"tests.costs_on_ranks:{function}",
+        world=world,
+        inputs=inputs,
+    )
+    assert run.fault is None, (run.fault, run.broken, run.stderr)
+    return run
+
+
+def sent(run, rank: int = 0, mark: int = -1) -> float:
+    """Bytes that a rank sent after a mark, in messages and in collectives."""
+    events = cases(run.events)[mark]
+    return sum(c.sent for c in collectives(events) if c.rank == rank) + sum(
+        m.bytes for m in rehearse(events)[0] if m.source == rank
+    )
+
+
+def all_sent(model: Model, plan: Plan) -> float:
+    return sum(each.bytes for each in costs.messages(model, plan).values())
+
+
+ZERO = Model(20, 3, 2, 97, 16)  # 03_zero's small_model
+STAGES = {
+    0: Plan(3, dp=3, precision="float32"),
+    1: Plan(3, shard=3, zero=1, precision="float32"),
+    2: Plan(3, shard=3, zero=2, precision="float32"),
+    3: Plan(3, shard=3, zero=3, reshard="all", precision="float32"),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_zero_holds_and_sends_what_is_predicted(engine, stage):
+    plan, solution = STAGES[stage], lesson("03_zero")
+    predicted = costs.memory(ZERO, plan)
+    kinds = ("weights", "gradients", "state")
+    asked = solution["predicted_bytes"](costs.parameters(ZERO), 3, stage, "float32")
+    assert [predicted[kind] for kind in kinds] == pytest.approx(asked)
+    name = "measure_stage_3" if stage == 3 else "measure"
+    (measured, *_) = on_ranks(engine, "03_zero", "function", 3, name=name, value=stage).evidence
+    for kind, there in zip(kinds, ("weights", "gradients", "optimizer"), strict=True):
+        assert close(predicted[kind], measured[there]), (kind, predicted, measured)
+    assert all_sent(ZERO, plan) == pytest.approx(solution["sent_bytes"](4 * costs.parameters(ZERO), 3, stage))
+    assert close(all_sent(ZERO, plan), sent(on_ranks(engine, "03_zero", "function", 3, name="one_step", value=stage)))
+
+
+def test_mixed_precision_holds_what_is_predicted(engine):
+    (measured, *_) = on_ranks(engine, "03_zero", "function", 3, name="measure_mixed", value=None).evidence
+    predicted = costs.memory(ZERO, Plan(3, shard=3, zero=1))
+    assert close(predicted["weights"], measured["weights"]) and close(predicted["state"], measured["optimizer"])
+
+
+@pytest.mark.parametrize("how", ["off", "keep", "regather"])
+def test_tensor_parallel_is_what_its_lesson_asks_for(how):
+    solution = lesson("04_tensor_parallel")
+    asked = {"off": "tensor", "keep": "sequence", "regather": "sequence, gathered again"}[how]
+    model, plan = Model(48, 1, 4, 97, 64), Plan(2, 2, tp=4, sequence_parallel=how, precision="float32")
+    assert costs.block_activations(model, plan) == pytest.approx(solution["block_keeps"](2, 64, 48, 4, asked))
+    dense, experts, _ = costs.parts(model, plan, 0)
+    assert dense + experts == solution["block_weights"](48, 4)
+    two = costs.tensor_messages(replace(model, layers=2), plan).bytes - costs.tensor_messages(model, plan).bytes
+    once = 0 if how == "off" else costs.all_reduce(4 * 4 * 48, 4).bytes  # of norms, which the lesson does not ask for
+    assert two - once == pytest.approx(solution["block_sends"](2, 64, 48, 4, asked))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_tensor_parallel_keeps_and_sends_what_is_predicted(engine, sequence):
+    plan = Plan(4, 4, tp=4, sequence_parallel="keep" if sequence else "off", precision="float32")
+    run = on_ranks(engine, "04_tensor_parallel", "function", 4, name="measure_block", value=sequence)
+    assert close(costs.block_activations(Model(48, 1, 4, 97, 64), replace(plan, micro_batch=2)), min(run.evidence))
+    run = on_ranks(engine, "04_tensor_parallel", "function", 4, name="one_step", value=sequence)
+    assert close(costs.messages(Model(24, 2, 4, 97, 16), plan)["tp"].bytes, sent(run))
+
+
+NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zero-bubble": "zero bubble"}
+
+
+@pytest.mark.parametrize("work", [(1, 1, 1), (1.0, 1.5, 1.2)])
+@pytest.mark.parametrize(
+    "schedule, p, m, v",
+    [
+        ("gpipe", 4, 8, 1),
+        ("gpipe", 2, 3, 1),
+        ("1f1b", 4, 8, 1),
+        ("1f1b", 3, 2, 1),
+        ("interleaved", 4, 8, 2),
+        ("interleaved", 2, 6, 3),
+        ("zero-bubble", 4, 8, 1),
+    ],
+)
+def test_pipelines_wait_and_keep_what_their_lesson_asks_for(schedule, p, m, v, work):
+    solution, plan = lesson("05_pipeline_parallel"), Plan(m, pp=p, schedule=schedule, chunks=v)
+    assert costs.bubble(plan, work) == pytest.approx(solution["bubble_share"](NAMES[schedule], p, m, v, *work))
+    for stage in range(p):
+        assert costs.alive(plan, stage) == solution["most_alive"](NAMES[schedule], p, m, v, stage)
+
+
+def test_the_bubble_is_that_of_the_lessons_schedules():
+    from utils.plots_pipeline import bubble
+
+    solution = lesson("05_pipeline_parallel")
+    for schedule, name in NAMES.items():
+        plan = Plan(8, pp=4, schedule=schedule, chunks=2 if schedule == "interleaved" else 1)
+        simulated = bubble(solution["predicted"](solution["schedule_of"](name, 4, 8)))
+        assert close(costs.bubble(plan), simulated), (schedule, costs.bubble(plan), simulated)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
+def test_pipelines_keep_and_send_what_is_predicted(engine, schedule):
+    model, plan = Model(64, 4, 4, 2000, 16), Plan(8, pp=4, schedule=schedule, precision="float32", whole_logits=True)
+    run = on_ranks(engine, "05_pipeline_parallel", "function", 4, name="peak_bytes", value=NAMES[schedule])
+    for stage, measured in enumerate(run.evidence):
+        held = costs.memory(model, plan, stage)
+        assert close(held["activations"] + held["logits"], measured["most"]), (stage, held, measured)
+    assert close(costs.messages(model, plan)["pp"].bytes, sent(run, rank=1))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_context_parallel_keeps_and_sends_what_is_predicted(engine, world):
+    model, plan = Model(32, 2, 4, 29, 64), Plan(2, 2, cp=world, precision="float32")
+    run = on_ranks(engine, "06_context_parallel", "function", world, name="train", value=1)
+    assert close(costs.memory(model, plan)["activations"], run.evidence[0]["activations"])
+    solution = lesson("06_context_parallel")
+    again = 2 * solution["ring_cost"](costs.stream_bytes(model, plan), world)[1]  # a first forward pass, to measure
+    assert close(all_sent(model, plan) + again, sent(run))
+
+
+def test_ulysses_sends_what_its_lesson_asks_for():
+    solution, model = lesson("06_context_parallel"), Model(32, 1, 4, 29, 64)
+    plan = Plan(2, 2, cp=4, context="ulysses", precision="float32")
+    asked = 2 * solution["ulysses_cost"](costs.stream_bytes(model, plan), 4)[1]
+    assert costs.messages(model, plan)["cp"].bytes == pytest.approx(asked)
+
+
+def test_experts_send_what_is_predicted(engine):
+    model, plan = Model(32, 1, 4, 97, 96, experts=8, active=2), Plan(4, dp=4, ep=4, precision="float32")
+    run = on_ranks(engine, "07_expert_parallel", "mixture_step", 4, sizes=dict(hidden=32, experts=8, rows=96, active=2))
+    assert close(costs.messages(model, plan)["ep"].bytes, sent(run))
+    rows = [[24] * 8] * 4
+    there, back = lesson("07_expert_parallel")["layer_bytes"](rows, 0, 32, 4)
+    assert costs.messages(model, plan)["ep"].bytes == pytest.approx(there + back)
+
+
+# What the scripts' runs measure
+
+SCRIPT = Model(64, 4, 4, 97, 32)
+FLAGS = ["--dim", "64", "--heads", "4", "--layers", "4", "--seq-len", "32"]
+SIZES = dict(hidden=64, layers=4, heads=4, vocabulary=97, sequence=32, batch=4)
+SCRIPTS = [
+    ("fsdp_training --sharding none", dict(dp=3)),
+    ("fsdp_training --sharding full", dict(shard=3)),
+    ("fsdp_training --sharding grad", dict(shard=3, reshard="none")),
+    ("fsdp_training --sharding hybrid", dict(dp=2, shard=2)),
+    ("fsdp_training --sharding full --recompute", dict(shard=4, recompute="full")),
+    ("tp_training --tp 2", dict(tp=2, sequence_parallel="off")),
+    ("tp_training --tp 4 --sequence-parallel", dict(tp=4)),
+    ("tp_training --tp 2 --sequence-parallel", dict(tp=2, shard=2)),
+    ("tp_training --tp 2 --recompute", dict(tp=2, sequence_parallel="off", recompute="full")),
+    ("tp_training --tp 2 --recompute --sequence-parallel", dict(tp=2, recompute="full")),
+]
+
+
+@pytest.mark.parametrize("command, axes", SCRIPTS, ids=[command for command, _ in SCRIPTS])
+def test_scripts_hold_and_send_what_is_predicted(engine, command, axes):
+    stem, *argv = command.split()
+    plan = Plan(1, 4, precision="float32", overlap=False, **axes)
+    plan = replace(plan, batch=4 * plan.replicas)
+    run = on_ranks(engine, stem, "script_step", plan.world, argv=[*argv, *FLAGS], sizes=SIZES)
+    predicted, measured = costs.memory(SCRIPT, plan), run.evidence[0]
+    for kind, there in (("weights", "weights"), ("gradients", "gradients"), ("state", "optimizer")):
+        assert close(predicted[kind], measured["held"][there]), (kind, predicted, measured)
+    if "none" not in command and "grad" not in command:  # these keep gradients, or whole weights, between the passes
+        assert close(between_the_passes(plan), measured["between"]), (between_the_passes(plan), predicted, measured)
+    # all kinds at their most; but with a single micro-batch gradients come while activations go
+    assert 0.95 * measured["peak"] <= sum(predicted.values()) <= 1.15 * measured["peak"], (predicted, measured)
+    assert close(all_sent(SCRIPT, plan), sent(run)), (costs.messages(SCRIPT, plan), sent(run))
+
+
+def between_the_passes(plan: Plan) -> float:
+    """Bytes of activations, with what the loss keeps of its logits."""
+    again = costs.block_activations(SCRIPT, plan, recompute="none") if plan.recompute == "full" else 0
+    piece = 4 * costs.tokens(SCRIPT, plan) * SCRIPT.vocabulary / plan.tp
+    return costs.activations(SCRIPT, plan, 0) - again + costs.logits(SCRIPT, plan) - piece
+
+
+@pytest.mark.parametrize("schedule, chunks", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+def test_pipeline_training_holds_and_sends_what_is_predicted(engine, schedule, chunks):
+    plan = Plan(4, 1, pp=2, schedule=schedule, chunks=chunks, precision="float32")
+    argv = ["--pp", "2", "--microbatches", "4", "--schedule", schedule, *FLAGS]
+    run = on_ranks(engine, "pipeline_training", "pipeline_step", 2, argv=argv, sizes=SIZES)
+    for stage, measured in enumerate(run.evidence):
+        assert close(costs.memory(SCRIPT, plan, stage)["weights"], measured)
+    assert close(costs.messages(SCRIPT, plan)["pp"].bytes, max(sent(run, 0), sent(run, 1)))
+
+
+# Published measurements
+
+
+def predicted(row: published.Row, machine: Machine) -> float:
+    return sum(costs.step_time(row.model, row.plan, machine).values())
+
+
+def errors(rows: list[published.Row], machine: Machine) -> list[float]:
+    return [predicted(row, machine) / row.seconds - 1 for row in rows]
+
+
+def test_what_is_fitted_is_the_best_for_one_table():
+    def largest(device: int, link: int) -> float:
+        machine = replace(SELENE, device_share=device / 100, link_share=link / 100)
+        return max(map(abs, errors(published.table_1(), machine)))
+
+    pairs = [(device, link) for device in range(60, 95, 2) for link in range(50, 95, 4)]
+    best = min(pairs, key=lambda pair: largest(*pair))
+    print(f"fitted to table 1 of arXiv:2104.04473: device {DEVICE_SHARE}, link {LINK_SHARE}")
+    assert largest(round(100 * DEVICE_SHARE), round(100 * LINK_SHARE)) <= largest(*best) + 0.002
+    assert {machine.device_share for machine in MACHINES.values()} == {DEVICE_SHARE}
+    assert {machine.link_share for machine in MACHINES.values()} == {LINK_SHARE}
+
+
+@pytest.mark.parametrize("row", published.table_1() + published.table_5(), ids=lambda row: row.name)
+def test_a_step_takes_what_was_published(row):
+    seconds = predicted(row, SELENE)
+    print(f"{row.name}: {seconds:.2f} s predicted, {row.seconds:.2f} s measured, {seconds / row.seconds - 1:+.1%}")
+    assert abs(seconds / row.seconds - 1) <= PUBLISHED
+
+
+@pytest.mark.parametrize("row", published.table_1() + published.table_5(), ids=lambda row: row.name)
+def test_what_was_published_is_among_the_three_best(row):
+    """Of all ways to spread the model by data, tensor and pipeline parallel, with the other settings of the row."""
+    found = costs.plans(row.model, row.plan.world, SELENE, row.plan.batch, row.plan, choose=("dp", "tp", "pp"))
+    possible = [(choice.plan.tp, choice.plan.pp) for choice in found if not choice.rejected]
+    assert (row.plan.tp, row.plan.pp) in possible[:3], possible[:5]
+
+
+def test_fsdp_on_other_clusters_takes_what_was_published():
+    """What misses: rows that are slower than their neighbours in the table, by up to a quarter; and small models with
+    sequences of 16,384 tokens and more.
+    """
+    found = [abs(errors([row], machine)[0]) for row, machine in published.llm_foundry()]
+    within = sum(error <= PUBLISHED for error in found)
+    print(f"{within} of {len(found)} within {PUBLISHED:.0%}; median {sorted(found)[len(found) // 2]:.1%}")
+    assert within >= 0.88 * len(found) and max(found) < 0.31
+
+
+# arXiv:2205.05198, figure 1: GiB of a device, by Megatron's 18 bytes a parameter of a block, and of activations
+@pytest.mark.parametrize(
+    "name, blocks, whole, selective",
+    [
+        ("22B", 45.56, 59.25, 9.56),
+        ("175B", 45.56, 66.84, 12.35),
+        ("530B", 31.64, 114.02, 23.08),
+        ("1T", 32.96, 131.25, 26.56),
+    ],
+)
+def test_memory_is_what_was_published(name, blocks, whole, selective):
+    row = next(row for row in published.table_5() if row.name == f"{name}, selective")
+    dense, _, _ = costs.parts(row.model, row.plan, 0)
+    assert 18 * costs.layers_of(row.model, row.plan, 0) * dense / 2**30 == pytest.approx(blocks, rel=0.01)
+    for seen, how in ((whole, {"recompute": "none", "sequence_parallel": "off"}), (selective, {})):
+        plan = replace(row.plan, **how)
+        kept = costs.layers_of(row.model, plan, 0) * costs.block_activations(row.model, plan) * costs.alive(plan, 0)
+        assert kept / 2**30 == pytest.approx(seen, rel=0.02)
+
+
+# What belongs together
+
+
+@pytest.mark.parametrize("gpus", [1, 6, 16])
+def test_every_plan_is_one(gpus):
+    found = costs.plans(MODELS["1b"], gpus, SELENE, batch=24)
+    assert len({choice.plan for choice in found}) == len(found)
+    for plan, rejected, memory, seconds in found:
+        assert plan.world == gpus and plan.batch == 24
+        if not rejected:
+            assert plan.micro_batches * plan.micro_batch * plan.replicas == 24
+            assert all(math.isfinite(value) and value >= 0 for value in (*memory.values(), *seconds.values()))
+    times = [sum(choice.seconds.values()) for choice in found if not choice.rejected]
+    assert times == sorted(times) and times
+
+
+def test_reasons_name_what_is_wrong():
+    found = costs.plans(MODELS["7b"], 64, MACHINES["jureca"], batch=256)
+    reasons = {choice.rejected.partition(":")[0] for choice in found}
+    assert reasons == {"", "divisibility", "memory", "network"}
+    assert any("heads by" in choice.rejected for choice in found)
+    heavy = next(choice for choice in found if choice.rejected.startswith("memory"))
+    assert "state" in heavy.rejected and "activations" in heavy.rejected and " GB of 38.7 " in heavy.rejected
+
+
+def test_a_mixture_is_planned_with_its_experts_spread():
+    mixture = replace(MODELS["1b"], experts=8, active=2)
+    found = costs.plans(mixture, 8, SELENE, batch=32)
+    assert {choice.plan.ep for choice in found} == {1, 2, 4, 8}
+    assert any(choice.plan.ep > 1 and not choice.rejected for choice in found)
+
+
+# No student who has not passed can import it
+
+WITHHELD = """
+from grader.engine.ranks import rank
+rank.withhold({lesson!r})
+from utils import costs
+try:
+    print(costs.flops)
+except ImportError as problem:
+    print("no:", problem)
+"""
+
+
+@pytest.mark.parametrize("stem", ["02_data_parallel", "03_zero", "08_distributed_matmul", "09_strategy"])
+def test_no_rank_of_an_earlier_lesson_imports_it(stem):
+    told = subprocess.run(
+        [sys.executable, "-c", WITHHELD.format(lesson=stem)], capture_output=True, text=True, cwd=lessons.COURSE
+    ).stdout
+    assert told.startswith("no: utils.costs has what this lesson teaches, or a later one"), told
+
+
+def test_ranks_of_a_later_lesson_import_it():
+    told = subprocess.run(
+        [sys.executable, "-c", WITHHELD.format(lesson="hybrid_training")],
+        capture_output=True,
+        text=True,
+        cwd=lessons.COURSE,
+    ).stdout
+    assert told.startswith("<function flops"), told
+
+
+def test_all_that_it_gives_away_are_todos():
+    for todo in costs.GIVES_AWAY.split():
+        stem, _, number = todo.partition("/")
+        assert int(number) in lessons.titles(stem), todo

@@ -1,0 +1,168 @@
+"""Silence on a busy machine: who stands in line for a processor is not asleep, and who sleeps is told all the same."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from grader.engine.ranks import pulse, session
+from grader.engine.ranks.diagnose import Unjudged
+from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.pulse import Pulse
+from grader.engine.ranks.tasks import Task, descendants, tasks_of, wakes_by_itself
+from tests.test_engine import launch
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who stands in line")
+BUSY = """
+everywhere = os.sched_getaffinity(0)
+def stand_last(main=True):
+    # Behind everybody, on the processor that is busy. (Linux shares it among sessions first, then within them.)
+    move({min(everywhere)}, os.SCHED_IDLE, 19, main)
+def come_back(main=True):
+    move(everywhere, None, 0, main)
+def move(onto, policy, nice, main):
+    for thread in map(int, os.listdir("/proc/self/task")):
+        if main or thread != os.getpid():
+            os.sched_setaffinity(thread, onto)
+            if policy is not None:
+                os.sched_setscheduler(thread, policy, os.sched_param(0))
+    if os.path.exists("/proc/self/autogroup"):
+        open("/proc/self/autogroup", "w").write(str(nice))
+"""
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine() as warm:
+        yield warm
+
+
+@pytest.fixture
+def busy_loops():
+    """Two processes that take all of one processor."""
+    one = min(os.sched_getaffinity(0))
+    forever = [sys.executable, "-S", "-c", "while True: pass"]
+    loops = [subprocess.Popen(forever, start_new_session=True) for _ in range(2)]
+    for loop in loops:
+        os.sched_setaffinity(loop.pid, {one})
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+def test_threads_that_starve_are_not_asleep(engine, busy_loops, monkeypatch):
+    """The ranks' own threads wait for gloo's, and those get a thousandth of a processor."""
+    monkeypatch.setattr(pulse, "IDLE", 0.3)
+    run = launch(
+        engine,
+        BUSY
+        + """
+t = torch.ones(1_000_000)
+stand_last(main=False)
+dist.all_reduce(t)
+come_back(main=False)  # so that they can end soon
+return t[0].item()
+""",
+    )
+    assert run.fault is None, run.fault.message
+    assert run.evidence == [2.0, 2.0]
+    waited = [next(e["t"] for e in events if e["e"] == "done" and e["t"] > began(events)) for events in run.events]
+    assert max(end - began(events) for end, events in zip(waited, run.events)) > 2 * pulse.IDLE, "it proves nothing"
+
+
+def began(events):
+    return next(event["t"] for event in events if event.get("op") == "all_reduce")
+
+
+def test_who_sleeps_on_a_busy_machine_is_told(engine, busy_loops, monkeypatch):
+    monkeypatch.setattr(pulse, "IDLE", 1.0)
+    run = launch(
+        engine,
+        BUSY
+        + """
+move({min(everywhere)}, None, 0, True)
+if rank == 1:
+    time.sleep(10_000)
+dist.barrier()
+""",
+    )
+    assert run.fault and "rank 1 sleeps at train/x.py:" in run.fault.message
+
+
+def test_a_sleep_that_ends_is_no_deadlock(engine):
+    """Each rank has begun a message that nobody receives yet, and works by waiting."""
+    run = launch(
+        engine,
+        """
+        mine, theirs = torch.ones(4), torch.zeros(4)
+        sent = dist.isend(mine, 1 - rank)
+        time.sleep(1)
+        dist.recv(theirs, 1 - rank)
+        sent.wait()
+        return theirs[0].item()
+        """,
+    )
+    assert run.fault is None, run.fault.message
+    assert run.evidence == [1.0, 1.0]
+
+
+def test_what_a_rank_has_started_counts(engine, monkeypatch):
+    """As a loader's worker, for whose batch a rank waits."""
+    monkeypatch.setattr(pulse, "IDLE", 0.5)
+    body = """
+    import subprocess
+    done = subprocess.run([sys.executable, "-S", "-c", "import time\\nwhile time.process_time() < SECONDS: pass"])
+    return done.returncode
+    """
+    assert launch(engine, body.replace("SECONDS", "1")).evidence == [0, 0]
+    monkeypatch.setattr(pulse, "STARTED_CPU", 0.5)
+    assert "runs without end" in launch(engine, body.replace("SECONDS", "1000")).fault.message
+
+
+def test_who_was_held_up():
+    waits = Task("S", 1.0, 5.0)
+    assert waits.held_up(waits, 0.05) == 0
+    assert Task("R", 1.0, 5.0).held_up(waits, 0.05) == 0.05  # in line all the time
+    assert Task("R", 1.05, 5.0).held_up(waits, 0.05) == 0  # it ran
+    assert Task("S", 1.01, 5.03).held_up(waits, 0.05) == pytest.approx(0.03)
+    assert Task("S", 1.01, 9.0).held_up(waits, 0.05) == 0.05  # since before we looked
+
+
+def test_what_linux_tells():
+    assert tasks_of(os.getpid())[os.getpid()].ran > 0
+    child = subprocess.Popen([sys.executable, "-S", "-c", "print(flush=True); import time; time.sleep(100)"], stdout=-1)
+    try:
+        child.stdout.readline()
+        assert child.pid in descendants(os.getpid())
+        assert not wakes_by_itself(os.getpid())
+    finally:
+        child.kill()
+        child.wait()
+    assert tasks_of(child.pid) == {} and not wakes_by_itself(child.pid)
+
+
+def test_a_machine_that_lets_nobody_run_is_to_blame(monkeypatch):
+    seen = Pulse(2, started=0.0)
+    seen.looked = 0.0
+    with pytest.raises(Unjudged, match="too busy"):
+        seen.look({0: None, 1: None}, lambda n: True, lambda n: False, lambda n: [])
+
+
+def test_who_else_comes_to_a_wrong_call_is_asked_in_the_ranks_own_time(engine, busy_loops):
+    """Ranks 1 and 2 differ; rank 0, which tells who is the odd one, comes late for want of a processor."""
+    assert session.PATIENCE < 1
+    run = launch(
+        engine,
+        BUSY
+        + """
+if rank == 0:
+    stand_last()
+    while time.thread_time() < 0.005: pass
+    come_back()
+dist.all_reduce(torch.ones(4)) if rank != 1 else dist.broadcast(torch.ones(4), 0)
+""",
+        world=3,
+    )
+    assert (run.fault.cause, run.fault.rank) == ("mismatch", 1), run.fault.message

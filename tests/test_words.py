@@ -1,0 +1,82 @@
+"""What a verdict and the commands say: differences that can be seen, hints of a part, code that is not cut."""
+
+import math
+
+import pytest
+import torch
+from rich.console import Console
+
+from grader.engine import screen
+from grader.engine.judge.judge import Judge
+from grader.engine.judge.verdict import Wrong, apart, expect, hinted
+from grader.engine.lesson import lessons
+from grader.engine.ranks.diagnose import Diagnosis
+from tests.test_diagnose import feed, op
+
+
+def test_numbers_are_told_in_digits_that_tell_them_apart():
+    assert apart(3.1234567, 3.1234571) == ("3.1234567", "3.1234571")
+    assert apart(2.5, 7) == ("2.5", "7")
+    assert apart(math.nan, 1.0) == ("nan", "1")
+    assert apart(3, 4) == (3, 4) and apart("3 calls", 4) == ("3 calls", 4)
+
+
+def test_tensors_are_told_where_they_differ_most():
+    right = torch.arange(20.0)
+    wrong = right.clone()
+    wrong[11] += 1e-4
+    assert apart(right, wrong) == (
+        "8, 9, 10, 11, 12, 13 (numbers 9 to 14 of 20)",
+        "8, 9, 10, 11.0001, 12, 13 (numbers 9 to 14 of 20)",
+    )
+    assert apart(torch.ones(2), torch.ones(2, 1)) == ("shape (2,): 1, 1", "shape (2, 1): 1, 1")
+    assert apart([1.0, 2.0], [1.0, 2.00000001]) == ("1, 2", "1, 2.00000001")
+    assert apart([[0, 1], [2]], [[0], [1, 2]]) == ([[0, 1], [2]], [[0], [1, 2]])
+
+
+def test_a_part_of_a_todo_has_a_hint_of_its_own():
+    with pytest.raises(Wrong) as caught, hinted("of the part"):
+        expect(False, "it is wrong")
+    assert caught.value.hint == "of the part"
+    with pytest.raises(Wrong) as caught, hinted("of the part"):
+        expect(False, "it is wrong", hint="of this very failure")
+    assert caught.value.hint == "of this very failure"
+
+
+GIVEN = """def exchange():
+    send()
+
+
+def ring():
+    # TODO 1: Send.
+    ### BEGIN SOLUTION
+    exchange()
+    ### END SOLUTION
+"""
+
+
+def test_the_students_own_line_is_named_and_not_one_in_a_function_that_was_given():
+    judge = Judge.__new__(Judge)
+    unit = lessons.Unit(
+        "train/x.py", GIVEN.replace("    ### BEGIN SOLUTION\n", "").replace("    ### END SOLUTION\n", ""), GIVEN
+    )
+    judge.student = type("Student", (), {"units": [unit], "batch": []})()
+    at = {"callers": [["train/x.py", 7, "ring"]], "tag": 0, "where": ["train/x.py", 2, "exchange"]}
+    seen = Diagnosis(2)
+    fault = feed(seen, (0, op("send", 2, (4,), peer=1) | at), (1, op("recv", 2, (5,), peer=0) | at))
+    assert "train/x.py:2" in fault.message
+    told = judge.by_own_lines(1, fault)
+    assert told.count("train/x.py:7 (TODO 1)") == 2 and "train/x.py:2" not in told
+    assert judge.place(1, fault) == "train/x.py:7 (TODO 1), which calls train/x.py:2"
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_code_is_never_cut(monkeypatch, capsys, width):
+    mine, theirs = "x = first(a_long_name, another)\nreturn x", "return first(a_long_name, another_one)  # to the end"
+    monkeypatch.setattr(screen, "console", Console(highlight=False, soft_wrap=True, width=width))
+    monkeypatch.setattr(screen.reference, "own", lambda *_: mine)
+    monkeypatch.setattr(screen.reference, "reference", lambda *_: theirs)
+    screen.say_reference("a_lesson", 1)
+    said = capsys.readouterr().out
+    assert all(line in said for line in (*mine.splitlines(), theirs))
+    assert ("yours" in said.splitlines()[0]) == (width == 60)

@@ -1,0 +1,165 @@
+"""What a plan predicts of a run over four axes, beside what one of its steps took: `--compare`.
+
+The step is watched on every rank: the bytes of its tensors, the messages that it sends on each axis, and how long its
+stages work. Rank 0 prints a table after it.
+"""
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from utils.distributed import fail, print0
+from utils.memory import Storages, held
+from utils.pipeline import stages_a_rank
+
+WATCHED = 2  # steps before the one that is watched: in the first one stages agree on shapes, and state is made
+
+
+class Watch(Storages):
+    """While it is entered, notes the most bytes alive, and the bytes that this rank sends on each axis: of collectives,
+    if they are done by rings.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.most = 0
+        self.sent: Counter[str] = Counter()
+        self.axes = {mesh.get_group(axis).group_name: axis for axis in mesh.mesh_dim_names}
+        self.ranks = {axis: mesh[axis].size() for axis in mesh.mesh_dim_names}
+        super().__init__()
+
+    def note(self, tensors: Iterable[Any]) -> None:
+        super().note(tensors)
+        self.most = max(self.most, sum(self.live().values()))
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if operation.namespace in ("c10d", "_c10d_functional"):
+            self.count(operation, args, kwargs or {})
+        return super().__torch_dispatch__(operation, types, args, kwargs)
+
+    def count(self, operation: Any, args: tuple, kwargs: dict) -> None:
+        given = dict(zip((argument.name for argument in operation._schema.arguments), args)) | kwargs
+        group = given.get("group_name") or given.get("process_group")
+        if isinstance(group, torch.ScriptObject):
+            group = dist.ProcessGroup.unbox(group).group_name
+        axis = self.axes.get(group)
+        if axis is None:
+            return
+        name = operation._schema.name.partition("::")[2].replace("_", "")
+        tensors = given.get("input_tensor", given.get("input", given.get("inputs", given.get("tensors", []))))
+        tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+        nbytes = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+        n = self.ranks[axis]
+        rings = {"allreduce": 2 * (n - 1) / n, "allgather": n - 1, "reducescatter": (n - 1) / n, "send": 1}
+        self.sent[axis] += next((part * nbytes for start, part in rings.items() if name.startswith(start)), 0)
+
+
+class Beside:
+    """Watches one step of a run, if args.compare asks for it. Exits with code 2 without the planner."""
+
+    def __init__(
+        self, args: argparse.Namespace, config: dict[str, Any], mesh: DeviceMesh, stages: list, own: nn.Module
+    ) -> None:
+        self.args, self.config, self.mesh, self.stages, self.own = args, config, mesh, stages, own
+        self.steps = 0
+        if args.compare:
+            try:
+                from utils import costs, plan  # here: in a release they are sealed, until their lessons are done
+            except ImportError:
+                fail("--compare needs utils/costs.py, which has answers of lessons: ./workbook open plan")
+            self.costs, self.plan = costs, plan
+
+    @contextmanager
+    def step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Round each step, from the forward pass to the optimizer's."""
+        self.steps += 1
+        if not self.args.compare or self.steps != WATCHED + 1:
+            yield
+            return
+        spans = self.watch_stages()
+        watch = Watch(self.mesh)
+        watch.note(self.own.parameters())
+        watch.note(value for values in optimizer.state.values() for value in values.values())
+        with watch:
+            yield
+        kinds = held(watch, self.own.parameters(), optimizer)
+        self.tell({"kinds": kinds, "most": watch.most, "sent": dict(watch.sent), "spans": spans})
+
+    def watch_stages(self) -> list[tuple[float, float]]:
+        """A list into which come begin and end, in seconds, of all that this rank's stages do from now on."""
+        spans = []
+
+        def timed(work: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                began = time.monotonic()  # one clock for all ranks of a node
+                result = work(*args, **kwargs)
+                spans.append((began, time.monotonic()))
+                return result
+
+            return call
+
+        for stage in self.stages:
+            for name in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
+                setattr(stage, name, timed(getattr(stage, name)))
+        return spans
+
+    def tell(self, mine: dict[str, Any]) -> None:
+        """Rank 0 prints what was predicted, and what was measured: of the rank that has most."""
+        ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, mine)
+        model, plan = self.described()
+        memory, messages = self.costs.memory(model, plan), self.costs.messages(model, plan)
+        most = max(ranks, key=lambda seen: sum(seen["kinds"].values()))["kinds"]
+        print0(f"{'a rank, at most':24} {'predicted':>14} {'measured':>14}")
+        for kind, name in (("weights", "weights"), ("gradients", "gradients"), ("state", "optimizer")):
+            row(f"{kind}, bytes", memory[kind], most[name])
+        row("all at once, bytes", sum(memory.values()), max(seen["most"] for seen in ranks))
+        for axis in self.mesh.mesh_dim_names:
+            row(f"sent on {axis}, bytes", messages[axis].bytes, max(seen["sent"].get(axis, 0) for seen in ranks))
+        row("bubble, %", 100 * self.costs.bubble(plan), 100 * idle([seen["spans"] for seen in ranks]))
+
+    def described(self) -> tuple[Any, Any]:
+        """This run's model and plan, as the planner has them."""
+        args, sizes = self.args, self.config
+        model = self.plan.Model(
+            hidden=sizes["dim"],
+            layers=sizes["n_layers"],
+            heads=sizes["n_heads"],
+            vocabulary=sizes["vocab_size"],
+            sequence=args.seq_len,
+        )
+        plan = self.plan.Plan(
+            batch=args.batch_size,
+            micro_batch=args.batch_size // (args.dp * args.shard * args.microbatches),
+            dp=args.dp,
+            shard=args.shard,
+            tp=args.tp,
+            pp=args.pp,
+            reshard="none",
+            schedule=args.schedule,
+            chunks=stages_a_rank(args.pp, args),
+            sequence_parallel="keep" if args.sequence_parallel else "off",
+            recompute="full" if args.recompute else "none",
+            dropout=args.dropout > 0,
+            precision="sharded" if args.dtype == "bfloat16" else "float32",
+        )
+        return model, plan
+
+
+def row(name: str, predicted: float, measured: float) -> None:
+    print0(f"{name:24} {predicted:14,.0f} {measured:14,.0f}")
+
+
+def idle(ranks: list[list[tuple[float, float]]]) -> float:
+    """The share, from 0 to 1, of the time from the first piece of work to the last in which ranks wait, on average."""
+    begin = min(began for spans in ranks for began, _ in spans)
+    end = max(over for spans in ranks for _, over in spans)
+    busy = sum(over - began for spans in ranks for began, over in spans) / len(ranks)
+    return 1 - busy / (end - begin)

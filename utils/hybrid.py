@@ -1,0 +1,81 @@
+"""A run over four axes: its flags, and what they must fulfil; what a rank holds under the whole model's names."""
+
+import argparse
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+from utils.arguments import whole
+from utils.distributed import check_divides, fail
+from utils.model import TransformerLM
+from utils.pipeline import SCHEDULES, check_pipeline
+
+
+def add_hybrid_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--dp", type=whole(1), default=1, help="copies of the whole, which share the batch")
+    add("--shard", type=whole(0), default=0, help="ranks that share the batch, and all that they hold; 0 is the rest")
+    add("--tp", type=whole(1), default=1, help="ranks that share each layer; at most those of a node")
+    add("--pp", type=whole(1), default=1, help="ranks in a pipeline")
+    add("--schedule", choices=SCHEDULES, default="1f1b", help="order of the work; interleaved has two stages a rank")
+    add("--microbatches", type=whole(0), default=0, help="parts of a pipeline's share of the batch; 0 is --pp")
+    add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
+    add("--sequence-parallel", action="store_true", help="cut the stream between the layers along the sequence, too")
+
+
+def check_hybrid(args: argparse.Namespace, ranks: int) -> None:
+    """Stop with one line unless these flags make a run on so many ranks. Completes --shard and --microbatches."""
+    others = args.dp * args.tp * args.pp
+    args.shard = args.shard or max(1, ranks // others)
+    if ranks != others * args.shard:
+        fail(
+            f"--dp {args.dp} × --shard {args.shard} × --tp {args.tp} × --pp {args.pp} "
+            f"is {others * args.shard} ranks, and there {'is' if ranks == 1 else 'are'} {ranks}"
+        )
+    if args.dim % args.heads:
+        fail(f"--dim {args.dim} does not divide by --heads {args.heads}")
+    if args.heads % args.tp:
+        fail(f"--heads {args.heads} does not divide by --tp {args.tp}: no head is on two ranks")
+    if args.sequence_parallel and args.seq_len % args.tp:
+        fail(f"--seq-len {args.seq_len} does not divide by --tp {args.tp}, as --sequence-parallel needs it")
+    if args.dropout and args.tp > 1:
+        fail(f"--dropout {args.dropout:g} with --tp {args.tp}: what is dropped would not be the serial run's")
+    check_divides(
+        args.batch_size, args.dp * args.shard, f"ranks of the data axes (--dp {args.dp} × --shard {args.shard})"
+    )
+    args.microbatches = args.microbatches or args.pp
+    check_pipeline(args, ranks // args.tp)
+
+
+def joined(parts: list[nn.Module]) -> nn.Module:
+    """One module of all that this rank trains, with the names of the whole model. It shares the weights, and is never
+    run: for the optimizer and for checkpoints.
+    """
+    own = nn.Module()
+    own.blocks = nn.ModuleDict()
+    for part in parts:
+        own.blocks.update(part.blocks)
+        for name, child in part.named_children():
+            if name != "blocks":
+                own.add_module(name, child)
+    return own
+
+
+def recompute(part: nn.Module) -> None:
+    """As in utils/after_fsdp.py, in a stage: of each block keep the input alone, and run it twice."""
+    for name, block in part.blocks.items():
+        part.blocks[name] = checkpoint_wrapper(block)
+
+
+def first_weights(own: nn.Module, config: dict[str, Any], args: argparse.Namespace) -> None:
+    """Fill what `joined` has given with the serial run's first weights. Rank 0 alone builds that model, on the CPU, and
+    sends it out tensor by tensor; each rank keeps its part of those that it has.
+    """
+    torch.manual_seed(args.seed)
+    full = TransformerLM(**config).state_dict() if dist.get_rank() == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    set_model_state_dict(own, full, options=options)

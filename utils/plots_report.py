@@ -1,0 +1,173 @@
+"""The pictures of a run's report. Each returns None where there is nothing to see."""
+
+import math
+import statistics
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from utils.runs import PARTS, Run, memory_of, speed_rows
+
+# Told apart by the colour-blind, too (Okabe and Ito).
+COLOURS = dict(zip(PARTS, ("#999999", "#56b4e9", "#0072b2", "#d55e00", "#009e73"), strict=True))
+BLUE, ORANGE = "#0072b2", "#d55e00"
+# Minutes by GPUs, as measured for the DDP exercise of the Jülich course from which this one grew.
+JUELICH = {1: 92, 4: 25, 8: 14}
+
+
+def draw_loss(run: Run) -> Figure:
+    figure, (loss, speed) = axes_in_a_row(2)
+    steps, epochs = run.of("step"), run.of("epoch")
+    loss.plot([line["step"] for line in steps], [line["loss"] for line in steps], color=BLUE, label="training")
+    loss.plot(
+        [line["step"] for line in epochs],
+        [line["validation_loss"] for line in epochs],
+        "o",
+        color=ORANGE,
+        label="validation",
+    )
+    loss.set(xlabel="step", ylabel="loss (nats per token)")
+    loss.legend(frameon=False)
+    speed.plot([line["step"] for line in steps], [line["tokens_per_s"] for line in steps], color=BLUE)
+    speed.set(xlabel="step", ylabel="tokens/s, all ranks", ylim=(0, None))
+    for axes in (loss, speed):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def draw_step(run: Run) -> Figure | None:
+    ranks = [rank for rank in run.ranks if rank.parts]
+    if not ranks:
+        return None
+    figure, (axes,) = axes_in_a_row(1, height=1.3 + 0.35 * len(ranks))
+    left = [0.0] * len(ranks)
+    for part, colour in COLOURS.items():
+        widths = [1000 * rank.parts[part] for rank in ranks]
+        axes.barh([rank.start["rank"] for rank in ranks], widths, left=left, color=colour, label=part, height=0.7)
+        left = [begin + width for begin, width in zip(left, widths, strict=True)]
+    axes.set(xlabel="milliseconds of a step", ylabel="rank")
+    axes.set_yticks([rank.start["rank"] for rank in ranks][:: 1 + len(ranks) // 32])
+    axes.invert_yaxis()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=len(COLOURS), frameon=False)
+    return figure
+
+
+def draw_memory(run: Run) -> Figure | None:
+    if not any(rank.usage for rank in run.ranks):
+        return None
+    figure, (axes,) = axes_in_a_row(1, height=3)
+    begin = run.ranks[0].start["time"]
+    for rank in run.ranks:
+        number = rank.start["rank"]
+        axes.plot(
+            [line["time"] - begin for line in rank.usage],
+            [memory_of(line) / 2**30 for line in rank.usage],
+            color=f"C{number}",
+            label=f"rank {number}" if len(run.ranks) <= 16 else None,
+        )
+    axes.set(xlabel="seconds", ylabel="GiB", ylim=(0, None))
+    if len(run.ranks) <= 16:
+        axes.legend(frameon=False, ncols=4)
+    return figure
+
+
+def draw_usage(run: Run) -> Figure | None:
+    """A heat map: a row a CPU (and a GPU), a column a second; the mean of each node above it."""
+    maps = []
+    for kind in ("GPU", "CPU"):
+        rows = usage_rows(run, kind)
+        if rows:
+            maps.append((kind, rows))
+    if not maps:
+        return None
+    heights = [0.9 + max(0.22, 4.5 / max(20, len(rows))) * len(rows) for _, rows in maps]
+    figure = Figure(figsize=(10, sum(heights) + 0.4), layout="constrained")
+    shown = figure.subplots(len(maps), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, (kind, rows) in zip(shown, maps, strict=True):
+        picture = axes.imshow(
+            list(rows.values()), aspect="auto", interpolation="nearest", cmap="YlGnBu", vmin=0, vmax=100
+        )
+        axes.set_yticks(
+            range(len(rows)), rows if len(rows) <= 40 else [name if "mean" in name else "" for name in rows]
+        )
+        axes.set(xlabel="seconds", title=f"{kind}s")
+        for i, name in enumerate(rows):
+            if "mean" in name:
+                axes.axhline(i + 0.5, color="black", linewidth=0.8)
+                if i:
+                    axes.axhline(i - 0.5, color="black", linewidth=2)
+    figure.colorbar(picture, ax=shown, label="percent", pad=0.01)
+    return figure
+
+
+def usage_rows(run: Run, kind: str) -> dict[str, list[float]]:
+    """Percent in each second (nan where nobody looked), by the name of the row."""
+    begin = run.ranks[0].start["time"] if run.ranks else 0.0
+    seconds = 1 + int(max((line["time"] - begin for rank in run.ranks for line in rank.usage), default=0))
+    rows: dict[str, list[float]] = {}
+    for node in dict.fromkeys(rank.start["node"] for rank in run.ranks):
+        of_node: dict[str, list[float]] = {}
+        for rank in run.ranks:
+            for line in rank.usage if rank.start["node"] == node else []:
+                values = {f"GPU of rank {rank.start['rank']}": line["gpu"]} if kind == "GPU" and "gpu" in line else {}
+                if kind == "CPU" and "cpus" in line:
+                    values = {f"CPU {i}": percent for i, percent in enumerate(line["cpus"])}
+                for name, percent in values.items():
+                    of_node.setdefault(name, [math.nan] * seconds)[int(line["time"] - begin)] = percent
+        if of_node:
+            known = [
+                [value for value in column if not math.isnan(value)] for column in zip(*of_node.values(), strict=True)
+            ]
+            rows[f"{node}: mean"] = [statistics.mean(column) if column else math.nan for column in known]
+            many = len({rank.start["node"] for rank in run.ranks}) > 1
+            rows |= {f"{node}: {name}" if many else name: values for name, values in of_node.items()}
+    return rows
+
+
+def draw_power(run: Run) -> Figure | None:
+    if not any("watts" in line for rank in run.ranks for line in rank.usage):
+        return None
+    figure, (axes,) = axes_in_a_row(1, height=3)
+    begin = run.ranks[0].start["time"]
+    for rank in run.ranks:
+        lines = [line for line in rank.usage if "watts" in line]
+        axes.plot(
+            [line["time"] - begin for line in lines],
+            [line["watts"] for line in lines],
+            label=f"rank {rank.start['rank']}",
+        )
+    axes.set(xlabel="seconds", ylabel="watts", ylim=(0, None))
+    axes.legend(frameon=False, ncols=4)
+    return figure
+
+
+def draw_speed(runs: dict[int, Run]) -> Figure:
+    figure, (axes,) = axes_in_a_row(1, height=4)
+    rows = speed_rows(runs)
+    fewest, most = rows[0]["processes"], max(8, *runs)
+    axes.plot([1, most], [1, most], color="#999999", linestyle="--", label="ideal")
+    axes.plot(
+        [row["processes"] for row in rows],
+        [row["speed_up"] * fewest for row in rows],
+        "o-",
+        color=BLUE,
+        label="these runs",
+    )
+    axes.plot(
+        list(JUELICH), [JUELICH[1] / minutes for minutes in JUELICH.values()], "x", color=ORANGE, label="Jülich, GPUs"
+    )
+    axes.set(xlabel="processes", ylabel="speed-up", xlim=(0, most + 0.5), ylim=(0, most + 0.5))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False)
+    return figure
+
+
+def axes_in_a_row(columns: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(10, height), layout="constrained")
+    found = list(figure.subplots(1, columns, squeeze=False)[0])
+    for axes in found:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+    return figure, found

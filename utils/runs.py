@@ -1,0 +1,132 @@
+"""What runs left in their folders, read again.
+
+A run leaves metrics.jsonl, and with --record a file for each rank in usage/ (see recorder.py).
+"""
+
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from utils.plots import read_lines
+
+# The parts of a step, in the order in which they are drawn.
+PARTS = ("data", "forward", "backward", "communication", "optimizer")
+Line = dict[str, Any]
+
+
+@dataclass
+class Rank:
+    """What one rank noted."""
+
+    start: Line
+    usage: list[Line] = field(default_factory=list)
+    steps: list[Line] = field(default_factory=list)  # seconds of each part of a step
+    communication: Line | None = None
+    end: Line | None = None
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Median seconds of each part of a step; time with nothing but a message under way is a part of its own."""
+        if not self.steps:
+            return {}
+        parts = {part: statistics.median(step[part] for step in self.steps) for part in self.steps[0]}
+        shares = self.communication["shares"] if self.communication else {}
+        alone = {part: seconds * shares.get(part, 0.0) for part, seconds in parts.items()}
+        parts = {part: parts[part] - alone[part] for part in parts}
+        return {part: sum(alone.values()) if part == "communication" else parts[part] for part in PARTS}
+
+    @property
+    def peak(self) -> int:
+        """Bytes: of the GPU if there is one, else of the process."""
+        return (
+            (self.end or {}).get("peak_gpu_memory")
+            or (self.end or {}).get("peak_memory")
+            or max((memory_of(line) for line in self.usage), default=0)
+        )
+
+
+@dataclass
+class Run:
+    """What a run left in its folder."""
+
+    folder: Path
+    lines: list[Line]  # of metrics.jsonl
+    ranks: list[Rank]
+
+    def of(self, kind: str) -> list[Line]:
+        return [line for line in self.lines if line["kind"] == kind]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Median over the run, without the first line, in which all is started."""
+        speeds = [line["tokens_per_s"] for line in self.of("step")]
+        return statistics.median(speeds[1:] or speeds or [0.0])
+
+
+def read(folder: Path) -> Run:
+    """Raises ValueError if there is no run in the folder."""
+    lines = read_lines(folder / "metrics.jsonl")
+    if not any(line["kind"] == "step" for line in lines):
+        raise ValueError(f"there is no run in {folder}: its metrics.jsonl is missing, or has no steps yet")
+    ranks = []
+    for file in sorted((folder / "usage").glob("rank-*.jsonl"), key=lambda path: int(path.stem.removeprefix("rank-"))):
+        by_kind: dict[str, list[Line]] = {}
+        for line in read_lines(file):
+            by_kind.setdefault(line["kind"], []).append(line)
+        if start := by_kind.get("start"):
+            steps = [step for line in by_kind.get("parts", []) for step in line["steps"]]
+            ranks.append(
+                Rank(
+                    start[0],
+                    by_kind.get("usage", []),
+                    steps,
+                    *(by_kind.get(kind, [None])[0] for kind in ("communication", "end")),
+                )
+            )
+    return Run(folder, lines, ranks)
+
+
+def memory_of(line: Line) -> int:
+    """Bytes in use, by a line on usage: of the GPU if there is one, else of the process."""
+    return line.get("gpu_memory", line["memory"])
+
+
+def records(folder: Path) -> list[Path]:
+    """The metrics.jsonl of the folder's own run and of those on several numbers of processes, the newest last."""
+    return sorted(
+        [*folder.glob("metrics.jsonl"), *folder.glob("nproc-*/metrics.jsonl")], key=lambda path: path.stat().st_mtime
+    )
+
+
+def newest(folder: Path) -> float:
+    """When a run in the folder last wrote a line; seconds since 1970, 0 if none did."""
+    return max((path.stat().st_mtime for path in records(folder)), default=0.0)
+
+
+def arguments(run: Run) -> list[str]:
+    """The command of a run, but for its folder."""
+    command = run.ranks[0].start["command"] if run.ranks else []
+    return [part for before, part in zip(["", *command], command, strict=False) if "--out" not in (before, part)]
+
+
+def speed_rows(runs: dict[int, Run]) -> list[dict[str, float]]:
+    """By number of processes: tokens_per_s, speed_up, efficiency, and the largest relative difference of a loss."""
+    fewest, base = next(iter(runs.items()))
+    losses = {line["step"]: line["loss"] for line in base.of("step")}
+    rows = []
+    for nproc, run in runs.items():
+        speed_up = run.tokens_per_s / (base.tokens_per_s or 1.0)
+        differences = [
+            abs(line["loss"] / losses[line["step"]] - 1) for line in run.of("step") if losses.get(line["step"])
+        ]
+        rows.append(
+            dict(
+                processes=nproc,
+                tokens_per_s=run.tokens_per_s,
+                speed_up=speed_up,
+                efficiency=speed_up * fewest / nproc,
+                difference=max(differences, default=0.0),
+            )
+        )
+    return rows
