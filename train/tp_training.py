@@ -180,7 +180,7 @@ def share_loss(model: nn.Module) -> None:
 
     # TODO 6, again: here, the loss. In training no rank may ever have whole logits.
     # model.head_loss(h, weight, y, ignore) is called in the forward pass, with the head's weight: now a
-    # DTensor. Given that, today's loss crashes in model(x, y): “addmm: got mixed torch.Tensor and DTensor”.
+    # DTensor. Given that, model(x, y) crashes: “got mixed torch.Tensor and DTensor”.
     # So put a function of yours there, around vocab_parallel_head_loss, which wants a rank's rows, the group
     # and V. h may be a DTensor cut along T: then make it whole first. (torch's own loss_parallel() takes
     # logits as a DTensor, and so holds all of a rank's at once; where no target of a batch counts it gives
