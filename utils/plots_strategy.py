@@ -204,7 +204,12 @@ class Later:
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
-        if (picture := self.show()) is not None:
+        try:
+            picture = self.show()
+        except NotImplementedError as error:  # of which IPython would say nothing
+            print(f"not done yet: {error}")
+            return
+        if picture is not None:
             display(picture)
 
 
