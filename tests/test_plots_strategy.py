@@ -62,3 +62,13 @@ def test_where_the_costs_are_sealed_the_planner_says_so(displayed, monkeypatch):
     plots_strategy.planner()._ipython_display_()
     (told,) = displayed
     assert "opens when" in told.data
+
+
+def test_what_comes_later_is_asked_when_it_is_shown(displayed, capsys):
+    def todo():
+        raise NotImplementedError("TODO 8")
+
+    plots_strategy.Later(lambda: "a picture")._ipython_display_()
+    plots_strategy.Later(lambda: print("a line"))._ipython_display_()
+    plots_strategy.Later(todo)._ipython_display_()
+    assert displayed == ["a picture"] and capsys.readouterr().out == "a line\nnot done yet: TODO 8\n"

@@ -191,6 +191,28 @@ def scaling(
     return Picture(draw)
 
 
+class Later:
+    """What takes a while to compute, for a cell's last line: on ranks, which run the same cells, nobody looks.
+
+    Args:
+        show: may print, and returns what is to be shown, or None.
+    """
+
+    def __init__(self, show: Callable[[], Picture | None]) -> None:
+        self.show = show
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        try:
+            picture = self.show()
+        except NotImplementedError as error:  # of which IPython would say nothing
+            print(f"not done yet: {error}")
+            return
+        if picture is not None:
+            display(picture)
+
+
 def tidy(axes: "Axes") -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="x", length=0)

@@ -944,10 +944,16 @@ CASES = {
     "a long sequence": (Model(2048, 24, 16, 32000, 131072), 16, 2),
     "a mixture of experts": (Model(2048, 12, 16, 32000, 2048, experts=32, active=2), 16, 256),
 }
-for name, (model, gpus, batch) in CASES.items():
-    plan = best_plan(model, gpus, batch, CLUSTER)
-    seconds, needed = sum(step_seconds(model, plan, CLUSTER).values()), most_memory(model, plan)
-    print(f"{name}, {gpus} GPUs: {spoken_plan(plan)}; {seconds:.2f} s a step, {needed / 1e9:.0f} GB")
+
+
+def show_cases() -> None:
+    for name, (model, gpus, batch) in CASES.items():
+        plan = best_plan(model, gpus, batch, CLUSTER)
+        seconds, needed = sum(step_seconds(model, plan, CLUSTER).values()), most_memory(model, plan)
+        print(f"{name}, {gpus} GPUs: {spoken_plan(plan)}; {seconds:.2f} s a step, {needed / 1e9:.0f} GB")
+
+
+plots_strategy.Later(show_cases)  # it is called when the page shows it, and not on each rank of each check
 
 # %% [markdown]
 # The course of the ALCF, the home of the Polaris machine, puts the choice in one sentence: *a simple model: data
@@ -959,11 +965,6 @@ FAMILY = [
     Model(768, 12, 12, 32000, 2048), Model(2048, 24, 16, 32000, 2048), SEVEN, Model(6144, 48, 48, 32000, 2048),
     Model(8192, 80, 64, 32000, 2048), Model(12288, 96, 96, 32000, 2048), Model(16384, 160, 128, 32000, 2048),
 ]  # fmt: skip
-chosen = {}
-for model in FAMILY:
-    billions = (model.layers * 12 * model.hidden**2 + 2 * model.vocabulary * model.hidden) / 1e9
-    chosen[billions] = best_plan(model, 512, 1024, CLUSTER)
-    print(f"{billions:6.1f} billion: {spoken_plan(chosen[billions]) if chosen[billions] else 'does not fit'}")
 
 
 def axes_of(plan: Plan) -> set[str]:
@@ -972,10 +973,19 @@ def axes_of(plan: Plan) -> set[str]:
     return {name for axis, name in names.items() if getattr(plan, axis) > 1}
 
 
-simple, *_, large = (plan for billions, plan in chosen.items() if plan and billions < 200)
-print("a simple model: data parallel:", axes_of(simple) == {"data"})
-print("a large language model: all of it:", axes_of(large) >= {"data", "tensor", "pipeline"})
-plots_strategy.axes(chosen)
+def show_family() -> plots_strategy.Picture:
+    chosen = {}
+    for model in FAMILY:
+        billions = (model.layers * 12 * model.hidden**2 + 2 * model.vocabulary * model.hidden) / 1e9
+        chosen[billions] = best_plan(model, 512, 1024, CLUSTER)
+        print(f"{billions:6.1f} billion: {spoken_plan(chosen[billions]) if chosen[billions] else 'does not fit'}")
+    simple, *_, large = (plan for billions, plan in chosen.items() if plan and billions < 200)
+    print("a simple model: data parallel:", axes_of(simple) == {"data"})
+    print("a large language model: all of it:", axes_of(large) >= {"data", "tensor", "pipeline"})
+    return plots_strategy.axes(chosen)
+
+
+plots_strategy.Later(show_family)
 
 # %% [markdown]
 # ## When to stop adding GPUs
@@ -1098,17 +1108,18 @@ for scheme in ("ddp", "fsdp"):
 #
 # The best plan at every size, with the batch fixed and with a batch that grows:
 
+
 # %%
-counts = [8, 16, 32, 64, 128, 256]
-strong = {gpus: best_plan(SEVEN, gpus, 256, CLUSTER) for gpus in counts}
-weak = {gpus: best_plan(SEVEN, gpus, 4 * gpus, CLUSTER) for gpus in counts}
-plots_strategy.scaling(
-    {
-        "strong scaling: the same batch": {n: step_seconds(SEVEN, plan, CLUSTER) for n, plan in strong.items()},
-        "weak scaling: 4 sequences a GPU": {n: step_seconds(SEVEN, plan, CLUSTER) for n, plan in weak.items()},
-    },
-    efficiency,
-)
+def show_scaling() -> plots_strategy.Picture:
+    strong, weak = {}, {}
+    for gpus in (8, 16, 32, 64, 128, 256):
+        strong[gpus] = step_seconds(SEVEN, best_plan(SEVEN, gpus, 256, CLUSTER), CLUSTER)
+        weak[gpus] = step_seconds(SEVEN, best_plan(SEVEN, gpus, 4 * gpus, CLUSTER), CLUSTER)
+    runs = {"strong scaling: the same batch": strong, "weak scaling: 4 sequences a GPU": weak}
+    return plots_strategy.scaling(runs, efficiency)
+
+
+plots_strategy.Later(show_scaling)
 
 # %% [markdown]
 # ## Who did it first
