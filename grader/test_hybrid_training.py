@@ -1103,7 +1103,7 @@ def pass_on(code, rank, world, sizes, shapes):
                 name: {key: number(value) for key, value in optimizer.state.get(p, {}).items()}
                 for name, p in own.named_parameters()
             }
-            rate = optimizer.param_groups[0]["lr"]
+            rate = optimizer.param_groups[0].get("lr", math.nan)  # lost, where the lists of parameters differ
             weights = {name: p.detach() for name, p in own.named_parameters()}
             left.append({"weights": weights, "state": state, "position": found, "lr": float(rate)})
         else:

@@ -42,7 +42,7 @@ SHAPES = (
     "--pp 2 --shard 2 --tp 2",
     "--dp 2 --shard 2 --tp 2 --sequence-parallel",
     "--pp 2 --dp 2 --tp 2 --schedule zero-bubble --sequence-parallel",
-    "--pp 2 --dp 2 --shard 2 --schedule interleaved",
+    "--pp 2 --dp 2 --shard 2 --schedule interleaved --microbatches 3",
     "--pp 4 --tp 2 --schedule gpipe --microbatches 6",
     "--shard 3 --tp 2",
     "--pp 2 --dp 2 --recompute",

@@ -361,7 +361,7 @@ WRONG = [
         says="leaves gradients",
     ),
     # TODO 10
-    Answer(10, "lists of parameters", ["return StateDictOptions()", None], says=""),
+    Answer(10, "lists of parameters", ["return StateDictOptions()", None], says="another learning rate"),
     Answer(
         10, "DTensors in the file", [None, 'save0({"model": parts, "config": config, "epoch": epoch}, path)'], says=""
     ),
