@@ -602,9 +602,9 @@ def check_gradients(student, case, ranks, events):
             expect(
                 difference <= CLOSE * right.norm().item(),
                 f"{told}: the gradient of {name} ({what}{', tied' if tied else ''}) on rank {rank} is not that of one"
-                " process",
+                f" process: {ratio(got, right)}",
                 f"norm {right.norm():.5g}",
-                f"norm {got.double().norm():.5g}: {ratio(got, right)}",
+                f"norm {got.double().norm():.5g}",
                 rank,
             )
             lengths = [sizes.get(axis, 1) for axis in ("dp", "shard", "cp")]
