@@ -373,9 +373,9 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         [
             None,
             """
-        B, T, _ = x_BTD.shape
-        layers = self.q, self.k, self.v
-        q, k, v = (p(self.enter(x_BTD)).view(B, T, -1, self.head_dim).transpose(1, 2) for p in layers)
+        q, k, v = (p(self.enter(x_BTD)) for p in (self.q, self.k, self.v))
+        B, T, _ = q.shape
+        q, k, v = (part.view(B, T, -1, self.head_dim).transpose(1, 2) for part in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(B, T, -1), self.join)""",
         ],
