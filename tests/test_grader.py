@@ -144,9 +144,14 @@ def test_a_broken_todo_2_does_not_drown_todo_1(engine, tmp_path):
 
 def test_a_crash_outside_the_students_lines_shows_the_checks(engine, tmp_path):
     """What came of the TODO cannot be used: the line that would use it says more than torch's words alone."""
-    verdict = judged(engine, tmp_path, range(1, 19), {8: "return None"}).verdict(8)
+    verdict = judged(engine, tmp_path, range(1, 19), {8: "return torch.nn.Identity()"}).verdict(8)
     assert verdict.cause == "crash" and verdict.where is None
     asked = verdict.message.partition(", where the check says: ")[2]
     assert "wrapped" in asked and asked in (lessons.COURSE / "grader" / "test_ddp_training.py").read_text(), (
         verdict.message
     )
+
+
+def test_a_function_that_returns_nothing_is_named(engine, tmp_path):
+    verdict = judged(engine, tmp_path, range(1, 19), {8: "return None"}).verdict(8)
+    assert "wrap returns None, where its signature says Module" in verdict.message and "(TODO 8)" in verdict.where
