@@ -34,6 +34,17 @@ def test_tensors_are_told_where_they_differ_most():
     assert apart([[0, 1], [2]], [[0], [1, 2]]) == ([[0, 1], [2]], [[0], [1, 2]])
 
 
+def test_long_lists_of_names_are_told_by_what_only_one_has():
+    right = [f"layer {n}" for n in range(9)]
+    assert apart(right, right[:8]) == ("9 names, with layer 8", "8 names, without layer 8")
+    assert apart(right, [*right, "head"]) == ("9 names, without head", "10 names, with head")
+    assert apart(right, []) == (
+        "9 names, with layer 0, layer 1, layer 2, layer 3, layer 4, layer 5 and 3 more",
+        "0 names, without layer 0, layer 1, layer 2, layer 3, layer 4, layer 5 and 3 more",
+    )
+    assert apart(["a"], ["b"]) == (["a"], ["b"])
+
+
 def test_a_part_of_a_todo_has_a_hint_of_its_own():
     with pytest.raises(Wrong) as caught, hinted("of the part"):
         expect(False, "it is wrong")

@@ -1,7 +1,7 @@
 """The words of a check and of its answer: what a check file declares and raises, and the verdict that comes of it."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -34,11 +34,13 @@ class Wrong(Exception):
 
 def apart(expected: Any, seen: Any) -> tuple[Any, Any]:
     """Two numbers in as few digits as tell them apart; of two tensors or lists of numbers, of equal length, those where
-    they differ most. Anything else as it is.
+    they differ most; of long lists of names, those that only one of them has. Anything else as it is.
     """
     if is_number(expected) and is_number(seen):
         whole = isinstance(expected, int) and isinstance(seen, int)
         return (not whole and in_digits([expected], [seen])) or (expected, seen)
+    if are_names(expected) and are_names(seen) and max(len(expected), len(seen)) > SHOWN:
+        return names_apart(expected, seen)
     a, b = flat(expected), flat(seen)
     if not a or not b or shape(expected) != shape(seen):
         return described(expected), described(seen)
@@ -51,11 +53,28 @@ def apart(expected: Any, seen: Any) -> tuple[Any, Any]:
     return told or (described(expected), described(seen))
 
 
-SHOWN = 6  # numbers of a tensor
+SHOWN = 6  # numbers of a tensor, names of a list
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def are_names(value: Any) -> bool:
+    return isinstance(value, (list, tuple, set)) and all(isinstance(name, str) for name in value)
+
+
+def names_apart(expected: Collection[str], seen: Collection[str]) -> tuple[Any, Any]:
+    missing, more = sorted(set(expected) - set(seen)), sorted(set(seen) - set(expected))
+    if not missing and not more:  # another order, say
+        return expected, seen
+    told = f"{len(expected)} names" + (f", with {some(missing)}" if missing else f", without {some(more)}")
+    return told, f"{len(seen)} names" + (f", without {some(missing)}" if missing else f", with {some(more)}")
+
+
+def some(names: list[str]) -> str:
+    shown = ", ".join(names[:SHOWN])
+    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
 
 
 def shape(value: Any) -> tuple[int, ...]:
