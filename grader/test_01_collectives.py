@@ -366,8 +366,8 @@ def check_value(what, rank, right, held, dtype):
     expect(
         list(held.shape) == [len(right)],
         f"{what}: rank {rank} holds a tensor of shape {tuple(held.shape)} afterwards, not ({len(right)},)",
-        right,
-        held.flatten()[:20].tolist(),
+        torch.tensor(right),
+        held,
         rank,
     )
     expect(

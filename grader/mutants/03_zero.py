@@ -927,7 +927,7 @@ for p, part in zip(parameters, parts):
         2,
         "the part is a list",
         [SIZE, PART.replace("return tensor", "return list(tensor").replace("size]", "size])"), FILLED, JOINED],
-        says="detach",
+        says="returns a list",
     ),
     Answer(
         3,

@@ -82,11 +82,12 @@ def shape(value: Any) -> tuple[int, ...]:
 
 
 def described(value: Any) -> Any:
-    """A tensor by its shape and first numbers; anything else as it is."""
-    if not hasattr(value, "detach"):
+    """A tensor, or a long list of numbers, by its size and first numbers; anything else as it is."""
+    numbers = flat(value)
+    if numbers is None or (isinstance(value, (list, tuple)) and len(value) <= SHOWN):
         return value
-    numbers = ", ".join(f"{float(n):.5g}" for n in value.detach().flatten()[:SHOWN].tolist())
-    return f"shape {shape(value)}: {numbers}{', …' if value.numel() > SHOWN else ''}"
+    size = f"shape {shape(value)}" if hasattr(value, "detach") else f"{len(numbers)} numbers"
+    return f"{size}: {', '.join(f'{float(n):.5g}' for n in numbers[:SHOWN])}{', …' if len(numbers) > SHOWN else ''}"
 
 
 def flat(value: Any) -> list[float] | None:

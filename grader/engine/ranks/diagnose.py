@@ -176,13 +176,16 @@ class Diagnosis:
                     f"the ranks part: rank {first.rank} is in {first.at()}, rank {second.rank} in {second.at()}; "
                     "one of them skipped a call, or made one too many"
                 )
+            expected, seen = str(waiter), str(skipper)
+            if expected == seen:  # two calls alike, on two lines
+                expected, seen = waiter.at(), skipper.at()
             return Fault(
                 "hang",
                 f"{text}. Every rank of a group must make the same calls in the same order",
                 skipper.rank,
                 waiter.where,
-                expected=str(waiter),
-                seen=str(skipper),
+                expected=expected,
+                seen=seen,
                 also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers],
                 callers=waiter.callers,
                 told=told,
