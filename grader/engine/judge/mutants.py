@@ -39,8 +39,8 @@ class Trial:
     seconds: float
 
 
-def trials(engine: Engine, lesson: str, only: Collection[int] = (), share: tuple[int, int] = (0, 1)) -> Iterator[Trial]:
-    """Every answer of the lesson, or to the TODOs in `only`; of the wrong ones a share: (1, 3) is the second third.
+def trials(engine: Engine, lesson: str, only: Collection[int] = ()) -> Iterator[Trial]:
+    """Every answer of the lesson, or to the TODOs in `only`.
 
     A wrong or right answer differs from the solution in one TODO, and the TODOs that it needs pass without it ("alone"
     shows that): so their checks are not run once more for each answer.
@@ -85,8 +85,7 @@ def trials(engine: Engine, lesson: str, only: Collection[int] = (), share: tuple
         name = f"TODO {number} and what it needs"
         yield Trial(lesson, "alone", number, name, own.passed, first_failure([own]), time.perf_counter() - started)
     answers = importlib.import_module(f"grader.mutants.{lesson}")
-    part, parts = share
-    for answer in (answer for answer in answers.WRONG[part::parts] if answer.todo in chosen):
+    for answer in (answer for answer in answers.WRONG if answer.todo in chosen):
         others = () if answer.edits else set(numbers) - {answer.todo}
         judge, started = judge_of(engine, lesson, answer.texts(lesson), others), time.perf_counter()
         own = judge.verdict(answer.todo)  # and what it needs: without that it would be skipped
