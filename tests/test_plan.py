@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from grader.engine import planning
+from grader.engine import planning, screen
 from grader.engine.cli import app
 from utils import this_machine
 from utils.plan import JURECA, Plan
@@ -18,7 +18,7 @@ from utils.plots_plan import spoken
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
     """The command with these options; its pictures go to a folder of their own."""
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(screen.console, "_width", 200)  # rich asks for COLUMNS once, when it is loaded
 
     def run(*options: str):
         return CliRunner().invoke(app, ["plan", "--out", str(tmp_path / "plan.png"), *options])
