@@ -131,12 +131,13 @@ class Diagnosis:
     def join(self, number: int, event: dict) -> Fault | None:
         other = self.joined.setdefault(event["rank"], number)
         if other != number:
+            wrong = other if number == event["rank"] else number  # whoever came first, one of them may be right
             return Fault(
                 "mismatch",
                 f"ranks {other} and {number} both join the process group as rank {event['rank']}",
-                number,
+                wrong,
                 event["where"],
-                expected=f"rank {number}",
+                expected=f"rank {wrong}",
                 seen=f"rank {event['rank']}",
             )
         return None
