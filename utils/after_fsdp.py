@@ -29,9 +29,12 @@ TAUGHT_IN = "fsdp_training"  # no rank of that lesson can import this
 
 
 def recompute(model: nn.Module) -> None:
-    """Activation checkpointing (arXiv:1604.06174): of each block keep the input alone, and run it twice."""
-    for i, block in enumerate(model.blocks):
-        model.blocks[i] = checkpoint_wrapper(block)
+    """Activation checkpointing (arXiv:1604.06174): of each block keep the input alone, and run it twice.
+
+    The blocks are a list, as the model's, or a dictionary, as a pipeline stage's.
+    """
+    for name, block in list(model.blocks.named_children()):
+        model.blocks.register_module(name, checkpoint_wrapper(block))
 
 
 def precision(args: argparse.Namespace) -> MixedPrecisionPolicy:
@@ -42,14 +45,19 @@ def precision(args: argparse.Namespace) -> MixedPrecisionPolicy:
 
 
 def first_weights(model: nn.Module, device: torch.device, args: argparse.Namespace) -> None:
-    """Take memory for the shards of a model on "meta", and fill them with the serial run's first weights.
-
-    Rank 0 alone builds that model, on the CPU, and sends it out tensor by tensor.
-    """
+    """Take memory for the shards of a model on "meta", and fill them with the serial run's first weights."""
     model.to_empty(device=device)
+    send_first_weights(model, model.config, args)
+
+
+def send_first_weights(own: nn.Module, config: dict[str, Any], args: argparse.Namespace, strict: bool = True) -> None:
+    """Rank 0 alone builds the serial run's model, on the CPU, and sends it out tensor by tensor. Each rank keeps its
+    part of what it has; that is not all of the model where `strict` is false.
+    """
     torch.manual_seed(args.seed)
-    full = TransformerLM(**model.config).state_dict() if dist.get_rank() == 0 else {}
-    set_model_state_dict(model, full, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    full = TransformerLM(**config).state_dict() if dist.get_rank() == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
+    set_model_state_dict(own, full, options=options)
 
 
 def in_step(loader: DataLoader, device: torch.device, args: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,17 +1,11 @@
 """A run over four axes: its flags, and what they must fulfil; what a rank holds under the whole model's names."""
 
 import argparse
-from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from utils.arguments import whole
 from utils.distributed import check_divides, fail
-from utils.model import TransformerLM
 from utils.pipeline import SCHEDULES, check_pipeline
 
 
@@ -63,19 +57,3 @@ def joined(parts: list[nn.Module]) -> nn.Module:
             if name != "blocks":
                 own.add_module(name, child)
     return own
-
-
-def recompute(part: nn.Module) -> None:
-    """As in utils/after_fsdp.py, in a stage: of each block keep the input alone, and run it twice."""
-    for name, block in part.blocks.items():
-        part.blocks[name] = checkpoint_wrapper(block)
-
-
-def first_weights(own: nn.Module, config: dict[str, Any], args: argparse.Namespace) -> None:
-    """Fill what `joined` has given with the serial run's first weights. Rank 0 alone builds that model, on the CPU, and
-    sends it out tensor by tensor; each rank keeps its part of those that it has.
-    """
-    torch.manual_seed(args.seed)
-    full = TransformerLM(**config).state_dict() if dist.get_rank() == 0 else {}
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-    set_model_state_dict(own, full, options=options)

@@ -59,7 +59,7 @@ from torch.utils.data.distributed import DistributedSampler
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
 from utils.after_ddp import global_mean, setup
-from utils.after_fsdp import find_epoch, in_step, precision
+from utils.after_fsdp import find_epoch, in_step, precision, recompute, send_first_weights
 from utils.after_pipeline import Layers, fill, make_schedule, train_batch
 from utils.after_tp import plan_of, shared_head_loss, stream_layout
 from utils.arguments import training_parser, whole
@@ -68,7 +68,7 @@ from utils.checkpoints import check_sharded
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.distributed import cleanup, fail, launch_environment, print0, save0
-from utils.hybrid import add_hybrid_flags, check_hybrid, first_weights, joined, recompute
+from utils.hybrid import add_hybrid_flags, check_hybrid, joined
 from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
@@ -473,7 +473,7 @@ def main(argv: list[str] | None = None) -> None:
         check_sharded(args.resume, model)
     stages = parallelize(model, mesh, device, args)
     own = joined([stage.submod for stage in stages])
-    first_weights(own, model.config, args)
+    send_first_weights(own, model.config, args, strict=False)
     schedule = make_schedule(stages, partial(loss_of, stages[-1].submod, args), args)
     optimizer = make_optimizer(own, args)
     beside = Beside(args, model.config, mesh, stages, own)
