@@ -198,6 +198,7 @@ class TestCommands:
     def test_nor_is_a_class_graded(self, tmp_path):
         (tmp_path / "class" / "ann").mkdir(parents=True)
         command = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--backend", "nccl"]
+        command += ["--lessons", "01_collectives"]  # of all lessons, one that is not installed would be told
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 2 and "--backend nccl: this torch" in done.output and done.output.count("\n") == 1
 

@@ -55,21 +55,25 @@ def busy_loops():
 def test_threads_that_starve_are_not_asleep(engine, busy_loops, monkeypatch):
     """The ranks' own threads wait for gloo's, and those get a thousandth of a processor."""
     monkeypatch.setattr(pulse, "IDLE", 0.3)
-    run = launch(
-        engine,
-        BUSY
-        + """
-t = torch.ones(1_000_000)
+    for size in (1_000_000, 4_000_000, 16_000_000, 64_000_000):  # until it takes long enough to prove something
+        run = launch(
+            engine,
+            BUSY
+            + f"""
+t = torch.ones({size})
 stand_last(main=False)
 dist.all_reduce(t)
 come_back(main=False)  # so that they can end soon
 return t[0].item()
 """,
-    )
-    assert run.fault is None, run.fault.message
-    assert run.evidence == [2.0, 2.0]
-    waited = [next(e["t"] for e in events if e["e"] == "done" and e["t"] > began(events)) for events in run.events]
-    assert max(end - began(events) for end, events in zip(waited, run.events)) > 2 * pulse.IDLE, "it proves nothing"
+        )
+        assert run.fault is None, run.fault.message
+        assert run.evidence == [2.0, 2.0]
+        waited = [next(e["t"] for e in events if e["e"] == "done" and e["t"] > began(events)) for events in run.events]
+        longest = max(end - began(events) for end, events in zip(waited, run.events))
+        if longest > 2 * pulse.IDLE:
+            break
+    assert longest > 2 * pulse.IDLE, "it proves nothing"
 
 
 def began(events):

@@ -206,7 +206,10 @@ def test_curves_are_drawn(script, tmp_path):
     loss_curve(records, tmp_path / "both.png", labels=["seed 0", "seed 1"])
     for png in ("new/one.png", "both.png"):
         assert (tmp_path / png).read_bytes().startswith(b"\x89PNG")
-    assert "matplotlib.pyplot" not in sys.modules
+    # in a process of its own: another test may have loaded it
+    code = "import sys, utils.plots; utils.plots.loss_curve(*sys.argv[1:]); print('matplotlib.pyplot' in sys.modules)"
+    command = [sys.executable, "-c", code, str(records[0]), str(tmp_path / "again.png")]
+    assert subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True).stdout == "False\n"
     with pytest.raises(ValueError, match="2 records but 1 labels"):
         loss_curve(records, tmp_path / "x.png", labels=["one"])
 
