@@ -13,7 +13,7 @@ from torch import nn
 from grader.engine.lesson import lessons
 from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.messages import cases, collectives, rehearse
-from utils import costs
+from utils import costs, loss
 from utils.model import TransformerLM
 from utils.plan import DEVICE_SHARE, LINK_SHARE, MACHINES, MODELS, SELENE, Machine, Model, Plan
 
@@ -40,6 +40,11 @@ def test_parameters_are_the_models(sizes):
     assert costs.parameters(described) == sum(p.numel() for p in model.parameters())
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     assert costs.matmul_parameters(described) == products  # no table of embeddings, no norm
+
+
+def test_the_loss_makes_as_many_logits_at_a_time_as_its_cost_says():
+    """Written twice, for a plan is to be had without loading torch."""
+    assert costs.PIECE == loss.PIECE
 
 
 def test_flops_are_those_that_torch_counts():
