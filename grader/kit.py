@@ -21,7 +21,7 @@ from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, left_in_flight, rehearse, written_in_flight
 from grader.engine.ranks.observe import Line, mark, merciless_messages, next_world, smaller_world
 from grader.engine.ranks.products import watch_products
-from grader.engine.ranks.recording import Peak, elements, record_files, record_training
+from grader.engine.ranks.recording import elements, record_files, record_training
 from grader.engine.ranks.run import Run
 from grader.predictions import check_answers, plain
 from grader.scripts import (
@@ -40,3 +40,4 @@ from grader.scripts import (
     together,
     training,
 )
+from utils.memory import Peak

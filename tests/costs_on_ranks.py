@@ -8,24 +8,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from grader.engine.ranks import observe
-from utils.memory import Storages, held
+from utils.memory import Peak, Storages, held
 from utils.model import TransformerLM
 
 
-class Peak(Storages):
-    """Knows the most bytes that were alive after an operation since `most` was set to 0."""
-
-    most = 0
+class WholePeak(Peak):
+    """Counts what FSDP gathers, too: it writes it into tensors that were empty, which are arguments."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = super().__torch_dispatch__(operation, types, args, kwargs)
-        if result is not NotImplemented:  # what FSDP gathers it writes into tensors that were empty: arguments
+        if result is not NotImplemented:
             self.note(tree_leaves((args, kwargs)))
         return result
-
-    def note(self, tensors: Any) -> None:
-        super().note(tensors)
-        self.most = max(self.most, sum(self.live().values()))
 
 
 def function(student, rank, world, name, value):
@@ -34,31 +28,36 @@ def function(student, rank, world, name, value):
     return getattr(student, name)(value, rank, world)
 
 
-def script_step(student, rank, world, argv, sizes):
-    """A step of a script's model, as the script makes it parallel: bytes that a rank holds, by kind.
-
-    The messages of the second step come after the second mark.
+def script_steps(student, rank, world, argv, models):
+    """Of each of these models, two steps, as the script makes it parallel: bytes that a rank holds in the second, by
+    kind. Its messages come after the second of
+    each three marks.
     """
     args = student.parse_args(argv)
     mesh = student.make_mesh(torch.device("cpu"), world, args)
+    return [two_steps(student, args, mesh, sizes) for sizes in models]
+
+
+def two_steps(student, args, mesh, sizes):
     torch.manual_seed(0)
-    whole = TransformerLM(sizes["vocabulary"], sizes["hidden"], sizes["heads"], sizes["layers"], sizes["sequence"])
-    with Peak() as storages:
-        model = student.parallelize(whole, mesh, args)
-        storages.note(model.parameters())
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    whole = TransformerLM(*(sizes[name] for name in ("vocabulary", "hidden", "heads", "layers", "sequence")))
+    with WholePeak() as storages:
+        parallel = student.parallelize(whole, mesh, args)
+        storages.note(parallel.parameters())
+        optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-3, foreach=False)
         x, y = torch.randint(sizes["vocabulary"], (2, sizes["batch"], sizes["sequence"]))
         for _ in range(2):
             storages.most = 0
             observe.mark()
-            loss = student.compute_loss(model, x, y, args)
-            between = kept(storages, model, optimizer)
+            loss = student.compute_loss(parallel, x, y, args)
+            between = kept(storages, parallel, optimizer)
             loss.backward()
-            found = held(storages, model.parameters(), optimizer)
+            found = held(storages, parallel.parameters(), optimizer)
             peak = storages.most
             del loss
             optimizer.step()
             optimizer.zero_grad()
+    observe.mark()
     return {"between": between, "held": found, "peak": peak}
 
 

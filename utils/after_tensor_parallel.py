@@ -30,7 +30,9 @@ class VocabParallelHeadLoss(torch.autograd.Function):
         exact = torch.promote_types(h_ND.dtype, torch.float32)  # of what is summed up
         ctx.weight_dtype, present = weight_WD.dtype, len(weight_WD)
         h_ND = factor(h_ND)
-        weight_WD = F.pad(factor(weight_WD), (0, 0, 0, rows - present))  # the last ranks may have fewer rows, or none
+        weight_WD = factor(weight_WD)
+        if present < rows:  # the last ranks may have fewer rows, or none
+            weight_WD = F.pad(weight_WD, (0, 0, 0, rows - present))
         y_N = y_N - rows * dist.get_rank(group)  # numbers of this rank's rows, where the target is one of them
         ignore -= rows * dist.get_rank(group)
         total = h_ND.new_zeros((), dtype=exact)
@@ -60,7 +62,11 @@ class VocabParallelHeadLoss(torch.autograd.Function):
                 scale_C1 = (counts_1C / sum_1C).T
                 grad_WC = e_WC.to(h_ND.dtype)
                 torch.mm(grad_WC.T, weight_WD, out=grad_h_ND[start : start + columns]).mul_(scale_C1)
-                grad_weight_WD += grad_WC @ (h_CD * scale_C1).to(h_ND.dtype)
+                h_CD = (h_CD * scale_C1).to(h_ND.dtype)
+                if h_ND.dtype == exact:
+                    grad_weight_WD.addmm_(grad_WC, h_CD)
+                else:
+                    grad_weight_WD += grad_WC @ h_CD
         if learn:
             dist.all_reduce(grad_h_ND, group=group)  # each rank knows what its own words say of h
             ctx.save_for_backward(grad_h_ND, grad_weight_WD[:present])

@@ -5,9 +5,10 @@ stages work. Rank 0 prints a table after it.
 """
 
 import argparse
+import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,27 +18,22 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from utils.distributed import fail, print0
-from utils.memory import Storages, held
+from utils.memory import Peak, held
 from utils.pipeline import stages_a_rank
 
 WATCHED = 2  # steps before the one that is watched: in the first one stages agree on shapes, and state is made
 
 
-class Watch(Storages):
+class Watch(Peak):
     """While it is entered, notes the most bytes alive, and the bytes that this rank sends on each axis: of collectives,
     if they are done by rings.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self.most = 0
         self.sent: Counter[str] = Counter()
         self.axes = {mesh.get_group(axis).group_name: axis for axis in mesh.mesh_dim_names}
         self.ranks = {axis: mesh[axis].size() for axis in mesh.mesh_dim_names}
         super().__init__()
-
-    def note(self, tensors: Iterable[Any]) -> None:
-        super().note(tensors)
-        self.most = max(self.most, sum(self.live().values()))
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if operation.namespace in ("c10d", "_c10d_functional"):
@@ -116,14 +112,17 @@ class Beside:
         dist.all_gather_object(ranks, mine)
         model, plan = self.described()
         memory, messages = self.costs.memory(model, plan), self.costs.messages(model, plan)
+        stages = [self.costs.moments(model, plan, stage)["step"] for stage in range(plan.pp)]
         most = max(ranks, key=lambda seen: sum(seen["kinds"].values()))["kinds"]
         print0(f"{'a rank, at most':24} {'predicted':>14} {'measured':>14}")
         for kind, name in (("weights", "weights"), ("gradients", "gradients"), ("state", "optimizer")):
-            row(f"{kind}, bytes", memory[kind], most[name])
+            row(f"{kind}, bytes", max(kinds[kind] for kinds in stages), most[name])
         row("all at once, bytes", sum(memory.values()), max(seen["most"] for seen in ranks))
         for axis in self.mesh.mesh_dim_names:
             row(f"sent on {axis}, bytes", messages[axis].bytes, max(seen["sent"].get(axis, 0) for seen in ranks))
         row("bubble, %", 100 * self.costs.bubble(plan), 100 * idle([seen["spans"] for seen in ranks]))
+        if self.mesh.device_type == "cpu" and len(ranks) > (cores := os.cpu_count() or 1):
+            print0(f"The bubble measured is not the schedule's alone: {len(ranks)} ranks take turns on {cores} cores.")
 
     def described(self) -> tuple[Any, Any]:
         """This run's model and plan, as the planner has them."""
@@ -140,6 +139,7 @@ class Beside:
             micro_batch=args.batch_size // (args.dp * args.shard * args.microbatches),
             dp=args.dp,
             shard=args.shard,
+            fsdp=True,
             tp=args.tp,
             pp=args.pp,
             reshard="none",

@@ -127,50 +127,78 @@ def held_parameters(model: Model, plan: Plan, stage: int) -> float:
 
 
 def memory(model: Model, plan: Plan, stage: int | None = None) -> dict[str, float]:
-    """Bytes that a rank of a pipeline's stage holds at most, by kind; by default those of the stage that holds most.
-
-    Kinds: "weights", "gradients", "state" (the optimizer's), "activations" (kept for the backward pass), "gathered"
-    (weights and gradients that are whole for a while, though they are shared out), "logits".
+    """Bytes of a rank of a pipeline's stage by kind, as `moments` has them, at the moment when it holds most; by
+    default of the stage that holds most.
     """
-    if stage is None:  # a later stage keeps fewer micro-batches; only the last has the head
-        return max((memory(model, plan, stage) for stage in {0, plan.pp - 1}), key=lambda kinds: sum(kinds.values()))
-    size = plan.bytes
+    stages = {0, plan.pp - 1} if stage is None else {stage}  # a later one keeps fewer micro-batches; the last the head
+    found = [kinds for stage in stages for kinds in moments(model, plan, stage).values()]
+    return max(found, key=lambda kinds: sum(kinds.values()))
+
+
+def moments(model: Model, plan: Plan, stage: int) -> dict[str, dict[str, float]]:
+    """Bytes of a rank of this stage by kind, in the four moments of which one is the fullest.
+
+    "head": the last forward pass is over, and the loss is made. "turn": the backward pass is in the last block, whose
+    activations are back. "end": it is in the first block; the gradients have come while the activations went. "step":
+    the optimizer's, when nothing else is left.
+
+    Kinds: "weights", "gradients", "state" (the optimizer's), "activations" (kept for the backward pass, and their
+    gradients), "gathered" (weights and gradients that are whole for a while, though they are shared out), "logits".
+    """
+    size, layers = plan.bytes, layers_of(model, plan, stage)
     dense, experts, rest = parts(model, plan, stage)
-    shared = layers_of(model, plan, stage) * dense + rest
-    own = layers_of(model, plan, stage) * experts  # ep divides them already, and takes its ranks from shard
-    own_shard = max(1, plan.shard / plan.ep)
+    shared, own = layers * dense + rest, layers * experts
+    own_shard = max(1, plan.shard / plan.ep)  # ep divides experts already, and takes its ranks from shard
 
     def bytes_of(each: int, from_zero: int) -> float:
         """ZeRO, figure 1: what stage `from_zero` and those above it share out."""
         return each * (shared / plan.shard + own / own_shard if plan.zero >= from_zero else shared + own)
 
+    whole = 0.0  # gradients, before they are reduced to shards
+    gradients = earlier = bytes_of(size.gradient, 2)
+    if plan.shares and plan.pp > 1 and plan.micro_batches > 1:  # summed up whole, reduced once
+        whole, earlier = shared + own, 0.0
+    elif plan.micro_batches == 1 and (plan.shares or plan.dp * plan.cp == 1):  # DDP's buckets keep their place
+        earlier = 0.0
+    head = model.vocabulary * model.hidden / plan.tp if stage == plan.pp - 1 else 0.0
+    block = dense + (experts if plan.shard > plan.ep else 0)
+    in_passes = layers if plan.reshard == "none" else 0
+    fetched = in_passes or min(layers, 2 if plan.overlap else 1)
+    kept, of_block = activations(model, plan, stage), block_activations(model, plan, recompute="none")
+    again = of_block - block_activations(model, plan)  # what is computed again
+    passing = stream_bytes(model, plan) * (1 + 4 / plan.tp)  # gradients of the stream, and of the MLP's hidden numbers
+    states = {"weights": bytes_of(size.weight, 3), "state": bytes_of(size.state, 1)}
     return {
-        "weights": bytes_of(size.weight, 3),
-        "gradients": bytes_of(size.gradient, 2),
-        "state": bytes_of(size.state, 1),
-        "activations": activations(model, plan, stage),
-        "gathered": gathered(model, plan, stage),
-        "logits": logits(model, plan) if stage == plan.pp - 1 else 0.0,
+        "head": states
+        | {
+            "gradients": earlier,
+            "activations": kept,
+            "gathered": gathered(plan, in_passes * block + rest, whole),
+            "logits": logits(model, plan) if head else 0.0,
+        },
+        "turn": states
+        | {
+            "gradients": max(earlier, 0.0 if plan.shares else size.gradient * head),
+            "activations": kept + again + passing,
+            "gathered": gathered(plan, fetched * block + rest, whole or block + head),
+            "logits": (alive(plan, stage) - 1) * kept_logits(model, plan) if head else 0.0,
+        },
+        "end": states
+        | {  # those that are still whole have no shard yet
+            "gradients": earlier or gradients - (size.gradient * (whole or rest) / plan.shard if plan.shares else 0.0),
+            "activations": of_block + passing,
+            "gathered": gathered(plan, block + rest, whole or block + rest),
+            "logits": 0.0,
+        },
+        "step": states | {"gradients": gradients, "activations": 0.0, "gathered": 0.0, "logits": 0.0},
     }
 
 
-def gathered(model: Model, plan: Plan, stage: int) -> float:
-    """Bytes of what ZeRO's stages 2 and 3 share out, at the moments when it is whole.
-
-    The parameters of no block are whole from their forward to their backward pass, as FSDP's root is, and of the blocks
-    one, and the next, which is fetched meanwhile. A pipeline sums its gradients up over the micro-batches first, and
-    reduces them once: until then, all are whole.
-    """
-    if plan.shard == 1 or plan.zero == 1:
+def gathered(plan: Plan, weights: float, gradients: float) -> float:
+    """Bytes of so many weights and gradients that are whole for a while, if ZeRO's stage shares them out."""
+    if not plan.shares:
         return 0.0
-    dense, experts, rest = parts(model, plan, stage)
-    block = dense + (experts if plan.shard > plan.ep else 0)
-    layers = layers_of(model, plan, stage)
-    gradients = rest + block * (layers if plan.pp > 1 else 1)
-    if plan.zero == 2:
-        return plan.bytes.gradient * gradients
-    at_once = layers if plan.reshard == "none" else min(layers, 2 if plan.overlap else 1)
-    return plan.bytes.gathered * (at_once * block + rest + gradients)
+    return plan.bytes.gathered * (weights + gradients) if plan.zero == 3 else plan.bytes.gradient * gradients
 
 
 def tokens(model: Model, plan: Plan) -> float:
@@ -204,8 +232,6 @@ def block_activations(model: Model, plan: Plan, recompute: str | None = None) ->
 def activations(model: Model, plan: Plan, stage: int) -> float:
     """Bytes of all blocks of a rank, of all micro-batches that wait for their backward pass; and of the last norm."""
     kept = layers_of(model, plan, stage) * block_activations(model, plan) * alive(plan, stage)
-    if plan.recompute == "full":  # one block's come back
-        kept += block_activations(model, plan, recompute="none")
     if stage == plan.pp - 1:
         stream = stream_bytes(model, plan)
         before = stream / (plan.tp if plan.sequence_parallel != "off" else 1)
@@ -228,16 +254,25 @@ def alive(plan: Plan, stage: int) -> float:
 
 
 def logits(model: Model, plan: Plan) -> float:
-    """Bytes of the head's results, or of what is kept of them for the backward pass.
+    """Bytes of the head's results, while the last of them are made or go back.
 
-    In pieces, a piece is turned into the gradients of the head and of its input, and only these are kept.
+    In pieces, a piece is turned into the gradients of the head and of its input; only these are kept, and when their
+    turn comes, they are scaled: for a moment there are two of each.
     """
-    words, w = model.vocabulary / plan.tp, plan.bytes.activation
-    rows, waiting = tokens(model, plan), alive(plan, plan.pp - 1)
+    waiting = alive(plan, plan.pp - 1) * kept_logits(model, plan)
     if plan.whole_logits:
-        return waiting * rows * words * 4  # in float32 (Korthikanti, section 4.3)
-    piece = min(PIECE, rows * words) * (4 if w == 4 else 4 + w)
-    return piece + waiting * (4 * words + w * rows) * model.hidden
+        return waiting
+    w = plan.bytes.activation
+    piece = min(PIECE, tokens(model, plan) * model.vocabulary / plan.tp) * (4 if w == 4 else 4 + w)
+    return waiting + max(piece, kept_logits(model, plan))
+
+
+def kept_logits(model: Model, plan: Plan) -> float:
+    """Bytes that are kept of a micro-batch's logits for the backward pass."""
+    words, rows = model.vocabulary / plan.tp, tokens(model, plan)
+    if plan.whole_logits:
+        return rows * words * 4  # in float32 (Korthikanti, section 4.3)
+    return (4 * words + plan.bytes.activation * rows) * model.hidden
 
 
 # Messages
@@ -349,8 +384,9 @@ def shard_messages(model: Model, plan: Plan) -> Sent:
     reduced = together(times(layers, blocks), root)
     if plan.zero < 3:
         return Sent((plan.bytes.gathered + plan.bytes.reduced) * reduced.bytes, 2 * reduced.messages)
-    block_times = m * (1 if plan.reshard == "none" else 2)
-    root_times = m * (2 if plan.reshard == "all" else 1)
+    passes = 1 if plan.pp > 1 else m  # torch's stages free nothing before their last backward pass
+    block_times = passes if plan.reshard == "none" else 2 * m
+    root_times = 2 * m if plan.reshard == "all" else passes
     gathers = together(times(block_times * layers, blocks), times(root_times, root))
     reductions = times(1 if plan.pp > 1 else m, reduced)
     return Sent(

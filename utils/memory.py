@@ -8,6 +8,7 @@ Some tensors have no memory of their own: a DTensor says how large the whole is,
 those the part is counted.
 """
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -73,6 +74,23 @@ class Storages(TorchDispatchMode):
             mine = {StorageWeakRef(storage).cdata for tensor in tensors for storage in storages_of(tensor)}
             found[kind] = sum(left.pop(address, 0) for address in mine)
         return found | {"other": sum(left.values())}
+
+
+class Peak(Storages):
+    """Knows the most bytes that were alive at once since `most` was set to 0, as it is at first."""
+
+    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
+        self.most = 0
+        self.at_most = 0  # alive now: to count takes longer than most operations, and is needed only near the peak
+        super().__init__(tensors)
+
+    def note(self, tensors: Iterable[Any]) -> None:
+        for storage in itertools.chain.from_iterable(map(storages_of, tensors)):
+            self.noted.add(StorageWeakRef(storage))
+            self.at_most += storage.nbytes()
+        if self.at_most > self.most:
+            self.at_most = sum(self.live().values())
+            self.most = max(self.most, self.at_most)
 
 
 def held(storages: Storages, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, int]:

@@ -63,6 +63,7 @@ class Plan:
     cp: int = 1  # ranks that divide a sequence
     ep: int = 1  # ranks that divide the experts; they are taken from shard and dp
     zero: int = 3  # what `shard` divides: 1 the optimizer's state, 2 gradients too, 3 weights too
+    fsdp: bool = False  # torch's FSDP holds whole copies of what it shares out, also where shard is 1
     reshard: str = "blocks"  # whose gathered weights stage 3 frees between the passes: "none", "blocks" or "all"
     schedule: str = "1f1b"  # of the pipeline, one of SCHEDULES
     chunks: int = 1  # v, stages on each rank; only "interleaved" has several
@@ -85,6 +86,11 @@ class Plan:
     def replicas(self) -> int:
         """Parts in which a batch is divided."""
         return self.dp * self.shard
+
+    @property
+    def shares(self) -> bool:
+        """Whether gradients, and for stage 3 weights, are whole only for a while."""
+        return self.zero > 1 and (self.shard > 1 or self.fsdp)
 
     @property
     def micro_batches(self) -> int:

@@ -11,7 +11,6 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from grader.engine.ranks.observe import Line
-from utils.memory import Storages
 
 
 def elements(tensors: Iterable[torch.Tensor]) -> int:
@@ -23,21 +22,6 @@ def elements(tensors: Iterable[torch.Tensor]) -> int:
             storage = local.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes() // local.element_size()
     return sum(sizes.values())
-
-
-class Peak(Storages):
-    """While it is entered, `most` becomes the bytes of floating-point tensors that were alive at one moment: of those
-    that it was given, and of what operations returned since.
-    """
-
-    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
-        self.most = 0
-        super().__init__(tensors)
-
-    def note(self, tensors: Iterable[Any]) -> None:
-        local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]  # a DTensor's part
-        super().note(tensor for tensor in local if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta")
-        self.most = max(self.most, sum(self.live().values()))
 
 
 def record_files() -> list[str]:
