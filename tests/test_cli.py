@@ -99,6 +99,13 @@ def test_check_reports_and_remembers(course):
     )
 
 
+def test_a_library_module_that_does_not_load_stops_nobody_else(course):
+    """Such as one of a lesson that was opened before its time."""
+    (course.folder / "utils" / "after_x.py").write_text("from utils.after_y import z\n")
+    done = course.run("check", "ddp_training/10", "--target", "solutions")
+    assert done.returncode == 0 and "1 of 1 right" in done.stdout, done
+
+
 def test_check_of_another_folder_is_not_remembered(course, tmp_path):
     done = course.run("check", "ddp_training/10", "--target", "solutions", cwd=tmp_path)  # from the course folder
     assert done.returncode == 0 and "1 of 1 right" in done.stdout

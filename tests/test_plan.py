@@ -65,6 +65,7 @@ def test_where_nothing_fits_it_says_so(plan, tmp_path):
         (["--model", "9b"], "7b"),
         (["--model", "10,2,3,4,5"], "heads"),
         (["--model", "0,2,3,4,5"], "hidden,layers"),
+        (["--model", "128,2,4"], "3 numbers"),
         (["--gpus", "0"], "--gpus"),
         (["--machine", "selena"], "selene"),
         (["--batch", "0"], "--batch"),
@@ -82,7 +83,7 @@ def test_mistakes_are_one_line(plan, options, word):
 def test_a_sealed_plan_says_what_opens_it(plan, monkeypatch):
     import builtins
 
-    monkeypatch.setattr(planning.seals, "sealed", lambda: {"plan": ["03_zero/1"]})
+    monkeypatch.setattr(planning.seals, "sealed", lambda: {"plan": ["03_zero/1", "03_zero/7"]})
     monkeypatch.setattr(planning, "right", set)
     real = builtins.__import__
 
@@ -93,7 +94,7 @@ def test_a_sealed_plan_says_what_opens_it(plan, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_costs)
     done = plan()
-    assert done.exit_code == 2 and "opens when 1 TODO of 03_zero more are right" in done.output
+    assert done.exit_code == 2 and "opens when 03_zero/1+7 are right" in done.output
 
 
 def test_this_machine_is_measured():

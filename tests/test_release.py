@@ -200,13 +200,23 @@ def test_a_lesson_that_gives_another_away_is_sealed_until_that_is_right(course, 
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "both")
     assert lessons.stems() == ["single_gpu_training", "01_collectives", "ddp_training"]
     assert seals.sealed() == {"fsdp_training": ["ddp_training/1", "ddp_training/2", "ddp_training/3"]}
-    assert "2 TODOs of ddp_training more" in seals.waits_for("fsdp_training", {"ddp_training/1"})
+    assert "when ddp_training/2-3 are right" in seals.waits_for("fsdp_training", {"ddp_training/1"})
     assert seals.unseal_due({"ddp_training/1", "ddp_training/2"}) == []
     (tmp_path / "both" / "utils" / "after_ddp.py").write_text("mine\n")  # what is there is never written over
     assert seals.unseal_due({"ddp_training/1", "ddp_training/2", "ddp_training/3"}) == ["fsdp_training"]
     assert (tmp_path / "both" / "train" / "fsdp_training.py").read_text() == regions.compose(LATER)
     assert (tmp_path / "both" / "utils" / "after_ddp.py").read_text() == "mine\n"
     assert "fsdp_training" in lessons.stems() and seals.sealed() == {}
+
+
+def test_a_lesson_is_opened_with_all_that_it_imports(course, tmp_path, monkeypatch):
+    """Also with what only the library asks for."""
+    (course / "solutions" / "train" / "fsdp_training.py").write_text("from utils.after_fsdp import more\n")
+    (course / "utils" / "after_fsdp.py").write_text('TAUGHT_IN = "ddp_training"\nfrom utils.after_ddp import sampler\n')
+    (course / "utils" / "after_ddp.py").write_text(AFTER)
+    release.release(tmp_path / "out")
+    monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
+    assert {"utils/after_ddp.py", "utils/after_fsdp.py"} <= set(seals.unseal("fsdp_training"))
 
 
 def test_nothing_is_sealed_for_a_lesson_that_does_not_go_out(course, tmp_path):

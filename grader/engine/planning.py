@@ -73,8 +73,9 @@ def plan(
 
     found = costs.plans(shape, gpus, host, batch, like)
     possible = [choice for choice in found if not choice.rejected]
+    devices = f"{gpus} device{'s' if gpus > 1 else ''}"
     say(
-        f"{model}: {costs.parameters(shape) / 1e9:.2f} billion parameters, {shape.sequence:,} tokens; {gpus} devices of"
+        f"{model}: {costs.parameters(shape) / 1e9:.2f} billion parameters, {shape.sequence:,} tokens; {devices} of"
         f" {host.name} with {host.memory / 2**30:.0f} GiB; {batch} sequences a step, {schedule}, {like.precision}"
     )
     say(
@@ -92,7 +93,7 @@ def plan(
         fail(f"no plan is possible; {picture.with_suffix('.csv')} has every one, and why not", code=1)
     from utils import plots_plan
 
-    title = f"{model} on {gpus} devices of {host.name}, {batch} sequences a step"
+    title = f"{model} on {devices} of {host.name}, {batch} sequences a step"
     drawn = plots_plan.costs([(c.plan, c.memory, c.seconds) for c in possible[:best]], host, title)
     picture.write_bytes(drawn._repr_png_())
     say(f"wrote {escape(str(picture))}, and every plan to {escape(picture.with_suffix('.csv').name)} beside it")
@@ -111,7 +112,8 @@ def model_named(name: str) -> "Model":
         return MODELS[name]
     sizes = name.split(",")
     if len(sizes) != 5 or not all(size.isdecimal() and int(size) for size in sizes):
-        fail(f"--model {name}: there are {', '.join(MODELS)}; or give hidden,layers,heads,words,tokens")
+        given = f"{len(sizes)} numbers; " if len(sizes) > 1 else ""
+        fail(f"--model {name}: {given}there are {', '.join(MODELS)}; or give hidden,layers,heads,words,tokens")
     model = Model(*map(int, sizes))
     if model.hidden % model.heads:
         fail(f"--model {name}: {model.hidden} does not divide by {model.heads} heads")

@@ -144,11 +144,13 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
     given = {module: todos for module in taught if (todos := _given_away(module, taught[module], released))}
     files = {stem: _files_of(folder, stem) for stem in released}
     for stem in released:
-        text = "\n".join(path.read_text("utf-8") for path in files[stem])
-        for module, todos in given.items():
-            if f"utils.{module.stem}" in text and lessons.comes_after(stem, taught[module]):
-                files[stem].append(module)
-                opened_by.setdefault(stem, set()).update(todos)
+        for file in files[stem]:  # what is put in asks for others, too
+            text = file.read_text("utf-8")
+            for module, todos in given.items():
+                used = f"utils.{module.stem}" in text and lessons.comes_after(stem, taught[module])
+                if used and module not in files[stem]:
+                    files[stem].append(module)
+                    opened_by.setdefault(stem, set()).update(todos)
     lines = []
     for command, module in seals.COMMANDS.items():
         if todos := given.get(folder / module):

@@ -11,8 +11,7 @@ with its own TODO.
 import base64
 import json
 import zlib
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,12 +70,27 @@ def unseal_due(right: Collection[str]) -> list[str]:
 
 def waits_for(stem: str, right: Collection[str]) -> str:
     """One line that says why a lesson or a command is sealed, and what opens it."""
-    missing = Counter(todo.partition("/")[0] for todo in sealed()[stem] if todo not in right)
-    counts = " and ".join(f"{count} TODO{'s' if count > 1 else ''} of {lesson}" for lesson, count in missing.items())
+    missing: dict[str, list[int]] = {}
+    for todo in sealed()[stem]:
+        if todo not in right:
+            lesson, _, number = todo.partition("/")
+            missing.setdefault(lesson, []).append(int(number))
+    todos = ", ".join(f"{lesson}/{runs(numbers)}" for lesson, numbers in missing.items())
     return (
-        f"{stem} is sealed, for it has solutions of other lessons: it opens when {counts} more are right;"
+        f"{stem} is sealed, for it has solutions of other lessons: it opens when {todos} are right;"
         f" ./workbook open {stem} opens it now"
     )
+
+
+def runs(numbers: Iterable[int]) -> str:
+    """1, 2, 3, 5 as "1-3+5"."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return "+".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def seal_solutions(course: Path, solutions: Mapping[str, Sealed]) -> None:

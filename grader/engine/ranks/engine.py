@@ -261,7 +261,8 @@ class Engine:
         try:
             self.await_ready()
         except ServerGone as gone:  # no rank was there yet
-            raise RuntimeError(f"the fork-server does not start: {gone}") from None
+            why = f"{keeper.last_words()} (more in {keeper.log()})" if self.kept else gone
+            raise RuntimeError(f"the fork-server does not start: {why}") from None
         folder = Path(tempfile.mkdtemp(prefix="wb-", dir=self.sandbox and self.sandbox.folder))
         try:
             job = dict(

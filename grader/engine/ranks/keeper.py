@@ -68,11 +68,21 @@ def connect(path: Path, word: bytes = ATTEND) -> socket.socket | None:
         return None
 
 
+def log() -> Path:
+    """Where a server that is kept writes what it has to say."""
+    return lessons.COURSE / ".workbook" / "server.log"
+
+
+def last_words() -> str:
+    """The last line that a server has left."""
+    lines = log().read_text("utf-8", "replace").split("\n") if log().is_file() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it has said nothing")
+
+
 def start(line: socket.socket, path: Path, environment: dict[str, str]) -> None:
     """Start a server at this address; `line` is the first that it attends to."""
-    log = lessons.COURSE / ".workbook" / "server.log"
-    log.parent.mkdir(exist_ok=True)
-    with log.open("w") as said:
+    log().parent.mkdir(exist_ok=True)
+    with log().open("w") as said:
         subprocess.Popen(
             [sys.executable, "-m", "grader.engine.ranks.server", str(line.fileno()), str(path)],
             pass_fds=[line.fileno()],
