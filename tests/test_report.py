@@ -346,7 +346,7 @@ def test_run_and_report(course):
         (["report", "nowhere"], "no such folder"),
         (["report", "utils"], "there is no run in"),
         (["run", "ddp_training", "--nproc", "1,x"], "--nproc 1,x"),
-        (["run", "ddp_training", "--nproc", "2,3", "--", "--batch-size", "4"], "does not divide by 3"),
+        (["run", "ddp_training", "--nproc", "2", "--", "--epochs", "none"], "argument --epochs"),
     ],
 )
 def test_mistakes(course, args, words):

@@ -24,7 +24,7 @@ def main() -> NoReturn:
     except TyperException as mistake:
         message = mistake.format_message()
         if "No such option" in message:
-            message += " What is meant for the script or for pytest goes after --"
+            message += ". What is meant for the script or for pytest goes after --"
         if message:  # none after the help that `./workbook` alone gives
             typer.echo(f"workbook: {message} (--help explains the commands)", err=True)
         code = 2

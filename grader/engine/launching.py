@@ -23,7 +23,7 @@ def run_once(script: Path, nproc: int, args: list[str], out: Path, dry_run: bool
     options += ["--record"] * ("--record" not in args)
     command = machine.launch_command(script, nproc, [*args, *options])
     say(f"[dim]$ OMP_NUM_THREADS={threads} {escape(machine.shown(command))}[/]")
-    return 0 if dry_run else machine.call(command, env={**os.environ, "OMP_NUM_THREADS": threads})
+    return 0 if dry_run else machine.call(machine.quiet(command), env={**os.environ, "OMP_NUM_THREADS": threads})
 
 
 def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bool) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from grader.engine.launching import out_folder, run_as_job, run_once, say_report, values_of
+from grader.engine.launching import out_folder, run_as_job, run_once, say_report
 from grader.engine.lesson import lessons
 from grader.engine.named import LEARN, Lesson, app, lesson_named, own_file
 from grader.engine.screen import fail, say
@@ -46,13 +46,6 @@ def run(
     if not all(count.isdecimal() and int(count) for count in counts):
         fail(f"--nproc {nproc}: a number of processes, or several, as in --nproc 1,2,4")
     counts = sorted({int(count) for count in counts})
-    sizes = [int(value) for value in values_of("--batch-size", args or []) if value.isdecimal()]
-    for count in counts:
-        if sizes and sizes[-1] % count:  # the script says so, too, but torchrun says much more after it
-            fail(
-                f"--batch-size {sizes[-1]} is the global batch and does not divide by {count} processes; take"
-                f" {sizes[-1] + count - sizes[-1] % count}"
-            )
     out = out_folder(args or [], f"runs/{lesson}")
     code, began = 0, time.time()
     for count in counts:

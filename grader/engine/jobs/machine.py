@@ -51,6 +51,18 @@ def launch_command(script: Path, nproc: int, args: list[str]) -> list[str]:
     return [*start, "--standalone", f"--nproc-per-node={nproc}", str(script), *args]
 
 
+def quiet(command: list[str]) -> list[str]:
+    """What `launch_command` starts, without torchrun's traceback where a script has refused its flags."""
+    if "--standalone" not in command:
+        return command
+    return [
+        sys.executable,
+        "-P",
+        str(Path(__file__).with_name("torchrun.py")),
+        *command[command.index("--standalone") :],
+    ]
+
+
 def shown(command: list[str]) -> str:
     """The command as one would type it in the current folder."""
     here = os.getcwd() + os.sep
