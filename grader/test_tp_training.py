@@ -10,7 +10,7 @@
 | 6 | the words shared out | loss, logits and each gradient on 2 and 3 ranks; rows held; logits never sent |  |
 | 7 | positions of a cut stream | the same, with the stream cut along the sequence |  |
 | 8 | the stream cut, and its norms | split() as a whole: each gradient, the stream's length on each rank | 5, 6, 7 |
-| 9 | one file of the whole model | who writes; that it loads here; main() on 4 ranks against the serial run | 1 – 8 |
+| 9 | one file of the whole model | who writes; it loads here; main() on 4 and 2 ranks against the serial run | 1 – 8 |
 
 Models here are split and sharded by the check itself, unless that is what is checked: so a TODO can be judged before or
 without the others. They are in float64 where no data type is part of the question: there rounding hides nothing.
