@@ -17,7 +17,7 @@ from grader.engine.lesson import lessons
 from grader.engine.ranks.engine import Engine
 from grader.kit import Run, corpus, reported
 
-LONG = [*checks.ARGV, "--epochs", "25", "--optimizer", "adamw", "--lr", "2e-3", "--log-every", "1"]
+LONG = [*checks.ARGV, "--layers", "4", "--epochs", "25", "--optimizer", "adamw", "--lr", "2e-3", "--log-every", "1"]
 SHAPES = (
     "--pp 2 --shard 2 --tp 2",
     "--dp 2 --shard 2 --tp 2 --sequence-parallel",

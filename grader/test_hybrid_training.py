@@ -4,7 +4,7 @@
 | --- | --- | --- | --- |
 | 1 | the order of the axes | make_mesh() on 8 and 6 ranks: whom each rank finds on each axis | |
 | 2 | this rank's stages | cut() on 4 ranks: numbers, groups, layers, no memory; one and two stages a rank | |
-| 3 | a stage's layers shared | split() and loss_of() on 2, 3 and 4 ranks, stage by stage: loss, each gradient, bytes | |
+| 3 | a stage's layers shared | split() and loss_of() on 1, 2 and 3 ranks, stage by stage: loss, each gradient, bytes | |
 | 4 | shards and copies | shard() on 2 × 2 and 3 × 1 ranks: what is held, each gradient, gathered once a step | |
 | 5 | samples along two axes | make_samplers() on 8, 6 and 4 ranks, over two epochs | |
 | 6 | divided once | divide_gradients() on three shapes of 4 ranks, shares with unequal targets | |
@@ -504,7 +504,7 @@ def serial_step(sizes, seeds, rows=None):
     ),
 )
 def test_todo3_split(student):
-    cases_3 = ((1, False, 1), (2, False, 2), (2, True, 3), (3, True, 2), (4, False, 3))
+    cases_3 = ((1, False, 1), (2, False, 3), (3, True, 2))
     for world, sequence, n_stages in cases_3:
         layers = student.draw("blocks", world).choice((n_stages, n_stages + 1))
         sizes = drawn_sizes(student, world, "split", layers=layers)
@@ -806,9 +806,16 @@ def test_todo5_share(student):
 # The gradients that a check sets are multiples of the weights, which every rank has its part of.
 
 
+def multiple(p, factor):
+    """Each rank multiplies its part: for a product of DTensors torch would plan, for 30 ms, how to lay it out."""
+    found = torch.empty_like(p)
+    found.to_local().copy_(p.detach().to_local() * factor)
+    return found
+
+
 def set_gradients(own, factor=1.0):
     for p in own.parameters():
-        p.grad = p.detach() * factor
+        p.grad = multiple(p, factor)
 
 
 def weights_of(sizes):
@@ -980,7 +987,7 @@ def test_todo8_clip(student):
 # ---------------------------------------------------------------------------------------------------
 # TODO 9: evaluation
 
-LENGTHS = (13, 8, 1)
+LENGTHS = (9, 1)  # of two shares, one has a batch more; then one has nothing
 
 
 class Text(torch.utils.data.Dataset):
@@ -1081,16 +1088,12 @@ def save_on_rank(code, rank, world, shape, sizes):
 
 def pass_on(code, rank, world, sizes, shapes):
     """A model and its optimizer from shape to shape, by sharded checkpoints; what each one has after it was loaded."""
-    from torch.distributed.tensor import DTensor
-
-    def number(tensor):
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
     left, position = [], {"step": 7, "loss": 2.5}
     for k, shape in enumerate(shapes):
         mesh = made_mesh(*shape)
         own = own_by_check(mesh, sizes, seed=k)  # other weights each time: only what is loaded can be right
-        optimizer = torch.optim.AdamW(own.parameters(), lr=0.1 / (k + 1))
+        # Not Adam: torch plans each operation on each shape, and Adam has a dozen.
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.1 / (k + 1), momentum=0.9)
         if k:
             found = attempt(
                 lambda own=own, optimizer=optimizer, k=k: code.load_sharded(
@@ -1099,38 +1102,26 @@ def pass_on(code, rank, world, sizes, shapes):
             )
             if isinstance(found, dict) and "refused" in found:
                 return left + [found]
-            state = {
-                name: {key: number(value) for key, value in optimizer.state.get(p, {}).items()}
-                for name, p in own.named_parameters()
-            }
+            state = {name: dict(optimizer.state.get(p, {})) for name, p in own.named_parameters()}
             rate = optimizer.param_groups[0].get("lr", math.nan)  # lost, where the lists of parameters differ
             weights = {name: p.detach() for name, p in own.named_parameters()}
             left.append({"weights": weights, "state": state, "position": found, "lr": float(rate)})
         else:
-            set_gradients(own, 0.5)
-            optimizer.step()
-        code.save_sharded(own, optimizer, position, Path(f"step-{k}"))
+            for p in own.parameters():
+                optimizer.state[p]["momentum_buffer"] = multiple(p, 0.5)
+        if k + 1 < len(shapes):
+            code.save_sharded(own, optimizer, position, Path(f"step-{k}"))
     return left
-
-
-def serial_pass(sizes):
-    model = made_model(0, sizes)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    for p in model.parameters():
-        p.grad = p.detach() * 0.5
-    optimizer.step()
-    state = {name: dict(optimizer.state[p]) for name, p in model.named_parameters()}
-    return {"weights": {name: p.detach() for name, p in model.named_parameters()}, "state": state}
 
 
 # SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
 ARGV = (
-    "--epochs 1 --batch-size 12 --seq-len 8 --dim 16 --heads 4 --layers 4 --optimizer sgd --lr 0.5 --weight-decay 0 "
+    "--epochs 1 --batch-size 12 --seq-len 8 --dim 16 --heads 4 --optimizer sgd --lr 0.5 --weight-decay 0 "
     "--clip 0.5 --seed 5 --log-every 1"
 ).split()
-RUNS = (
-    (8, "--pp 2 --shard 2 --tp 2 --sequence-parallel --microbatches 3"),
-    (4, "--pp 2 --dp 2 --schedule interleaved --microbatches 2"),
+RUNS = (  # ranks, blocks, flags: a block for each stage, since what a stage makes of more was judged before
+    (8, 2, "--pp 2 --shard 2 --tp 2 --sequence-parallel --microbatches 3"),
+    (4, 4, "--pp 2 --dp 2 --schedule interleaved --microbatches 2"),
 )
 
 
@@ -1169,20 +1160,19 @@ def mains_on_rank(code, rank, world, runs, data):
 def test_todo10_checkpoints(student):
     for shape in ((2, 1, 1, 2), (2, 1, 2, 1), (3, 1, 1, 1)):
         check_file(student, shape)
-    shapes = [(2, 1, 1, 2), (4, 1, 1, 1), (1, 2, 2, 1), (2, 1, 2, 1)]
+    shapes = [(2, 1, 1, 2), (4, 1, 1, 1), (1, 2, 2, 1)]
     sizes = drawn_sizes(student, 2, "pass on", layers=4)
-    right = student.reference(serial_pass, sizes=sizes)
+    right = student.reference(weights_of, sizes=sizes)
     run = student.call(pass_on, world=4, sizes=sizes, shapes=shapes)
     for rank, left in enumerate(run.evidence):
         for k, seen in enumerate(left, start=1):
             told = f"saved with {shaped(shapes[k - 1])} and loaded with {shaped(shapes[k])}"
             check_refused(told, "the sharded checkpoint", [seen])
             for name, weight in seen["weights"].items():
-                check_part(told, name, weight, right["weights"][name], rank, what="weight")
-                for key, value in right["state"][name].items():
-                    mine = seen["state"][name].get(key)
-                    expect(mine is not None, f"{told}, {name} has no {key} on rank {rank}", "its state", "none", rank)
-                    check_part(told, name, torch.as_tensor(mine), torch.as_tensor(value), rank, what=key)
+                check_part(told, name, weight, right[name], rank, what="weight")
+                momentum = seen["state"][name].get("momentum_buffer")
+                expect(momentum is not None, f"{told}, {name} has no momentum on rank {rank}", "its own", "none", rank)
+                check_part(told, name, momentum, 0.5 * right[name], rank, what="momentum")
             position = seen["position"]
             expect(
                 isinstance(position, dict) and position.get("step") == 7,
@@ -1203,7 +1193,8 @@ def test_todo10_checkpoints(student):
 
 def check_file(student, shape):
     told = f"with {shaped(shape)}"
-    sizes = drawn_sizes(student, shape[3], "save", *shape, layers=12)
+    # Few words, so that no tensor is a large part of the model.
+    sizes = drawn_sizes(student, shape[3], "save", *shape, layers=4) | {"vocab": 13}
     run = student.call(save_on_rank, world=math.prod(shape), shape=shape, sizes=sizes)
     writers = [rank for rank, seen in enumerate(run.evidence) if seen["files"]]
     expect(
@@ -1234,20 +1225,21 @@ def check_file(student, shape):
 
 def check_law(student):
     """The parallel run is the serial run."""
-    serial = student.serial(["--data", "data", "--out", "out", *ARGV], corpus(student))
-    lines, final = reported(serial), serial.evidence[0]["weights"]
-    steps = [line["loss"] for line in lines if line["kind"] == "step"]
-    premise(abs(steps[-1] - steps[0]) > 0.01, "a model that does not learn")
-    psi = sum(weight.numel() for weight in final.values())
+    models = [[*ARGV, "--layers", f"{layers}"] for _, layers, _ in RUNS]
     run = student.call(
         mains_on_rank,
         world=8,
         group=None,
-        runs=[[ranks, [*ARGV, *flags.split()]] for ranks, flags in RUNS],
+        runs=[[ranks, [*argv, *flags.split()]] for (ranks, _, flags), argv in zip(RUNS, models, strict=True)],
         data=corpus(student),
     )
-    for case, (world, flags) in enumerate(RUNS):
-        told = f"on {world} ranks with {flags},"
+    for case, (world, layers, flags) in enumerate(RUNS):
+        serial = student.serial(["--data", "data", "--out", "out", *models[case]], corpus(student))
+        lines, final = reported(serial), serial.evidence[0]["weights"]
+        steps = [line["loss"] for line in lines if line["kind"] == "step"]
+        premise(abs(steps[-1] - steps[0]) > 0.01, "a model that does not learn")
+        psi = sum(weight.numel() for weight in final.values())
+        told = f"on {world} ranks with {flags} --layers {layers},"
         for rank, left in enumerate(run.evidence[:world]):
             seen = left[case]
             expect(

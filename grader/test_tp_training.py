@@ -6,11 +6,11 @@
 | 2 | the same samples in a row | make_samplers() on 2 × 2, 3 × 2 and 1 × 3 ranks, over two epochs |  |
 | 3 | sharded over the data axis | shard() of a split model: what a rank holds, what goes between which ranks |  |
 | 4 | the norm over both axes | clip_gradients() on 2 × 2 ranks, norms whole and cut; what is sent |  |
-| 5 | the plan of a block | a block on 2, 3 and 4 ranks: output, gradients, rows held, bytes each way |  |
+| 5 | the plan of a block | a block on 2 and 3 ranks: output, gradients, rows held, bytes each way |  |
 | 6 | the words shared out | loss, logits and each gradient on 2 and 3 ranks; rows held; logits never sent |  |
 | 7 | positions of a cut stream | the same, with the stream cut along the sequence |  |
 | 8 | the stream cut, and its norms | split() as a whole: each gradient, the stream's length on each rank | 5, 6, 7 |
-| 9 | one file of the whole model | who writes; that it loads here; main() on 4 ranks against the serial run | 1 – 8 |
+| 9 | one file of the whole model | who writes; it loads here; main() on 4 and 2 ranks against the serial run | 1 – 8 |
 
 Models here are split and sharded by the check itself, unless that is what is checked: so a TODO can be judged before or
 without the others. They are in float64 where no data type is part of the question: there rounding hides nothing.
@@ -539,9 +539,11 @@ def clip_on_rank(code, rank, world, grid, sizes, seed, clips):
     for cut in (False, True):
         mesh = made_mesh(*grid)
         model = shard_by_check(split_by_check(made_model(0, sizes), mesh, cut), mesh)
+        model(*made_batch(seed, sizes)).backward()
+        whole = [p.grad for p in model.parameters()]
         for clip in clips:
-            model.zero_grad()
-            model(*made_batch(seed, sizes)).backward()
+            for p, grad in zip(model.parameters(), whole, strict=True):
+                p.grad = grad.clone()
             mark()
             norm = code.clip_gradients(model, made_args(code, "--clip", str(clip)))
             mark()
@@ -695,7 +697,7 @@ def block_on_rank(code, rank, world, sizes, cut):
     ),
 )
 def test_todo5_block(student):
-    for world, cut in ((2, False), (3, True), (4, False), (2, True)):
+    for world, cut in ((2, False), (3, True)):
         sizes = drawn_sizes(student, world, "block")
         run = student.call(block_on_rank, world=world, sizes=sizes, cut=cut)
         ranks, right = run.evidence, student.reference(serial_block, sizes=sizes)
@@ -878,7 +880,7 @@ def check_model(student, world, cut, asked, told, what):
     ),
 )
 def test_todo6_words(student):
-    for world, cut in ((2, False), (3, True), (4, False)):
+    for world, cut in ((2, False), (3, True)):
         told = f"with ends_plan({'Shard(1)' if cut else 'Replicate()'}) and share_loss on {world} ranks"
         run, sizes = check_model(student, world, cut, "words", told, "the model")
         rows = math.ceil(sizes["vocab"] / world)
@@ -922,7 +924,7 @@ def test_todo6_words(student):
     ),
 )
 def test_todo7_positions(student):
-    for world, cut in ((2, True), (3, True), (2, False)):
+    for world, cut in ((3, True), (2, False)):
         told = f"with position_plan({'Shard(1)' if cut else 'Replicate()'}) on {world} ranks"
         check_model(student, world, cut, "positions", told, "the sum of the embeddings")
 
@@ -943,7 +945,7 @@ def test_todo7_positions(student):
     ),
 )
 def test_todo8_sequence(student):
-    for world, cut in ((2, True), (4, True), (2, False)):
+    for world, cut in ((4, True), (2, False)):
         told = f"with --tp {world}{' --sequence-parallel' if cut else ''}"
         run, sizes = check_model(student, world, cut, "all", told, "the model")
         length = sizes["length"] // world if cut else sizes["length"]
@@ -987,33 +989,11 @@ def serial_weights(sizes):
 
 
 # SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
-ARGV = [
-    "--epochs",
-    "2",
-    "--batch-size",
-    "12",
-    "--seq-len",
-    "8",
-    "--dim",
-    "16",
-    "--heads",
-    "4",
-    "--layers",
-    "1",
-    "--optimizer",
-    "sgd",
-    "--lr",
-    "0.5",
-    "--weight-decay",
-    "0",
-    "--clip",
-    "0.5",
-    "--seed",
-    "5",
-    "--log-every",
-    "2",
-]
-RUNS = [[4, [*ARGV, "--tp", "2"]], [4, [*ARGV, "--tp", "4", "--sequence-parallel"]]]
+ARGV = (
+    "--epochs 1 --batch-size 12 --seq-len 8 --dim 16 --heads 4 --layers 1 --optimizer sgd --lr 0.5 --weight-decay 0 "
+    "--clip 0.5 --seed 5 --log-every 1"
+).split()
+RUNS = [[4, [*ARGV, "--tp", "2", "--sequence-parallel"]], [2, [*ARGV, "--tp", "2"]]]
 
 
 @todo(
@@ -1068,7 +1048,7 @@ def check_law(student):
     premise(abs(right[-1] - right[0]) > 0.01, "a model that does not learn")
     run = student.call(mains_on_rank, world=4, group=None, runs=RUNS, data=corpus(student))
     for number, (world, flags) in enumerate(RUNS):
-        ranks = [mine[number] for mine in run.evidence]
+        ranks = [mine[number] for mine in run.evidence[:world]]
         told = f"with {' '.join(flags[len(ARGV) :])} on {world} ranks,"
         same_losses(told, right, ranks)
         same_report(told, reported(serial), reported(run, f"out-{number}"))

@@ -18,7 +18,7 @@ from utils.arguments import training_parser
 from utils.hybrid import add_hybrid_flags, check_hybrid
 from utils.model import TransformerLM
 
-ADAM = [*checks.ARGV, "--optimizer", "adamw", "--lr", "1e-2", "--epochs", "2"]  # the last of a flag counts
+ADAM = [*checks.ARGV, *"--layers 4 --optimizer adamw --lr 1e-2 --epochs 2".split()]  # the last of a flag counts
 
 
 @pytest.fixture(scope="module")

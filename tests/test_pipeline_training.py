@@ -14,7 +14,7 @@ from grader.kit import Student, corpus, reported
 from utils.arguments import training_parser
 from utils.pipeline import SCHEDULES, add_pipeline_flags, check_pipeline
 
-ADAM = [*checks.ARGV, "--optimizer", "adamw", "--lr", "1e-2"]  # the last of a flag counts
+ADAM = [*checks.ARGV, *"--optimizer adamw --lr 1e-2 --epochs 2".split()]  # the last of a flag counts
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ def test_a_checkpoint_of_tp_4_is_read_by_one_process(solution, tmp_path):
 
 
 def test_stopped_with_tp_4_gone_on_with_on_other_grids(solution):
-    argv = [*tp.ARGV, "--log-every", "1"]
+    argv = [*tp.ARGV, "--epochs", "2"]
     stopped = ["--resume", "out-0/step-3"]
     runs = [[4, [*argv, "--tp", "4", "--sequence-parallel", "--save-every", "3"]], [4, [*argv, "--tp", "2", *stopped]],
             [2, [*argv, "--tp", "2", "--sequence-parallel", *stopped]], [1, [*argv, *stopped]]]  # fmt: skip
@@ -146,7 +146,7 @@ def test_bfloat16_is_near(solution):
 def test_it_runs_at_every_stage(solution, solved):
     units = [unit._replace(text=regions.compose(unit.source, set(range(1, solved + 1)))) for unit in solution.units]
     part = Student(solution.engine, "tp_training", units, [])
-    (ranks,), job = mains(part, [[4, [*tp.ARGV, "--epochs", "1", "--tp", "2", "--sequence-parallel"]]])
+    (ranks,), job = mains(part, [[4, [*tp.ARGV, "--tp", "2", "--sequence-parallel"]]])
     # between TODOs 1 and 2 the batches of a row are twice as large, and an epoch has one step: it says nothing before
     assert [line["kind"] for line in reported(job, "out-0")][-2:] == ["epoch", "test"]
     if solved == 0:  # it is fsdp_training's solution

@@ -236,7 +236,8 @@ def clip_gradients(own: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -
     # no copy counted twice. The other ranks of the pipeline have other layers; squares of norms can be added up.
     pass
     for group in on_mesh.values():
-        nn.utils.clip_grads_with_norm_(group, args.clip or math.inf, norm)
+        # foreach: of a list of DTensors torch would plan each one anew, in the first step; of one shape, it plans once.
+        nn.utils.clip_grads_with_norm_(group, args.clip or math.inf, norm, foreach=False)
     return norm.item()
 
 

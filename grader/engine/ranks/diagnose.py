@@ -7,7 +7,7 @@ gone or stuck itself. When every living rank is stuck, nothing can ever move
 again: that is a deadlock, known at once.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -90,7 +90,7 @@ class Op:
 
 @dataclass
 class Rank:
-    ops: list[Op] = field(default_factory=list)
+    ops: deque[Op] = field(default_factory=deque)  # less those of which nobody was missing, from the first on
     waiting: bool = False
     waits_for: Op | None = None  # the message, where it is one
     messages: dict[int, Op] = field(default_factory=dict)  # by their number
@@ -287,10 +287,12 @@ class Diagnosis:
     def blocked(self, number: int) -> tuple[Op, list[int]] | None:
         """The first call of this rank that still lacks someone, and whom it lacks."""
         rank = self.ranks[number]
-        for op in [rank.waits_for] if rank.waits_for else rank.ops:
-            if lacking := self.missing(op):
-                return op, lacking
-        return None
+        if rank.waits_for is None:
+            while rank.ops and not self.missing(rank.ops[0]):  # complete, and for good
+                rank.ops.popleft()
+        op = rank.waits_for or next(iter(rank.ops), None)
+        lacking = self.missing(op) if op else []
+        return (op, lacking) if lacking else None
 
     def deadlock(self, asleep: set[int] = frozenset()) -> Fault | None:
         """A fault if no living rank can ever move again.

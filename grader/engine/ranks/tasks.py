@@ -3,12 +3,11 @@
 https://docs.kernel.org/scheduler/sched-stats.html and proc(5). Elsewhere there is nothing to read.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
-PROC = Path("/proc")
 TIMED = ("nanosleep",)  # in what the kernel calls a sleep that ends by itself, as time.sleep does
 
 
@@ -32,20 +31,31 @@ def tasks_of(pid: int) -> dict[int, Task]:
     """The threads of a process, by their ids; none where the system does not tell."""
     found = {}
     with suppress(OSError):
-        for folder in (PROC / str(pid) / "task").iterdir():
+        for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError, ValueError, IndexError):  # it ended between two reads
-                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-                ran, in_line, _ = (int(word) for word in (folder / "schedstat").read_text().split())
-                found[int(folder.name)] = Task(state, ran / 1e9, in_line / 1e9)
+                state = told(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split(None, 1)[0]
+                ran, in_line, _ = map(int, told(f"/proc/{pid}/task/{thread}/schedstat").split())
+                found[int(thread)] = Task(state, ran / 1e9, in_line / 1e9)
     return found
+
+
+def told(file: str) -> str:
+    """What a file of the kernel's says, read at a third of what `Path.read_text` takes: a rank of many groups has
+    dozens of threads.
+    """
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        return os.read(descriptor, 1 << 16).decode()
+    finally:
+        os.close(descriptor)
 
 
 def descendants(pid: int) -> Iterator[int]:
     """The processes that a process has started, and theirs: the workers of its data loaders, say."""
     with suppress(OSError):
-        for folder in (PROC / str(pid) / "task").iterdir():
+        for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
-                for child in (folder / "children").read_text().split():
+                for child in told(f"/proc/{pid}/task/{thread}/children").split():
                     yield int(child)
                     yield from descendants(int(child))
 
@@ -53,5 +63,5 @@ def descendants(pid: int) -> Iterator[int]:
 def wakes_by_itself(pid: int) -> bool:
     """Whether the main thread is in a sleep that ends by itself. False where the kernel does not say."""
     with suppress(OSError):
-        return any(word in (PROC / str(pid) / "wchan").read_text() for word in TIMED)
+        return any(word in told(f"/proc/{pid}/wchan") for word in TIMED)
     return False
