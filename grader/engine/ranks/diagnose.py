@@ -91,6 +91,7 @@ class Op:
 @dataclass
 class Rank:
     ops: list[Op] = field(default_factory=list)
+    complete: int = 0  # so many of them, the first, lack nobody: and never will again
     waiting: bool = False
     waits_for: Op | None = None  # the message, where it is one
     messages: dict[int, Op] = field(default_factory=dict)  # by their number
@@ -287,9 +288,13 @@ class Diagnosis:
     def blocked(self, number: int) -> tuple[Op, list[int]] | None:
         """The first call of this rank that still lacks someone, and whom it lacks."""
         rank = self.ranks[number]
-        for op in [rank.waits_for] if rank.waits_for else rank.ops:
-            if lacking := self.missing(op):
+        if rank.waits_for:
+            lacking = self.missing(rank.waits_for)
+            return (rank.waits_for, lacking) if lacking else None
+        while rank.complete < len(rank.ops):
+            if lacking := self.missing(op := rank.ops[rank.complete]):
                 return op, lacking
+            rank.complete += 1
         return None
 
     def deadlock(self, asleep: set[int] = frozenset()) -> Fault | None:
@@ -301,8 +306,7 @@ class Diagnosis:
         living = [n for n, rank in enumerate(self.ranks) if not rank.gone]
         stuck = {}
         for number in living:
-            rank, block = self.ranks[number], self.blocked(number)
-            if not (rank.waiting or number in asleep) or block is None:
+            if not (self.ranks[number].waiting or number in asleep) or (block := self.blocked(number)) is None:
                 return None
             stuck[number] = block
         if not stuck:
