@@ -1210,7 +1210,7 @@ def samples(seed, words, step):
     return x, y
 
 
-LR, LONG, CLIP = 0.1, 6, 1.0
+LR, LONG, CLIP = 0.1, 3, 1.0
 
 
 def norm_of(gradients):

@@ -135,3 +135,18 @@ def test_a_message_taken_from_anybody_is_over_for_its_sender():
     seen.add(0, {"e": "op", "op": "send", "peer": 1, "id": 1, **at})
     seen.add(0, {"e": "wait", "of": 1})
     assert seen.deadlock() is None
+
+
+def test_calls_that_are_over_are_not_looked_at_again(monkeypatch):
+    """The judge looks for a deadlock at each event, so a long run would take the square of its length."""
+    seen, looks = Diagnosis(2), []
+    plain = Diagnosis.missing
+    monkeypatch.setattr(Diagnosis, "missing", lambda diagnosis, call: looks.append(call) or plain(diagnosis, call))
+    for _ in range(100):
+        for rank in range(2):
+            feed(seen, (rank, op("all_reduce", 1)), (rank, WAIT))
+            assert seen.deadlock() is None
+    assert len(looks) < 1000
+    feed(seen, (0, op("all_reduce", 2)))
+    seen.ranks[1].gone = "it has finished"
+    assert "ranks" not in seen.deadlock().message and "rank 0 waits in all_reduce" in seen.deadlock().message

@@ -75,6 +75,12 @@ def test_ranks_are_fresh(engine):
     assert launch(engine, body).evidence[0][0]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a policy")
+def test_ranks_and_their_threads_push_nobody_off(engine):
+    body = "return {os.sched_getscheduler(int(task)) for task in os.listdir('/proc/self/task')} == {os.SCHED_BATCH}"
+    assert launch(engine, body).evidence == [True, True]
+
+
 def test_output_and_files_are_kept_apart(engine):
     run = launch(
         engine, "print('out', rank); print('err', rank, file=sys.stderr); open(f'f{rank}', 'w').write('x'); return 0"

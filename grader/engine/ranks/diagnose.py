@@ -7,7 +7,7 @@ gone or stuck itself. When every living rank is stuck, nothing can ever move
 again: that is a deadlock, known at once.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -90,7 +90,8 @@ class Op:
 
 @dataclass
 class Rank:
-    ops: deque[Op] = field(default_factory=deque)  # less those of which nobody was missing, from the first on
+    ops: list[Op] = field(default_factory=list)
+    complete: int = 0  # so many of them, the first, lack nobody: and never will again
     waiting: bool = False
     waits_for: Op | None = None  # the message, where it is one
     messages: dict[int, Op] = field(default_factory=dict)  # by their number
@@ -287,12 +288,14 @@ class Diagnosis:
     def blocked(self, number: int) -> tuple[Op, list[int]] | None:
         """The first call of this rank that still lacks someone, and whom it lacks."""
         rank = self.ranks[number]
-        if rank.waits_for is None:
-            while rank.ops and not self.missing(rank.ops[0]):  # complete, and for good
-                rank.ops.popleft()
-        op = rank.waits_for or next(iter(rank.ops), None)
-        lacking = self.missing(op) if op else []
-        return (op, lacking) if lacking else None
+        if rank.waits_for:
+            lacking = self.missing(rank.waits_for)
+            return (rank.waits_for, lacking) if lacking else None
+        while rank.complete < len(rank.ops):
+            if lacking := self.missing(op := rank.ops[rank.complete]):
+                return op, lacking
+            rank.complete += 1
+        return None
 
     def deadlock(self, asleep: set[int] = frozenset()) -> Fault | None:
         """A fault if no living rank can ever move again.
@@ -303,8 +306,7 @@ class Diagnosis:
         living = [n for n, rank in enumerate(self.ranks) if not rank.gone]
         stuck = {}
         for number in living:
-            rank, block = self.ranks[number], self.blocked(number)
-            if not (rank.waiting or number in asleep) or block is None:
+            if not (self.ranks[number].waiting or number in asleep) or (block := self.blocked(number)) is None:
                 return None
             stuck[number] = block
         if not stuck:

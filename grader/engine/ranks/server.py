@@ -252,6 +252,7 @@ def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], l
     try:
         os.setsid()
         die_with_the_server()
+        push_nobody_off()
         signal.set_wakeup_fd(-1)
         for other in {*inherited, *lines} - {lines[number]}:  # it can speak neither as the server nor as another rank
             os.close(other)
@@ -263,6 +264,17 @@ def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], l
         status = 0
     finally:
         os._exit(status)
+
+
+def push_nobody_off() -> None:
+    """On Linux a thread of this process that is woken waits until a processor is free: it interrupts nobody.
+
+    Else gloo's thread that receives, woken by a message, interrupts the one that sends and holds its lock; and asks for
+    that lock in a loop, for gloo never waits for it. With four ranks on two processors a check took 3.1 s, not 2.0.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a wish: a container may refuse it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def die_with_the_server() -> None:
