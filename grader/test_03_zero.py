@@ -26,7 +26,7 @@ import math
 import torch
 from torch import nn
 
-from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, mark, premise, todo
+from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, kind_of, mark, premise, todo
 from utils.memory import Storages, held
 from utils.model import TransformerLM
 
@@ -340,7 +340,7 @@ def lists_on_rank(code, rank, world, mine, dtype):
 def listed_tensors(found):
     """A list of tensors; what else it is, in words."""
     if not isinstance(found, (list, tuple)):
-        return f"a {type(found).__name__}"
+        return kind_of(found)
     strange = [type(one).__name__ for one in found if not isinstance(one, torch.Tensor)]
     return f"a list with a {strange[0]} in it" if strange else list(found)
 
@@ -957,7 +957,7 @@ def resumed_on_rank(code, rank, world, seed, steps):
 def lacks(state_dict, *entries):
     """What a state dictionary has not that it must have; "" if it has all."""
     if not isinstance(state_dict, dict):
-        return f"a {type(state_dict).__name__}, not a dictionary"
+        return f"{kind_of(state_dict)}, not a dictionary"
     for name, kind in entries:
         if not isinstance(state_dict.get(name), kind):
             return f"a dictionary without the {kind.__name__} “{name}”"

@@ -36,7 +36,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grader.kit import cases, check_answers, collectives, expect, mark, premise, smaller_world, todo
+from grader.kit import cases, check_answers, collectives, expect, kind_of, mark, premise, smaller_world, todo
 from utils.data import IGNORE
 from utils.memory import Storages
 from utils.model import MLP, Attention, TransformerLM
@@ -63,7 +63,7 @@ def near(seen, right, rel=REL):
 def fault_of(value, shape):
     """What is wrong with what the student's code returned; "" if it is a tensor of this shape."""
     if not isinstance(value, torch.Tensor):
-        return "None" if value is None else f"a {type(value).__name__}, no tensor"
+        return "None" if value is None else f"{kind_of(value)}, no tensor"
     return "" if value.shape == torch.Size(shape) else f"a tensor of shape {tuple(value.shape)}"
 
 
