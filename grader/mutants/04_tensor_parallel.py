@@ -877,6 +877,9 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         ["own = torch.Generator()\nown.seed()\nreturn torch.Generator().manual_seed(seed), own", None, None],
         says="the same seed",
     ),
+    Answer(
+        12, "own masks for four ranks", swap=("seed + 1 + rank", "seed + 1 + rank % 4"), says="of 64 ranks, ranks 0"
+    ),
     Answer(12, "not scaled", swap=("x * kept / (1 - p)", "x * kept"), says="divided by 1 - p"),
     Answer(12, "scaled by p", swap=("x * kept / (1 - p)", "x * kept / p")),
     Answer(12, "keeps what it should drop", swap=(">= p", "< p")),

@@ -366,7 +366,7 @@ WRONG = [
         swap=("return expert_R.argsort(stable=True)", "return expert_R.argsort(stable=True).tolist()"),
         says="a list",
     ),
-    Answer(3, "nothing is returned", swap=("return arrived_RD", "return None"), says="a NoneType"),
+    Answer(3, "nothing is returned", swap=("return arrived_RD", "return None"), says="exchange_rows returns None"),
     Answer(
         4, "the gradient travels on", swap=("grad_RD, ctx.arriving, ctx.leaving", "grad_RD, ctx.leaving, ctx.arriving")
     ),

@@ -749,7 +749,7 @@ WRONG = [
         6,
         "nothing is returned",
         [None, None, "(y_mn - target_mn).square().sum() / numbers"],
-        says="squared_error does not return",
+        says="squared_error returns None",
     ),
     Answer(
         7,

@@ -81,9 +81,9 @@ class Endings:
             if strange and (not where or (strange["returned"] == returned.NOTHING and "None" in word["text"])):
                 return returned.fault(number, strange, where)
             if where:
-                text += f", at {place(where)}"
+                text = f"{text.rstrip('.')}, at {place(where)}"
             elif line := self.line_of_ours(word["frames"]):
-                text += f", where {line}"
+                text = f"{text.rstrip('.')}, where {line}"
             return Fault(
                 "crash",
                 text,
