@@ -58,6 +58,18 @@ SECONDS = "return products + 4 * all_reduce_seconds(nbytes, world, within if wor
 
 WRONG = [
     Answer(
+        6,
+        "the first word by how many words a rank has itself",
+        swap=("rank * -(-whole.num_embeddings // world)", "rank * len(self.weight)"),
+        says="forward gives rank",
+    ),
+    Answer(
+        13,
+        "bits for bytes",
+        swap=("nbytes / world / bandwidth", "nbytes * 8 / world / bandwidth"),
+        says="all_reduce_seconds",
+    ),
+    Answer(
         1,
         "norms are cut, too",
         swap=("12 * dim**2 / world + 4 * dim", "(12 * dim**2 + 4 * dim) / world"),

@@ -98,6 +98,12 @@ return E * (f_E * P_E).sum()
 """
 
 WRONG = [
+    Answer(
+        5,
+        "shares with the whole batch's limit",
+        swap=("capacity(N // shares, K", "capacity(N, K"),
+        says="drop_in_shares",
+    ),
     Answer(1, "in the tokens' dtype", swap=("h_ND.float() @ router_ED.float().T", "h_ND @ router_ED.to(h_ND.dtype).T")),
     Answer(
         1,
