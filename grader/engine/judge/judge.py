@@ -277,18 +277,15 @@ def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
             lines = unit.text.splitlines()
             text = lines[number - 1].strip() if number <= len(lines) else ""
             what = f"{type(error).__name__}: {getattr(error, 'msg', error)}"
-            found = Fault(
+            return Fault(
                 "crash",
                 f"{unit.name}:{number} is no Python: {what}: “{text}”",
                 None,
                 [unit.name, number, "<source>"],
                 expected="a file that Python can read",
                 seen=what,
+                hint="Python reads a file before it runs it. Is a bracket, a colon or a body missing, there or above?",
             )
-            found.hint = (
-                "Python reads a file before it runs it. Is a bracket, a colon or a body missing, there or above?"
-            )
-            return found
     return None
 
 

@@ -87,7 +87,7 @@ def said(wanted: Any) -> str:
 
 def fault(number: int, event: dict, stops: Where | None = None) -> Fault:
     """Why a run failed: what rank `number` told of a function, and where that rank stops."""
-    found = Fault(
+    return Fault(
         "crash",
         f"rank {number}: {event['name']} returns {event['returned']}, where its signature says {event['promised']}"
         + (f"; so it stops at {place(stops)}" if stops else ""),
@@ -95,7 +95,7 @@ def fault(number: int, event: dict, stops: Where | None = None) -> Fault:
         event["where"],
         expected=event["promised"],
         seen=event["returned"],
+        hint=f"A function hands back what a `return` says. Has each way through {event['name']} one?"
+        if event["returned"] == NOTHING
+        else "",
     )
-    if event["returned"] == NOTHING:
-        found.hint = f"A function hands back what a `return` says. Has each way through {event['name']} one?"
-    return found
