@@ -22,9 +22,8 @@ def parted(text: str) -> tuple[str, str]:
     text = text.partition("Traceback (most recent call last)")[0].strip()
     whole = " ".join(text.split())
     first = " ".join(text.split("\n")[0].split())
-    begin = (
-        whole if len(whole) <= SHORT else first if len(first) <= SHORT else re.split(r"(?<=[.!?]) (?=[A-Z])", first)[0]
-    )
+    sentence = re.split(r"(?<=[.!?]) (?=[A-Z])", first)[0]
+    begin = next((words for words in (whole, first) if len(words) <= SHORT), sentence)
     return begin or "no message", whole.removeprefix(begin).strip()
 
 
@@ -61,7 +60,7 @@ class Endings:
         check = Path(getattr(sys.modules.get(self.check), "__file__", None) or "")
         for path, line, _ in reversed(frames):
             name = Path(*Path(path).parts[-2:])
-            library = name.parent == Path("utils") and (lessons.COURSE / name).is_file()
+            library = name.parent == Path("utils") and (lessons.COURSE / name).is_file() and "site-packages" not in path
             if library or (check.name.startswith("test_") and name.parts == check.parts[-2:]):
                 text = linecache.getline(str(lessons.COURSE / name if library else check), line).strip()
                 return f"{name if library else 'the check'} says: {textwrap.shorten(text, 120, placeholder=' …')}"
