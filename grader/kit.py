@@ -6,6 +6,7 @@
 | a check and its verdict | `todo`, `expect`, `premise`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with a hint of its own |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it |
 | questions with a number as answer | `check_answers` |
+| what came back is nothing that can be judged | `kind_of` |
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
 | what ranks did | `cases`, `collectives`, `rehearse`, `left_in_flight`, `written_in_flight`, `Run` |
@@ -22,6 +23,7 @@ from grader.engine.ranks.messages import Collective, cases, collectives, left_in
 from grader.engine.ranks.observe import Line, mark, merciless_messages, next_world, smaller_world
 from grader.engine.ranks.products import watch_products
 from grader.engine.ranks.recording import elements, record_files, record_training
+from grader.engine.ranks.returned import kind_of
 from grader.engine.ranks.run import Run
 from grader.predictions import check_answers, plain
 from grader.scripts import (

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from grader.engine.judge.student import Student
-from grader.engine.judge.verdict import Wrong, expect
+from grader.engine.judge.verdict import Wrong, expect, hinted
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.observe import Line, next_world
@@ -189,6 +189,9 @@ def each_once(name, shares, size):
     expect(not lost, f"no rank reads {name} sample {lost[:1]}", f"each of {size} samples once", f"never read: {lost}")
 
 
+@hinted(
+    "Each TODO is right by itself. Which step is the first that differs, and what is done there for the first time?"
+)
 def same_run(serial, run, world):
     """The parallel run is the serial run: losses of all steps, what is reported, the last weights, the files."""
     right, ranks = training(serial.evidence[0]), [training(evidence) for evidence in run.evidence]

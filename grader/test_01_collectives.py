@@ -28,6 +28,7 @@ from grader.kit import (
     cases,
     check_answers,
     expect,
+    kind_of,
     left_in_flight,
     mark,
     merciless_messages,
@@ -270,7 +271,7 @@ def collective_on_rank(code, rank, world, name, dtypes, mine):
     for dtype, vector in zip(dtypes, mine, strict=True):
         mark()
         result = getattr(code, name)(torch.tensor(vector, dtype=getattr(torch, dtype)), rank, world)
-        held.append(result.detach().clone() if isinstance(result, torch.Tensor) else f"a {type(result).__name__}")
+        held.append(result.detach().clone() if isinstance(result, torch.Tensor) else kind_of(result))
     return held
 
 

@@ -34,6 +34,7 @@ from grader.kit import (
     check_answers,
     collectives,
     expect,
+    kind_of,
     mark,
     merciless_messages,
     place,
@@ -299,7 +300,7 @@ def predictions_on_rank(code, rank, world, shares):
         code.whole_gradient([torch.tensor(gradient) for gradient in gradients_of_ranks], samples)
         for gradients_of_ranks, samples in shares
     ]
-    return [g if isinstance(g, torch.Tensor) else f"a {type(g).__name__}" for g in found]
+    return [g if isinstance(g, torch.Tensor) else kind_of(g) for g in found]
 
 
 @todo(

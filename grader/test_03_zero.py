@@ -24,9 +24,10 @@ import contextlib
 import math
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, mark, premise, todo
+from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, kind_of, mark, premise, todo
 from utils.memory import Storages, held
 from utils.model import TransformerLM
 
@@ -340,7 +341,7 @@ def lists_on_rank(code, rank, world, mine, dtype):
 def listed_tensors(found):
     """A list of tensors; what else it is, in words."""
     if not isinstance(found, (list, tuple)):
-        return f"a {type(found).__name__}"
+        return kind_of(found)
     strange = [type(one).__name__ for one in found if not isinstance(one, torch.Tensor)]
     return f"a list with a {strange[0]} in it" if strange else list(found)
 
@@ -618,6 +619,25 @@ def train_on_rank(code, rank, world, seed, stage, kind, odd, layers, steps, pass
     }
 
 
+# What is wrong with what a rank holds, sends or steps is the same kind of failure in every stage, and for masters.
+HINTS = {
+    ("too much", "optimizer"): "For which tensors does the optimizer make a state, and how long are they?",
+    ("too much", "gradients"): "Which gradients does somebody still refer to, though nothing needs them any more?",
+    ("too much", "weights"): "What keeps more alive than is due: a whole weight that is not freed, or a view of more?",
+    ("too little", "optimizer"): "An optimizer makes its state in its first step, for what it holds and has a `grad`.",
+    ("too little", "gradients"): "An optimizer steps what has a `grad`. What does it hold, and who gives that one?",
+    ("too little", "weights"): "Which weights does nobody hold between the steps?",
+    (
+        "sent",
+        "gradients",
+    ): "A rank steps its part alone. Which numbers of the mean does it need, and from how many ranks?",
+    ("sent", "weights"): "After the step a rank has new numbers in its part alone. Which do the others lack?",
+    "collectives": "Several tensors can travel in one call, one behind the other.",
+    "leaves": "What autograd has computed is no leaf. A leaf can share its memory; and a gradient has to be asked for.",
+    "options": "A group is a dictionary. What else is in it, besides its parameters?",
+}
+
+
 def check_held(told, seen, limits, rank, whole):
     """`limits`: kind -> (least, most) bytes. `whole`: kind -> bytes of an unsharded one. Gradients come first:
     where there are none, the optimizer has no state either.
@@ -626,21 +646,29 @@ def check_held(told, seen, limits, rank, whole):
         least, most = limits[kind]
         what = "optimizer state" if kind == "optimizer" else kind
         due = f"its share is {most:,}" if most < whole[kind] else f"all of it is {most:,}"
-        more = f"{seen[kind]:,} bytes of {what}; {due}"
+        more = f"{seen[kind]:,} bytes of {what}; {due}" + (
+            ": they lie in something larger, or are there twice" if most >= whole[kind] else ""
+        )
         if seen[kind] >= whole[kind] > most:
             more = (
                 f"{seen[kind]:,} bytes of {what}, all that one who trains alone has, or more: nothing is sharded, or"
                 " what was is not freed"
             )
         expect(
-            seen[kind] <= most, f"{told}, rank {rank} holds {more}", f"{most:,} bytes", f"{seen[kind]:,} bytes", rank
+            seen[kind] <= most,
+            f"{told}, rank {rank} holds {more}",
+            f"{most:,} bytes",
+            f"{seen[kind]:,} bytes",
+            rank,
+            HINTS["too much", kind],
         )
         less = f"{told}, rank {rank} holds {seen[kind]:,} bytes of {what}, and {due}: was it ever made here?"
         if kind == "gradients":
             less = f"{told}, rank {rank} holds {seen[kind]:,} bytes of gradients before the step, and {due}" + (
                 ": none has come to what its optimizer trains" if not seen[kind] else ""
             )
-        expect(least <= seen[kind], less, f"{least:,} bytes", f"{seen[kind]:,} bytes", rank)
+        too_little = HINTS["too little", kind]
+        expect(least <= seen[kind], less, f"{least:,} bytes", f"{seen[kind]:,} bytes", rank, too_little)
     expect(
         seen["other"] == 0,
         f"{told}, rank {rank} holds {seen['other']:,} bytes beside weights, gradients and optimizer state: what was"
@@ -648,6 +676,7 @@ def check_held(told, seen, limits, rank, whole):
         "0 bytes",
         f"{seen['other']:,} bytes",
         rank,
+        "Something that was made on the way is still referred to: by a list, by a closure, or by a view of it.",
     )
 
 
@@ -688,6 +717,7 @@ def check_traffic(told, calls, stage, odd, layers, world, passes):
             "gradients, and weights",
             "no collective",
             rank,
+            "The mean over all ranks, and the parts that others have stepped: by which of your functions do they come?",
         )
         for what, found, times, key, number in (
             ("gradients", sums, reduces, "reduced", most[1]),
@@ -703,6 +733,7 @@ def check_traffic(told, calls, stage, odd, layers, world, passes):
                 f"at most {upper:,} bytes",
                 f"{nbytes:,.0f} bytes",
                 rank,
+                HINTS["sent", what],
             )
             expect(
                 nbytes >= lower,
@@ -710,6 +741,7 @@ def check_traffic(told, calls, stage, odd, layers, world, passes):
                 f"{lower:,.0f} bytes or more",
                 f"{nbytes:,.0f} bytes",
                 rank,
+                HINTS["sent", what],
             )
             expect(
                 len(found) <= number,
@@ -717,6 +749,7 @@ def check_traffic(told, calls, stage, odd, layers, world, passes):
                 f"at most {number}",
                 len(found),
                 rank,
+                HINTS["collectives"],
             )
 
 
@@ -730,6 +763,9 @@ def check_losses(told, ranks, right):
             f"{told}, loss {number + 1} of {len(right)} is not that of one process",
             loss,
             seen,
+            hint="Until then all were right. Which numbers has the last step changed, and by which gradient?"
+            if number
+            else "",
         )
 
 
@@ -751,6 +787,9 @@ def check_weights(told, ranks, right, sharded):
                 f"{told}, {name}{whose} is not what one process has after the last step{still}",
                 f"moved by {moved:.5g}",
                 f"moved by {(copy - first).norm():.5g}, and {(copy - weight).norm():.2g} away",
+                hint="Is it stepped, and does what is stepped lie in the weight itself?"
+                if still
+                else "By which gradient was it stepped: the mean over all ranks, of just these numbers?",
             )
 
 
@@ -848,16 +887,32 @@ def test_todo4_stage_1(student):
             [{"lr": 0.5, "weight_decay": 0.1}, {"lr": 0.25}],
             mine["options"],
             rank,
+            HINTS["options"],
         )
         right = [[(5, 5, 4)[rank]], [(2, 2, 1)[rank], (1, 0, 0)[rank]]]
-        expect(mine["lengths"] == right, f"{where}: the parts have other lengths", right, mine["lengths"], rank)
-        expect(mine["given"], f"{where}: the groups that it was given have changed", "as they were", "changed", rank)
+        expect(
+            mine["lengths"] == right,
+            f"{where}: the parts have other lengths",
+            right,
+            mine["lengths"],
+            rank,
+            "Each rank steps its own part of every parameter, and no more. A function of TODO 2 says which.",
+        )
+        expect(
+            mine["given"],
+            f"{where}: the groups that it was given have changed",
+            "as they were",
+            "changed",
+            rank,
+            "They still belong to who gave them: make new dictionaries, and new lists.",
+        )
         expect(
             mine["leaves"],
             f"{where}: an optimizer takes leaf tensors that require a gradient, and these are none",
             "leaves that require a gradient",
             "others",
             rank,
+            HINTS["leaves"],
         )
         expect(
             mine["views"],
@@ -865,6 +920,7 @@ def test_todo4_stage_1(student):
             "views of the parameters",
             "copies",
             rank,
+            "Which operations on a tensor give a view of it, and which take new memory?",
         )
     check_stage(student, 1)
 
@@ -923,17 +979,22 @@ def resumed_on_rank(code, rank, world, seed, steps):
     inner = optimizer.optimizer
     before = copied(inner.state_dict())["state"]
     saved = code.whole_state(inner.state_dict(), optimizer.parameters, world)
-    if lacking := lacks(saved, ("param_groups", list), ("state", dict)):
-        return {"lacking": f"whole_state returns {lacking}"}
+    if anywhere(lacking := lacks(saved, ("param_groups", list), ("state", dict))):
+        return {"lacking": ["whole_state", lacking]}
     seen = {"saved": copied(saved), "kept": equal(inner.state_dict()["state"], before)}
-    if len(saved["param_groups"]) != 2 or any(
-        set(values) != set(before[number])
+    other = (
+        len(saved["param_groups"]) != 2
+        or set(saved["state"]) - set(before)
         or any(
-            torch.is_tensor(value) and value.dim() and value.shape != optimizer.parameters[number].shape
-            for value in values.values()
+            set(values) != set(before[number])
+            or any(
+                torch.is_tensor(value) and value.dim() and value.shape != optimizer.parameters[number].shape
+                for value in values.values()
+            )
+            for number, values in saved["state"].items()
         )
-        for number, values in saved["state"].items()
-    ):
+    )
+    if anywhere(other):
         return seen  # it could not be loaded
     new = made_model()
     new.load_state_dict(model.state_dict())
@@ -941,8 +1002,9 @@ def resumed_on_rank(code, rank, world, seed, steps):
         optimizer = made(new)
         inner = optimizer.optimizer
         of_parts = code.state_of_parts(saved, rank, world)
-        if lacking := lacks(of_parts, ("param_groups", list), ("state", dict)):
-            return {"lacking": f"state_of_parts returns {lacking}"}
+        lacking = lacks(of_parts, ("param_groups", list), ("state", dict))
+        if anywhere(lacking := lacking or lengths_apart(of_parts["state"], optimizer.parts)):
+            return {"lacking": ["state_of_parts", lacking]}
         inner.load_state_dict(of_parts)
         storages.note(value for values in inner.state.values() for value in values.values())
         seen["held"] = held(storages, new.parameters(), inner)["optimizer"]
@@ -954,15 +1016,37 @@ def resumed_on_rank(code, rank, world, seed, steps):
     return seen | {"none": momentumless["state"].get(0, {}).get("momentum_buffer", "nothing") is None}
 
 
+def anywhere(wrong):
+    """Whether it holds on some rank: all go on, or none does."""
+    found = torch.tensor([float(bool(wrong))])
+    dist.all_reduce(found)
+    return bool(found)
+
+
 def lacks(state_dict, *entries):
     """What a state dictionary has not that it must have; "" if it has all."""
     if not isinstance(state_dict, dict):
-        return f"a {type(state_dict).__name__}, not a dictionary"
+        return f"{kind_of(state_dict)}, not a dictionary"
     for name, kind in entries:
         if not isinstance(state_dict.get(name), kind):
             return f"a dictionary without the {kind.__name__} “{name}”"
+    groups = [group for group in state_dict["param_groups"] if isinstance(group, dict)]
+    if len(groups) < len(state_dict["param_groups"]) or not all(isinstance(g.get("params"), list) for g in groups):
+        return "a dictionary with a group in “param_groups” that has no list “params”"
     if not all(isinstance(values, dict) for values in state_dict["state"].values()):
         return "a “state” that has no dictionary for each parameter"
+    return ""
+
+
+def lengths_apart(state, parts):
+    """The first tensor of a state that is not as long as the part that it is of; "" if there is none."""
+    for number, values in state.items():
+        if number not in range(len(parts)):
+            return f"a state for parameter {number!r}, and this rank has {len(parts)}"
+        for name, value in values.items():
+            if torch.is_tensor(value) and value.dim() and value.numel() != parts[number].numel():
+                has = f"this rank's part has {parts[number].numel()}"
+                return f"{value.numel()} numbers of {name} for parameter {number}, of which {has}"
     return ""
 
 
@@ -1011,7 +1095,8 @@ def test_todo5_state(student):
     plain, told = right["states"][0], f"after {steps // 2} steps of AdamW on {world} ranks"
     _, trained = shapes_of()
     for rank, mine in enumerate(ranks):
-        expect("lacking" not in mine, f"{told}, {mine.get('lacking')}", "param_groups and state", None, rank)
+        function, seen = mine.get("lacking", ("", ""))
+        expect(not seen, f"{told}, {function} returns {seen}", "a dictionary as a plain optimizer has it", None, rank)
     for rank, mine in enumerate(ranks):
         saved = mine["saved"]
         expect(
@@ -1496,6 +1581,7 @@ def test_todo10_mixed(student):
             "float32",
             mine["dtypes"],
             rank,
+            "bfloat16 has 8 bits for the digits. In what are steps added up that are a thousandth of the weight?",
         )
         expect(
             mine["leaves"],
@@ -1503,6 +1589,7 @@ def test_todo10_mixed(student):
             "leaves",
             "others",
             rank,
+            HINTS["leaves"],
         )
         expect(
             mine["groups"] == [{"lr": 0.01, "weight_decay": 0.3}, {"lr": 0.02, "weight_decay": 0.0}],
@@ -1510,6 +1597,7 @@ def test_todo10_mixed(student):
             "lr and weight_decay as given",
             mine["groups"],
             rank,
+            HINTS["options"],
         )
         expect(
             mine["dtype of weights"] == ["torch.bfloat16"],
@@ -1517,6 +1605,7 @@ def test_todo10_mixed(student):
             "bfloat16",
             mine["dtype of weights"],
             rank,
+            "The model goes on to compute with the weights that it has: only their numbers are new.",
         )
         part = own(everything, world, rank)
         limits = {"weights": (2 * psi, 2 * psi), "gradients": (2 * psi, 2 * psi), "optimizer": (12 * part, 12 * shard)}
@@ -1546,6 +1635,7 @@ def test_todo10_mixed(student):
                 f"in {dtype}",
                 dtypes,
                 rank,
+                "What is handed over decides the dtype of the message, and of a sum. Masters stay where they are.",
             )
             ops = {event["op"] for event in found}
             sent, most = (
@@ -1555,9 +1645,10 @@ def test_todo10_mixed(student):
             expect(
                 sent <= most,
                 f"{told}, rank {rank} sends {sent:,.0f} bytes by {', '.join(ops)} in a step",
-                f"at most {most:,}",
-                f"{sent:,.0f}",
+                f"at most {most:,} bytes",
+                f"{sent:,.0f} bytes",
                 rank,
+                "How often does each number travel, and in how many bytes?",
             )
     rounded = {name: master.bfloat16().float() for name, master in right["masters"].items()}
     apart = [
@@ -1576,6 +1667,7 @@ def test_todo10_mixed(student):
                 f"{told}: after {steps} steps the masters of {name} are not those of one process",
                 f"moved by {moved:.5g}",
                 f"moved by {(seen - right['first'][name]).norm():.5g}, and {(seen - master).norm():.2g} away",
+                hint="Follow one number: gradient, mean, step, master. Where is it rounded, or another rank's?",
             )
         for rank, mine in enumerate(ranks):
             rounded = put_together([other["masters"][name] for other in ranks], master.shape).bfloat16()
@@ -1585,6 +1677,7 @@ def test_todo10_mixed(student):
                 "the masters in bfloat16",
                 "others",
                 rank,
+                "Who rounds the masters, and into which memory? The weights that are gathered must have it.",
             )
     check_mean_in_float32(student)
 
@@ -1606,4 +1699,5 @@ def check_mean_in_float32(student):
             " process, which takes the mean of the gradients in float32",
             f"moved by {moved:.6g}",
             f"moved by {(seen - right['first'][name]).norm():.6g}, and {(seen - master).norm():.2g} away",
+            hint="A mean is a sum and a division. In which dtype is each of them?",
         )

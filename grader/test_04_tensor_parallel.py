@@ -36,7 +36,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grader.kit import cases, check_answers, collectives, expect, mark, premise, smaller_world, todo
+from grader.kit import cases, check_answers, collectives, expect, kind_of, mark, premise, smaller_world, todo
 from utils.data import IGNORE
 from utils.memory import Storages
 from utils.model import MLP, Attention, TransformerLM
@@ -63,7 +63,7 @@ def near(seen, right, rel=REL):
 def fault_of(value, shape):
     """What is wrong with what the student's code returned; "" if it is a tensor of this shape."""
     if not isinstance(value, torch.Tensor):
-        return "None" if value is None else f"a {type(value).__name__}, no tensor"
+        return "None" if value is None else f"{kind_of(value)}, no tensor"
     return "" if value.shape == torch.Size(shape) else f"a tensor of shape {tuple(value.shape)}"
 
 
@@ -1537,6 +1537,9 @@ def test_todo11_norm(student):
 PLACES = ("embedding", "attention", "hidden", "residual")
 
 
+MANY = 64  # ranks, of which rank 0 asks for each one's generator: to make one takes no other rank
+
+
 def dropped_on_rank(code, rank, world, seed, p):
     """Masks of both generators; dropout's arithmetic; which generator where."""
     made = code.make_generators(seed, rank)
@@ -1574,6 +1577,9 @@ def dropped_on_rank(code, rank, world, seed, p):
     seen["seed"] = any(
         torch.equal(code.dropout(x, p, generator), mask["y"]) for generator, mask in zip(other, seen["masks"][::2])
     )
+    seen["of many"] = [
+        torch.randint(1 << 62, (1,), generator=code.make_generators(seed, r)[1]).item() for r in range(MANY)
+    ]
     seen["alike"] = {
         place: [plain_bool(code.draws_alike(place, sequence)) for sequence in (False, True)] for place in PLACES
     }
@@ -1691,6 +1697,15 @@ def test_todo12_dropout(student):
                 "the same",
                 rank,
             )
+    drawn = ranks[0]["of many"]
+    twins = [r for r in range(MANY) if drawn[r] in drawn[:r]]
+    first, second = (drawn.index(drawn[twins[0]]), twins[0]) if twins else (0, 0)
+    expect(
+        not twins,
+        f"of {MANY} ranks, ranks {first} and {second} draw the same from their own generators",
+        f"{MANY} different generators",
+        f"{len(set(drawn))} different ones",
+    )
     for place in PLACES:
         for sequence, seen in zip((False, True), ranks[0]["alike"][place]):
             right = place in ("embedding", "residual") and not sequence

@@ -32,6 +32,7 @@ from grader.kit import (
     check_answers,
     collectives,
     expect,
+    kind_of,
     left_in_flight,
     mark,
     merciless_messages,
@@ -395,7 +396,7 @@ def gradients_of(module):
 def plain_losses(value):
     """A list of losses as evidence; else in words what it is."""
     if not isinstance(value, (list, tuple)):
-        return f"a {type(value).__name__}"
+        return kind_of(value)
     if not all(isinstance(x, (int, float)) or (isinstance(x, torch.Tensor) and x.numel() == 1) for x in value):
         return "a list of something else than losses"
     return [float(x) for x in value]
@@ -516,7 +517,7 @@ def naive_on_rank(code, rank, world, seed, rows, width, dtype):
         if isinstance(loss, float)
         else None
         if loss is None
-        else f"a {type(loss).__name__}"
+        else kind_of(loss)
     )
     return {
         "loss": plain,
@@ -597,9 +598,10 @@ def test_todo2_naive(student):
             )
             if rank == world - 1:
                 loss = seen["loss"]
+                what = "no loss" if loss is None else "another loss than one process has"
                 expect(
                     isinstance(loss, float) and math.isclose(loss, right["loss"], rel_tol=rel),
-                    f"{told}: the last rank returns another loss than one process has",
+                    f"{told}: the last rank returns {what}",
                     f"{right['loss']:.6f}",
                     loss,
                     rank,
@@ -847,7 +849,7 @@ def check_zeros(told, gradients):
 def plain_schedule(value):
     """A schedule as evidence: for each rank a list of [kind, micro-batch, chunk]. Else in words what it is."""
     if not isinstance(value, (list, tuple)):
-        return f"a {type(value).__name__}"
+        return kind_of(value)
     rows = []
     for actions in value:
         if not isinstance(actions, (list, tuple)):
@@ -1693,7 +1695,12 @@ def check_parts(seen):
                 same = got is not None and got.shape == right.shape and torch.allclose(got, right, rtol=1e-4, atol=1e-6)
                 expect(
                     same,
-                    f"backward_input, {told}: the gradient of the input of micro-batch {number} is another one",
+                    f"backward_input, {told}: "
+                    + (
+                        f"nothing comes back for micro-batch {number}, whose input needs its gradient"
+                        if got is None
+                        else f"the gradient of the input of micro-batch {number} is another one"
+                    ),
                     f"{right.abs().max():.5g} at most",
                     (
                         "None"
@@ -1902,7 +1909,7 @@ def tell_on_rank(code, rank, world, value):
     return (
         float(answer)
         if isinstance(answer, (int, float)) or (isinstance(answer, torch.Tensor) and answer.numel() == 1)
-        else f"a {type(answer).__name__}"
+        else kind_of(answer)
     )
 
 
@@ -1932,7 +1939,7 @@ def evaluate_on_rank(code, rank, world, seed, v, m, rows, width, dtype):
         "mean": (
             float(mean)
             if isinstance(mean, (int, float)) or (isinstance(mean, torch.Tensor) and mean.numel() == 1)
-            else f"a {type(mean).__name__}"
+            else kind_of(mean)
         ),
         "modes": [chunk.training for chunk in chunks],
         "grads": torch.is_grad_enabled(),

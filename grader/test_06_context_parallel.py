@@ -31,6 +31,7 @@ from grader.kit import (
     check_answers,
     collectives,
     expect,
+    kind_of,
     left_in_flight,
     mark,
     merciless_messages,
@@ -135,7 +136,7 @@ def plainly(value):
         return value.detach().clone()
     if isinstance(value, (list, tuple)):
         return [plainly(part) for part in value]
-    return value if isinstance(value, (int, float)) else f"a {type(value).__name__}"
+    return value if isinstance(value, (int, float)) else kind_of(value)
 
 
 def check_parts(what, seen, names, rank=None):
@@ -449,17 +450,13 @@ def start_on_rank(code, rank, world, seed):
     answer = code.start_to_pass_on(given, rank, world)
     mark()
     if not isinstance(answer, tuple) or len(answer) != 2:
-        return {"parts": plainly(answer) if isinstance(answer, tuple) else f"a {type(answer).__name__}"}
+        return {"parts": plainly(answer) if isinstance(answer, tuple) else kind_of(answer)}
     arriving, works = answer
     right = isinstance(works, (list, tuple)) and all(hasattr(work, "wait") for work in works)
     for work in works if right else ():
         if work in Line.mine.in_flight:  # a second wait for one message would never end
             work.wait()
-    return {
-        "parts": [None, None],
-        "arrived": plainly(arriving),
-        "works": len(works) if right else f"a {type(works).__name__}",
-    }
+    return {"parts": [None, None], "arrived": plainly(arriving), "works": len(works) if right else kind_of(works)}
 
 
 def ring_on_rank(code, rank, world, seed, forward, backward):
@@ -871,7 +868,7 @@ def deal_on_rank(code, rank, world, lists):
     for mine, theirs, size in lists:
         found = code.causal_blocks(list(mine), list(theirs), size)
         blocks.append(
-            f"a {type(found).__name__}"
+            kind_of(found)
             if not isinstance(found, (list, tuple))
             else [described(block, len(mine) * size, len(theirs) * size) for block in found]
         )
@@ -886,7 +883,7 @@ def described(block, rows, columns):
         or not all(isinstance(part, slice) for part in block[:2])
     ):
         return (
-            f"a {type(block).__name__}"
+            kind_of(block)
             if not isinstance(block, (list, tuple))
             else f"{len(block)} parts: {', '.join(type(part).__name__ for part in block)}"
         )

@@ -299,12 +299,13 @@ def check_samplers(student, nodes, world, seed):
         order = torch.randperm(n_train, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
         dealt = [seen["epochs"][epoch] for seen in ranks]
         for rank, mine in enumerate(dealt):
+            left = len(mine) % share
             expect(
                 len(mine) // share == steps,
                 f"in training rank {rank} of {world} has samples for {len(mine) // share} steps, one process for "
                 f"{steps}: the shares are not cut evenly, or padded",
                 f"{steps} steps of {share} samples",
-                f"{len(mine) // share} steps, and {len(mine) % share} samples more",
+                f"{len(mine) // share} steps of {share} samples" + (f", and {left} more" if left else ""),
                 rank,
             )
             for other in range(rank):
@@ -796,22 +797,22 @@ def test_todo11_print(student):
         printed = [lines(text) for text in run.stdout]
         speakers = [rank for rank, said in enumerate(printed) if said]
         total = sum(len(said) for said in printed)
-        expect(
-            total >= right,
-            f"{world} ranks on {nodes} node{'s' if nodes > 1 else ''} together print {total} lines, one process prints"
-            f" {right}: something is no longer said",
-            right,
-            total,
-        )
-        if total > right or len(speakers) > 1:
-            second = speakers[1] if len(speakers) > 1 else speakers[0]
-            raise Wrong(
-                f"{world} ranks on {nodes} node{'s' if nodes > 1 else ''} print {total} lines where one process prints"
-                f" {right}; rank {second} prints “{printed[second][0][:60]}”",
-                f"{right} lines, by one rank",
-                f"{total} lines, by ranks {speakers}",
-                second,
+        with on_nodes(nodes, world):
+            expect(
+                total >= right,
+                f"{world} ranks together print {total} lines, one process prints {right}: something is no longer said",
+                f"{right} lines",
+                f"{total} lines",
             )
+            if total > right or len(speakers) > 1:
+                second = speakers[1] if len(speakers) > 1 else speakers[0]
+                raise Wrong(
+                    f"{world} ranks print {total} lines where one process prints {right}; rank {second} prints"
+                    f" “{printed[second][0][:60]}”",
+                    f"{right} lines, by one rank",
+                    f"{total} lines, by ranks {speakers}",
+                    second,
+                )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -907,7 +908,8 @@ def test_todo13_clean_up(student):
                 "a group",
                 rank,
             )
-        same_run(serial, run, world)
+        with on_nodes(nodes, world):
+            same_run(serial, run, world)
 
 
 # ---------------------------------------------------------------------------------------------------

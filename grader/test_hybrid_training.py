@@ -42,6 +42,7 @@ from grader.kit import (
     each_once,
     elements,
     expect,
+    kind_of,
     mark,
     next_world,
     premise,
@@ -257,7 +258,7 @@ def where(told):
 
 
 def described(value):
-    return f"a {type(value).__name__}" if value is not None else "None"
+    return kind_of(value)
 
 
 # ---------------------------------------------------------------------------------------------------

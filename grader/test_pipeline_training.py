@@ -41,6 +41,7 @@ from grader.kit import (
     each_once,
     elements,
     expect,
+    kind_of,
     mark,
     next_world,
     premise,
@@ -149,7 +150,7 @@ def number(value):
 
 
 def described(value):
-    return f"a {type(value).__name__}" if value is not None else "None"
+    return kind_of(value)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -639,7 +640,7 @@ def schedule_on_rank(code, rank, world, seed, kind, m):
     if not hasattr(schedule, "step"):
         return described(schedule)
     if chunks > 1 and isinstance(schedule, PipelineScheduleSingle):
-        return f"a {type(schedule).__name__}, which runs one stage alone"  # and would wait for itself
+        return f"{kind_of(schedule)}, which runs one stage alone"  # and would wait for itself
     x, y = toy_batch(seed, 2 * m)
     for _ in range(2):
         log.clear()

@@ -34,6 +34,7 @@ from grader.kit import (
     each_once,
     elements,
     expect,
+    kind_of,
     losses,
     mains_on_rank,
     mark,
@@ -547,12 +548,7 @@ def clip_on_rank(code, rank, world, grid, sizes, seed, clips):
             mark()
             norm = code.clip_gradients(model, made_args(code, "--clip", str(clip)))
             mark()
-            seen.append(
-                {
-                    "norm": norm if isinstance(norm, (int, float)) else f"a {type(norm).__name__}",
-                    "grads": gradients(model),
-                }
-            )
+            seen.append({"norm": norm if isinstance(norm, (int, float)) else kind_of(norm), "grads": gradients(model)})
     return seen
 
 

@@ -128,12 +128,31 @@ def test_a_file_that_is_no_python(engine, tmp_path):
     folder = target(tmp_path)
     (tmp_path / "train" / "ddp_training.py").write_text("def setup(:\n")
     verdict = Judge(engine, "ddp_training", folder).verdict(1)
-    assert (
-        verdict.status == "fail"
-        and verdict.cause == "crash"
-        and "SyntaxError" in verdict.message
-        and verdict.where.startswith("train/ddp_training.py:1")
-    )
+    assert (verdict.status, verdict.cause) == ("skipped", "no_python")
+    assert "SyntaxError" in verdict.message and verdict.where.startswith("train/ddp_training.py:1")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "teller"),
+    [
+        (
+            "return train_loader, validation_loader, test_loader",
+            "return train_loader, validation_loader test_loader",
+            0,
+        ),
+        ("test_loader = DataLoader(test, ", "for _ in range(2):\n    # ", 7),
+        ("samplers[0].set_epoch(epoch)", "samplers[0].set_epoch(epoch", 9),
+    ],
+)
+def test_what_is_no_python_is_told_by_the_todo_that_is_to_blame_and_by_no_other(engine, tmp_path, old, new, teller):
+    folder = target(tmp_path, range(1, 19))
+    script = tmp_path / "train" / "ddp_training.py"
+    assert script.read_text().count(old) == 1
+    script.write_text(script.read_text().replace(old, new))
+    judge = Judge(engine, "ddp_training", folder)
+    for verdict in (judge.verdict(number) for number in range(1, 14)):
+        told = "crash" if verdict.todo == teller else "prerequisite" if teller else "no_python"
+        assert (verdict.cause, "no Python" in verdict.message) == (told, True), verdict.message
 
 
 def test_a_broken_todo_2_does_not_drown_todo_1(engine, tmp_path):

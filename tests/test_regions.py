@@ -261,6 +261,33 @@ def test_code_added_below_a_body_belongs_to_it():
     assert regions.attempted(SOURCE, edited, 2)
 
 
+def test_a_given_line_below_a_body_that_is_changed_a_little_does_not_belong_to_it():
+    edited = START.replace("    return total\n", "    return totals\n").replace("    total = 0\n", "    total = \n")
+    assert code_of(edited, 3) == ['    print("start")\n\n    # as many times as there are ranks', "    print(total)"]
+    assert [text for _, text in regions.changed_elsewhere(SOURCE, edited)] == ["“total =”", "“return totals”"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "todo"),
+    [
+        ("    total = 0\n", "    total = (0\n", None),
+        ("    return total\n", "    retrun total\n", None),
+        ("        total += x\n", "        total += \n", None),
+        ('    print("start")\n', '    print("start"\n', 3),
+        ('    print("start")\n\n', "    for rank in range(2):\n", 3),
+        ("    print(total)\n", "    if rank == 0:\n", 3),
+        ("    print(total)\n", "print(total, rank)\n", 3),
+        ('    raise NotImplementedError("TODO 2")\n', "", 2),
+        ("    rank = setup()\n", "    rank = setup()\n  rank = 0\n", None),
+    ],
+)
+def test_who_is_to_blame_for_what_is_no_python(old, new, todo):
+    edited = START.replace(old, new)
+    with pytest.raises(SyntaxError) as caught:
+        compile(edited, "x.py", "exec")
+    assert regions.todo_to_blame(SOURCE, edited, caught.value.lineno) == todo
+
+
 def test_a_deleted_body_is_an_empty_range_and_an_attempt():
     edited = START.replace("    print(total)\n", "")
     assert code_of(edited, 3)[1] == ""

@@ -1,5 +1,6 @@
 """What a verdict and the commands say: differences that can be seen, hints of a part, code that is not cut."""
 
+import importlib
 import math
 
 import pytest
@@ -8,10 +9,19 @@ from rich.console import Console
 
 from grader.engine import screen
 from grader.engine.judge.judge import Judge
+from grader.engine.judge.mutants import judge_of
 from grader.engine.judge.verdict import Wrong, apart, expect, hinted
 from grader.engine.lesson import lessons
 from grader.engine.ranks.diagnose import Diagnosis
+from grader.engine.ranks.endings import parted
+from grader.engine.ranks.engine import Engine
 from tests.test_diagnose import feed, op
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine() as warm:
+        yield warm
 
 
 def test_numbers_are_told_in_digits_that_tell_them_apart():
@@ -91,3 +101,41 @@ def test_code_is_never_cut(monkeypatch, capsys, width):
     said = capsys.readouterr().out
     assert all(line in said for line in (*mine.splitlines(), theirs))
     assert ("yours" in said.splitlines()[0]) == (width == 60)
+
+
+@pytest.mark.parametrize(
+    ("todo", "name"),
+    [
+        (4, "the options are lost"),
+        (4, "the weights are not gathered"),
+        (4, "a collective for each parameter"),
+        (4, "weights that lie in what was gathered"),
+        (10, "bfloat16 masters"),
+        (10, "gradients added up in bfloat16"),
+        (10, "not written back"),
+    ],
+)
+def test_a_first_hint_answers_the_failure_and_not_the_whole_todo(engine, todo, name):
+    wrong = importlib.import_module("grader.mutants.03_zero").WRONG
+    answer = next(answer for answer in wrong if (answer.todo, answer.name) == (todo, name))
+    others = set(lessons.titles("03_zero")) - {todo}
+    judge = judge_of(engine, "03_zero", answer.texts("03_zero"), others)
+    verdict = judge.verdict(todo)
+    assert verdict.hints_seen == 0 and verdict.hint not in judge.checks[todo].todo.hints
+
+
+LONG = "attempting to assign a gradient of another dtype. The gradient must match the tensor, " + "and so on, " * 20
+
+
+@pytest.mark.parametrize(
+    ("text", "begin", "rest"),
+    [
+        ("", "no message", ""),
+        ("Expected a Tensor\n    but got None.", "Expected a Tensor but got None.", ""),
+        (LONG, "attempting to assign a gradient of another dtype.", LONG.partition(". ")[2].strip()),
+        ("Missing keys:\n" + "weight " * 40, "Missing keys:", ("weight " * 40).strip()),
+        ("it failed\nTraceback (most recent call last):\n  File", "it failed", ""),
+    ],
+)
+def test_a_crash_is_told_once(text, begin, rest):
+    assert parted(text) == (begin, rest)

@@ -285,7 +285,12 @@ WRONG = [
         ],
         says="rank 0 receives 1 message",
     ),
-    Answer(3, "a new tensor that nobody gets", [ROUNDS, TREE.replace("return tensor", "")], says="returns no tensor"),
+    Answer(
+        3,
+        "a new tensor that nobody gets",
+        [ROUNDS, TREE.replace("return tensor", "")],
+        says="tree_broadcast returns None",
+    ),
     Answer(
         3, "a receive too many", [ROUNDS, "if rank == 0:\n    dist.recv(tensor, 1)\n" + TREE.strip()], says="deadlock"
     ),

@@ -466,6 +466,19 @@ for p, part in zip(parameters, parts):
         edits=(("for part, shard in zip(parts, shards):", "for part, shard in zip(parts, kept):"),),
         says="beside weights",
     ),
+    Answer(
+        4,
+        "weights that lie in what was gathered",
+        [PARTS, SHARE, WEIGHTS.replace("p.copy_(joined(whole, p.shape))", "p.data = joined(whole, p.shape)")],
+        says="they lie in something larger",
+    ),
+    Answer(
+        5,
+        "groups without their parameters",
+        [WHOLE.replace("**state_dict,", '"param_groups": [{"lr": 0.01}, {"lr": 0.02}],'), OF_PARTS],
+        says="a group in “param_groups” that has no list “params”",
+    ),
+    Answer(5, "the state alone is loaded", [WHOLE, OF_PARTS.replace("{**whole, ", "{")], says="without the list"),
     Answer(5, "the state of this rank's parts", ["return state_dict", "return whole"], says="not as large"),
     Answer(
         5,
@@ -524,7 +537,10 @@ for p, part in zip(parameters, parts):
     ),
     Answer(5, "whole tensors are kept alive", [WHOLE, OF_PARTS.replace(".clone()", "")], says="keeps"),
     Answer(
-        5, "rank 0's part for all", [WHOLE, OF_PARTS.replace("my_part(value, rank, world)", "my_part(value, 0, world)")]
+        5,
+        "rank 0's part for all",
+        [WHOLE, OF_PARTS.replace("my_part(value, rank, world)", "my_part(value, 0, world)")],
+        says="of which this rank's part has",
     ),
     Answer(5, "nothing is loaded", [WHOLE, 'return {**whole, "state": {}}'], says="loss"),
     Answer(
@@ -984,7 +1000,7 @@ for p, part in zip(parameters, parts):
         5,
         "nothing is returned",
         [WHOLE, OF_PARTS.replace('return {**whole, "state": state}', "")],
-        says="state_of_parts returns a NoneType",
+        says="state_of_parts returns None",
     ),
     Answer(
         5,

@@ -58,6 +58,18 @@ SECONDS = "return products + 4 * all_reduce_seconds(nbytes, world, within if wor
 
 WRONG = [
     Answer(
+        6,
+        "the first word by how many words a rank has itself",
+        swap=("rank * -(-whole.num_embeddings // world)", "rank * len(self.weight)"),
+        says="forward gives rank",
+    ),
+    Answer(
+        13,
+        "bits for bytes",
+        swap=("nbytes / world / bandwidth", "nbytes * 8 / world / bandwidth"),
+        says="all_reduce_seconds",
+    ),
+    Answer(
         1,
         "norms are cut, too",
         swap=("12 * dim**2 / world + 4 * dim", "(12 * dim**2 + 4 * dim) / world"),
@@ -876,6 +888,9 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         "drawn from the system",
         ["own = torch.Generator()\nown.seed()\nreturn torch.Generator().manual_seed(seed), own", None, None],
         says="the same seed",
+    ),
+    Answer(
+        12, "own masks for four ranks", swap=("seed + 1 + rank", "seed + 1 + rank % 4"), says="of 64 ranks, ranks 0"
     ),
     Answer(12, "not scaled", swap=("x * kept / (1 - p)", "x * kept"), says="divided by 1 - p"),
     Answer(12, "scaled by p", swap=("x * kept / (1 - p)", "x * kept / p")),

@@ -64,6 +64,13 @@ return [loss for _, loss in sorted(losses, key=lambda pair: pair[0])]
 
 WRONG = [
     Answer(
+        6,
+        "three early at most",
+        swap=("early = min(m, world - 1 - rank)", "early = min(m, world - 1 - rank, 3)"),
+        says="more than GPipe's",
+    ),
+    Answer(7, "early as with two chunks", swap=("(v - 1) * world)", "(min(v, 2) - 1) * world)"), says="gets stuck"),
+    Answer(
         1,
         "attention is forgotten",
         swap=("2 * (4 * dim * dim + 8 * dim * dim) + 4 * length * dim", "24 * dim * dim"),

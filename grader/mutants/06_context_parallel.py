@@ -285,6 +285,15 @@ return total / count
 
 WRONG = [
     Answer(
+        4,
+        "zig-zag on four ranks at most",
+        swap=(
+            "return [rank, 2 * world - 1 - rank]",
+            "return [rank, 2 * world - 1 - rank] if world <= 4 else [2 * rank, 2 * rank + 1]",
+        ),
+        says="pieces_of on 5 ranks",
+    ),
+    Answer(
         1,
         "no running maximum: exp overflows",
         [

@@ -98,6 +98,12 @@ return E * (f_E * P_E).sum()
 """
 
 WRONG = [
+    Answer(
+        5,
+        "shares with the whole batch's limit",
+        swap=("capacity(N // shares, K", "capacity(N, K"),
+        says="drop_in_shares",
+    ),
     Answer(1, "in the tokens' dtype", swap=("h_ND.float() @ router_ED.float().T", "h_ND @ router_ED.to(h_ND.dtype).T")),
     Answer(
         1,
@@ -366,7 +372,7 @@ WRONG = [
         swap=("return expert_R.argsort(stable=True)", "return expert_R.argsort(stable=True).tolist()"),
         says="a list",
     ),
-    Answer(3, "nothing is returned", swap=("return arrived_RD", "return None"), says="a NoneType"),
+    Answer(3, "nothing is returned", swap=("return arrived_RD", "return None"), says="exchange_rows returns None"),
     Answer(
         4, "the gradient travels on", swap=("grad_RD, ctx.arriving, ctx.leaving", "grad_RD, ctx.leaving, ctx.arriving")
     ),

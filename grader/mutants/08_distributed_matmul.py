@@ -71,6 +71,16 @@ return y_mn
 
 WRONG = [
     Answer(
+        5,
+        "the gathered weights are kept for the backward pass",
+        swap=(
+            "y_mn = x_mk @ gather(shard, shape, grid.groups[axes.depth])",
+            "ctx.whole = gather(shard, shape, grid.groups[axes.depth])\ny_mn = x_mk @ ctx.whole",
+        ),
+        says="bytes more than X, its shard and Y",
+    ),
+    Answer(6, "two layers at most", swap=("if layer % 2 == 0 else", "if layer == 0 else"), says="axes_of(2)"),
+    Answer(
         1,
         "rounded up, the last ones shorter",
         [
@@ -749,7 +759,7 @@ WRONG = [
         6,
         "nothing is returned",
         [None, None, "(y_mn - target_mn).square().sum() / numbers"],
-        says="squared_error does not return",
+        says="squared_error returns None",
     ),
     Answer(
         7,

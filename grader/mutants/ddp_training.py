@@ -4,6 +4,12 @@ from grader.kit import Answer
 
 WRONG = [
     Answer(
+        13,
+        "a given line is gone",
+        edits=(("        optimizer.zero_grad()\n", ""),),
+        says="“optimizer.zero_grad()” is missing",
+    ),
+    Answer(
         1,
         "what later lessons import",
         edits=(

@@ -8,7 +8,7 @@ TRAIN_SAMPLER = """
         )"""
 
 WRONG = [
-    Answer(1, "nothing is returned", "loss = self.model(x, y)", says="no loss"),
+    Answer(1, "nothing is returned", "loss = self.model(x, y)", says="training_step returns None"),
     Answer(1, "logits for a loss", "return self.model(x)", says="no loss"),
     Answer(1, "a number, without its graph", "return self.model(x, y).item()", says="no loss"),
     Answer(1, "detached", "return self.model(x, y).detach()", says="no graph"),

@@ -110,7 +110,7 @@ WRONG = [
             "return fully_shard(model, **options, reshard_after_forward=False)",
             "fully_shard(model, **options, reshard_after_forward=False)",
         ),
-        says="returns no model",
+        says="shard returns None",
     ),
     # TODO 4
     Answer(

@@ -327,7 +327,7 @@ class RingAttention(torch.autograd.Function):
     """`RingAttention.apply(q, k, v, blocks, rank, world)` is this rank's output, (B, H, T, K)."""
 
     @staticmethod
-    def forward(ctx, q_BHTK, k_BHTK, v_BHTK, blocks, rank, world):
+    def forward(ctx, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, blocks: Callable, rank: int, world: int) -> Tensor:
         # TODO 3, again: compute the output, and save what the backward pass needs.
         ### BEGIN SOLUTION
         out_BHTK, lse_BHT = ring_forward(q_BHTK, k_BHTK, v_BHTK, blocks, rank, world)
@@ -337,7 +337,7 @@ class RingAttention(torch.autograd.Function):
         ### END SOLUTION
 
     @staticmethod
-    def backward(ctx, grad_out_BHTK):
+    def backward(ctx, grad_out_BHTK: Tensor) -> tuple[Tensor | None, ...]:
         # TODO 3, again: a gradient for each of the six arguments.
         ### BEGIN SOLUTION
         return *ring_backward(*ctx.saved_tensors, grad_out_BHTK, *ctx.ring), None, None, None
@@ -577,12 +577,12 @@ def heads_to_tokens(x_BHTK: Tensor, world: int) -> Tensor:
 
 class TokensToHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_BHTK, world):
+    def forward(ctx, x_BHTK: Tensor, world: int) -> Tensor:
         ctx.world = world
         return tokens_to_heads(x_BHTK, world)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         # TODO 6, again: the gradient of this rank's tokens, from that of its heads.
         ### BEGIN SOLUTION
         return heads_to_tokens(grad, ctx.world), None
@@ -591,12 +591,12 @@ class TokensToHeads(torch.autograd.Function):
 
 class HeadsToTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_BHTK, world):
+    def forward(ctx, x_BHTK: Tensor, world: int) -> Tensor:
         ctx.world = world
         return heads_to_tokens(x_BHTK, world)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         # TODO 6, again: the gradient of this rank's heads, from that of its tokens.
         ### BEGIN SOLUTION
         return tokens_to_heads(grad, ctx.world), None

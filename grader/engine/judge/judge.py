@@ -26,6 +26,7 @@ from grader.engine.judge.verdict import ALIKE, Todo, Verdict, Wrong, text, todos
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.returned import NOTHING, fault
 from grader.engine.walls import plain
 
 
@@ -104,16 +105,19 @@ class Judge:
                 "prerequisite",
                 f"first {todos(missing)}: this check needs what {'it makes' if len(missing) == 1 else 'they make'}",
             )
+        self.student.recent.clear()
         try:
             self.checks[number](self.student)
-        except (Wrong, Fault) as problem:
+        except Wrong as problem:
+            return self._judge(number, self.returned(number, only=NOTHING) or problem)
+        except Fault as problem:
             return self._judge(number, problem)
         except Unjudged:
             raise
         except Exception as error:
             if not self.student.units:
                 raise
-            return self._judge(number, self.strange() or not_understood(error))
+            return self._judge(number, self.returned(number) or not_understood(error))
         return self._say(number, "pass", None)
 
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
@@ -133,17 +137,21 @@ class Judge:
                     )
         return self._failed(number, problem)
 
-    def strange(self) -> Fault | None:
-        """What a function returned on the latest ranks against its signature: a check that breaks, breaks on that."""
-        for rank, told in sorted(self.student.latest.strange.items()) if self.student.latest else ():
-            return Fault("crash", f"rank {rank}: {told['text']}", rank, told["where"])
+    def returned(self, number: int, only: str = "") -> Fault | None:
+        """What a function returned against its signature while this TODO was checked: a check that breaks, breaks on
+        that, and of what is `None` it has nothing to tell.
+        """
+        for run in self.student.recent:
+            for rank, told in sorted(run.strange.items()):
+                if self.owner(told["where"]) in (number, None) and only in ("", told["returned"]):
+                    return fault(rank, told)
         return None
 
     def _say_broken(self, number: int) -> Verdict:
         """The script does not compile: that is told by the TODO whose line it is. Where it is nobody's, it says nothing
         of any TODO.
         """
-        teller = self.owner(self.broken.where)
+        teller = self.owner(self.broken.where, of=regions.todo_to_blame)
         if teller not in self.checks:
             return self._say(number, "skipped", "no_python", self.broken.message, self.broken)
         if number == teller:
@@ -153,7 +161,9 @@ class Judge:
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
         message = self.by_own_lines(number, problem)
         if len(self.checks[number].todo.needs) >= WHOLE and self.owner(getattr(problem, "where", None)) != number:
-            message += self.changed_elsewhere()
+            if elsewhere := self.changed_elsewhere():
+                message += f". Outside the TODOs, these lines are not the course's: {elsewhere}"
+                problem.hint = f"`./workbook diff {self.lesson}` shows all that you changed: was that meant, too?"
         return self._say(number, "fail", getattr(problem, "cause", "wrong_value"), message, problem)
 
     def by_own_lines(self, number: int, problem: Wrong | Fault) -> str:
@@ -179,17 +189,17 @@ class Judge:
         return None if chosen is None else lines[owners.index(chosen)]
 
     def changed_elsewhere(self) -> str:
-        """Lines outside all TODOs that are not the course's: where a whole run is wrong, it may be by them."""
+        """Lines outside all TODOs that are not the course's: where a whole run is wrong, it may be by them. "" if all
+        are.
+        """
         found = [
             f"{unit.name}:{line} {text}"
             for unit in self.student.units
             if unit.source
             for line, text in regions.changed_elsewhere(unit.source, unit.text)
         ]
-        if not found:
-            return ""
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        return f". Outside the TODOs, these lines are not the course's: {', '.join(found[:3])}{more}"
+        return f"{', '.join(found[:3])}{more}"
 
     def named(self, words: str | None) -> str | None:
         """Words in which a place in a notebook is one that its reader can find: a cell's number stands nowhere."""
@@ -230,11 +240,11 @@ class Judge:
     def _in_batch_files(self, number: int) -> bool:
         return any(number in regions.titles(unit.source) for unit in self.student.batch)
 
-    def owner(self, where: Where | None) -> int | None:
+    def owner(self, where: Where | None, of: Callable = regions.todo_at) -> int | None:
         """The TODO whose region holds a line of the student's code."""
         for unit in self.student.units + self.student.batch if where else ():
             if unit.name == where[0] and unit.source:
-                return regions.todo_at(unit.source, unit.text, where[1])
+                return of(unit.source, unit.text, where[1])
         return None
 
     def place(self, number: int, problem: Wrong | Fault) -> str | None:
@@ -274,6 +284,7 @@ def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
                 [unit.name, number, "<source>"],
                 expected="a file that Python can read",
                 seen=what,
+                hint="Python reads a file before it runs it. Is a bracket, a colon or a body missing, there or above?",
             )
     return None
 

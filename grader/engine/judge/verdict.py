@@ -122,7 +122,7 @@ def hinted(hint: str) -> Iterator[None]:
     try:
         yield
     except (Wrong, Fault) as problem:
-        problem.hint = getattr(problem, "hint", "") or hint
+        problem.hint = problem.hint or hint
         raise
 
 

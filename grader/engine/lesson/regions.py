@@ -178,8 +178,8 @@ def locate(source: str, edited: str) -> dict[int, list[range]]:
 
     The edited file has no markers. A region begins after its TODO comment (if
     that was deleted: after the last given line before it that is still there)
-    and ends before the first given line after it that is still there. Lines
-    are compared without indentation, so that wrapping code in a ``try`` moves nothing.
+    and ends before the first given line after it that is still there, or has been changed
+    a little. Lines are compared without indentation, so that wrapping code in a ``try`` moves nothing.
 
     The files are cut at the TODO comments first, since these are unique, and the
     pieces compared one by one: so a function that was moved keeps its region. Two regions
@@ -201,25 +201,49 @@ def locate(source: str, edited: str) -> dict[int, list[range]]:
     for i, (region, span) in enumerate(zip(regions, spans)):
         above = max((j for j in new_intros if j <= i), default=None)
         piece_old, piece_new = _piece(above, old_intros, len(old)), _piece(above, new_intros, len(new))
-        begin, end = piece_new.start, piece_new.stop
+        begin, end, gone = piece_new.start, piece_new.stop, range(span.stop, piece_old.stop)
         for line_old, line_new in _matches(old, new, piece_old, piece_new):
             if line_old in bodies:
                 continue  # a body may hold any line, so it says nothing about a border
             if line_old < span.start:
                 begin = line_new + 1
             else:
-                end = line_new
+                end, gone = line_new, range(span.stop, line_old)
                 break
         else:  # what came below was moved or deleted: stop where another given function begins
             end = next((line for line in range(begin, end) if new[line] in functions), end)
+        below = next((old[line] for line in gone if old[line]), "")
+        end = next((line for line in reversed(range(begin, end)) if resemble(new[line], below)), end)
         found[region.todo].append(_trim(begin, end, new))
     return found
+
+
+ALIKE = 0.8  # of 1: a name misspelt, a bracket left out
+
+
+def resemble(line: str, given: str) -> bool:
+    """Whether a line of code is a given one, changed a little."""
+    return bool(given) and SequenceMatcher(None, line, given, autojunk=False).ratio() >= ALIKE
 
 
 def todo_at(source: str, edited: str, line: int) -> int | None:
     """The TODO that owns 1-based ``line`` of the student's file, if one does."""
     places = locate(source, edited)
     return next((todo for todo, lines in places.items() if any(line in r for r in lines)), None)
+
+
+def todo_to_blame(source: str, edited: str, line: int) -> int | None:
+    """The TODO whose code is why Python cannot read 1-based ``line``, if it is one's.
+
+    A line that is as it was given is not why: then it is the nearest one above that is not, as where a ``for`` is left
+    without a body.
+    """
+    changed: dict[int, int | None] = {number: None for number, _ in changed_elsewhere(source, edited)}
+    for todo, places in locate(source, edited).items():
+        if attempted(source, edited, todo):
+            for number in (number for place in places for number in place or [place.start - 1]):
+                changed[number] = None if number in changed else todo  # what two might have written is nobody's
+    return changed[max(above)] if (above := [number for number in changed if number <= line]) else None
 
 
 def changed_elsewhere(source: str, edited: str) -> list[tuple[int, str]]:

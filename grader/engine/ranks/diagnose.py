@@ -28,12 +28,14 @@ class Fault(Exception):
         also: Sequence[Where] = (),
         callers: Sequence[Where] = (),
         told: Sequence["Op"] = (),
+        hint: str = "",
     ) -> None:
         super().__init__(message)
         self.cause, self.message, self.rank, self.where = cause, message, rank, where
         self.expected, self.seen = expected, seen
         self.also = also  # lines where the cause may be as well: those that called `where`, and where another rank was
         self.callers = callers  # the lines that called `where`, the innermost first
+        self.hint = hint  # for this failure; the TODO's own come after it
         self.told = told  # calls that the message names with their lines, in order
         self.events: list[list[dict]] = []  # what each rank did until then
 

@@ -2,19 +2,29 @@
 
 import linecache
 import os
+import re
 import signal
 import sys
 import textwrap
 from pathlib import Path
 
+from grader.engine.lesson import lessons
+from grader.engine.ranks import returned
 from grader.engine.ranks.diagnose import Fault, Where, place
 from grader.engine.ranks.traces import Traces
 
 
-def more(word: dict) -> str:
-    """What a crash says beyond the first line of its text, which the message has; tracebacks left out."""
-    text = word["text"].partition("Traceback (most recent call last)")[0].strip()
-    return f"{word['type']}: {text}" if "\n" in text else word["type"]
+SHORT = 160  # characters
+
+
+def parted(text: str) -> tuple[str, str]:
+    """A crash's text, tracebacks left out: all of it if it is short, else its first line or sentence; and the rest."""
+    text = text.partition("Traceback (most recent call last)")[0].strip()
+    whole = " ".join(text.split())
+    first = " ".join(text.split("\n")[0].split())
+    sentence = re.split(r"(?<=[.!?]) (?=[A-Z])", first)[0]
+    begin = next((words for words in (whole, first) if len(words) <= SHORT), sentence)
+    return begin or "no message", whole.removeprefix(begin).strip()
 
 
 class Endings:
@@ -45,15 +55,16 @@ class Endings:
         text = self.last_word.get(number, {}).get("text", "")
         return any(words in text for words in ("closed by peer", "reset by peer", "Broken pipe", "Connection refused"))
 
-    def line_of_check(self, frames: list) -> str:
-        """The check's own line that broke on what the student code returned; else nothing."""
-        file = Path(getattr(sys.modules.get(self.check), "__file__", None) or "")
-        lines = [
-            line
-            for path, line, _ in frames
-            if file.name.startswith("test_") and Path(path).parts[-2:] == file.parts[-2:]
-        ]
-        return textwrap.shorten(linecache.getline(str(file), lines[-1]).strip(), 120, placeholder=" …") if lines else ""
+    def line_of_ours(self, frames: list) -> str:
+        """The line of the course's library, or else of the check, that broke on what the student's code returned."""
+        check = Path(getattr(sys.modules.get(self.check), "__file__", None) or "")
+        for path, line, _ in reversed(frames):
+            name = Path(*Path(path).parts[-2:])
+            library = name.parent == Path("utils") and (lessons.COURSE / name).is_file() and "site-packages" not in path
+            if library or (check.name.startswith("test_") and name.parts == check.parts[-2:]):
+                text = linecache.getline(str(lessons.COURSE / name if library else check), line).strip()
+                return f"{name if library else 'the check'} says: {textwrap.shorten(text, 120, placeholder=' …')}"
+        return ""
 
     def crash(self, number: int, last: list[Where | None]) -> Fault:
         """A rank that is gone without having reported its end; `last`: the lines where the ranks were last seen."""
@@ -61,25 +72,24 @@ class Endings:
         if word.get("e") == "crash":
             frames = [f for f in word["frames"] if f[0] in self.traces.units]
             where = frames[-1] if frames else None
-            text = (
-                f"rank {number} stopped with {word['type']}:"
-                f" {word['text'].strip().splitlines()[0] if word['text'].strip() else 'no message'}"
-            )
+            begin, rest = parted(word["text"])
+            text = f"rank {number} stopped with {word['type']}: {begin}"
             if word["type"] == "NotImplementedError" and word["text"].startswith("TODO "):
                 text = f"a part of {word['text']} is still to be written"
+            strange = self.strange.get(number)
+            if strange and (not where or (strange["returned"] == returned.NOTHING and "None" in word["text"])):
+                return returned.fault(number, strange, where)
             if where:
-                text += f", at {place(where)}"
-            elif strange := self.strange.get(number):
-                text, where = f"rank {number}: {strange['text']}", strange["where"]
-            elif line := self.line_of_check(word["frames"]):
-                text += f", where the check says: {line}"
+                text = f"{text.rstrip('.')}, at {place(where)}"
+            elif line := self.line_of_ours(word["frames"]):
+                text = f"{text.rstrip('.')}, where {line}"
             return Fault(
                 "crash",
                 text,
                 number,
                 where,
                 expected="every rank ends normally",
-                seen=more(word),
+                seen=f"{word['type']}: … {rest}" if rest else word["type"],
                 callers=frames[-2::-1],
             )
         where = word.get("where") or next(iter(self.traces.stack(number)), None) or last[number]

@@ -14,7 +14,7 @@ NEEDED = {
     "crash": {"type", "text", "frames"},
     "broken": {"cell", "type", "text", "frames"},
     "joins": {"rank", "where"},
-    "strange": {"text", "where"},
+    "strange": {"name", "returned", "promised", "where"},
     "joined": {"rank", "world"},
     "future": {"work"},
     "product": {"size"},
@@ -119,7 +119,7 @@ def line_of_code(value: Any) -> bool:
 
 
 FIELDS: dict[str, Callable[[Any, int], bool]] = (
-    dict.fromkeys(("e", "op", "name", "type", "text", "cell"), text)
+    dict.fromkeys(("e", "op", "name", "type", "text", "cell", "returned", "promised"), text)
     | dict.fromkeys(("dtype", "detail", "elsewhere"), text_or_none)
     | dict.fromkeys(("bytes", "id", "of", "work", "tag", "status", "rank", "world", "size"), count)
     | dict.fromkeys(("peer", "source"), rank_or_none)

@@ -18,7 +18,8 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
     {"e": "mark"}                    a check begins its next case
     {"e": "joins", "rank": 1}        it asks to be this rank of the process group; "elsewhere": at an address that is
                                      not the launcher's
-    {"e": "strange", "text": "…"}    a function of the student's has returned what its signature does not promise
+    {"e": "strange", "name": "wrap", "returned": "None", "promised": "Module"}
+                                     a function of the student's has returned what its signature does not promise
     {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
     {"e": "crash", …} {"e": "exit", …} {"e": "end"}
     {"e": "fit"} {"e": "unfit", "text": why}

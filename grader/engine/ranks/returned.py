@@ -1,62 +1,101 @@
-"""What the student's functions return to a check, where it is not what their signature promises.
+"""What the student's functions return, where it is not what their signature promises.
 
-A check's rank code goes on with what it got, and breaks where it stands, on None most often: then its own line says
-nothing to the student. So a function that keeps its promise is not noted, and of one that does not, the first time is.
+A check's rank code, and code that was given, go on with what they got and break where they stand, on None most often:
+then that line says nothing to the student. So a function that keeps its promise is not noted; of those that do not, the
+first is, and the first that returns None.
 """
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
-from typing import Any, Union, get_origin
+from typing import Any, Union, get_args, get_origin
+
+from grader.engine.ranks.diagnose import Fault, Where, place
+
+NOTHING = "None"
+told: list[str] = []  # what was returned, each once: a rank is a process of its own
 
 
-class Heard(types.ModuleType):
-    """The student's module as a check has it. Its own code finds its functions without this."""
-
-    __tell__: Callable[[dict], None]  # is told of the first promise that is not kept
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if isinstance(value, types.FunctionType) and value.__module__ == super().__getattribute__("__name__"):
-            return heard(value, super().__getattribute__("__tell__"))
-        return value
-
-
-first: list[dict] = []  # at most one: a rank is a process of its own
+def listen(student: types.ModuleType, tell: Callable[..., None]) -> None:
+    """Have the functions of the student's module, and the methods of its classes, tell what they return against their
+    signature, whoever calls them.
+    """
+    classes = [value for value in vars(student).values() if isinstance(value, type)]
+    for owner in (student, *(kind for kind in classes if kind.__module__ == student.__name__)):
+        for name, value in list(vars(owner).items()):
+            if isinstance(value, staticmethod) and promises(value.__func__, student.__name__):
+                setattr(owner, name, staticmethod(heard(value.__func__, tell)))
+            elif promises(value, student.__name__):
+                setattr(owner, name, heard(value, tell))
 
 
-def heard(function: types.FunctionType, tell: Callable[[dict], None]) -> types.FunctionType:
+def promises(value: Any, module: str) -> bool:
+    """Whether it is a function of this module that says what it returns."""
+    return (
+        isinstance(value, types.FunctionType)
+        and value.__module__ == module
+        and value.__annotations__.get("return") is not None
+    )
+
+
+def heard(function: types.FunctionType, tell: Callable[..., None]) -> types.FunctionType:
+    wanted, code = function.__annotations__["return"], inspect.unwrap(function).__code__
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         value = function(*args, **kwargs)
-        wanted = function.__annotations__.get("return")
-        if not first and not keeps(value, wanted):
-            last = max(line for _, _, line in function.__code__.co_lines() if line)
-            text = f"{function.__name__} returns {spoken(value)}, where its signature says {said(wanted)}"
-            first.append({"text": text, "where": [function.__code__.co_filename, last, function.__name__]})
-            tell(first[0])
-        return value
+        if not keeps(value, wanted) and (not told or (value is None and NOTHING not in told)):
+            last = max(line for _, _, line in code.co_lines() if line)
+            told.append(kind_of(value))
+            tell(
+                name=function.__qualname__.rpartition("<locals>.")[2],
+                returned=told[-1],
+                promised=said(wanted),
+                where=[code.co_filename, last, code.co_name],
+            )
+        return heard(value, tell) if promises(value, function.__module__) else value
 
     return call
 
 
+@functools.cache
+def kinds(wanted: Any) -> tuple[Any, ...]:
+    """The classes that an annotation allows."""
+    parts = get_args(wanted) if get_origin(wanted) in (types.UnionType, Union) else (wanted,)
+    found = tuple(get_origin(part) or part for part in parts)
+    return (*found, int) if float in found else found
+
+
 def keeps(value: Any, wanted: Any) -> bool:
     """Whether a value is what an annotation promises, as far as that can be told."""
-    if wanted is None:
-        return True
-    union = get_origin(wanted) in (types.UnionType, Union)
     try:
-        return isinstance(value, wanted if union else get_origin(wanted) or wanted) or (wanted, type(value)) == (
-            float,
-            int,
-        )
-    except TypeError:  # a union with lists in it, a name in quotes
+        return wanted is None or isinstance(value, kinds(wanted))
+    except TypeError:  # a name in quotes
         return True
 
 
-def spoken(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+def kind_of(value: Any) -> str:
+    """What a value is, in words."""
+    name = type(value).__name__
+    return NOTHING if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def said(wanted: Any) -> str:
     return getattr(wanted, "__name__", str(wanted)) if get_origin(wanted) is None else str(wanted)
+
+
+def fault(number: int, event: dict, stops: Where | None = None) -> Fault:
+    """Why a run failed: what rank `number` told of a function, and where that rank stops."""
+    return Fault(
+        "crash",
+        f"rank {number}: {event['name']} returns {event['returned']}, where its signature says {event['promised']}"
+        + (f"; so it stops at {place(stops)}" if stops else ""),
+        number,
+        event["where"],
+        expected=event["promised"],
+        seen=event["returned"],
+        hint=f"A function hands back what a `return` says. Has each way through {event['name']} one?"
+        if event["returned"] == NOTHING
+        else "",
+    )

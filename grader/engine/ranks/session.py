@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grader.engine.ranks import events, limits
+from grader.engine.ranks import events, limits, returned
 from grader.engine.ranks.diagnose import Diagnosis, Fault, Where
 from grader.engine.ranks.endings import Endings
 from grader.engine.ranks.pulse import TICK, Pulse
@@ -169,7 +169,8 @@ class Session:
             self.unfit = self.unfit or f"rank {number} cannot use its GPU: {event['text']}"
             return
         if event["e"] == "strange":
-            self.run.strange.setdefault(number, event)
+            if number not in self.run.strange or event["returned"] == returned.NOTHING:
+                self.run.strange[number] = event
             return
         self.run.events[number].append(event)
         self.pulse.heard(number)
