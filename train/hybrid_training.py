@@ -164,7 +164,8 @@ def parallelize(
 def cut(model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace) -> list[PipelineStage]:
     """This rank's stages, in their order. `mesh` is the pipeline axis."""
     # TODO 2: Make the stages of this rank, and take no memory for them.
-    # With p ranks in a pipeline, rank r of it has stage r, and with stages_a_rank(p, args) of 2 stage r + p, too.
+    # With p ranks in a pipeline, rank r of it has stage r, and with stages_a_rank(p, args) of 2 stage r + p, too. A mesh
+    # of one axis needs no name: mesh.size(), mesh.get_local_rank(), mesh.get_group() are of that axis.
     # Layers(model, stage, n_stages) takes a stage's layers from the model; they stay on the device “meta”: what is
     # to be shared out twice more should never be there whole. PipelineStage(layers, stage, n_stages, device, group=…).
     alone, _ = dist.new_subgroups(1)  # until then, each rank is a pipeline by itself
@@ -190,7 +191,7 @@ def shard(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
     options["mesh"] = mesh["shard"]
     for block in layers.blocks.values():
         fully_shard(block, **options)
-    fully_shard(layers, **options, reshard_after_forward=False)  # the head is needed for the loss, at once
+    fully_shard(layers, **options)
 
 
 def loss_of(layers: Layers, args: argparse.Namespace, h: Tensor, y: Tensor) -> Tensor:
@@ -199,8 +200,8 @@ def loss_of(layers: Layers, args: argparse.Namespace, h: Tensor, y: Tensor) -> T
     """
     # TODO 3, again: the loss, where ranks share the head's words.
     # layers.head.weight is then a DTensor, and shared_head_loss(h, weight, y, IGNORE) finds the mean. It wants to know
-    # how h lies on these ranks, so give it a DTensor: DTensor.from_local(h, a mesh of one axis, [its layout]). What
-    # head_loss gives is a mean, too, over the targets that count.
+    # how h lies on these ranks, so give it a DTensor: DTensor.from_local(h, mesh, [its layout]), on the mesh of one axis
+    # that the weight lies on, its device_mesh. What head_loss gives is a mean, too, over the targets that count.
     return head_loss(h, layers.head.weight, y, IGNORE) * (y != IGNORE).sum()
 
 
@@ -328,7 +329,8 @@ def train_epoch(
 
 def state_options() -> StateDictOptions:
     """How weights and the optimizer's state are named in a sharded checkpoint."""
-    # TODO 10: Give the optimizer's state the names of its parameters.
+    # TODO 10: Save the run so that any shape can go on with it, and the model so that anyone can load it.
+    # First the run: give the optimizer's state the names of its parameters.
     # As given, it comes with lists of this rank's parameters ("param_groups"). Those are others on every stage, and
     # only one rank's would be written: another shape could not read it. With flatten_optimizer_state_dict=True all of
     # it is in one dictionary, by the parameters' names in the whole model.
@@ -356,7 +358,7 @@ def load_sharded(
 def save_checkpoint(own: nn.Module, mesh: DeviceMesh, config: dict[str, Any], path: Path, epoch: int) -> None:
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
     parts = get_model_state_dict(own)  # DTensors, by the names in the whole model
-    # TODO 10, again: the whole model on rank 0, in one file.
+    # TODO 10, again: the model, whole, on rank 0, in one file.
     # Each part is a DTensor: part.full_tensor() puts it together, over whatever axes it is cut. All ranks that have
     # some of it must call it, and get it; a rank that nobody asks for it should not keep it. Besides, a rank has its
     # own stages' parts alone. One rank of each stage is enough to bring them to rank 0: the first one on the other

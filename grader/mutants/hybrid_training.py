@@ -21,7 +21,7 @@ WRONG = [
         1,
         "copies nearer than shards",
         swap=((SIZES, "(args.pp, args.shard, args.dp, args.tp)"), (NAMES, '("pp", "shard", "dp", "tp")')),
-        says="is another grid",
+        says="axis shard",
     ),
     Answer(
         1,
@@ -30,7 +30,7 @@ WRONG = [
         says="not those that the order",
     ),
     Answer(1, "the sizes in another order than the names", swap=(SIZES, "(args.dp, args.pp, args.shard, args.tp)")),
-    Answer(1, "names of two swapped", swap=(NAMES, '("pp", "shard", "dp", "tp")'), says="on the axis"),
+    Answer(1, "names of two swapped", swap=(NAMES, '("pp", "shard", "dp", "tp")'), says="not those that the order"),
     Answer(1, "other names", swap=(NAMES, '("pipeline", "dp", "shard", "tensor")'), says="other names"),
     Answer(
         1,
@@ -42,7 +42,7 @@ WRONG = [
         says="other names",
     ),
     Answer(1, "no copies", swap=(SIZES, "(args.pp, 1, args.dp * args.shard, args.tp)"), says="on the axis"),
-    Answer(1, "nothing", "return None", says="no mesh"),
+    Answer(1, "nothing", "return None", says="returns None"),
     # TODO 2
     Answer(2, "the world as its group", swap=(", group=mesh.get_group()", ""), says=""),
     Answer(2, "stages by the rank in the world", swap=("mesh.get_local_rank()", "dist.get_rank()"), says=""),
@@ -299,7 +299,7 @@ WRONG = [
         8,
         "norms are added, not squares",
         swap=(("norm.square()", "norm"), ("square.sqrt()", "square")),
-        says="count twice",
+        says="their squares that can be",
     ),
     Answer(8, "the square", swap=("square.sqrt()", "square"), says="wrong norm"),
     Answer(8, "over the tensor axis", swap=('get_group("pp")', 'get_group("tp")'), says="wrong norm"),
@@ -329,7 +329,7 @@ WRONG = [
         """,
         says="2 times too small",
     ),
-    Answer(9, "all tokens are counted", swap=("(y != IGNORE).sum()", "y.numel()"), says="another loss"),
+    Answer(9, "all tokens are counted", swap=("(y != IGNORE).sum()", "y.numel()"), says="too many targets"),
     Answer(
         9,
         "mean of batch means",
@@ -361,7 +361,7 @@ WRONG = [
         says="leaves gradients",
     ),
     # TODO 10
-    Answer(10, "lists of parameters", ["return StateDictOptions()", None], says="another learning rate"),
+    Answer(10, "lists of parameters", ["return StateDictOptions()", None], says="lists of the parameters"),
     Answer(
         10, "DTensors in the file", [None, 'save0({"model": parts, "config": config, "epoch": epoch}, path)'], says=""
     ),
