@@ -723,6 +723,7 @@ def taken_for(right, parts, sizes, cut, some, tied):
         wrongs["added up along tp, where all have the same: it counts once for each rank of tp"] = right * sizes["tp"]
     if tied:
         wrongs["averaged over the two ends, whose parts add up"] = right / 2
+        wrongs["divided by the stages, where the parts of the two ends add up"] = right / sizes["pp"]
         wrongs["counted on both ends twice"] = right * 2
     return wrongs
 
@@ -812,7 +813,7 @@ def test_todo5_norm(student):
                     values = [draw.gauss(0, 1) for _ in range(sizes["tp"] * draw.randint(2, 4))]
                     tensors.append((f"{stage}.{name}", cut, some, False, stage, values))
             tensors.append(("table", False, True, True, 0, [draw.gauss(0, 2) for _ in range(5)]))
-            dtype = "bfloat16" if len(todo) == 1 else "float32"
+            dtype = "bfloat16" if world == 8 and len(todo) == 1 else "float32"
             todo.append({"sizes": shuffled(draw, sizes), "dtype": dtype, "tensors": tensors})
         with on_meshes(
             todo,

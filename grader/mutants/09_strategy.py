@@ -205,7 +205,7 @@ WRONG = [
         4,
         "the tied table averaged",
         swap=('return "sum" if fact.tied else "leave"', 'return "average" if fact.tied else "leave"'),
-        says="averaged over the two ends",
+        says="divided by the stages",
     ),
     Answer(4, "the table right, the doing empty", [None, "return"], says="on rank"),
     Answer(4, "divided by all ranks", swap=("mesh[axis].size()", "dist.get_world_size()"), says="times the right one"),
@@ -241,7 +241,7 @@ WRONG = [
         says="have returned from sync_gradients",
     ),
     Answer(
-        4, "what shards is forgotten", swap=('axis in ("dp", "shard")', 'axis == "dp"'), says="left as this rank had it"
+        4, "what shards is forgotten", swap=('axis in ("dp", "shard")', 'axis == "dp"'), says="added up along shard"
     ),
     Answer(
         5,
