@@ -207,6 +207,15 @@ WRONG = [
         swap=('return "sum" if fact.tied else "leave"', 'return "average" if fact.tied else "leave"'),
         says="divided by the stages",
     ),
+    Answer(
+        4,
+        "the tied table averaged over those who have it",
+        swap=(
+            ('return "sum" if fact.tied else "leave"', 'return "average" if fact.tied else "leave"'),
+            ("mesh[axis].size()", "dist.get_world_size(group)"),
+        ),
+        says="averaged over the two ends",
+    ),
     Answer(4, "the table right, the doing empty", [None, "return"], says="on rank"),
     Answer(4, "divided by all ranks", swap=("mesh[axis].size()", "dist.get_world_size()"), says="times the right one"),
     Answer(4, "never divided", swap=('if what == "average":', "if False:"), says="times the right one"),
@@ -348,7 +357,6 @@ WRONG = [
         swap=("(stage == 0) + (stage == plan.pp - 1)", "2"),
         says="both tables are on every stage",
     ),
-    Answer(6, "no head", swap=("(stage == 0) + (stage == plan.pp - 1)", "(stage == 0)"), says="is missing"),
     Answer(
         6,
         "one table with one stage",
@@ -441,6 +449,9 @@ WRONG = [
         "recomputing sends nothing",
         swap=('1.5 if plan.recompute == "full" else 1', "1"),
         says="as if nothing were recomputed",
+    ),
+    Answer(
+        7, "always recomputed", swap=('1.5 if plan.recompute == "full" else 1', "1.5"), says="as if all were recomputed"
     ),
     Answer(
         7,
