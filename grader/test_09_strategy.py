@@ -5,7 +5,7 @@
 | 1    | bytes between nodes, the best order        | the count, for drawn boxes, nodes and bytes; the order's bytes  |       |
 | 2    | the mesh; neighbours in the pipeline       | meshes on 8, 6 and 5 ranks, wherever "pp" stands                | 1     |
 | 3    | who reads which samples, which tokens      | samples by rank over two epochs; tokens and their places        |       |
-| 4    | each axis's gradients                      | the table; all gradients of a model on 1, 6 and 8 ranks beside those of one process; bytes sent | 2 |
+| 4    | each axis's gradients                      | the table; all gradients of a model on 1, 3, 6 and 8 ranks beside those of one process; bytes sent | 2 |
 | 5    | the norm of the whole gradient             | the norm, for drawn gradients in pieces; bytes sent             |       |
 | 6    | memory by kind                             | the formulas, for drawn models and plans                        |       |
 | 7    | time of a step                             | the formulas, for drawn models, plans and machines              | 6     |
@@ -19,14 +19,17 @@ not asked for.
 
 import itertools
 import math
-from dataclasses import asdict, fields
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from grader.kit import cases, collectives, expect, mark, plain, premise, todo
+from grader.kit import Fault, Wrong, cases, collectives, expect, hinted, mark, plain, premise, todo
 from utils.plan import Link, Machine, Model, Plan
 
 BUILDS = "the mesh, who reads what, each axis's gradients; memory and time of a plan, and the best plan for a case"
@@ -50,17 +53,17 @@ def line_of(rank, sizes, axis):
     return [r for r, other in enumerate(places) if all(other[a] == mine[a] for a in sizes if a != axis)]
 
 
-def crossing(sizes, sent, per_node):
+def crossing(sizes, sent, per_node, rings=("dp", "shard", "cp", "tp"), both_ways=("pp",)):
     """Bytes between nodes; the sizes stand in the order of the axes."""
     total = 0.0
     for axis in sizes:
         lines = {tuple(line_of(rank, sizes, axis)) for rank in range(math.prod(sizes.values()))}
         for line in lines:
             pairs = list(itertools.pairwise(line))
-            if axis == "pp":
-                pairs += [(b, a) for a, b in pairs]
-            elif len(line) > 1:
+            if axis in rings and len(line) > 1:
                 pairs.append((line[-1], line[0]))
+            if axis in both_ways:
+                pairs += [(b, a) for a, b in pairs]
             total += sent[axis] * sum(a // per_node != b // per_node for a, b in pairs)
     return total
 
@@ -71,6 +74,28 @@ def all_orders(sizes):
 
 def spoken(sizes):
     return " × ".join(f"{axis} {size}" for axis, size in sizes.items())
+
+
+def spoken_mesh(sizes):
+    """Without the axes of one rank."""
+    longer = spoken({axis: size for axis, size in sizes.items() if size > 1})
+    return f"on a mesh of {longer}" if longer else "on a mesh of one rank"
+
+
+@contextmanager
+def on_meshes(todo: list[dict], hint: str) -> Iterator[None]:
+    """A fault in here tells on which mesh it came. The rank code marks each case's begin and end. `hint`: for a
+    pipeline whose ranks wait for one another.
+    """
+    try:
+        yield
+    except Fault as fault:
+        begun = min(sum(event["e"] == "mark" for event in mine) for mine in fault.events) // 2
+        sizes = todo[min(begun, len(todo) - 1)]["sizes"]
+        fault.message = f"{spoken_mesh(sizes)}: {fault.message}"
+        if fault.cause != "crash" and sizes["pp"] > 1:
+            fault.hint = hint
+        raise
 
 
 def shuffled(draw, sizes):
@@ -99,6 +124,21 @@ def number(value):
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def same(got, right):
+    """To rounding errors of float64: these are formulas."""
+    if isinstance(right, dict):
+        return isinstance(got, dict) and got.keys() == right.keys() and all(same(got[k], right[k]) for k in right)
+    if isinstance(right, (tuple, list)):
+        return isinstance(got, list) and len(got) == len(right) and all(map(same, got, right))
+    found = number(got)
+    return found is not None and math.isclose(found, right, rel_tol=1e-9, abs_tol=1e-15)
+
+
+def known(got: Any, wrongs: dict[str, Any], close: Callable = same) -> str:
+    """What was done, where the answer is one of these wrong values, which go by name; else nothing."""
+    return next((f": {words}" for words, wrong in wrongs.items() if close(got, wrong)), "")
 
 
 def moved(events):
@@ -164,25 +204,35 @@ def test_todo1_orders(student):
     for (sizes, sent, node, orders), found in zip(questions, seen, strict=True):
         told = f"{spoken(sizes)}, {node} ranks a node, sending {sent}"
         for order, count in zip(orders, found["bytes"], strict=True):
-            right = crossing({axis: sizes[axis] for axis in order}, sent, node)
-            expect(
-                isinstance(count, (int, float)) and math.isclose(count, right, rel_tol=1e-9),
-                f"bytes_between_nodes in the order {' × '.join(order)} is wrong for {told}",
-                f"{right:,.10g}",
-                f"{count:,.10g}" if isinstance(count, (int, float)) else count,
-            )
+            placed = {axis: sizes[axis] for axis in order}
+            right = crossing(placed, sent, node)
+            if not same(count, right):
+                ends = {
+                    "along pp the last stage sends on to the first": crossing(placed, sent, node, rings=AXES),
+                    "pp is taken for a ring like the others": crossing(placed, sent, node, rings=AXES, both_ways=()),
+                    "along pp nothing comes back": crossing(placed, sent, node, both_ways=()),
+                }
+                taken = known(count, ends | {"rings are not closed": crossing(placed, sent, node, rings=())})
+                look = "Look at a line of pp by itself: who has a next one, and what goes over a border of two stages?"
+                raise Wrong(
+                    f"bytes_between_nodes in the order {' × '.join(order)} is wrong for {told}{taken}",
+                    written(right),
+                    written(count),
+                    hint=look if "pp" in taken else "",
+                )
     for (sizes, sent, node, _), found in zip(questions, seen, strict=True):
         told = f"{spoken(sizes)}, {node} ranks a node, sending {sent}"
         counts = {tuple(order): crossing(order, sent, node) for order in all_orders(sizes)}
         best = tuple(found["best"]) if isinstance(found["best"], list) else found["best"]
         fewest = min(counts, key=counts.get)
-        expect(best in counts, f"best_order is no order of the axes of {told}", fewest, best)
-        expect(
-            math.isclose(counts[best], counts[fewest], rel_tol=1e-9),
-            f"best_order is not the one that sends the fewest bytes between nodes, for {told}",
-            f"{counts[fewest]:,.10g} bytes, as with {' × '.join(fewest)}",
-            f"{counts[best]:,.10g} bytes with {' × '.join(best)}",
-        )
+        with hinted("What does bytes_between_nodes say of each order? No rule knows all lines and all nodes."):
+            expect(best in counts, f"best_order is no order of the axes of {told}", fewest, best)
+            expect(
+                math.isclose(counts[best], counts[fewest], rel_tol=1e-9),
+                f"best_order is not the one that sends the fewest bytes between nodes, for {told}",
+                f"{counts[fewest]:,.10g} bytes, as with {' × '.join(fewest)}",
+                f"{counts[best]:,.10g} bytes with {' × '.join(best)}",
+            )
     premise(len({tuple(found["best"]) for found in seen}) > 2, "always the same order")
 
 
@@ -273,6 +323,7 @@ def test_todo2_mesh(student):
                     tuple(right),
                     tuple(found) if isinstance(found, list) else found,
                     rank,
+                    hint="Which ranks are on my line along pp, and where on it am I? Is the next one rank + 1?",
                 )
 
 
@@ -302,8 +353,9 @@ def samples_on_rank(code, rank, world, todo):
     3,
     why=(
         "Dealt out over all ranks, the halves of one layer compute on different samples and add up what does not belong"
-        " together: no error, and a loss that falls more slowly. And ranks that read the same where they should not do"
-        " the same work twice."
+        " together: no error, and a loss that falls more slowly. Ranks that read the same where they should not do"
+        " the same work twice. And along cp a word whose place is counted from its part's begin is at another place of"
+        " its sentence: no error, either."
     ),
     hints=(
         (
@@ -349,7 +401,7 @@ def test_todo3_samples(student):
 
 
 def check_samples(case, ranks):
-    sizes, n = case["sizes"], case["samples"]
+    sizes = case["sizes"]
     told, places = f"on a mesh of {spoken(sizes)}", box(sizes)
     players = sizes.get("dp", 1) * sizes.get("shard", 1)
     numbers = {}
@@ -382,6 +434,21 @@ def check_samples(case, ranks):
         f"{players} different ones",
         sorted(numbers.values()),
     )
+    with hinted(
+        "A sampler asks the process group how many play, and who I am, unless it is told. Here data_place knows; and"
+        " seed and epoch make the same permutation for all."
+    ):
+        check_sampler(case, ranks, told)
+    with hinted(
+        "Which dimension of a batch are its tokens? Number those of a whole sequence: which numbers has the second part"
+        " of two?"
+    ):
+        check_tokens(case, ranks, told)
+
+
+def check_sampler(case, ranks, told):
+    sizes, n = case["sizes"], case["samples"]
+    players, places = players_of(case), box(sizes)
     for epoch in range(2):
         order = torch.randperm(n, generator=torch.Generator().manual_seed(case["seed"] + epoch)).tolist()
         read = {}
@@ -414,9 +481,13 @@ def check_samples(case, ranks):
                 f"{sorted(due)}, each once",
                 together,
             )
+
+
+def check_tokens(case, ranks, told):
+    sizes = case["sizes"]
     draw = torch.Generator().manual_seed(case["seed"])
     x, y = torch.randint(99, (2, *case["shape"]), generator=draw)
-    for rank, (mine, place) in enumerate(zip(ranks, places, strict=True)):
+    for rank, (mine, place) in enumerate(zip(ranks, box(sizes), strict=True)):
         width = x.shape[1] // sizes.get("cp", 1)
         begin = place.get("cp", 0) * width
         rights = (x[:, begin : begin + width], y[:, begin : begin + width], torch.arange(begin, begin + width))
@@ -458,7 +529,7 @@ def gradients_on_rank(code, rank, world, todo):
         place = box(case["sizes"])[rank]
         x, y = my_part(case, place)
         code.forward_backward(piece, x.flatten(), y.flatten(), count=case["batch"] // players_of(case) * case["length"])
-        before = {name: p.grad.norm().item() for name, p in piece.parameters.items()}
+        before = {name: p.grad.clone() for name, p in piece.parameters.items()}
         mark()
         code.sync_gradients(piece.parameters, piece.facts, mesh, ends)
         mark()
@@ -467,7 +538,8 @@ def gradients_on_rank(code, rank, world, todo):
             {
                 "gradients": {name: said(p.grad) for name, p in piece.parameters.items()},
                 "facts": {name: list(fact) for name, fact in piece.facts.items()},
-                "before": before,
+                "before": {name: grad.norm().item() for name, grad in before.items()},
+                "kept": {name: plain(torch.equal(p.grad, before[name])) for name, p in piece.parameters.items()},
             }
         )
     return found
@@ -544,6 +616,15 @@ def test_todo4_gradients(student):
     draw = student.draw("gradients")
     worlds = {
         1: [({"pp": 1, "dp": 1, "cp": 1, "tp": 1}, False)],
+        # One axis at a time, so that the verdict names it.
+        3: [
+            ({"pp": 1, "dp": 3, "tp": 1}, False),
+            ({"pp": 1, "shard": 3, "tp": 1}, False),
+            ({"pp": 1, "cp": 3, "tp": 1}, False),
+            ({"pp": 1, "tp": 3}, False),
+            ({"pp": 1, "tp": 3}, True),
+            ({"pp": 3, "tp": 1}, False),
+        ],
         8: [
             ({"pp": 2, "dp": 2, "tp": 2}, False),
             ({"pp": 2, "dp": 2, "tp": 2}, True),
@@ -554,7 +635,6 @@ def test_todo4_gradients(student):
         ],
         6: [({"pp": 3, "dp": 1, "tp": 2}, True), ({"pp": 2, "dp": 3, "tp": 1}, False)],
     }
-    runs = []
     for world, shapes in worlds.items():
         todo = []
         for sizes, sequence_parallel in shapes:
@@ -565,8 +645,12 @@ def test_todo4_gradients(student):
             case = {"sizes": shuffled(draw, sizes), "sequence_parallel": sequence_parallel}
             case |= {"model": [draw.randint(9, 15), dim, hidden, layers, draw.randint(1, 999)]}
             todo.append(case | {"batch": players * draw.randint(1, 2), "length": length})
-        run = student.call(gradients_on_rank, world=world, todo=todo)
-        runs.append((todo, run))
+        with on_meshes(
+            todo,
+            "Along pp only what is tied is shared, and by the two ends alone: `ends` is their group, and None for a"
+            " stage between them.",
+        ):
+            run = student.call(gradients_on_rank, world=world, todo=todo)
         found = cases(run.events)
         for number_of_case, case in enumerate(todo):
             check_gradients(student, case, [mine[number_of_case] for mine in run.evidence], found[2 * number_of_case])
@@ -583,30 +667,34 @@ def test_todo4_gradients(student):
 def check_gradients(student, case, ranks, events):
     sizes = case["sizes"]
     parallel = "with" if case["sequence_parallel"] else "without"
-    told = f"on a mesh of {spoken(sizes)}, {parallel} sequence parallel"
+    told = f"{spoken_mesh(sizes)}, {parallel} sequence parallel"
     serial = student.reference(serial_gradients, case=case)
     sent = moved(events)
-    apart = 0.0
+    apart, shared = 0.0, False
     for rank, (mine, place) in enumerate(zip(ranks, box(sizes), strict=True)):
         most = 0.0
         for name, got in mine["gradients"].items():
             cut, some, tied = mine["facts"][name]
-            right = serial[name]
+            right, parts = serial[name], 0.0
             if cut:
-                right = right.chunk(sizes["tp"], dim=1 if name.endswith("up") else 0)[place["tp"]]
+                parts = torch.stack(right.chunk(sizes["tp"], dim=1 if name.endswith("up") else 0))
+                right = parts[place["tp"]]
             whole = isinstance(got, torch.Tensor) and got.shape == right.shape
             expect(whole, f"{told}: {name} has no gradient on rank {rank}", f"of shape {tuple(right.shape)}", got, rank)
             difference = (got.double() - right).norm().item()
             apart = max(apart, abs(mine["before"][name] / right.norm().item() - 1))
-            what = "cut" if cut else "whole, used on some tokens" if some else "whole"
-            expect(
-                difference <= CLOSE * right.norm().item(),
-                f"{told}: the gradient of {name} ({what}{', tied' if tied else ''}) on rank {rank} is not that of one"
-                f" process: {ratio(got, right)}",
-                f"norm {right.norm():.5g}",
-                f"norm {got.double().norm():.5g}",
-                rank,
-            )
+            if difference > CLOSE * right.norm().item():
+                what = "cut" if cut else "whole, used on some tokens" if some else "whole"
+                wrongs = {"it is left as this rank had it": got} if mine["kept"][name] else {}
+                wrongs |= taken_for(right, parts, sizes, cut, some, tied)
+                done = known(got.double(), wrongs, lambda a, b: (a - b).norm() <= CLOSE * right.norm())
+                raise Wrong(
+                    f"{told}: the gradient of {name} ({what}{', tied' if tied else ''}) on rank {rank} is not that of"
+                    f" one process: {ratio(got, right)}{done}",
+                    f"norm {right.norm():.5g}",
+                    f"norm {got.double().norm():.5g}",
+                    rank,
+                )
             lengths = [sizes.get(axis, 1) for axis in ("dp", "shard", "cp")]
             lengths += [sizes["tp"] if some and not cut else 1, 2 if tied and sizes["pp"] > 1 else 1]
             most += sum(2 * (length - 1) / length * 4 * right.numel() for length in lengths)
@@ -617,7 +705,26 @@ def check_gradients(student, case, ranks, events):
             f"{sent[rank]:,.0f} bytes",
             rank,
         )
-    premise(math.prod(sizes.values()) == 1 or apart > 0.05, "gradients that are left as they are")
+        shared = shared or most > 0
+    premise(not shared or apart > 0.05, "gradients that are left as they are")
+
+
+def taken_for(right, parts, sizes, cut, some, tied):
+    """Wrong gradients of a parameter that differ along one axis, by name; `parts`: those of tp, where it is cut."""
+    wrongs = {}
+    for axis in ("dp", "shard"):
+        wrongs[f"added up along {axis}, and not averaged"] = right * sizes.get(axis, 1)
+    wrongs["averaged along cp, where parts add up"] = right / sizes.get("cp", 1)
+    if cut:
+        wrongs["added up along tp, though each rank has another part"] = parts.sum(0)
+    elif some:
+        wrongs["averaged along tp, where parts add up"] = right / sizes["tp"]
+    else:
+        wrongs["added up along tp, where all have the same: it counts once for each rank of tp"] = right * sizes["tp"]
+    if tied:
+        wrongs["averaged over the two ends, whose parts add up"] = right / 2
+        wrongs["divided by the stages, where the parts of the two ends add up"] = right / sizes["pp"]
+    return wrongs
 
 
 def ratio(got, right):
@@ -689,6 +796,7 @@ def pieces_of(case, place):
 def test_todo5_norm(student):
     draw = student.draw("norm")
     for world, boxes in (
+        (3, [{"pp": 1, "dp": 3, "tp": 1}, {"pp": 1, "tp": 3}, {"pp": 3, "tp": 1}, {"pp": 1, "cp": 3, "tp": 1}]),
         (8, [{"pp": 2, "dp": 2, "tp": 2}, {"pp": 4, "tp": 2}, {"pp": 2, "tp": 4},
              {"pp": 1, "shard": 2, "cp": 2, "tp": 2}]),
         (6, [{"pp": 3, "dp": 2, "tp": 1}]),
@@ -704,16 +812,18 @@ def test_todo5_norm(student):
                     values = [draw.gauss(0, 1) for _ in range(sizes["tp"] * draw.randint(2, 4))]
                     tensors.append((f"{stage}.{name}", cut, some, False, stage, values))
             tensors.append(("table", False, True, True, 0, [draw.gauss(0, 2) for _ in range(5)]))
-            dtype = "bfloat16" if len(todo) == 1 else "float32"
+            dtype = "bfloat16" if world == 8 and len(todo) == 1 else "float32"
             todo.append({"sizes": shuffled(draw, sizes), "dtype": dtype, "tensors": tensors})
-        run = student.call(norm_on_rank, world=world, todo=todo)
+        with on_meshes(
+            todo,
+            "A stage may hold nothing that is cut, or nothing else, or no table. Do all ranks make the same calls, with"
+            " as many numbers?",
+        ):
+            run = student.call(norm_on_rank, world=world, todo=todo)
         events = cases(run.events)
         for number_of_case, case in enumerate(todo):
-            told = f"gradient_norm on a mesh of {spoken(case['sizes'])}, gradients in {case['dtype']}"
-            grads = [
-                torch.tensor(values, dtype=getattr(torch, case["dtype"])).double() for *_, values in case["tensors"]
-            ]
-            right = math.sqrt(sum(g.square().sum().item() for g in grads))
+            told = f"gradient_norm {spoken_mesh(case['sizes'])}, gradients in {case['dtype']}"
+            right, close = norm_of(case, case["tensors"]), partial(math.isclose, rel_tol=1e-5)
             for rank, mine in enumerate(run.evidence):
                 got = number(mine[number_of_case]["norm"])
                 expect(
@@ -724,13 +834,9 @@ def test_todo5_norm(student):
                     rank,
                 )
                 # Sums in float32 differ by 1e-7 of the result; those in bfloat16, of 8 bits, by 1e-2 and more.
-                expect(
-                    math.isclose(got, right, rel_tol=1e-5),
-                    f"{told}: is another on rank {rank}",
-                    f"{right:.6g}",
-                    f"{got:.6g}",
-                    rank,
-                )
+                if not close(got, right):
+                    done = known(got, wrong_norms(case, rank), close)
+                    raise Wrong(f"{told}: is another on rank {rank}{done}", f"{right:.6g}", f"{got:.6g}", rank)
                 expect(
                     mine[number_of_case]["kept"], f"{told}: changes a gradient", "the same gradients", "others", rank
                 )
@@ -742,6 +848,36 @@ def test_todo5_norm(student):
                     f"{count:,.0f} bytes",
                     rank,
                 )
+
+
+def norm_of(case, tensors, count=lambda cut, tied: 1):
+    """The norm of these gradients, the squares of each counted so many times."""
+    squares = 0.0
+    for _, cut, _, tied, *_, values in tensors:
+        gradient = torch.tensor(values, dtype=getattr(torch, case["dtype"])).double()
+        squares += count(cut, tied) * gradient.square().sum().item()
+    return math.sqrt(squares)
+
+
+def wrong_norms(case, rank):
+    """By name, what this rank may find in place of the norm."""
+    sizes, tensors = case["sizes"], case["tensors"]
+    tp, ends = sizes["tp"], min(2, sizes["pp"])
+    others = {axis: size for axis, size in sizes.items() if axis not in ("tp", "pp") and size > 1}
+    counts = {
+        "the tied table is counted on both ends": lambda cut, tied: ends if tied else 1,
+        "the tied table is not counted": lambda cut, tied: not tied,
+        "what is whole is counted once for each rank of tp": lambda cut, tied: 1 if cut else tp,
+    }
+    for axis, size in others.items():
+        counts[f"squares are added up along {axis}, whose ranks hold the same"] = lambda cut, tied, size=size: size
+    norms = [norm_of(case, [tensor]) for tensor in tensors]
+    return {
+        **{words: norm_of(case, tensors, count) for words, count in counts.items()},
+        f"that is what rank {rank} holds": norm_of(case, pieces_of(case, box(sizes)[rank])),
+        "that is its square": norm_of(case, tensors) ** 2,
+        "norms are added up, and not their squares": sum(norms),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -793,26 +929,27 @@ def written(value):
         return "{" + ", ".join(f"{key}: {written(part)}" for key, part in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "(" + ", ".join(map(written, value)) + ")"
-    return f"{value:,.8g}" if isinstance(value, float) else str(value)
+    if number(value) is None:
+        return str(value)
+    return f"{value:,.8g}" if abs(value) < 1e6 and value % 1 else f"{value:,.3f}".removesuffix(".000")
 
 
-def same(got, right):
-    """To rounding errors of float64: these are formulas."""
-    if isinstance(right, dict):
-        return isinstance(got, dict) and got.keys() == right.keys() and all(same(got[k], right[k]) for k in right)
-    if isinstance(right, (tuple, list)):
-        return isinstance(got, list) and len(got) == len(right) and all(map(same, got, right))
-    found = number(got)
-    return found is not None and math.isclose(found, right, rel_tol=1e-9, abs_tol=1e-15)
+def check_formulas(student, right, hints={}, wrongs={}):
+    """`right` has (name, arguments, answer). Of a dictionary the first kind that differs is named.
 
-
-def check_formulas(student, right):
-    """`right` has (name, arguments, answer). Of a dictionary the first kind that differs is named."""
+    By a function's name, `hints` has its own one, and `wrongs` what it is taken for: names and functions of the same
+    arguments.
+    """
     calls = [[name, [packed(part) for part in arguments]] for name, arguments, _ in right]
     (seen,) = student.call(asked_on_rank, world=1, group=False, calls=calls).evidence
     for (name, arguments, answer), got in zip(right, seen, strict=True):
-        call = f"{name}({', '.join(map(shown, arguments))})"
-        if isinstance(answer, dict):
+        call, mine = f"{name}({', '.join(map(shown, arguments))})", wrongs.get(name, {})
+        with hinted(hints.get(name, "")):
+            if not isinstance(answer, dict):
+                if not same(got, answer):
+                    taken = known(got, {words: wrong(*arguments) for words, wrong in mine.items()})
+                    raise Wrong(f"{call} is wrong{taken}", written(answer), written(got))
+                continue
             keys = {str(key): part for key, part in answer.items()}
             expect(
                 isinstance(got, dict) and got.keys() == keys.keys(),
@@ -821,9 +958,9 @@ def check_formulas(student, right):
                 ", ".join(got) if isinstance(got, dict) else got,
             )
             for key, part in keys.items():
-                expect(same(got[key], part), f'{call}: "{key}" is wrong', written(part), written(got[key]))
-        else:
-            expect(same(got, answer), f"{call} is wrong", written(answer), written(got))
+                if not same(got[key], part):
+                    taken = known(got[key], {words: wrong(*arguments)[key] for words, wrong in mine.items()})
+                    raise Wrong(f'{call}: "{key}" is wrong{taken}', written(part), written(got[key]))
 
 
 def drawn_model(draw, mixture=False, layers=None):
@@ -887,11 +1024,17 @@ def rank_sizes(model, plan, stage):
     return tuple(part / plan.tp for part in (attention, tables, mlps))
 
 
-def kept(model, plan, stage):
+def numbers_with(model, plan, stage, tables):
+    """As `rank_numbers`, with so many tables on a stage."""
+    attention, _, mlps = rank_sizes(model, plan, stage)
+    return attention + tables(stage, plan.pp - 1) * model.vocabulary * model.hidden / plan.tp, mlps
+
+
+def kept(model, plan, stage, at_hand=1, alive=None):
     stream = plan.micro_batch * model.sequence * model.hidden / plan.cp / plan.tp
     whole = (15 + 19 * model.active) * stream
-    copies = model.layers / plan.pp * min(plan.pp - stage, plan.micro_batches)
-    return copies * whole if plan.recompute == "none" else 2 * copies * stream + whole
+    copies = model.layers / plan.pp * (alive or min(plan.pp - stage, plan.micro_batches))
+    return copies * whole if plan.recompute == "none" else 2 * copies * stream + at_hand * whole
 
 
 def by_kind(model, plan, stage):
@@ -952,7 +1095,32 @@ def test_todo6_memory(student):
         last_is_fullest |= plan.pp > 1 and stages[-1] < stages[0]
         right.append(("most_memory", (model, plan), max(stages)))
     premise(last_is_fullest, "the memory of the last stage for the largest")
-    check_formulas(student, right)
+    check_formulas(
+        student,
+        right,
+        hints={
+            "activation_bytes": "First one block and one micro-batch: tokens on this rank, times h, times bytes. How"
+            " many blocks and micro-batches are kept at the same time? Recomputed, what is there besides, while a block"
+            " is at hand?",
+            "memory": "Each kind is bytes times numbers. Whose numbers does `shard` divide, and by how many ranks are"
+            " the experts' divided? Gathered is what is whole for a moment: which blocks are, and what beside them?",
+            "most_memory": "Which stage is the fullest depends on the model: the ends have tables, the first keeps the"
+            " most activations. Compare.",
+        },
+        wrongs={
+            "rank_numbers": {
+                "both tables are on every stage": partial(numbers_with, tables=lambda stage, last: 2),
+                "with one stage a table is missing": partial(
+                    numbers_with, tables=lambda stage, last: stage in (0, last)
+                ),
+            },
+            "activation_bytes": {
+                "without the block at hand": partial(kept, at_hand=0),
+                "as if one micro-batch were kept": partial(kept, alive=1),
+                "as if all micro-batches were kept": lambda *of: kept(*of, alive=of[1].micro_batches),
+            },
+        },
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -998,6 +1166,10 @@ def wire(axis, plan, machine):
     else:
         reach = math.prod(getattr(plan, name) for name in INWARD[INWARD.index(axis) :])
     return machine.between if reach > machine.node else machine.inside
+
+
+def without_latency(machine):
+    return replace(machine, inside=machine.inside._replace(latency=0), between=machine.between._replace(latency=0))
 
 
 def times(model, plan, machine):
@@ -1066,7 +1238,36 @@ def test_todo7_time(student):
             right.append(("link", (axis, plan, machine), tuple(wire(axis, plan, machine))))
     for (model, plan), machine in itertools.product(pairs, machines):
         right.append(("step_seconds", (model, plan, machine), times(model, plan, machine)))
-    check_formulas(student, right)
+    check_formulas(
+        student,
+        right,
+        hints={
+            "token_flops": "What is multiplied by a token's numbers: which matrices of a block, of which experts, and"
+            " which of the two tables? Then the scores.",
+            "link": "How many ranks lie between the first and the last of a line, both counted? All of the axes inside"
+            " it are there, too.",
+            "step_seconds": "A line's seconds are bytes over what the link gives, and messages times latency. What of"
+            " them goes on beside the computing? The bubble is a share of all that a micro-batch takes or waits for.",
+        },
+        wrongs={
+            "token_flops": {
+                "the embedding table is counted, too": lambda model: (
+                    work_of(model)[0] + 6 * model.hidden * model.vocabulary
+                ),
+                "attention's scores are missing": lambda model: work_of(model)[0] - work_of(model)[1],
+                "all experts compute": lambda model: work_of(replace(model, active=max(1, model.experts)))[0],
+            },
+            "sent": {
+                "as if nothing were recomputed": lambda model, plan: traffic(model, replace(plan, recompute="none")),
+                "as if all were recomputed": lambda model, plan: traffic(model, replace(plan, recompute="full")),
+            },
+            "step_seconds": {
+                "without link_share": lambda *of: times(*of[:2], replace(of[2], link_share=1.0)),
+                "without device_share": lambda *of: times(*of[:2], replace(of[2], device_share=1.0)),
+                "without latency": lambda *of: times(*of[:2], without_latency(of[2])),
+            },
+        },
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1178,28 +1379,35 @@ def test_todo8_best(student):
     calls = [["best_plan", [packed(part) for part in arguments]] for arguments in questions]
     (seen,) = student.call(asked_on_rank, world=1, group=False, calls=calls).evidence
     for (model, gpus, batch, machine), got in zip(questions, seen, strict=True):
-        told = f"best_plan({shown(model)}, {gpus} GPUs, batch {batch}, {machine.name})"
-        best = fastest_of(model, gpus, batch, machine)
-        if best is None:
-            expect(got is None, f"{told}: no plan can be", "None", got)
-            continue
-        expect(isinstance(got, dict) and "plan" in got, f"{told} is no plan", shown(best[0]), got)
-        plan = Plan(**got["plan"])
-        sizes = [plan.micro_batch, plan.dp, plan.shard, plan.tp, plan.pp, plan.cp, plan.ep]
-        expect(min(sizes) >= 1, f"{told} is no plan: an axis has no rank", shown(best[0]), shown(plan))
-        expect(plan.world == gpus and plan.batch == batch, f"{told} is a plan for others", shown(best[0]), shown(plan))
-        broken = cannot(model, plan, machine)
-        expect(not broken, f"{told} takes a plan that cannot be: {broken}", shown(best[0]), shown(plan))
-        seconds = sum(times(model, plan, machine).values())
-        expect(
-            seconds <= best[1] * (1 + 1e-9),
-            f"{told} is not the fastest: it takes {seconds / best[1]:.3f} times as long",
-            f"{best[1]:.4g} s with {shown(best[0])}",
-            f"{seconds:.4g} s with {shown(plan)}",
-        )
+        with hinted(
+            "First leave out what why_not gives a reason for. What is left, compare by the sum of its seconds."
+        ):
+            check_best(model, gpus, batch, machine, got)
     for model, gpus, batch, about in CASES:
         best, _ = fastest_of(model, gpus, batch, FORTY)
         premise(any(getattr(best, axis) > 1 for axis in about), f"a case about {about} that is solved without it")
+
+
+def check_best(model, gpus, batch, machine, got):
+    told = f"best_plan({shown(model)}, {gpus} GPUs, batch {batch}, {machine.name})"
+    best = fastest_of(model, gpus, batch, machine)
+    if best is None:
+        expect(got is None, f"{told}: no plan can be", "None", got)
+        return
+    expect(isinstance(got, dict) and "plan" in got, f"{told} is no plan", shown(best[0]), got)
+    plan = Plan(**got["plan"])
+    sizes = [plan.micro_batch, plan.dp, plan.shard, plan.tp, plan.pp, plan.cp, plan.ep]
+    expect(min(sizes) >= 1, f"{told} is no plan: an axis has no rank", shown(best[0]), shown(plan))
+    expect(plan.world == gpus and plan.batch == batch, f"{told} is a plan for others", shown(best[0]), shown(plan))
+    broken = cannot(model, plan, machine)
+    expect(not broken, f"{told} takes a plan that cannot be: {broken}", shown(best[0]), shown(plan))
+    seconds = sum(times(model, plan, machine).values())
+    expect(
+        seconds <= best[1] * (1 + 1e-9),
+        f"{told} is not the fastest: it takes {seconds / best[1]:.3f} times as long",
+        f"{best[1]:.4g} s with {shown(best[0])}",
+        f"{seconds:.4g} s with {shown(plan)}",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1286,7 +1494,30 @@ def test_todo9_stop(student):
     for _ in range(2):
         batch, critical, steps = draw.uniform(10, 9999), draw.uniform(100, 5000), draw.uniform(1e3, 1e5)
         right.append(("samples_needed", (batch, critical, steps), steps * (batch + critical)))
-    check_formulas(student, right)
+    check_formulas(
+        student,
+        right,
+        hints={
+            "serial_share": "Amdahl's law with these seconds has one unknown, f. What is 1/N of the time, and what is"
+            " left?",
+            "most_gpus": "The efficiency on N GPUs is T₁ / (N T_N); put Amdahl's T_N into it. Where is it `least`?",
+            "needed_bandwidth": "Bytes of a step over seconds of its computing: how many bytes and how many FLOPs has a"
+            " parameter, with all tokens of a GPU?",
+            "overtaken_at": "Try 2 GPUs, then 3, … With each the tokens of a GPU are fewer. What is needed, how much"
+            " of it does a ring send, and what does the link really give?",
+            "samples_needed": "The formula of the text gives steps. How many samples has a step?",
+        },
+        wrongs={
+            "overtaken_at": {
+                "without link_share": lambda *of: crossing_at(*of[:2], replace(of[2], link_share=1.0)),
+                "without device_share": lambda *of: crossing_at(*of[:2], replace(of[2], device_share=1.0)),
+                "that is the last number that keeps up": lambda *of: crossing_at(*of) - 1,
+            },
+            "samples_needed": {
+                "these are steps, not samples": lambda batch, critical, steps: steps * (1 + critical / batch)
+            },
+        },
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1381,4 +1612,5 @@ def test_todo10_frameworks(student):
             f"built_in: “{axis}” was not built in {got}",
             "the notebook's name, as 01_collectives",
             got,
+            hint="In which lesson were samples dealt out, the state sharded, a layer cut, the layers put into stages?",
         )

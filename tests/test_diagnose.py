@@ -104,6 +104,49 @@ def test_in_two_functions_nobody_is_accused():
     assert "one of them skipped" in fault.message and fault.also[0][1] in (5, 90)
 
 
+OURS = {"where": None, "callers": [], "ours": True}
+
+
+def test_a_rank_that_is_back_in_the_check_has_returned():
+    """Four ranks, a call of ranks 0 and 2 that rank 2 does not make; ranks 1 to 3 are in the check's barrier."""
+    seen = Diagnosis(4)
+    inner = {"name": "1", "callers": [["x.py", 9, "inner"], ["x.py", 20, "outer"]]}
+    feed(seen, (3, op("barrier", 0, group=(0, 1, 2, 3)) | OURS), (3, WAIT))
+    feed(seen, (0, op("all_reduce", 5, group=(0, 2)) | inner), (0, WAIT))
+    for rank in (1, 2):
+        assert seen.deadlock() is None
+        feed(seen, (rank, op("barrier", 0, group=(0, 1, 2, 3)) | OURS), (rank, WAIT))
+    fault = seen.deadlock()
+    assert fault.message.startswith("deadlock: rank 0 waits in all_reduce"), fault.message
+    assert fault.message.endswith("that of rank 0 for ranks 0 and 2 alone; ranks 1, 2 and 3 have returned from outer")
+    assert (fault.where[1], fault.seen) == (5, "ranks 1, 2 and 3 returned from outer")
+
+
+def test_the_checks_own_call_is_blamed_last():
+    seen = Diagnosis(2)
+    feed(seen, (0, op("barrier", 0) | OURS), (0, WAIT), (1, op("recv", 4, peer=0, tag=0)), (1, WAIT))
+    fault = seen.deadlock()
+    assert fault.where[1] == 4 and fault.message.endswith("rank 0 has returned from f"), fault.message
+
+
+def test_a_rank_that_is_back_in_the_check_skipped_a_call_or_another_made_one_too_many():
+    for rank, other in ((0, 1), (1, 0)):
+        fault = feed(Diagnosis(2), (rank, op("all_reduce", 5)), (other, op("barrier", 0) | OURS))
+        assert "one of them skipped" in fault.message and f"rank {other} has returned from f" in fault.message
+        assert (fault.rank, fault.where[1], fault.seen) == (other, 5, "returned from f")
+    three = [(rank, op("barrier", 0, group=(0, 1, 2)) | OURS) for rank in (0, 2)]
+    fault = feed(Diagnosis(3), *three, (1, op("all_reduce", 5, group=(0, 1, 2))))
+    assert (fault.rank, fault.where[1], fault.expected) == (1, 5, "returned from f")
+    assert "rank 1 skipped a call that the others make, or makes one that they do not" in fault.message
+
+
+def test_a_call_of_another_thread_is_of_an_unknown_line():
+    seen = Diagnosis(2)
+    unknown = {"where": None, "callers": [], "ours": False}
+    feed(seen, (0, op("all_reduce", 5) | {"name": "1"}), (0, WAIT), (1, op("barrier", 0) | unknown), (1, WAIT))
+    assert "rank 1 waits in barrier of shape (4,) float32 at an unknown line" in seen.deadlock().message
+
+
 def test_groups_are_aligned_apart():
     seen = Diagnosis(2)
     assert feed(seen, (0, {**op("all_reduce", 1), "name": "1"}), (0, op("barrier", 2)), (1, op("barrier", 2))) is None

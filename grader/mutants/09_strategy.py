@@ -19,14 +19,25 @@ WRONG = [
         says="bytes_between_nodes",
     ),
     Answer(
-        1, "the pipeline is a ring", swap=('axis == "pp" and place == length - 1', "False"), says="bytes_between_nodes"
+        1,
+        "the pipeline is a ring",
+        swap=('axis == "pp" and place == length - 1', "False"),
+        says="along pp the last stage sends on to the first",
     ),
-    Answer(1, "activations, but no gradients", swap=('(2 if axis == "pp" else 1)', "1"), says="bytes_between_nodes"),
+    Answer(
+        1,
+        "a ring that nothing comes back on",
+        swap=(('axis == "pp" and place == length - 1', "False"), ('(2 if axis == "pp" else 1)', "1")),
+        says="pp is taken for a ring",
+    ),
+    Answer(
+        1, "activations, but no gradients", swap=('(2 if axis == "pp" else 1)', "1"), says="along pp nothing comes back"
+    ),
     Answer(
         1,
         "rings that do not close",
         swap=('axis == "pp" and place == length - 1', "place == length - 1"),
-        says="bytes_between_nodes",
+        says="rings are not closed",
     ),
     Answer(
         1,
@@ -154,28 +165,56 @@ WRONG = [
         ),
         says="of rank",
     ),
-    Answer(4, "averaged over all", ["return 'average'", None], says="gradient"),
-    Answer(4, "added up over data", swap=('return "average"', 'return "sum"'), says="times the right one"),
+    Answer(4, "averaged over all", ["return 'average'", None], says="averaged along cp, where parts add up"),
+    Answer(4, "added up over data", swap=('return "average"', 'return "sum"'), says="added up along dp"),
     Answer(
         4,
         "averaged along the context",
         swap=('if axis == "cp":\n    return "sum"', 'if axis == "cp":\n    return "average"'),
-        says="0.5 times the right one",
+        says="0.333 times the right one: averaged along cp",
     ),
-    Answer(4, "norms left alone", swap=('"sum" if fact.some and not fact.cut else "leave"', '"leave"'), says="on rank"),
+    Answer(
+        4,
+        "norms left alone",
+        swap=('"sum" if fact.some and not fact.cut else "leave"', '"leave"'),
+        says="left as this rank had it",
+    ),
+    Answer(
+        4,
+        "norms averaged along tp",
+        swap=(
+            '"sum" if fact.some and not fact.cut else "leave"',
+            '"average" if fact.some and not fact.cut else "leave"',
+        ),
+        says="averaged along tp, where parts add up",
+    ),
     Answer(
         4,
         "whole gradients added up along tp",
         swap=('"sum" if fact.some and not fact.cut else "leave"', '"leave" if fact.cut else "sum"'),
-        says="times the right one",
+        says="it counts once for each rank of tp",
     ),
-    Answer(4, "what is cut is added up", swap=("fact.some and not fact.cut", "fact.cut or fact.some"), says="on rank"),
+    Answer(
+        4,
+        "what is cut is added up",
+        swap=("fact.some and not fact.cut", "fact.cut or fact.some"),
+        says="though each rank has another part",
+    ),
     Answer(4, "the tied table left alone", swap=('"sum" if fact.tied else "leave"', '"leave"'), says="table"),
     Answer(
         4,
         "the tied table averaged",
         swap=('return "sum" if fact.tied else "leave"', 'return "average" if fact.tied else "leave"'),
-        says="table",
+        says="divided by the stages",
+    ),
+    Answer(
+        4,
+        "the tied table averaged over those who have it",
+        swap=(
+            ('return "sum" if fact.tied else "leave"', 'return "average" if fact.tied else "leave"'),
+            ("mesh[axis].size()", "dist.get_world_size(group)"),
+        ),
+        says="averaged over the two ends",
     ),
     Answer(4, "the table right, the doing empty", [None, "return"], says="on rank"),
     Answer(4, "divided by all ranks", swap=("mesh[axis].size()", "dist.get_world_size()"), says="times the right one"),
@@ -195,13 +234,29 @@ WRONG = [
         ),
         says="bytes",
     ),
-    Answer(4, "tied over all stages", swap=('ends if axis == "pp" else mesh.get_group(axis)', "mesh.get_group(axis)")),
-    Answer(4, "what shards is forgotten", swap=('axis in ("dp", "shard")', 'axis == "dp"'), says="on rank"),
+    Answer(
+        4,
+        "tied over all stages",
+        swap=('ends if axis == "pp" else mesh.get_group(axis)', "mesh.get_group(axis)"),
+        says="returned from sync_gradients",
+    ),
+    Answer(
+        4,
+        "tied over all stages of a long pipeline",
+        swap=(
+            'ends if axis == "pp" else mesh.get_group(axis)',
+            'ends if axis == "pp" and mesh["pp"].size() < 4 else mesh.get_group(axis)',
+        ),
+        says="have returned from sync_gradients",
+    ),
+    Answer(
+        4, "what shards is forgotten", swap=('axis in ("dp", "shard")', 'axis == "dp"'), says="added up along shard"
+    ),
     Answer(
         5,
         "what the rank holds",
         ["return torch.stack([p.grad.norm() for p in parameters.values()]).norm().item()"],
-        says="another on rank",
+        says="that is what rank 0 holds",
     ),
     Answer(
         5,
@@ -209,13 +264,13 @@ WRONG = [
         [
             "total = sum(p.grad.double().square().sum() for p in parameters.values())\ntotal = torch.zeros((), dtype=torch.float64) + total\ndist.all_reduce(total)\nreturn total.sqrt().item()"
         ],
-        says="another on rank",
+        says="squares are added up along dp",
     ),
     Answer(
         5,
         "whole parameters count t times",
         swap=("dist.all_reduce(mine[:1], group", "dist.all_reduce(mine, group"),
-        says="another on rank",
+        says="what is whole is counted once for each rank of tp",
     ),
     Answer(
         5, "stages not added up", swap=('dist.all_reduce(mine, group=mesh.get_group("pp"))', ""), says="another on rank"
@@ -230,13 +285,13 @@ WRONG = [
         5,
         "the table counts twice",
         swap=('facts[name].tied and mesh.get_local_rank("pp") > 0', "False"),
-        says="another on rank",
+        says="the tied table is counted on both ends",
     ),
     Answer(
         5,
         "the table never counts",
         swap=('facts[name].tied and mesh.get_local_rank("pp") > 0', "facts[name].tied"),
-        says="another on rank",
+        says="the tied table is not counted",
     ),
     Answer(
         5,
@@ -246,11 +301,29 @@ WRONG = [
     ),
     Answer(
         5,
+        "norms added up, without a root",
+        swap=(
+            ("parameter.grad.double().square().sum()", "parameter.grad.double().norm()"),
+            ("mine.sum().sqrt().item()", "mine.sum().item()"),
+        ),
+        says="norms are added up, and not their squares",
+    ),
+    Answer(
+        5,
+        "the table and what is whole, wherever they are",
+        swap=(
+            ('facts[name].tied and mesh.get_local_rank("pp") > 0', "False"),
+            ("dist.all_reduce(mine[:1], group", "dist.all_reduce(mine, group"),
+        ),
+        says="what is whole is counted once for each rank of tp",
+    ),
+    Answer(
+        5,
         "in the gradients' dtype",
         swap=("parameter.grad.double().square().sum()", "parameter.grad.square().sum()"),
         says="bfloat16",
     ),
-    Answer(5, "without the root", swap=("mine.sum().sqrt().item()", "mine.sum().item()"), says="another on rank"),
+    Answer(5, "without the root", swap=("mine.sum().sqrt().item()", "mine.sum().item()"), says="that is its square"),
     Answer(
         5,
         "what is used on some tokens adds up",
@@ -278,12 +351,17 @@ WRONG = [
     Answer(
         6, "three matrices of attention", swap=("dense = blocks * 4 *", "dense = blocks * 3 *"), says="rank_numbers"
     ),
-    Answer(6, "tables on every stage", swap=("(stage == 0) + (stage == plan.pp - 1)", "2"), says="rank_numbers"),
+    Answer(
+        6,
+        "tables on every stage",
+        swap=("(stage == 0) + (stage == plan.pp - 1)", "2"),
+        says="both tables are on every stage",
+    ),
     Answer(
         6,
         "one table with one stage",
         swap=("(stage == 0) + (stage == plan.pp - 1)", "int(stage in (0, plan.pp - 1))"),
-        says="rank_numbers",
+        says="with one stage a table is missing",
     ),
     Answer(6, "all experts everywhere", swap=(" / plan.ep", ""), says="rank_numbers"),
     Answer(6, "no MLP without experts", swap=("max(1, model.experts)", "model.experts"), says="rank_numbers"),
@@ -303,14 +381,20 @@ WRONG = [
         6,
         "all micro-batches, as in GPipe",
         swap=("min(plan.micro_batches, plan.pp - stage)", "plan.micro_batches"),
-        says="activation_bytes",
+        says="as if all micro-batches were kept",
+    ),
+    Answer(
+        6,
+        "one micro-batch alone",
+        swap=("min(plan.micro_batches, plan.pp - stage)", "1"),
+        says="as if one micro-batch were kept",
     ),
     Answer(6, "stages counted from the end", swap=("plan.pp - stage)", "stage + 1)"), says="activation_bytes"),
     Answer(
         6,
         "the block at hand is forgotten",
         swap=("alive * 2 * numbers + block if", "alive * 2 * numbers if"),
-        says="activation_bytes",
+        says="without the block at hand",
     ),
     Answer(6, "one MLP a token", swap=("(15 + 19 * model.active)", "34"), says="activation_bytes"),
     Answer(
@@ -345,20 +429,30 @@ WRONG = [
         7,
         "the embedding multiplies, too",
         swap=("+ model.vocabulary * h\n", "+ 2 * model.vocabulary * h\n"),
-        says="token_flops",
+        says="the embedding table is counted",
     ),
-    Answer(7, "no scores", swap=(" + 12 * model.layers * h * model.sequence", ""), says="token_flops"),
+    Answer(
+        7, "no scores", swap=(" + 12 * model.layers * h * model.sequence", ""), says="attention's scores are missing"
+    ),
     Answer(
         7,
         "all experts compute",
         swap=("8 * h**2 * model.active", "8 * h**2 * max(1, model.experts)"),
-        says="token_flops",
+        says="all experts compute",
     ),
     Answer(
         7, "rings send all they have", swap=("(length - 1) / length * numbers", "(length > 1) * numbers"), says="sent("
     ),
     Answer(7, "forward only", swap=("round(8 * again)", "round(4 * again)"), says='"tp" is wrong'),
-    Answer(7, "recomputing sends nothing", swap=('1.5 if plan.recompute == "full" else 1', "1"), says='"tp" is wrong'),
+    Answer(
+        7,
+        "recomputing sends nothing",
+        swap=('1.5 if plan.recompute == "full" else 1', "1"),
+        says="as if nothing were recomputed",
+    ),
+    Answer(
+        7, "always recomputed", swap=('1.5 if plan.recompute == "full" else 1', "1.5"), says="as if all were recomputed"
+    ),
     Answer(
         7,
         "one micro-batch",
@@ -397,14 +491,14 @@ WRONG = [
         says="link(",
     ),
     Answer(7, "experts at the outermost place", swap=("plan.ep * plan.cp * plan.tp", "plan.world"), says="link("),
-    Answer(7, "peak speed", swap=(" * machine.device_share)", ")"), says='"computing" is wrong'),
+    Answer(7, "peak speed", swap=(" * machine.device_share)", ")"), says="without device_share"),
     Answer(
         7,
         "links at their data sheet's speed",
         swap=("(cable.bandwidth * machine.link_share)", "cable.bandwidth"),
-        says="step_seconds",
+        says="without link_share",
     ),
-    Answer(7, "no latency", swap=(" + messages * cable.latency", ""), says="step_seconds"),
+    Answer(7, "no latency", swap=(" + messages * cable.latency", ""), says="without latency"),
     Answer(
         7,
         "recomputing costs nothing",
@@ -537,9 +631,23 @@ WRONG = [
     ),
     Answer(9, "tokens are not shared", swap=("needed_bandwidth(batch / gpus, speed", "needed_bandwidth(batch, speed")),
     Answer(9, "without the ring's factor", swap=(" * (gpus - 1) / gpus\n", "\n"), says="overtaken_at"),
-    Answer(9, "the last that keeps up", swap=("return gpus\n", "return gpus - 1\n"), says="overtaken_at"),
+    Answer(
+        9, "the last that keeps up", swap=("return gpus\n", "return gpus - 1\n"), says="the last number that keeps up"
+    ),
+    Answer(
+        9,
+        "links at their data sheet's speed",
+        swap=("cable.bandwidth * machine.link_share:", "cable.bandwidth:"),
+        says="without link_share",
+    ),
+    Answer(
+        9,
+        "GPUs at their peak",
+        swap=("speed = machine.peak * machine.device_share", "speed = machine.peak"),
+        says="without device_share",
+    ),
     Answer(9, "by doubling", swap=("gpus += 1", "gpus *= 2"), says="overtaken_at"),
-    Answer(9, "steps", ninth(samples_needed="return fewest_steps * (1 + critical / batch)"), says="samples_needed"),
+    Answer(9, "steps", ninth(samples_needed="return fewest_steps * (1 + critical / batch)"), says="steps, not samples"),
     Answer(9, "any batch is as good", ninth(samples_needed="return fewest_steps * critical"), says="samples_needed"),
     Answer(10, "ZeRO is plain data parallel", swap=('"ZeRO": {"sharded"}', '"ZeRO": {"data"}'), says="ZeRO"),
     Answer(10, "ZeRO is both", swap=('"ZeRO": {"sharded"}', '"ZeRO": {"sharded", "data"}'), says="ZeRO"),
@@ -548,6 +656,12 @@ WRONG = [
         "PipeDream has no copies",
         swap=('"PipeDream": {"data", "pipeline"}', '"PipeDream": {"pipeline"}'),
         says="PipeDream",
+    ),
+    Answer(
+        10,
+        "micro-batches are an axis",
+        swap=('"GPipe": {"pipeline"}', '"GPipe": {"pipeline", "data"}'),
+        says="GPipe: its row says nothing of “data”",
     ),
     Answer(
         10,

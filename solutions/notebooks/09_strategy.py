@@ -736,9 +736,9 @@ plots_strategy.memory(shown, CLUSTER.memory)
 # | axis | is used for | numbers that are sent | messages |
 # |---|---|---|---|
 # | `tp` | each block and micro-batch: 4 all-gathers, 4 reduce-scatters; recomputed, 6 and 6 | a ring's, of $nh$ | $t - 1$ each |
-# | `cp` | the same: K and V go round forward; K, V and their gradients backward | 3 pairs of $nh/t$, to cp - 1 others | cp - 1 for each pair |
+# | `cp` | the same: K and V go round forward; K, V and their gradients backward; recomputed, no more (only the planner at the end counts that round, too) | 3 pairs of $nh/t$, to cp - 1 others | cp - 1 for each pair |
 # | `ep` | the same: 4 all-to-alls; recomputed, 6 | what leaves the rank, of (active · $nh/t$) | ep - 1 each |
-# | `pp` | each micro-batch: activations to the next stage, and gradients back, which are waited for, too | $nh$ each | 1 each |
+# | `pp` | each micro-batch: activations to the next stage, and the gradients that come back: waited for, too, and so counted here | $nh$ each way | 1 each way |
 # | `shard` | each micro-batch: 2 all-gathers, a reduce-scatter | a ring's, of all that the rank's unit has unsharded | as many rings of $N - 1$ for each block, and for table and head together |
 # | `dp` | once a step: an all-reduce over dp · cp ranks, as along `cp` gradients are added up, too | a ring's, of all that the rank holds | $2(N - 1)$ |
 #
@@ -746,12 +746,13 @@ plots_strategy.memory(shown, CLUSTER.memory)
 # line of one rank sends nothing.
 #
 # **Links.** A rank's lines are placed from the inside in the order tp, cp, shard, dp, pp (and `ep` lies on shard's
-# side: it spans ep · cp · tp ranks). A line whose span (its length times all that is inside it) is at most a node's
-# GPUs uses `machine.inside`, any other `machine.between`. It takes bytes / (bandwidth · `link_share`) + messages ·
-# latency.
+# side: it spans ep · cp · tp ranks). A line whose span (its length times all that is inside it: for `dp`, dp · shard ·
+# cp · tp) is at most a node's GPUs uses `machine.inside`, any other `machine.between`. It takes bytes / (bandwidth ·
+# `link_share`) + messages · latency.
 #
 # **What overlaps.** `tp`, `ep` and `pp` are waited for. `shard` and `dp` go on beside the computation, and `cp` beside
-# attention's scores, which have the share $12Lhs$ of a token's FLOPs: of those only what is longer counts.
+# attention's scores, which have the share $12Lhs$ of a token's FLOPs, and of the computing's time, recomputed or not: of
+# those only what is longer counts.
 #
 # **Bubble.** The micro-batches' time (computing, and what is waited for, cp's included) times $(p - 1)/m$.
 
@@ -1144,8 +1145,9 @@ plots_strategy.Later(show_scaling)
 # | DeepSpeed, 3-D ([2020](https://www.microsoft.com/en-us/research/blog/deepspeed-extreme-scale-model-training-for-everyone/)) | 800 GPUs, 1 T | ZeRO's first stage over copies of a pipeline, whose stages' layers are cut as Megatron does |
 #
 # Which axes does each use? Read what is **cut**: the samples alone ("data"), the samples and what a rank holds of
-# weights, gradients or state ("sharded"), the layers among stages ("pipeline"), or a layer itself ("tensor"). To swap
-# is no axis, and "sharded" stands in place of "data", not beside it.
+# weights, gradients or state ("sharded"), the layers among stages ("pipeline"), or a layer itself, or its input
+# ("tensor"). To swap is no axis, nor are micro-batches, which one after the other go through the same ranks; and
+# "sharded" stands in place of "data", not beside it.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}

@@ -89,6 +89,20 @@ class Op:
     def at(self) -> str:
         return f"{self} at {self.line}"
 
+    @property
+    def function(self) -> str:
+        """The student's function that was called by what is not the student's."""
+        return (self.callers or [self.where])[-1][2]
+
+    def beyond(self, other: "Op") -> str:
+        """If this call is the check's own and the other is not, what this rank has done, which the other has not: the
+        check calls the same on all ranks, in the same order. Else nothing.
+        """
+        if not self.event.get("ours") or not other.where:
+            return ""
+        script = other.function == "<module>"
+        return "come to the end of the script" if script else f"returned from {other.function}"
+
 
 @dataclass
 class Rank:
@@ -169,30 +183,35 @@ class Diagnosis:
         if first.where != second.where:
             skipper, waiter = self.skipper(first, second)
             told = (waiter, skipper) if skipper else (first, second)
+
+            def stands(op: Op, other: Op) -> str:
+                return f"has {done}" if (done := op.beyond(other)) else f"is in {op.at()}"
+
             if skipper:
                 text = (
                     f"rank {skipper.rank} skipped a call that the others make, or makes one that they do not: rank"
-                    f" {waiter.rank} is in {waiter.at()}, while rank {skipper.rank} is in {skipper.at()}"
+                    f" {waiter.rank} {stands(waiter, skipper)}, while rank {skipper.rank} {stands(skipper, waiter)}"
                 )
             else:
-                skipper, waiter = second, first
+                skipper, waiter = (first, second) if first.beyond(second) else (second, first)
                 text = (
-                    f"the ranks part: rank {first.rank} is in {first.at()}, rank {second.rank} in {second.at()}; "
-                    "one of them skipped a call, or made one too many"
+                    f"the ranks part: rank {first.rank} {stands(first, second)}, rank {second.rank}"
+                    f" {stands(second, first)}; one of them skipped a call, or made one too many"
                 )
-            expected, seen = str(waiter), str(skipper)
+            expected, seen = waiter.beyond(skipper) or str(waiter), skipper.beyond(waiter) or str(skipper)
+            lines = waiter if waiter.where else skipper
             if expected == seen:  # two calls alike, on two lines
                 expected, seen = waiter.at(), skipper.at()
             return Fault(
                 "hang",
                 f"{text}. Every rank of a group must make the same calls in the same order",
                 skipper.rank,
-                waiter.where,
+                lines.where,
                 expected=expected,
                 seen=seen,
                 also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers],
-                callers=waiter.callers,
-                told=told,
+                callers=lines.callers,
+                told=[op for op in told if op.where],
             )
         what = {
             "op": "different operations",
@@ -219,7 +238,7 @@ class Diagnosis:
         the one at a line that all have been at before is right, else the one
         that is less far down.
         """
-        if not first.where or not second.where:
+        if not all(op.where or op.event.get("ours") for op in (first, second)):
             return None, None
         calls = self.calls[first.event["name"]]
 
@@ -231,7 +250,7 @@ class Diagnosis:
 
         if followers(first) != followers(second):
             return tuple(sorted((first, second), key=followers))
-        if first.where[2] != second.where[2]:
+        if not first.where or not second.where or first.where[2] != second.where[2]:
             return None, None
         return tuple(sorted((first, second), key=lambda op: (known(op), -op.where[1])))
 
@@ -314,15 +333,27 @@ class Diagnosis:
         if not stuck:
             return None
         # A rank that lacks only ranks which can still move is not stuck; here none can.
+        # The check's own call is the last to be blamed.
         number, (op, lacking) = min(
-            stuck.items(), key=lambda item: (not any(self.ranks[m].gone for m in item[1][1]), item[0])
+            stuck.items(),
+            key=lambda item: (
+                bool(item[1][0].event.get("ours")),
+                not any(self.ranks[m].gone for m in item[1][1]),
+                item[0],
+            ),
         )
         finished = [member for member in lacking if self.ranks[member].gone == "it has finished"]
         stories = [f"{numbers(finished)} never come: they have finished"] if len(finished) > 1 else []
         told = [op]
         short = [f"{numbers(finished)} finished"] if len(finished) > 1 else []
+        waiting = [n for n, (o, _) in stuck.items() if o is op or (o.where == op.where and "peer" not in op.event)]
+        back = [n for n, (o, lacks) in stuck.items() if o.beyond(op) and {*waiting} & {*lacks}]
+        if back:
+            done = stuck[back[0]][0].beyond(op)
+            stories.append(f"{numbers(back)} {'has' if len(back) == 1 else 'have'} {done}")
+            short.append(f"{numbers(back)} {done}")
         for member in lacking:
-            if member in finished and stories:
+            if member in back or (len(finished) > 1 and member in finished):
                 continue
             if gone := self.ranks[member].gone:
                 stories.append(f"rank {member} never comes: {gone}")
@@ -333,16 +364,18 @@ class Diagnosis:
                 stories.append(f"rank {member} waits in {other.at()}")
                 short.append(f"rank {member} in {other}")
         skipper = next((member for member in lacking if self.ranks[member].gone), None)
-        waiting = [n for n, (o, _) in stuck.items() if o is op or (o.where == op.where and "peer" not in op.event)]
         verb = "waits" if len(waiting) == 1 else "wait"
         expected = f"every rank in {op}"
         if "peer" in op.event:
             expected = (
                 f"rank {op.event['peer']} in {'recv from' if op.event['op'] == 'send' else 'send to'} rank {op.rank}"
             )
+        group, among = op.event.get("group", []), ""
+        if "peer" not in op.event and len(group) < len(self.ranks):
+            among = f", that of rank {op.rank} for {numbers(group)} alone"
         return Fault(
             "hang",
-            f"deadlock: {numbers(waiting)} {verb} in {op.at()}; " + "; ".join(stories),
+            f"deadlock: {numbers(waiting)} {verb} in {op.at()}{among}; " + "; ".join(stories),
             number if skipper is None else skipper,
             op.where,
             expected=expected,

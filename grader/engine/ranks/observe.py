@@ -7,6 +7,7 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
 
     {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
      "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
+                                    "ours": the call is the check's own;
                                      an all-to-all has "pieces" as well: the bytes for each rank of the group;
                                      "gaps": a tensor of it is not dense, as NCCL wants it
     {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for
@@ -152,6 +153,10 @@ class Line:
         """The innermost of these lines."""
         return next(iter(self.lines()), None)
 
+    def ours(self) -> bool:
+        """Whether the student's code has returned to the check. (A backward pass may have another thread.)"""
+        return threading.current_thread() is threading.main_thread() and not self.lines()
+
 
 def next_world(ranks: int) -> None:
     """The next process group is that of the first `ranks` ranks alone, as if a job had been started with so many."""
@@ -243,6 +248,7 @@ def watch_rendezvous(line: Line, run: Path, job: dict) -> None:
             bytes=0,
             detail=str(backend),
             where=where,
+            ours=line.ours(),
         )
         if job["gpus"]:  # no GPU is there: gloo stands in for nccl, and the judge knows what was asked
             backend = "gloo" if backend is None or "nccl" in backend else backend
@@ -265,6 +271,7 @@ def watch_rendezvous(line: Line, run: Path, job: dict) -> None:
             bytes=0,
             detail=None,
             where=line.where(),
+            ours=line.ours(),
         )
         line.say(e="wait")
         group = new_group(*args, **kwargs)
@@ -406,6 +413,7 @@ def announce(line: Line, name: str, given: dict) -> dict:
         detail=None,
         where=where,
         callers=callers,
+        ours=line.ours(),
     )
     tensors = given.get(AGREED.get(name, ""))
     sent = tensors if tensors is not None else given.get("tensors", given.get("input_tensors", given.get("input")))
