@@ -4,7 +4,7 @@
 
 In one run, in turns, on a copy of the course: ddp_training is saved while `watch` looks,
 and the clock runs from the save to the verdict on the screen. The same check of TODO 10
-is started cold, by torchrun; and `pytest grader --target solutions` gives seconds a check.
+is started cold, by torchrun; and pytest on the lesson's solutions gives seconds a check.
 """
 
 import argparse
@@ -59,7 +59,7 @@ ROWS = {  # what is measured: its title, and the seconds it may take at most
     "watch_todo": (f"save to verdict in watch, {LESSON}/{TODO} (one 2-rank run)", 0.5),
     "watch_lesson": (f"save to verdict in watch, all of {LESSON}", 2.0),
     "cold_todo": (f"the check of {LESSON}/{TODO}, cold: torchrun, 2 ranks", None),
-    "pytest_check": ("pytest grader --target solutions, for each check", 0.6),
+    "pytest_check": (f"pytest grader/test_{LESSON}.py --target solutions, for each check", 0.6),
 }
 
 
@@ -217,8 +217,9 @@ def cold(course: Path) -> float:
 
 
 def pytest_check(course: Path) -> float | None:
-    """Seconds of `pytest grader --target solutions` for each of its checks; None if it does not pass."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "grader", "--target", "solutions"]
+    """Seconds of pytest on the lesson's solutions for each of its checks; None if it does not pass."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"grader/test_{LESSON}.py"]
+    command += ["--target", "solutions"]
     took, done = timed(
         lambda: subprocess.run(
             command, cwd=course, env=environment(course), capture_output=True, text=True, check=False

@@ -10,6 +10,7 @@ import pytest
 
 from grader.engine.lesson import lessons
 from grader.engine.lesson.lessons import Unit
+from grader.engine.ranks import pulse
 from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.messages import collectives, left_in_flight, rehearse, written_in_flight
 
@@ -284,7 +285,8 @@ def test_each_fault_is_told_apart_and_named(engine, name):
     assert fault is not None
     assert (fault.cause, fault.rank, fault.where and fault.where[1]) == (cause, rank, line), fault.message
     assert words in fault.message
-    assert run.own_time < 5 and run.fault_after < 60  # benchmarks/faults.py measures the latter
+    # Twice the longest silence that is borne; benchmarks/faults.py measures both.
+    assert run.own_time < 2 * pulse.IDLE and run.fault_after < 60
 
 
 def test_a_right_run_after_each_kind_of_end(engine):
