@@ -38,7 +38,7 @@ WRONG = [
     Answer(1, "the word itself is predicted", "return self.model(x, x)", says="mean loss"),
     Answer(1, "a sum, not a mean", "return self.model(x, y) * y.numel()", says="mean loss"),
     Answer(1, "the module called, which has no forward", "return self(x, y)"),
-    Answer(2, "no optimizer", "return None", says="no optimizer"),
+    Answer(2, "no optimizer", "return None", says="returns None"),
     Answer(
         2,
         "always AdamW",

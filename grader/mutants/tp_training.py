@@ -32,7 +32,7 @@ WRONG = [
     Answer(
         1, "one axis", "return init_device_mesh(device.type, (world_size,), mesh_dim_names=('data',))", says="no grid"
     ),
-    Answer(1, "nothing", "return None", says="no mesh"),
+    Answer(1, "nothing", "return None", says="returns None"),
     # TODO 2
     Answer(
         2,
