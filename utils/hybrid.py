@@ -20,6 +20,7 @@ def add_hybrid_flags(parser: argparse.ArgumentParser) -> None:
     add("--microbatches", type=whole(0), default=0, help="parts of a pipeline's share of the batch; 0 is --pp")
     add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
     add("--sequence-parallel", action="store_true", help="cut the stream between the layers along the sequence, too")
+    add("--compare", action="store_true", help="say what the plan predicts of a step, beside what the third one took")
 
 
 def check_hybrid(args: argparse.Namespace, ranks: int) -> None:

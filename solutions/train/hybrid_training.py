@@ -87,7 +87,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--save-every", type=whole(0), default=0, help="steps from one sharded checkpoint to the next; 0 is none")
     add("--resume", metavar="FOLDER", help="go on from a sharded checkpoint, in whatever shape")
-    add("--compare", action="store_true", help="say what the plan predicts of a step, beside what the third one took")
     args = parser.parse_args(argv)
     check_hybrid(args, launch_environment().world_size)
     return args
