@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, hinted, mark, premise, todo
+from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, hinted, kind_of, mark, premise, todo
 from utils.memory import Storages
 from utils.model import MLP, TransformerLM
 
@@ -39,21 +39,15 @@ MARGIN = 1e-4
 MOVED = 1e-2
 
 
-def described(value):
-    """What it is, in words: "an int"."""
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
 def told(value):
     """What a rank's evidence can hold of it: a tensor as it is, anything else in words."""
-    return value.detach().clone() if isinstance(value, torch.Tensor) else described(value)
+    return value.detach().clone() if isinstance(value, torch.Tensor) else kind_of(value)
 
 
 def told_all(value, count):
     """The same of a tuple of `count`."""
     if not isinstance(value, (tuple, list)) or len(value) != count:
-        return described(value) + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
+        return kind_of(value) + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
     return [told(part) for part in value]
 
 
@@ -63,7 +57,7 @@ def a_tensor(what, got, shape, dtype=None, rank=None):
     right = f"a tensor of shape {tuple(shape)}" + (f" and dtype {name}" if dtype else "")
     expect(
         isinstance(got, torch.Tensor),
-        f"{what} is {got if isinstance(got, str) else described(got)}, not a tensor",
+        f"{what} is {got if isinstance(got, str) else kind_of(got)}, not a tensor",
         right,
         got,
         rank,
@@ -1211,7 +1205,7 @@ def grouped_on_rank(code, rank, world, spread):
     for group in made:
         # A group that a rank is not in is a number to it.
         members.append(
-            sorted(dist.get_process_group_ranks(group)) if isinstance(group, dist.ProcessGroup) else described(group)
+            sorted(dist.get_process_group_ranks(group)) if isinstance(group, dist.ProcessGroup) else kind_of(group)
         )
     return {"groups": members}
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from utils.memory import Storages, held
+from utils.memory import Peak, Storages, held
 
 
 def test_views_count_once_and_what_is_gone_does_not():
@@ -66,16 +66,6 @@ def mesh():
     dist.destroy_process_group()
 
 
-class Peak(Storages):
-    """The most that was alive after any operation."""
-
-    peak = 0
-
-    def note(self, tensors):
-        super().note(tensors)
-        self.peak = max(self.peak, sum(self.live().values()))
-
-
 PART, WHOLE = 16 * 8 * 4, 64 * 8 * 4  # bytes of a quarter of 64 x 8 float32 numbers, and of all
 
 
@@ -96,10 +86,10 @@ def test_what_lives_for_a_moment_inside_an_operation_on_dtensors_counts(mesh):
         assert sum(storages.live().values()) == PART + WHOLE
         del gathered
         assert sum(storages.live().values()) == PART
-        storages.peak = 0
+        storages.most = 0
         total = (sharded.full_tensor() * 2).sum()  # a number does not count
         assert sum(storages.live().values()) == PART and total.dim() == 0
-    assert storages.peak == PART + 2 * WHOLE
+    assert storages.most == PART + 2 * WHOLE
 
 
 def test_gradients_of_dtensors_are_parts_too(mesh):

@@ -81,7 +81,8 @@ class Peak(Storages):
 
     def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
         self.most = 0
-        self.at_most = 0  # alive now: to count takes longer than most operations, and is needed only near the peak
+        # What is alive, and what has gone since it was last counted: to count takes longer than most operations.
+        self.at_most = 0
         super().__init__(tensors)
 
     def note(self, tensors: Iterable[Any]) -> None:

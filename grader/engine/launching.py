@@ -21,9 +21,9 @@ def run_once(script: Path, nproc: int, args: list[str], out: Path, dry_run: bool
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     options = [] if str(out) == str(out_folder(args, f"runs/{script.stem}")) else ["--out", str(out)]
     options += ["--record"] * ("--record" not in args)
-    command = machine.launch_command(script, nproc, [*args, *options])
-    say(f"[dim]$ OMP_NUM_THREADS={threads} {escape(machine.shown(command))}[/]")
-    return 0 if dry_run else machine.call(machine.quiet(command), env={**os.environ, "OMP_NUM_THREADS": threads})
+    typed, run = (machine.launch_command(script, nproc, [*args, *options], quiet) for quiet in (False, True))
+    say(f"[dim]$ OMP_NUM_THREADS={threads} {escape(machine.shown(typed))}[/]")
+    return 0 if dry_run else machine.call(run, env={**os.environ, "OMP_NUM_THREADS": threads})
 
 
 def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bool) -> int:

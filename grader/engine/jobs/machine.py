@@ -42,25 +42,15 @@ def found() -> dict[str, str]:
     }
 
 
-def launch_command(script: Path, nproc: int, args: list[str]) -> list[str]:
-    """What to type to run a script in `nproc` processes on this node."""
+def launch_command(script: Path, nproc: int, args: list[str], quiet: bool = False) -> list[str]:
+    """What to type to run a script in `nproc` processes on this node; if `quiet`, with our torchrun.py for torchrun."""
     if nproc == 1:
         return [sys.executable, str(script), *args]
     torchrun = Path(sys.executable).with_name("torchrun")
     start = [str(torchrun)] if torchrun.exists() else [sys.executable, "-m", "torch.distributed.run"]
+    if quiet:
+        start = [sys.executable, "-P", str(Path(__file__).with_name("torchrun.py"))]
     return [*start, "--standalone", f"--nproc-per-node={nproc}", str(script), *args]
-
-
-def quiet(command: list[str]) -> list[str]:
-    """What `launch_command` starts, without torchrun's traceback where a script has refused its flags."""
-    if "--standalone" not in command:
-        return command
-    return [
-        sys.executable,
-        "-P",
-        str(Path(__file__).with_name("torchrun.py")),
-        *command[command.index("--standalone") :],
-    ]
 
 
 def shown(command: list[str]) -> str:

@@ -218,12 +218,12 @@ def locate(source: str, edited: str) -> dict[int, list[range]]:
     return found
 
 
-ALIKE = 0.8  # of 1: a name misspelt, a bracket left out
+RESEMBLES = 0.8  # of 1: a name misspelt, a bracket left out
 
 
 def resemble(line: str, given: str) -> bool:
     """Whether a line of code is a given one, changed a little."""
-    return bool(given) and SequenceMatcher(None, line, given, autojunk=False).ratio() >= ALIKE
+    return bool(given) and SequenceMatcher(None, line, given, autojunk=False).ratio() >= RESEMBLES
 
 
 def todo_at(source: str, edited: str, line: int) -> int | None:

@@ -4,13 +4,10 @@
 """
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
-from torch.multiprocessing.reductions import StorageWeakRef
-
 from grader.engine.ranks.observe import Line
-from utils.memory import Storages, storages_of
+from utils.memory import Peak
 
 
 def multiplications(name: str, args: tuple) -> int:
@@ -26,27 +23,12 @@ def multiplications(name: str, args: tuple) -> int:
     return 0
 
 
-class watch_products(Storages):
+class watch_products(Peak):
     """While it is entered: tells of each matrix product, and knows the `most` bytes that were alive at a time.
 
     Args:
         tensors: what was there before.
     """
-
-    def __init__(self, tensors: tuple = ()) -> None:
-        self.most = self.at_most = 0  # the latter: what is alive, and what has gone since it was last counted
-        super().__init__(tensors)
-
-    def note(self, tensors: Iterable[Any]) -> None:
-        for tensor in tensors:
-            for storage in storages_of(tensor):
-                ref = StorageWeakRef(storage)
-                if ref not in self.noted:
-                    self.noted.add(ref)
-                    self.at_most += storage.nbytes()
-        if self.at_most > self.most:  # to count takes longer than most operations
-            self.at_most = sum(self.live().values())
-            self.most = max(self.most, self.at_most)
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = super().__torch_dispatch__(operation, types, args, kwargs)
