@@ -159,6 +159,20 @@ def check_checkpoint(
         )
 
 
+def one_writer(run: Any) -> list[int]:
+    """The rank that wrote saved/model.pt, in a list. Each rank's evidence says which `files` it wrote."""
+    writers = [rank for rank, seen in enumerate(run.evidence) if seen["files"]]
+    expect(
+        len(writers) <= 1,
+        f"ranks {writers} all write the checkpoint",
+        "one rank writes",
+        f"ranks {writers} write",
+        writers[1] if len(writers) > 1 else None,
+    )
+    expect("saved/model.pt" in run.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
+    return writers
+
+
 def each_once(name, shares, size):
     """Each of `size` samples is in exactly one share."""
     everything = sorted(i for share in shares for i in share)
@@ -203,19 +217,7 @@ def same_run(serial, run, world):
             loss,
             seen,
         )
-    for want, got in zip(reported(serial), reported(run), strict=True):
-        for name, value in want.items():
-            (
-                expect(
-                    math.isclose(got.get(name, math.nan), value, rel_tol=REL),
-                    f"on {world} ranks metrics.jsonl says another {name} "
-                    f"({want['kind']}, step {want['step']}) than the serial run's",
-                    value,
-                    got.get(name),
-                )
-                if isinstance(value, float)
-                else None
-            )
+    same_report(f"on {world} ranks", reported(serial), reported(run))
     for name, weight in serial.evidence[0]["weights"].items():
         for rank, evidence in enumerate(run.evidence):
             # SGD keeps rounding small: 1e-6 was measured after these steps; the weights themselves moved by 1e-2.
@@ -259,9 +261,9 @@ def plain_name(name: str) -> str:
     return name.replace("_checkpoint_wrapped_module.", "").removeprefix("module.")
 
 
-def mains_on_rank(code, rank, world, runs, data):
-    """main(), run after run in one process: for each (ranks, flags). Returns what each run left; None where this rank
-    was not in it.
+def mains_on_rank(code, rank, world, runs, data, keep=None):
+    """main(), run after run in one process: for each (ranks, flags). Returns what each run left, or only what is named
+    in `keep`; None where this rank was not in it.
     """
     for name, text in data.items():  # a folder for each rank: none must wait for another
         path = Path(f"{rank}") / name
@@ -275,8 +277,9 @@ def mains_on_rank(code, rank, world, runs, data):
         next_world(ranks)
         record.begin()
         code.main(["--data", f"{rank}/data", "--out", f"out-{number}", *flags])
-        evidence = record.evidence()
-        left.append(evidence | {"weights": {plain_name(name): weight for name, weight in evidence["weights"].items()}})
+        seen = record.evidence()
+        seen["weights"] = {plain_name(name): weight for name, weight in seen["weights"].items()}
+        left.append({what: seen[what] for what in keep or seen})
     return left
 
 

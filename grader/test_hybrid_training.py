@@ -32,7 +32,6 @@ from torch import nn
 from grader.kit import (
     REL,
     Fault,
-    Line,
     Peak,
     Private,
     Wrong,
@@ -45,11 +44,10 @@ from grader.kit import (
     expect,
     hinted,
     kind_of,
+    mains_on_rank,
     mark,
-    next_world,
     premise,
     record_files,
-    record_training,
     reported,
     same_report,
     todo,
@@ -1180,25 +1178,7 @@ RUNS = (  # ranks, blocks, flags: a block for each stage, since what a stage mak
     (8, 2, "--pp 2 --shard 2 --tp 2 --sequence-parallel --microbatches 3"),
     (4, 4, "--pp 2 --dp 2 --schedule interleaved --microbatches 2"),
 )
-
-
-def mains_on_rank(code, rank, world, runs, data):
-    """main(), run after run in one process, for each (ranks, flags): what it left; None where this rank had no part."""
-    for name, content in data.items():  # a folder for each rank: none must wait for another
-        path = Path(f"{rank}") / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    record, left = record_training(Line.mine), []
-    for case, (ranks, flags) in enumerate(runs):
-        if rank >= ranks:
-            left.append(None)
-            continue
-        next_world(ranks)
-        record.begin()
-        code.main(["--data", f"{rank}/data", "--out", f"out-{case}", *flags])
-        seen = record.evidence()
-        left.append({key: seen[key] for key in ("held", "steps", "still_in_a_group", "files")})
-    return left
+KEPT = ("held", "steps", "still_in_a_group", "files")  # of a run: no weights, which lie in stages
 
 
 OF_THE_STATE = (
@@ -1300,6 +1280,7 @@ def check_law(student):
         group=None,
         runs=[[ranks, [*argv, *flags.split()]] for (ranks, _, flags), argv in zip(RUNS, models, strict=True)],
         data=corpus(student),
+        keep=KEPT,
     )
     for case, (world, layers, flags) in enumerate(RUNS):
         serial = student.serial(["--data", "data", "--out", "out", *models[case]], corpus(student))

@@ -30,9 +30,8 @@ import torch.distributed as dist
 from torch import nn
 
 from grader.kit import (
-    REL,
     Fault,
-    Line,
+    REL,
     Wrong,
     cases,
     check_checkpoint,
@@ -42,12 +41,12 @@ from grader.kit import (
     elements,
     expect,
     kind_of,
+    mains_on_rank,
     mark,
-    next_world,
     premise,
     record_files,
-    record_training,
     reported,
+    same_report,
     todo,
 )
 from utils.data import IGNORE, Windows
@@ -1404,6 +1403,7 @@ RUNS = (
     (2, "--pp 2 --schedule 1f1b --microbatches 3"),
 )
 PIPELINES = (2, 4, 1)  # --pp on 4 ranks
+KEPT = ("held", "steps", "still_in_a_group", "files")  # of a run: no weights, which lie in stages
 
 
 def mesh_on_rank(code, rank, world, pipelines):
@@ -1417,57 +1417,8 @@ def mesh_on_rank(code, rank, world, pipelines):
     return meshes
 
 
-def mains_on_rank(code, rank, world, runs, data):
-    """main(), run after run in one process, for each (ranks, flags): what it left; None where this rank had no part."""
-    for name, content in data.items():  # a folder for each rank: none must wait for another
-        path = Path(f"{rank}") / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    record, left = record_training(Line.mine), []
-    for case, (ranks, flags) in enumerate(runs):
-        if rank >= ranks:
-            left.append(None)
-            continue
-        next_world(ranks)
-        record.begin()
-        code.main(["--data", f"{rank}/data", "--out", f"out-{case}", *flags])
-        left.append(
-            {
-                key: value
-                for key, value in record.evidence().items()
-                if key in ("held", "steps", "still_in_a_group", "files")
-            }
-        )
-    return left
-
-
 def serial_run(student, argv=ARGV):
     return student.serial(["--data", "data", "--out", "out", *argv], corpus(student))
-
-
-def same_report(told, serial, run, out):
-    """Every line of metrics.jsonl: with --log-every 1, the loss of each step."""
-    right, seen = reported(serial), reported(run, out)
-    expect(
-        len(right) == len(seen),
-        f"{told} metrics.jsonl has {len(seen)} lines",
-        f"{len(right)} lines",
-        f"{len(seen)} lines",
-    )
-    for want, got in zip(right, seen, strict=True):
-        for name in want:
-            if isinstance(want[name], float):
-                what = (
-                    f"the loss of step {want['step']}"
-                    if (want["kind"], name) == ("step", "loss")
-                    else f"the {name} after step {want['step']} ({want['kind']})"
-                )
-                expect(
-                    math.isclose(got.get(name, math.nan), want[name], rel_tol=REL),
-                    f"{told} {what} is not the serial run's",
-                    want[name],
-                    got.get(name),
-                )
 
 
 def same_weights(told, serial, run, out, pp):
@@ -1555,6 +1506,7 @@ def test_todo13_mesh(student):
         group=None,
         runs=[[ranks, [*ARGV, *flags.split()]] for ranks, flags in RUNS],
         data=corpus(student),
+        keep=KEPT,
     )
     for case, (ranks, flags) in enumerate(RUNS):
         told, pp = f"on {ranks} ranks with {flags}", int(flags.split()[1])
@@ -1590,5 +1542,5 @@ def test_todo13_mesh(student):
             f"{psi:,}",
             f"{total:,}",
         )
-        same_report(f"{told},", serial, run, f"out-{case}")
+        same_report(f"{told},", reported(serial), reported(run, f"out-{case}"))
         same_weights(f"{told},", serial, run, f"out-{case}", pp)

@@ -144,28 +144,10 @@ while running:
             os.kill(left, signal.SIGTERM)
 sys.exit(worst)
 """
-SMALL = [
-    "--data",
-    "random",
-    "--epochs",
-    "1",
-    "--max-steps",
-    "2",
-    "--batch-size",
-    "12",
-    "--seq-len",
-    "16",
-    "--dim",
-    "16",
-    "--heads",
-    "2",
-    "--layers",
-    "1",
-    "--log-every",
-    "1",
-    "--optimizer",
-    "sgd",
-]
+SMALL = (
+    "--data random --epochs 1 --max-steps 2 --batch-size 12 --seq-len 16 --dim 16 --heads 2 --layers 1 --log-every 1 "
+    "--optimizer sgd"
+).split()
 
 
 def test_polaris_for_real_but_for_its_machine(tmp_path):

@@ -161,20 +161,7 @@ def test_a_notebook_differs_by_its_cells(course, monkeypatch):
 def test_run_goes_on_where_the_user_is(course, tmp_path):
     here = tmp_path / "elsewhere"
     here.mkdir()
-    tiny = [
-        "--data",
-        "random",
-        "--max-steps",
-        "2",
-        "--batch-size",
-        "12",
-        "--seq-len",
-        "8",
-        "--dim",
-        "16",
-        "--epochs",
-        "1",
-    ]
+    tiny = "--data random --max-steps 2 --batch-size 12 --seq-len 8 --dim 16 --epochs 1".split()
     done = course.run("run", "single_gpu_training", "--", *tiny, "--out", "mine", cwd=here)
     assert done.returncode == 0, done
     assert (here / "mine" / "loss.png").stat().st_size > 1000 and "mine/report.html" in done.stdout

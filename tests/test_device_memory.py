@@ -93,21 +93,7 @@ def test_what_is_no_size_is_refused_in_one_line(text, capsys):
     assert "such as 300MB" in ended(capsys, stop)
 
 
-FLAGS = [
-    "--data",
-    "random",
-    "--max-steps",
-    "3",
-    "--batch-size",
-    "4",
-    "--seq-len",
-    "16",
-    "--dim",
-    "128",
-    "--layers",
-    "1",
-    "--device-memory",
-]
+FLAGS = "--data random --max-steps 3 --batch-size 4 --seq-len 16 --dim 128 --layers 1 --device-memory".split()
 
 
 def started(rank, world, port, script, flags):

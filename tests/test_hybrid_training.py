@@ -13,7 +13,7 @@ from benchmarks.hybrid_training import ranks_of
 from grader import test_hybrid_training as checks
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.engine import Engine
-from grader.kit import Student, corpus, reported, same_report
+from grader.kit import Student, corpus, mains_on_rank, reported, same_report
 from utils.arguments import training_parser
 from utils.hybrid import add_hybrid_flags, check_hybrid
 from utils.model import TransformerLM
@@ -31,7 +31,7 @@ def mains(student, runs):
     """One job in which main() runs with each of these (ranks, flags)."""
     runs = [[ranks, [*ADAM, *flags.split()]] for ranks, flags in runs]
     most = max(ranks for ranks, _ in runs)
-    return student.call(checks.mains_on_rank, world=most, group=False, runs=runs, data=corpus(student))
+    return student.call(mains_on_rank, world=most, group=False, runs=runs, data=corpus(student), keep=checks.KEPT)
 
 
 def serial(student, argv=ADAM):

@@ -17,29 +17,10 @@ from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.engine import Engine
 from grader.kit import reported
 
-FIFTY = [
-    *ddp.ARGV[: ddp.ARGV.index("--epochs")],
-    "--epochs",
-    "25",
-    "--max-steps",
-    "50",
-    "--batch-size",
-    "12",
-    "--seq-len",
-    "8",
-    "--dim",
-    "16",
-    "--heads",
-    "2",
-    "--layers",
-    "2",
-    "--optimizer",
-    "adamw",
-    "--lr",
-    "2e-3",
-    "--seed",
-    "11",
-]
+FIFTY = (
+    "--data data --out out --epochs 25 --max-steps 50 --batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 2 "
+    "--optimizer adamw --lr 2e-3 --seed 11"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +59,7 @@ def sharded(engine):
     return Student(engine, "fsdp_training", lessons.units("fsdp_training", "solutions"), [])
 
 
-ADAM = [
-    *fsdp.ARGV,
-    "--layers",
-    "2",
-    "--optimizer",
-    "adamw",
-    "--lr",
-    "1e-2",
-    "--log-every",
-    "1",
-]  # the last of a flag counts
+ADAM = [*fsdp.ARGV, *"--layers 2 --optimizer adamw --lr 1e-2 --log-every 1".split()]  # the last of a flag counts
 
 
 def mains(student, world, runs):

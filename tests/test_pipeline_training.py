@@ -10,7 +10,7 @@ import pytest
 from grader import test_pipeline_training as checks
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.engine import Engine
-from grader.kit import Student, corpus, reported
+from grader.kit import Student, corpus, mains_on_rank, reported
 from utils.arguments import training_parser
 from utils.pipeline import SCHEDULES, add_pipeline_flags, check_pipeline
 
@@ -26,7 +26,7 @@ def solution():
 def mains(student, world, flags):
     """One job in which main() runs with each of these flags."""
     runs = [[world, [*ADAM, *more.split()]] for more in flags]
-    return student.call(checks.mains_on_rank, world=world, group=False, runs=runs, data=corpus(student))
+    return student.call(mains_on_rank, world=world, group=False, runs=runs, data=corpus(student), keep=checks.KEPT)
 
 
 @pytest.mark.parametrize(

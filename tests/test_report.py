@@ -17,24 +17,7 @@ from grader.engine.lesson import lessons
 from utils import plots_report, recorder, report, runs
 from utils.products import bfloat16_way
 
-SHORT = [
-    "--data",
-    "random",
-    "--epochs",
-    "1",
-    "--max-steps",
-    "16",
-    "--batch-size",
-    "4",
-    "--seq-len",
-    "16",
-    "--dim",
-    "16",
-    "--heads",
-    "2",
-    "--log-every",
-    "2",
-]
+SHORT = "--data random --epochs 1 --max-steps 16 --batch-size 4 --seq-len 16 --dim 16 --heads 2 --log-every 2".split()
 
 
 def lines(path):

@@ -14,30 +14,10 @@ from grader.kit import Student, corpus, losses, mains_on_rank, reported, same_lo
 from utils.data import IGNORE, Windows, load_corpus
 from utils.model import TransformerLM
 
-FIFTY = [
-    "--epochs",
-    "25",
-    "--max-steps",
-    "50",
-    "--batch-size",
-    "12",
-    "--seq-len",
-    "8",
-    "--dim",
-    "16",
-    "--heads",
-    "4",
-    "--layers",
-    "2",
-    "--optimizer",
-    "adamw",
-    "--lr",
-    "2e-3",
-    "--seed",
-    "11",
-    "--log-every",
-    "10",
-]
+FIFTY = (
+    "--epochs 25 --max-steps 50 --batch-size 12 --seq-len 8 --dim 16 --heads 4 --layers 2 --optimizer adamw --lr 2e-3 "
+    "--seed 11 --log-every 10"
+).split()
 
 
 @pytest.fixture(scope="module")
