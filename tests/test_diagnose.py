@@ -193,3 +193,12 @@ def test_calls_that_are_over_are_not_looked_at_again(monkeypatch):
     feed(seen, (0, op("all_reduce", 2)))
     seen.ranks[1].gone = "it has finished"
     assert "ranks" not in seen.deadlock().message and "rank 0 waits in all_reduce" in seen.deadlock().message
+
+
+def test_a_second_wait_for_a_message_is_told_at_its_line():
+    seen = Diagnosis(2)
+    begun = op("recv", 3, peer=1, tag=0, id=0)
+    again = {"e": "again", "of": 0, "where": ["x.py", 9, "f"]}
+    fault = feed(seen, (0, begun), (0, WAIT | {"of": 0}), (0, DONE | {"of": 0}), (0, again))
+    assert fault.cause == "hang" and fault.where == again["where"] and "twice for one message: recv" in fault.message
+    assert "x.py:3" in fault.message

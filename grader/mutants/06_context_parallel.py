@@ -654,6 +654,15 @@ WRONG = [
         ],
         says="the output",
     ),
+    Answer(
+        5,
+        "waits twice",
+        swap=(
+            "        work.wait()\n    if not last:\n        k_BHTK, v_BHTK = next_pair\nreturn",
+            "        work.wait(), work.wait()\n    if not last:\n        k_BHTK, v_BHTK = next_pair\nreturn",
+        ),
+        says="waits twice for one message",
+    ),
     Answer(5, "does not wait", [OVERLAPPED.format(before=START, after=TAKE), None]),
     Answer(5, "gathers ahead", [GATHERED_BY_RING, None]),
     Answer(

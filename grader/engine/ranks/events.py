@@ -14,6 +14,7 @@ NEEDED = {
     "crash": {"type", "text", "frames"},
     "broken": {"cell", "type", "text", "frames"},
     "joins": {"rank", "where"},
+    "again": {"of", "where"},
     "strange": {"name", "returned", "promised", "where"},
     "joined": {"rank", "world"},
     "future": {"work"},

@@ -70,6 +70,8 @@ def watch_waits(line: Any) -> None:
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
         call = line.in_flight.get(work)
         about = call.about if call else {}
+        if work in line.over:
+            line.say(e="again", of=line.over[work], where=line.where())
         line.say(e="wait", **about)
         try:
             answer = plain(work, *args, **kwargs)
@@ -122,6 +124,7 @@ def arrive(line: Any, work: dist.Work, about: dict) -> None:
     if isinstance(message, PendingCollective):
         finish(line, message)
         return
+    line.over[work] = message.number
     if message.any_source:
         about["source"] = work._source_rank()
     if message.arrives_in is not None:

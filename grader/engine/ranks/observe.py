@@ -13,6 +13,7 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
     {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for
                                      this collective
     {"e": "starts"} {"e": "started"} on a GPU: around a call, which NCCL may not begin before the other ranks are there
+    {"e": "again", "of": 3}          it is about to wait for a message whose wait was over
     {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) that was not over was
                                      written to
     {"e": "future", "work": 3}       the future of a collective was taken: where it is waited for is not seen
@@ -42,6 +43,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -111,6 +113,7 @@ class Line:
         self.in_flight: dict[
             dist.Work, PendingMessage | PendingCollective
         ] = {}  # held by these, a work keeps its identity
+        self.over: WeakKeyDictionary[dist.Work, int] = WeakKeyDictionary()  # messages that were waited for
         self.results: dict[int, int] = {}  # address of a result -> the collective that C++ has called for it
         self.world = job["world"]
         self.on_gpu = bool(job["devices"])
