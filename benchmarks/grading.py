@@ -60,7 +60,7 @@ def submissions(count: int) -> dict[str, Submission]:
                 answers = importlib.import_module(f"grader.mutants.{stem}").WRONG
                 answer = answers[7 * number % len(answers)]
                 texts[stem], done, wrong = (
-                    answer.text(source),
+                    next(iter(mutants.answered(stem, answer).values())),
                     set(todos) - mutants.dependents(stem, answer.todo),
                     {answer.todo},
                 )

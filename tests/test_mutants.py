@@ -13,14 +13,24 @@ def engine():
         yield warm
 
 
+def judged_rightly(lesson, trials):
+    if missing := mutants.lessons.lacking(lesson):
+        pytest.skip(missing)
+    wrongly = [trial for trial in trials if not trial.right]
+    assert not wrongly, "\n".join(f"{t.kind}, TODO {t.todo}, {t.name}: {t.seen}" for t in wrongly)
+
+
+@pytest.mark.parametrize("lesson", checked_lessons())
+def test_every_right_answer_is_accepted(engine, lesson):
+    judged_rightly(lesson, mutants.right_answers(engine, lesson, mutants.lessons.titles(lesson)))
+
+
 @pytest.mark.parametrize(
     ("lesson", "todo"), [(lesson, todo) for lesson in checked_lessons() for todo in mutants.lessons.titles(lesson)]
 )
-def test_every_answer_is_judged_rightly(engine, lesson, todo):
-    if missing := mutants.lessons.lacking(lesson):
-        pytest.skip(missing)
-    wrongly = [trial for trial in mutants.trials(engine, lesson, [todo]) if not trial.right]
-    assert not wrongly, "\n".join(f"{t.kind}, TODO {t.todo}, {t.name}: {t.seen}" for t in wrongly)
+def test_every_wrong_answer_fails_by_its_todo(engine, lesson, todo):
+    judged_rightly(lesson, mutants.half_done(engine, lesson, [todo]))
+    judged_rightly(lesson, mutants.wrong_answers(engine, lesson, [todo]))
 
 
 @pytest.mark.parametrize("lesson", checked_lessons())

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch import Tensor, nn, ones
 
-from grader.engine.judge.answers import Answer
+from grader.engine.judge.answers import Answer, answered
 from grader.engine.judge.mutants import judge_of
 from grader.engine.lesson import lessons
 from grader.engine.ranks.engine import Engine
@@ -59,6 +59,6 @@ def engine():
 def test_it_is_told_plainly(engine, lesson, number, body, words):
     answer = Answer(number, "None", body)
     others = set(lessons.titles(lesson)) - {number}
-    verdict = judge_of(engine, lesson, answer.texts(lesson), others).verdict(number)
+    verdict = judge_of(engine, lesson, answered(lesson, answer), others).verdict(number)
     assert verdict.status == "fail" and words in verdict.message, verdict.message
     assert f"(TODO {number})" in verdict.where, verdict.where

@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from grader.engine import screen
+from grader.engine.judge.answers import answered
 from grader.engine.judge.judge import Judge
 from grader.engine.judge.mutants import judge_of
 from grader.engine.judge.verdict import Wrong, apart, expect, hinted
@@ -119,7 +120,7 @@ def test_a_first_hint_answers_the_failure_and_not_the_whole_todo(engine, todo, n
     wrong = importlib.import_module("grader.mutants.03_zero").WRONG
     answer = next(answer for answer in wrong if (answer.todo, answer.name) == (todo, name))
     others = set(lessons.titles("03_zero")) - {todo}
-    judge = judge_of(engine, "03_zero", answer.texts("03_zero"), others)
+    judge = judge_of(engine, "03_zero", answered("03_zero", answer), others)
     verdict = judge.verdict(todo)
     assert verdict.hints_seen == 0 and verdict.hint not in judge.checks[todo].todo.hints
 

@@ -20,15 +20,8 @@ class Answer:
     says: str = ""  # what the verdict's message must contain
     file: str = ".sbatch"  # of a TODO of the batch files: in which of them
 
-    def texts(self, lesson: str) -> dict[Path, str]:
-        """The lesson's files with this answer in one of them. Of the batch files, the other one is as it was given."""
-        all_solved = solved(lesson, lessons.titles(lesson))
-        owners = [path for path, source in sources(lesson).items() if self.todo in regions.titles(source)]
-        path = next((path for path in owners if path.suffix == self.file), owners[0])
-        given = {other: regions.compose(sources(lesson)[other]) for other in owners if other != path}
-        return all_solved | given | {path: self.text(sources(lesson)[path])}
-
-    def text(self, source: str) -> str:
+    def bodies(self, source: str) -> list[str]:
+        """One for each of the TODO's regions."""
         own = regions.solutions(source, self.todo)
         given = self.body if isinstance(self.body, list) else [self.body] + [None] * (len(own) - 1)
         bodies = [
@@ -38,12 +31,30 @@ class Answer:
             if sum(body.count(old) for body in bodies) != 1:
                 raise ValueError(f"“{self.name}” swaps what is not in TODO {self.todo} once: {old!r}")
             bodies = [body.replace(old, new) for body in bodies]
-        text = regions.compose(source, regions.titles(source), {self.todo: bodies})
+        return bodies
+
+    def edited(self, text: str) -> str:
         for old, new in self.edits:
             if text.count(old) != 1:
                 raise ValueError(f"“{self.name}” edits a text that is there {text.count(old)} times: {old!r}")
             text = text.replace(old, new)
         return text
+
+
+def answered(lesson: str, *answers: Answer) -> dict[Path, str]:
+    """The lesson's files, solved, with these answers in them, each to another TODO. Of two batch files that ask it, the
+    one without the answer is as it was given.
+    """
+    texts = {}
+    for path, source in sources(lesson).items():
+        asked = regions.titles(source)
+        mine = [answer for answer in answers if answer.todo in asked]
+        here = [answer for answer in mine if path.suffix in (".py", answer.file)]
+        bodies = {answer.todo: answer.bodies(source) for answer in here}
+        texts[path] = regions.compose(source, asked if here or not mine else (), bodies)
+        for answer in here:
+            texts[path] = answer.edited(texts[path])
+    return texts
 
 
 def sources(lesson: str) -> dict[Path, str]:

@@ -1,6 +1,7 @@
 """The grader graded: wrong answers that it must reject, right ones that it must accept.
 
-`grader/mutants/<lesson>.py` holds two lists, WRONG and RIGHT, of `Answer`.
+`grader/mutants/<lesson>.py` holds two lists, WRONG and RIGHT, of `Answer`. Right ones are tried together, one to each
+TODO at a time: a student may mix them.
 Beside them each lesson is tried half done, in three ways: with TODOs 1 … k solved,
 k is right and k + 1 not attempted; with all but k solved, k is not attempted; and with nothing but k solved and
 the TODOs that it needs, k is right: so no other one's absence can fail it.
@@ -19,7 +20,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from grader.engine.judge.answers import solved
+from grader.engine.judge.answers import Answer, answered, solved
 from grader.engine.judge.judge import Judge, check_module, checks_of
 from grader.engine.judge.verdict import ALIKE, Verdict
 from grader.engine.lesson import lessons
@@ -40,75 +41,94 @@ class Trial:
 
 
 def trials(engine: Engine, lesson: str, only: Collection[int] = ()) -> Iterator[Trial]:
-    """Every answer of the lesson, or to the TODOs in `only`.
+    """Every answer of the lesson, or to the TODOs in `only`."""
+    chosen = [number for number in lessons.titles(lesson) if not only or number in only]
+    for kind in (half_done, wrong_answers, right_answers):
+        yield from kind(engine, lesson, chosen)
 
-    A wrong or right answer differs from the solution in one TODO, and the TODOs that it needs pass without it ("alone"
-    shows that): so their checks are not run once more for each answer.
-    """
+
+def half_done(engine: Engine, lesson: str, chosen: Collection[int]) -> Iterator[Trial]:
+    """The lesson with less done than all."""
     numbers = list(lessons.titles(lesson))
-    chosen = set(only or numbers)
-    for k in range(len(numbers)):
-        if numbers[k] not in chosen:
-            continue
+    for number in chosen:
+        k = numbers.index(number)
         before = numbers[max(k - 1, 0) : k]  # those before that one were right with less done
-        judge, started = (
-            judge_of(engine, lesson, solved(lesson, numbers[:k]), numbers[: max(k - 1, 0)]),
-            time.perf_counter(),
-        )
-        seen = [judge.verdict(number) for number in [*before, numbers[k]]]
-        right = all(v.passed for v in seen[:-1]) and seen[-1].cause == "not_attempted"
-        yield Trial(
-            lesson,
-            "first solved",
-            numbers[k],
-            f"TODOs before {numbers[k]}",
-            right,
-            first_failure(seen),
-            time.perf_counter() - started,
-        )
-    for number in filter(chosen.__contains__, numbers):
-        others = set(numbers) - {number}
-        judge, started = judge_of(engine, lesson, solved(lesson, others), others), time.perf_counter()
-        own = judge.verdict(number)
+        started = time.perf_counter()
+        judge = judge_of(engine, lesson, solved(lesson, numbers[:k]), numbers[: max(k - 1, 0)])
+        *those, own = (judge.verdict(n) for n in [*before, number])
+        right = all(v.passed for v in those) and own.cause == "not_attempted"
+        name = f"TODOs before {number}"
+        yield Trial(lesson, "first solved", number, name, right, first_failure([*those, own]), since(started))
+
+        others, started = {*numbers} - {number}, time.perf_counter()
+        own = judge_of(engine, lesson, solved(lesson, others), others).verdict(number)
         right = own.status == "fail" and own.cause == "not_attempted"
-        yield Trial(
-            lesson,
-            "all but one",
-            number,
-            f"all but TODO {number}",
-            right,
-            first_failure([own]),
-            time.perf_counter() - started,
-        )
-        there = needed(lesson, number)  # of which the others were right with less done
-        judge, started = judge_of(engine, lesson, solved(lesson, there), there - {number}), time.perf_counter()
-        own = judge.verdict(number)
+        name = f"all but TODO {number}"
+        yield Trial(lesson, "all but one", number, name, right, first_failure([own]), since(started))
+
+        there, started = needed(lesson, number), time.perf_counter()  # of which the others were right with less done
+        own = judge_of(engine, lesson, solved(lesson, there), there - {number}).verdict(number)
         name = f"TODO {number} and what it needs"
-        yield Trial(lesson, "alone", number, name, own.passed, first_failure([own]), time.perf_counter() - started)
-    answers = importlib.import_module(f"grader.mutants.{lesson}")
-    for answer in (answer for answer in answers.WRONG if answer.todo in chosen):
-        others = () if answer.edits else set(numbers) - {answer.todo}
-        judge, started = judge_of(engine, lesson, answer.texts(lesson), others), time.perf_counter()
-        own = judge.verdict(answer.todo)  # and what it needs: without that it would be skipped
+        yield Trial(lesson, "alone", number, name, own.passed, first_failure([own]), since(started))
+
+
+def wrong_answers(engine: Engine, lesson: str, chosen: Collection[int]) -> Iterator[Trial]:
+    """Each differs from the solution in one TODO. Those that it needs pass without it ("alone" shows that), so their
+    checks are not run once more.
+    """
+    for answer in answers_to(lesson, chosen, "WRONG"):
+        others = () if answer.edits else {*lessons.titles(lesson)} - {answer.todo}
+        started = time.perf_counter()
+        own = judge_of(engine, lesson, answered(lesson, answer), others).verdict(answer.todo)
         right = own.status == "fail" and own.cause != "not_attempted" and answer.says in own.message
         right = right and ALIKE not in (own.seen or "")
-        yield Trial(
-            lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), time.perf_counter() - started
-        )
-    for answer in (answer for answer in answers.RIGHT if answer.todo in chosen):
-        tried = dependents(lesson, answer.todo)
-        others = () if answer.edits else set(numbers) - tried
-        judge, started = judge_of(engine, lesson, answer.texts(lesson), others), time.perf_counter()
-        seen = [judge.verdict(number) for number in sorted(tried)]
-        yield Trial(
-            lesson,
-            "right",
-            answer.todo,
-            answer.name,
-            all(v.passed for v in seen),
-            first_failure(seen),
-            time.perf_counter() - started,
-        )
+        yield Trial(lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), since(started))
+
+
+def right_answers(engine: Engine, lesson: str, chosen: Collection[int]) -> Iterator[Trial]:
+    """In rounds, for each is tried with all that needs it."""
+    for company in rounds(answers_to(lesson, chosen, "RIGHT")):
+        yield from accepted(engine, lesson, company)
+
+
+def answers_to(lesson: str, chosen: Collection[int], kind: str) -> list[Answer]:
+    return [a for a in getattr(importlib.import_module(f"grader.mutants.{lesson}"), kind) if a.todo in chosen]
+
+
+def rounds(answers: list[Answer]) -> Iterator[list[Answer]]:
+    """Answers to different TODOs, which are tried together. One that edits the file elsewhere is tried alone."""
+    yield from ([answer] for answer in answers if answer.edits)
+    waiting = [answer for answer in answers if not answer.edits]
+    while waiting:
+        company = {}
+        for answer in waiting:
+            if answer.file == waiting[0].file:
+                company.setdefault(answer.todo, answer)
+        yield list(company.values())
+        waiting = [answer for answer in waiting if answer is not company.get(answer.todo)]
+
+
+def accepted(engine: Engine, lesson: str, company: list[Answer]) -> list[Trial]:
+    """Right answers, each to another TODO, and all that needs one of them. Where they fail together, each is tried by
+    itself; and where none fails then, that is a wrong verdict of its own.
+    """
+    tried = set().union(*(dependents(lesson, answer.todo) for answer in company))
+    others = () if any(answer.edits for answer in company) else {*lessons.titles(lesson)} - tried
+    started = time.perf_counter()
+    judge = judge_of(engine, lesson, answered(lesson, *company), others)
+    seen = [judge.verdict(number) for number in sorted(tried)]
+    right, said, seconds = all(v.passed for v in seen), first_failure(seen), since(started) / len(company)
+    if right or len(company) == 1:
+        return [Trial(lesson, "right", answer.todo, answer.name, right, said, seconds) for answer in company]
+    alone = [trial for answer in company for trial in accepted(engine, lesson, [answer])]
+    if all(trial.right for trial in alone):
+        names = " + ".join(f"{answer.todo} {answer.name}" for answer in company)
+        alone.append(Trial(lesson, "right", company[0].todo, names, False, said, since(started)))
+    return alone
+
+
+def since(started: float) -> float:
+    return time.perf_counter() - started
 
 
 def dependents(lesson: str, todo: int) -> set[int]:
