@@ -73,6 +73,7 @@ def check(
         from json import dumps
 
         from grader.engine.judge.judge import Judge, checked_lessons
+        from grader.engine.judge.passed import Passed
         from grader.engine.loop import remember
         from grader.engine.screen import say_verdict
 
@@ -83,7 +84,7 @@ def check(
                 if lacking := lessons.lacking(stem):
                     say(escape(f"– {stem} is not checked: {lacking}"))
                     continue
-                judge = Judge(engine, stem, folder)
+                judge = Judge(engine, stem, folder, passed=None if folder else Passed(stem, engine.backend))
                 for verdict in judge.verdicts() if number is None else [judge.verdict(number)]:
                     told = verdict.cause == "no_python" and any(v.cause == "no_python" for v in found)
                     if not told:  # once: it is nobody's TODO

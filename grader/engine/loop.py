@@ -23,6 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
+from grader.engine.judge.passed import Passed
 from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons, seals
 from grader.engine.lesson.files import own_files
@@ -63,7 +64,7 @@ def recheck(
 
     `show` is called with each verdict when it is known. None if `stop` said so between two of them.
     """
-    judge = Judge(engine, lesson, target)
+    judge = Judge(engine, lesson, target, passed=None if target else Passed(lesson, engine.backend))
     if first in judge.checks:
         show(judge.verdict(first))
     for number in sorted(judge.checks):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from grader import OWN, RanksStopped
 from grader.engine.judge.judge import Judge, checked_lessons
+from grader.engine.judge.passed import Passed
 from grader.engine.judge.student import explain_broken_cell, named_places
 from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons, reference
@@ -36,7 +37,8 @@ def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto
         raise ValueError(f"{name}: no such TODO; a TODO is named LESSON/NUMBER, as 01_collectives/1")
     engine.start()
     take(backend)
-    judge = Judge(engine, lesson, target=folder_of(lesson), latest=as_run(cells))
+    passed = Passed(lesson, engine.backend)
+    judge = Judge(engine, lesson, target=folder_of(lesson), latest=as_run(cells), passed=passed)
     return judge.verdict(int(number))
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from grader.engine.judge.passed import Passed
 from grader.engine.judge.student import Student, named_places
 from grader.engine.judge.verdict import ALIKE, Todo, Verdict, Wrong, text, todos
 from grader.engine.lesson import lessons, regions
@@ -43,9 +44,12 @@ class Judge:
         batch: list[lessons.Unit] | None = None,
         seed: str = "",
         presumed: Collection[int] = (),
+        passed: Passed | None = None,
     ) -> None:
-        """`presumed`: TODOs that are taken for right, and not checked."""
-        self.lesson = lesson
+        """`presumed`: TODOs that are taken for right, and not checked. `passed`: those that others need and that have
+        passed as they are; what this judge finds is noted there.
+        """
+        self.lesson, self.passed = lesson, passed
         self.lacks = lessons.lacking(lesson)
         module = check_module(lesson)
         self.checks = {check.todo.number: check for check in checks_of(module)}
@@ -84,8 +88,20 @@ class Judge:
             return self._say(number, "skipped", "prerequisite", "its check is not over")
         if number not in self.known:
             self.asked.add(number)
-            self.known[number] = self._reach(number)
+            found = self.known[number] = self._reach(number)
+            if self.passed and self.student and (found.passed or found.status == "fail"):
+                self.passed.note(number, self.texts_of(number), found.passed)
         return self.known[number]
+
+    def _is_there(self, need: int) -> bool:
+        """Whether what another TODO needs is right."""
+        return (self.passed and self.passed.by(need, self.texts_of(need))) or self.verdict(need).passed
+
+    def texts_of(self, number: int) -> list[str]:
+        """What a verdict rests on: the TODO, those that it needs, and all that is no TODO's."""
+        mine = needed(self.lesson, number)
+        units = self.student.units + self.student.batch
+        return [regions.without_others(u.source, u.text, mine) if u.source else u.text for u in units]
 
     def _reach(self, number: int) -> Verdict:
         if self.lacks:
@@ -95,7 +111,7 @@ class Judge:
         self.broken = self.broken or no_python(self.lesson, self.student.units)
         if self.broken and not self._in_batch_files(number):
             return self._say_broken(number)
-        missing = [need for need in self.checks[number].todo.needs if not self.verdict(need).passed]
+        missing = [need for need in self.checks[number].todo.needs if not self._is_there(need)]
         if missing and number in self.blamed and self.attempted(number):
             return self._failed(number, self.blamed[number])
         if missing:
@@ -305,6 +321,15 @@ def checks_of(module: ModuleType) -> list[Callable]:
     """The checks of a check file, by their TODO's number."""
     found = [value for value in vars(module).values() if isinstance(getattr(value, "todo", None), Todo)]
     return sorted(found, key=lambda check: check.todo.number)
+
+
+def needed(lesson: str, todo: int) -> set[int]:
+    """This TODO, and those without which it cannot be checked."""
+    needs = {check.todo.number: set(check.todo.needs) for check in checks_of(check_module(lesson))}
+    found = {todo}
+    while more := set().union(*(needs[number] for number in found)) - found:
+        found |= more
+    return found
 
 
 def checked_lessons() -> list[str]:

@@ -17,6 +17,7 @@ A TODO may own several regions: the later ones open with ``# TODO 4, again:``.
 Everything here is text in, text out; nothing is run and no file is opened.
 """
 
+import functools
 import io
 import re
 import textwrap
@@ -173,6 +174,7 @@ def titles(source: str) -> dict[int, str]:
     return {region.todo: region.title for region in parse(source) if region.title}
 
 
+@functools.lru_cache(maxsize=256)
 def locate(source: str, edited: str) -> dict[int, list[range]]:
     """Where each TODO's regions lie in a student's ``edited`` file, as 1-based lines.
 
@@ -216,6 +218,13 @@ def locate(source: str, edited: str) -> dict[int, list[range]]:
         end = next((line for line in reversed(range(begin, end)) if resemble(new[line], below)), end)
         found[region.todo].append(_trim(begin, end, new))
     return found
+
+
+def without_others(source: str, edited: str, todos: Collection[int]) -> str:
+    """The student's file without the regions of other TODOs than these."""
+    others = [place for todo, places in locate(source, edited).items() if todo not in todos for place in places]
+    left_out = {number for place in others for number in place}
+    return "\n".join(line for number, line in enumerate(edited.split("\n"), start=1) if number not in left_out)
 
 
 RESEMBLES = 0.8  # of 1: a name misspelt, a bracket left out

@@ -27,6 +27,7 @@ class Fault(Exception):
         seen: str | None = None,
         also: Sequence[Where] = (),
         callers: Sequence[Where] = (),
+        told: Sequence["Op"] = (),
         hint: str = "",
     ) -> None:
         super().__init__(message)
@@ -35,6 +36,7 @@ class Fault(Exception):
         self.also = also  # lines where the cause may be as well: those that called `where`, and where another rank was
         self.callers = callers  # the lines that called `where`, the innermost first
         self.hint = hint  # for this failure; the TODO's own come after it
+        self.told = told  # calls that the message names with their lines, in order
         self.events: list[list[dict]] = []  # what each rank did until then
 
 
@@ -173,6 +175,7 @@ class Diagnosis:
             expected="one wait for each message",
             seen="a second one",
             also=[*([op.where] if op.where else []), *op.callers],
+            told=[op],
         )
 
     def collective(self, number: int, event: dict) -> None:
@@ -198,6 +201,7 @@ class Diagnosis:
         first, second = sorted((usual, odd), key=lambda op: op.rank)
         if first.where != second.where:
             skipper, waiter = self.skipper(first, second)
+            told = (waiter, skipper) if skipper else (first, second)
 
             def stands(op: Op, other: Op) -> str:
                 return f"has {done}" if (done := op.beyond(other)) else f"is in {op.at()}"
@@ -226,6 +230,7 @@ class Diagnosis:
                 seen=seen,
                 also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers],
                 callers=lines.callers,
+                told=[op for op in told if op.where],
             )
         what = {
             "op": "different operations",
@@ -242,6 +247,7 @@ class Diagnosis:
             seen=str(odd),
             also=odd.callers,
             callers=odd.callers,
+            told=(first, second),
         )
 
     def skipper(self, first: Op, second: Op) -> tuple[Op, Op] | tuple[None, None]:
@@ -284,6 +290,7 @@ class Diagnosis:
                 seen=f"{event['op']} on rank {number}, {number} at the other end",
                 also=op.callers,
                 callers=op.callers,
+                told=[op],
             )
         source, target = (number, peer) if event["op"] == "send" else (peer, number)
         pair = self.pairs[event["name"], source, target, event["tag"]]
@@ -304,6 +311,7 @@ class Diagnosis:
                 seen=str(received),
                 also=[*received.callers, *sent.callers],
                 callers=received.callers,
+                told=(sent, received),
             )
         return None
 
@@ -355,6 +363,7 @@ class Diagnosis:
         )
         finished = [member for member in lacking if self.ranks[member].gone == "it has finished"]
         stories = [f"{numbers(finished)} never come: they have finished"] if len(finished) > 1 else []
+        told = [op]
         short = [f"{numbers(finished)} finished"] if len(finished) > 1 else []
         waiting = [n for n, (o, _) in stuck.items() if o is op or (o.where == op.where and "peer" not in op.event)]
         back = [n for n, (o, lacks) in stuck.items() if o.beyond(op) and {*waiting} & {*lacks}]
@@ -370,6 +379,7 @@ class Diagnosis:
                 short.append(f"rank {member}: {gone.removeprefix('it ')}")
             else:
                 other, _ = stuck[member]
+                told.append(other)
                 stories.append(f"rank {member} waits in {other.at()}")
                 short.append(f"rank {member} in {other}")
         skipper = next((member for member in lacking if self.ranks[member].gone), None)
@@ -391,6 +401,7 @@ class Diagnosis:
             seen="; ".join(short),
             also=op.callers,
             callers=op.callers,
+            told=told,
         )
 
 

@@ -1,0 +1,42 @@
+"""What has passed, and by which text: whoever checks TODO 8 need not check again the seven that it needs.
+
+Only where a student works: `check`, `watch`, and the cells of a notebook. What is asked for is always checked. Grading,
+pytest and the tests of the course know nothing of it.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from grader.engine.lesson import lessons
+from grader.engine.ranks import keeper
+from grader.engine.ranks.backends import Backend
+from utils.whole import written_whole
+
+
+class Passed:
+    """The TODOs of a lesson that have passed, in `.workbook/passed.json`, which may be deleted at any time."""
+
+    def __init__(self, lesson: str, backend: Backend) -> None:
+        self.path = lessons.COURSE / ".workbook" / "passed.json"
+        self.lesson, self.about = lesson, [keeper.state(), backend.name]  # a check may have changed, too
+
+    def by(self, number: int, texts: Sequence[str]) -> bool:
+        """Whether it has passed by just these texts."""
+        return self._read().get(f"{self.lesson}/{number}") == self._digest(texts)
+
+    def note(self, number: int, texts: Sequence[str], passed: bool) -> None:
+        if passed != self.by(number, texts):
+            known = self._read() | {f"{self.lesson}/{number}": self._digest(texts) if passed else ""}
+            with written_whole(self.path) as part:
+                part.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+
+    def _digest(self, texts: Sequence[str]) -> str:
+        return hashlib.sha256(json.dumps([*self.about, *texts]).encode()).hexdigest()
+
+    def _read(self) -> dict[str, str]:
+        try:
+            known = json.loads(self.path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
