@@ -1076,19 +1076,12 @@ def test_todo4_causal(student):
             made = sum(event["size"] for event in forward[rank] if event["e"] == "product") / (
                 2 * math.prod(shape) / shape[2]
             )
-            least = sum(piece * size * size + size * (size + 1) // 2 for piece in order[rank])
+            visible = sum(piece * size * size + size * (size + 1) // 2 for piece in order[rank])
             most = (2 * world + 2) * size * size  # 2 N + 1 blocks, and one more: see `spare`
             expect(
                 made <= most,
-                f"{told}: rank {rank} computes {made:.0f} pairs of a query and a key, of which {least} are seen",
+                f"{told}: rank {rank} computes {made:.0f} pairs of a query and a key, of which {visible} are seen",
                 f"at most {most}",
-                f"{made:.0f}",
-                rank,
-            )
-            expect(
-                made >= least,
-                f"{told}: rank {rank} computes {made:.0f} pairs of a query and a key; its queries see {least}",
-                f"{least} or more",
                 f"{made:.0f}",
                 rank,
             )

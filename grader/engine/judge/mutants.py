@@ -109,8 +109,8 @@ def rounds(answers: list[Answer]) -> Iterator[list[Answer]]:
 
 
 def accepted(engine: Engine, lesson: str, company: list[Answer]) -> list[Trial]:
-    """Right answers, each to another TODO, and all that needs one of them. Where they fail together, each is tried by
-    itself; and where none fails then, that is a wrong verdict of its own.
+    """Right answers, each to another TODO, and all that needs one of them. Where they do not fit together, each is
+    tried by itself.
     """
     tried = set().union(*(dependents(lesson, answer.todo) for answer in company))
     others = () if any(answer.edits for answer in company) else {*lessons.titles(lesson)} - tried
@@ -120,11 +120,7 @@ def accepted(engine: Engine, lesson: str, company: list[Answer]) -> list[Trial]:
     right, said, seconds = all(v.passed for v in seen), first_failure(seen), since(started) / len(company)
     if right or len(company) == 1:
         return [Trial(lesson, "right", answer.todo, answer.name, right, said, seconds) for answer in company]
-    alone = [trial for answer in company for trial in accepted(engine, lesson, [answer])]
-    if all(trial.right for trial in alone):
-        names = " + ".join(f"{answer.todo} {answer.name}" for answer in company)
-        alone.append(Trial(lesson, "right", company[0].todo, names, False, said, since(started)))
-    return alone
+    return [trial for answer in company for trial in accepted(engine, lesson, [answer])]
 
 
 def since(started: float) -> float:
