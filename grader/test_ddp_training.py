@@ -133,9 +133,11 @@ def test_todo1_process_group(student):
                 seen["sum"],
                 rank,
             )
-    _, _, events = joined(student, world=2, gpus=2)
-    asked = next((e["detail"] for e in events[0] if e.get("op") == "init_process_group"), "none")
-    expect("nccl" in asked or asked == "None", "on a machine with GPUs the group does not use NCCL", "nccl", asked, 0)
+    for nodes, gpus in ((1, 2), (2, 1)):
+        _, _, events = joined(student, world=2, nodes=nodes, gpus=gpus)
+        asked = next((e["detail"] for e in events[0] if e.get("op") == "init_process_group"), "none")
+        where = "a machine with GPUs" if nodes == 1 else "nodes with a GPU each"
+        expect("nccl" in asked or asked == "None", f"on {where} the group does not use NCCL", "nccl", asked, 0)
 
 
 def joined(student, world, **how):
@@ -945,13 +947,16 @@ def slip(unit):
 def test_todo15_visible(student):
     right = [str(n) for n in range(header.GPUS)]
     for unit in student.batch_files(15):
-        for ranks in student.submit(unit, 1):
-            expect(
-                sorted(set(ranks.visible)) == right,
-                f"by {unit.name} the processes see GPU {', '.join(ranks.visible) or 'none'}; the job has {header.GPUS}",
-                f"GPUs {', '.join(right)}",
-                ", ".join(ranks.visible),
-            )
+        for nodes in stand_ins.JOBS:
+            for ranks in student.submit(unit, nodes):
+                of = f"each of its {nodes} nodes" if nodes > 1 else "the job"
+                expect(
+                    sorted(set(ranks.visible)) == right,
+                    f"by {unit.name} the processes see GPU {', '.join(ranks.visible) or 'none'}; {of} has"
+                    f" {header.GPUS}",
+                    f"GPUs {', '.join(right)}",
+                    ", ".join(ranks.visible),
+                )
 
 
 @todo(
@@ -983,6 +988,7 @@ def test_todo16_meeting_place(student):
                         f"by {unit.name} the processes are told no {name}{said}",
                         f"{name} in their environment",
                         "none",
+                        hint=OCTAL if "value too great for base" in said else "",
                     )
                 expect(
                     is_first_node(place) or (nodes == 1 and place in LOCAL),
@@ -1015,6 +1021,9 @@ def test_todo16_meeting_place(student):
 
 
 LOCAL = ("localhost", "127.0.0.1")
+OCTAL = (
+    "To bash, a number that begins with 0 is octal and has no 8 or 9: one job in twenty has such an end. What says 10?"
+)
 
 
 def is_first_node(place):

@@ -4,6 +4,24 @@ from grader.kit import Answer
 
 WRONG = [
     Answer(
+        1,
+        "NCCL from two GPUs on",
+        swap=("torch.cuda.is_available()", "torch.cuda.device_count() > 1"),
+        says="on nodes with a GPU each the group does not use NCCL",
+    ),
+    Answer(
+        15,
+        "divides by the nodes",
+        swap=("SLURM_GPUS_ON_NODE - 1", "SLURM_GPUS_ON_NODE / SLURM_NNODES - 1"),
+        says="each of its 2 nodes has 4",
+    ),
+    Answer(
+        16,
+        "the last four digits, an octal number",
+        swap=("20000 + SLURM_JOB_ID % 20000", "20000 + ${SLURM_JOB_ID: -4}"),
+        says="no MASTER_PORT",
+    ),
+    Answer(
         13,
         "a given line is gone",
         edits=(("        optimizer.zero_grad()\n", ""),),
@@ -909,7 +927,7 @@ WRONG = [
         16,
         "a port that may be too low",
         swap=("$((20000 + SLURM_JOB_ID % 20000))", "$((SLURM_JOB_ID % 65536))"),
-        says="meet at port “241”",
+        says="meet at port “1”",
     ),
     Answer(
         17,
@@ -1260,7 +1278,7 @@ RIGHT = [
         MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
         MASTER_ADDR="${MASTER_ADDR}i"
         export MASTER_ADDR="$(nslookup "$MASTER_ADDR" | grep -oP '(?<=Address: ).*')"
-        export MASTER_PORT=$((10000 + ${SLURM_JOB_ID: -4}))
+        export MASTER_PORT=$((10000 + 10#${SLURM_JOB_ID: -4}))
         """,
     ),
     Answer(

@@ -196,6 +196,16 @@ WRONG = [
         """,
     ),
     Answer(4, "GPUs counted where there are none", "return torch.cuda.device_count(), 1"),
+    Answer(
+        5,
+        "alone where the node has one process",
+        """
+        if int(os.environ["LOCAL_WORLD_SIZE"]) > 1:
+            return DDPStrategy()
+        return SingleDeviceStrategy(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+        """,
+        says="is in no process group of 3 ranks",
+    ),
     Answer(5, "processes spawned beside those of torchrun", 'return "ddp_spawn"', says="processes of its own"),
     Answer(5, "processes forked beside those of torchrun", 'return "ddp_notebook"', says="processes of its own"),
     Answer(5, "gloo on GPUs, too", 'return DDPStrategy(process_group_backend="gloo")', says="NCCL"),
@@ -532,6 +542,14 @@ RIGHT = [
     ),
     Answer(9, "by the trainer's is_global_zero", swap=("save0({", "trainer.is_global_zero and torch.save({")),
     Answer(1, "a dictionary", 'return {"loss": self.model(x, y)}'),
+    Answer(
+        1,
+        "from the logits",
+        """
+        logits = self.model(x)
+        return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), y.flatten(), ignore_index=IGNORE)
+        """,
+    ),
     Answer(
         2,
         "a list of one optimizer",

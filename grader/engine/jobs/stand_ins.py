@@ -24,10 +24,11 @@ LIMIT = 15.0  # seconds for a file that starts nothing but stand-ins, which take
 NODES = ("jrc0101", "jrc0102")
 # Two jobs: from the course's folder on one node, and from the folder below on two. Both end with the
 # same digit, for a port by the last digit of its number is one that one job in ten has. The first leaves next to
-# nothing when it is divided by 10,000 or 65,536, the second as much as it can be when it is divided by any round
-# number up to 60,000: so a port that may be too low or too high is so here.
-JOBS = {1: 12321009, 2: 12599999}
-ARGS = ["--epochs", "3"]  # that the user gives to the script
+# nothing when it is divided by 10,000 or 65,536, and its last digits, 0769, are no octal number; the second leaves as
+# much as it can be when it is divided by any round number up to 60,000: so a port that may be too low or too high is
+# so here.
+JOBS = {1: 12320769, 2: 12599999}
+ARGS = ["--epochs", "3"]  # that the user gives to the script; one with blanks could not pass through PBS
 # In sh, for Python takes longer to start; what launches others is in launchers.py.
 RECORD = """#!/bin/sh
 case "$1 $2" in

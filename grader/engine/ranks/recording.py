@@ -76,15 +76,15 @@ class record_training:
         self.model = module
         x = args[0] if args else kwargs["x"]
         y = args[1] if len(args) > 1 else kwargs.get("y")
-        if y is None:
+        if y is None and not module.training:
             return
         self.forwards.append(
             {
                 "training": module.training,
                 "step": self.steps,
                 "x": x.detach().clone(),
-                "targets": int((y != -100).sum()),
-                "loss": float(output.detach().double()),
+                "targets": 0 if y is None else int((y != -100).sum()),
+                "loss": None if y is None else float(output.detach().double()),  # of logits it is made elsewhere
             }
         )
         self.line.say(e="forward")
