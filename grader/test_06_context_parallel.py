@@ -1305,23 +1305,30 @@ def made_model(world):
 
 
 def batch_of(seed, step, world):
-    """Tokens and targets of a step, of lengths that differ. In the first one a whole piece counts nothing."""
+    """Tokens and targets of a step, of lengths that differ. In the first one a whole piece counts nothing, in the
+    second one all that rank 1 has.
+    """
     draw_from = torch.Generator().manual_seed(seed + step)
     tokens = 2 * world * (4 if step % 2 == 0 else 2)
     x, y = (torch.randint(WORDS, (2, tokens), generator=draw_from) for _ in range(2))
     y[torch.rand(2, tokens, generator=draw_from) < 0.3] = IGNORE
-    if step == 0:
-        y[:, tokens // (2 * world) : tokens // world] = IGNORE
+    size = tokens // (2 * world)
+    for piece in {0: (1,), 1: (1, 2 * world - 2) if world > 1 else ()}.get(step, ()):
+        y[:, piece * size : (piece + 1) * size] = IGNORE
     y[0, 0] = 1
     return x, y
 
 
 def trained_on_rank(code, rank, world, seed):
     """Some steps of SGD on a sequence of which each rank has its share."""
-    model = made_model(world)
-    code.use_ring(model, rank, world)
+    model, another = made_model(world), made_model(world)
+    with torch.no_grad():
+        alone = torch.arange(4)[None] + rank
+        before = another(alone)
+        code.use_ring(model, rank, world)
+        after = another(alone)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    found = {"losses": [], "shares": []}
+    found = {"losses": [], "shares": [], "another": torch.equal(before, after)}
     for step in range(STEPS):
         share = code.my_share(*batch_of(seed, step, world), rank, world)
         found["shares"].append(plainly(share))
@@ -1467,6 +1474,13 @@ def test_todo8_model(student):
             )
         premise(max(right["losses"]) - min(right["losses"]) > 10 * REL * right["losses"][0], "weights that never move")
         for rank, mine in enumerate(ranks):
+            expect(
+                mine["another"],
+                f"after use_ring of one model, another model {told} attends otherwise, too, on rank {rank}",
+                "that one model attends by the ring",
+                "others of its class as well",
+                rank,
+            )
             for step, (loss, good) in enumerate(zip(mine["losses"], right["losses"], strict=True), start=1):
                 expect(
                     isinstance(loss, (int, float)),

@@ -1021,9 +1021,7 @@ def test_todo16_meeting_place(student):
 
 
 LOCAL = ("localhost", "127.0.0.1")
-OCTAL = (
-    "To bash, a number that begins with 0 is octal and has no 8 or 9: one job in twenty has such an end. What says 10?"
-)
+OCTAL = "To bash, a number that begins with 0 is octal and has no 8 or 9: one job in twenty ends so. What says base 10?"
 
 
 def is_first_node(place):

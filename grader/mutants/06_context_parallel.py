@@ -285,6 +285,32 @@ return total / count
 
 WRONG = [
     Answer(
+        8,
+        "no targets, no backward pass",
+        swap=(
+            "loss.backward()\nfor parameter in model.parameters():\n    dist.all_reduce(parameter.grad)",
+            "if mine > 0:\n    loss.backward()\nfor parameter in model.parameters():\n    if parameter.grad is None:\n"
+            "        parameter.grad = torch.zeros_like(parameter)\n    dist.all_reduce(parameter.grad)",
+        ),
+        says="rank",
+    ),
+    Answer(
+        8,
+        "set for all models",
+        [
+            None,
+            """
+            def attend_in_ring(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+                blocks = in_zigzag(rank, world, q_BHTK.shape[2] // 2)
+                return RingAttention.apply(q_BHTK, k_BHTK, v_BHTK, blocks, rank, world)
+
+            type(model.blocks[0].attention).attend = attend_in_ring
+            """,
+            None,
+        ],
+        says="another model",
+    ),
+    Answer(
         4,
         "zig-zag on four ranks at most",
         swap=(

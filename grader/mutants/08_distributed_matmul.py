@@ -71,6 +71,81 @@ return y_mn
 
 WRONG = [
     Answer(
+        2,
+        "rounded down",
+        swap=("once_around = (world - 1) / world * m * n", "once_around = (world - 1) * (m * n // world)"),
+        says="numbers_to_end",
+    ),
+    Answer(
+        3,
+        "the skew by single places",
+        [
+            None,
+            """
+            if grid.shape[0] != grid.shape[1]:
+                raise ValueError(f"Cannon needs a square of ranks, and the grid is {grid.shape[0]} × {grid.shape[1]}")
+            side, (row, column) = grid.shape[0], grid.place
+            rows, columns = len(x_mk), w_kn.shape[1]
+            my_row, my_column = grid.lines[1], grid.lines[0]
+
+            def size(index: int) -> int:
+                piece = block(k, side, index % side)
+                return piece.stop - piece.start
+
+            def left(x: Tensor, index: int) -> Tensor:
+                return exchange(x, my_row[(column - 1) % side], my_row[(column + 1) % side], (rows, size(index)))
+
+            def up(w: Tensor, index: int) -> Tensor:
+                return exchange(w, my_column[(row - 1) % side], my_column[(row + 1) % side], (size(index), columns))
+
+            for places in range(1, row + 1):
+                x_mk = left(x_mk, column + places)
+            for places in range(1, column + 1):
+                w_kn = up(w_kn, row + places)
+            y_mn = x_mk @ w_kn
+            for step in range(1, side):
+                x_mk, w_kn = left(x_mk, row + column + step), up(w_kn, row + column + step)
+                y_mn += x_mk @ w_kn
+            return y_mn
+            """,
+        ],
+        says="are enough",
+    ),
+    Answer(
+        3,
+        "a square number of ranks",
+        swap=(
+            "if grid.shape[0] != grid.shape[1]:",
+            "if int(math.prod(grid.shape) ** 0.5) ** 2 != math.prod(grid.shape):",
+        ),
+        says="1 × 4",
+    ),
+    Answer(
+        3,
+        "products are added up at the end",
+        swap=(
+            ("y_mn = x_mk.new_zeros(rows, columns)", "products = []"),
+            ("    y_mn += x_mk @ w_kn", "    products.append(x_mk @ w_kn)"),
+            ("return y_mn", "return sum(products)"),
+        ),
+        says="two of the result's size",
+    ),
+    Answer(
+        4,
+        "no result, no panels",
+        swap=(
+            "y_mn = x_mk.new_zeros(len(x_mk), w_kn.shape[1])",
+            "y_mn = x_mk.new_zeros(len(x_mk), w_kn.shape[1])\nif y_mn.numel() == 0:\n    return y_mn",
+        ),
+        says="rank",
+    ),
+    Answer(
+        7,
+        "turns are counted whole",
+        swap=("max(1.0, world / machine.cores)", "max(1, world // machine.cores)"),
+        says="mlp_seconds",
+    ),
+    Answer(
         5,
         "the gathered weights are kept for the backward pass",
         swap=(
