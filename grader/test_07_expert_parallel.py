@@ -542,8 +542,8 @@ def group_of(rank, world, size):
 def tables(draw, size, each):
     """For each trial the rows from each rank of a group (row) to each expert (column).
 
-    A common one, one with a rank that has no tokens and a rank whose experts nobody chose, one where most stay, and one
-    without any row.
+    A common one, one with a rank that has no tokens and a rank whose experts nobody chose, one where most stay, one
+    without any row, and one with a rank that has neither tokens nor a chosen expert.
     """
     experts = size * each
     common = [[draw.randrange(6) for _ in range(experts)] for _ in range(size)]
@@ -553,7 +553,9 @@ def tables(draw, size, each):
     homely = [
         [draw.randrange(6, 9) if e // each == r else draw.randrange(2) for e in range(experts)] for r in range(size)
     ]
-    return [common, idle, homely, [[0] * experts for _ in range(size)]]
+    alone = size // 2
+    left_out = [[0 if alone in (r, e // each) else draw.randrange(1, 6) for e in range(experts)] for r in range(size)]
+    return [common, idle, homely, [[0] * experts for _ in range(size)], left_out]
 
 
 def row_numbers(offset, count, dtype):
@@ -669,6 +671,7 @@ def test_todo3_exchange(student):
                 "; the last has no tokens, the first rank's experts are not chosen",
                 "; most tokens stay",
                 "; nobody has a token",
+                "; one rank has nothing to send, and gets nothing",
             )
         ):
             for ranks, some in zip(groups, of_group, strict=True):
@@ -956,8 +959,12 @@ def dropped_on_rank(code, rank, world, trials):
     for chosen, shape, experts, limit, factor, shares in trials:
         index = torch.tensor(chosen, dtype=torch.int64).view(shape)
         result = code.drop(index, experts, limit)
-        found = {"drop": told(result), "kept": torch.equal(index, torch.tensor(chosen, dtype=torch.int64).view(shape))}
-        seen.append(found | {"shares": told(code.drop_in_shares(index, experts, factor, shares))})
+        before = torch.tensor(chosen, dtype=torch.int64).view(shape)
+        found = {"drop": told(result), "kept": torch.equal(index, before)}
+        found["shares"] = told(code.drop_in_shares(index, experts, factor, shares))
+        if isinstance(result, torch.Tensor):
+            result.fill_(-7)
+        seen.append(found | {"copied": torch.equal(index, before) or not found["kept"]})
     return seen
 
 
@@ -1026,6 +1033,12 @@ def test_todo5_capacity(student):
             f"{what}: experts_NK was written to, and the balancing loss needs it as it was",
             "a copy",
             "changed",
+        )
+        expect(
+            found["copied"],
+            f"{what} returns experts_NK itself: who writes into the result, writes into what the balancing loss needs",
+            "a copy",
+            "the same memory",
         )
         compare_kept(what, found["drop"].tolist(), right_drop(chosen, experts, limit), chosen)
         each = max(n // shares, 1)

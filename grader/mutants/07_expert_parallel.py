@@ -99,6 +99,40 @@ return E * (f_E * P_E).sum()
 
 WRONG = [
     Answer(
+        3,
+        "no rows, no call",
+        [
+            None,
+            None,
+            """
+            arrived_RD = rows_RD.new_empty(sum(arriving), rows_RD.shape[1])
+            if sum(leaving) + sum(arriving) > 0:
+                dist.all_to_all_single(arrived_RD, rows_RD.contiguous(), arriving, leaving, group=group)
+            return arrived_RD
+            """,
+            None,
+        ],
+        says="all_to_all",
+    ),
+    Answer(
+        5,
+        "no copy if nothing is dropped",
+        [
+            None,
+            """
+            chosen = experts_NK[experts_NK >= 0]
+            if (torch.bincount(chosen, minlength=n_experts) <= limit).all():
+                return experts_NK  # nothing to drop
+            experts_KN = experts_NK.T
+            taken_SE = experts_KN.reshape(-1, 1) == torch.arange(n_experts)
+            before_S = ((taken_SE.cumsum(dim=0) - 1) * taken_SE).sum(dim=1)
+            return experts_KN.where(before_S.view_as(experts_KN) < limit, -1).T
+            """,
+            None,
+        ],
+        says="returns experts_NK itself",
+    ),
+    Answer(
         5,
         "shares with the whole batch's limit",
         swap=("capacity(N // shares, K", "capacity(N, K"),
