@@ -31,6 +31,7 @@ from torch import nn
 
 from grader.kit import (
     Fault,
+    Peak,
     REL,
     Wrong,
     cases,
@@ -202,7 +203,8 @@ def block_of(name):
 def test_todo1_layers(student):
     draw = student.draw("layers")
     n = draw.randint(2, 4)
-    sizes = [(3, 1), (n, n), (2 * n, n), (draw.choice((5, 7)), 2), (7, 4), (draw.choice((8, 10)), 3)]
+    # The last one is such that stages of ceil(blocks / n), until there are no more, differ by more than one.
+    sizes = [(3, 1), (n, n), (2 * n, n), (draw.choice((5, 7)), 2), (7, 4), draw.choice(((4, 3), (5, 4), (10, 3)))]
     (found,) = student.call(layers_on_rank, world=1, group=False, sizes=sizes).evidence
     for (blocks, n_stages), left in zip(sizes, found, strict=True):
         told = f"of {blocks} blocks in {n_stages} stage{'s' if n_stages > 1 else ''},"
@@ -268,7 +270,8 @@ def stages_on_rank(code, rank, world, grids):
             model = TransformerLM(**SIZES | {"n_layers": 8})
         mesh = made_mesh(pp, data)
         mark(name="make")
-        stages = code.make_stages(model, mesh, CPU, args)
+        with Peak() as peak:
+            stages = code.make_stages(model, mesh, CPU, args)
         if not isinstance(stages, (list, tuple)) or not all(hasattr(stage, "submod") for stage in stages):
             left.append(described(stages))
             continue
@@ -279,6 +282,7 @@ def stages_on_rank(code, rank, world, grids):
             "bfloat16": bool(getattr(stage.submod, "bfloat16", False)),
             "names": [name for name, _ in stage.submod.named_parameters()],
             "right": {n: p.numel() for n, p in Cut(model, stage.stage_index, stage.num_stages).named_parameters()},
+            "peak": peak.most // 4, "whole": sum(p.numel() for p in model.parameters()),
         } for stage in stages])  # fmt: skip
         mark(name="back")
         for stage in stages:
@@ -379,6 +383,15 @@ def test_todo2_stages(student):
                     "bfloat16" if stage["bfloat16"] else "float32",
                     rank,
                 )
+            share, peak = sum(sum(stage["right"].values()) for stage in stages), stages[0]["peak"]
+            # Twice, for those who take memory for a layer and then move it.
+            expect(
+                peak < min(2 * share, 0.9 * stages[0]["whole"]),
+                f"{told} make_stages takes memory for {peak:,} weights on rank {rank}, other stages' among them",
+                f"{share:,}, those of its own stages",
+                f"{peak:,}",
+                rank,
+            )
     talk = [call for case in cases(run.events)[1::2] for call in collectives(case)]
     expect(
         not talk,

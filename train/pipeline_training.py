@@ -145,7 +145,7 @@ def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
 def make_stages(
     model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace
 ) -> list[PipelineStage]:
-    """This rank's stages, in their order; each holds its Layers. There is memory for the weights, and nothing in it."""
+    """This rank's stages, in their order; each holds its Layers. Their weights alone have memory, and it is empty."""
     bfloat16 = args.dtype == "bfloat16"
     # TODO 2: Make the stages of this rank.
     # With p ranks in a pipeline, rank r of it has stage r. With stages_a_rank(p, args) of 2 they go round: it also

@@ -49,6 +49,16 @@ WRONG = [
     ),
     Answer(
         1,
+        "as many as the first one, until there are no more",
+        swap=(
+            "begin, end = (math.ceil(k * len(model.blocks) / n_stages) for k in (stage, stage + 1))",
+            "share = math.ceil(len(model.blocks) / n_stages)\n"
+            "begin, end = (min(k * share, len(model.blocks)) for k in (stage, stage + 1))",
+        ),
+        says="the blocks that are its share",
+    ),
+    Answer(
+        1,
         "the head is on every stage",
         swap=("self.head = model.head if last else None", "self.head = model.head"),
         says="holds the head",
@@ -89,6 +99,25 @@ WRONG = [
         says="the stages that are its own",
     ),
     Answer(2, "no memory", swap=(".to_empty(device=device)", ""), says="no memory yet"),
+    Answer(
+        2,
+        "memory for the whole model, of which stages are cut",
+        swap=(
+            ("stages = []", "model.to_empty(device=device)\nstages = []"),
+            ("bfloat16).to_empty(device=device)", "bfloat16)"),
+        ),
+        says="other stages' among them",
+    ),
+    Answer(
+        2,
+        "memory for the stages of all ranks, and only its own are kept",
+        swap=(
+            "stages = []",
+            "stages = []\n"
+            "everyone = [Layers(model, stage, n_stages, bfloat16).to_empty(device=device) for stage in range(n_stages)]",
+        ),
+        says="other stages' among them",
+    ),
     Answer(2, "the dtype is dropped", swap=(", bfloat16)", ")"), says="another dtype"),
     Answer(
         2,
