@@ -31,6 +31,7 @@ from torch import nn
 
 from grader.kit import (
     Fault,
+    Peak,
     REL,
     Wrong,
     cases,
@@ -106,21 +107,28 @@ def made_stage(module, stage, n_stages, group):
     return PipelineStage(module, stage, n_stages, CPU, group=group)
 
 
-def cut_stage(mesh, **more):
-    """This rank's stage of a model of three blocks or more."""
-    pp = mesh["pp"]
-    module = Cut(made_model(0, **more), pp.get_local_rank(), pp.size())
-    return made_stage(module, pp.get_local_rank(), pp.size(), pp.get_group())
+def cut_stages(mesh, turns=1, **more):
+    """This rank's stages of a model that has a block for each, or more."""
+    pp, model = mesh["pp"], made_model(0, **more)
+    n_stages = turns * pp.size()
+    mine = range(pp.get_local_rank(), n_stages, pp.size())
+    return [made_stage(Cut(model, k, n_stages), k, n_stages, pp.get_group()) for k in mine]
 
 
 def loss_sum(module, h, y):
     return head_loss(h, module.head.weight, y, IGNORE) * (y != IGNORE).sum()
 
 
-def one_f_one_b(stage, m, loss):
-    from torch.distributed.pipelining.schedules import Schedule1F1B
+def one_f_one_b(stages, m):
+    from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleInterleaved1F1B
 
-    return Schedule1F1B(stage, m, loss_fn=loss, scale_grads=False)
+    how = {"loss_fn": partial(loss_sum, stages[-1].submod), "scale_grads": False}
+    return Schedule1F1B(stages[0], m, **how) if len(stages) == 1 else ScheduleInterleaved1F1B(stages, m, **how)
+
+
+def with_stages(many):
+    """Words for so many stages a rank."""
+    return "" if many == 1 else ", two stages a rank"
 
 
 def batch(seed, rows, vocab=50):
@@ -134,6 +142,10 @@ def batch(seed, rows, vocab=50):
 
 def named_gradients(module):
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+
+
+def parameters_of(stages):
+    return {name: p for stage in stages for name, p in stage.submod.named_parameters()}
 
 
 def close(a, b, rel=REL):
@@ -202,7 +214,8 @@ def block_of(name):
 def test_todo1_layers(student):
     draw = student.draw("layers")
     n = draw.randint(2, 4)
-    sizes = [(3, 1), (n, n), (2 * n, n), (draw.choice((5, 7)), 2), (7, 4), (draw.choice((8, 10)), 3)]
+    # The last one is such that stages of ceil(blocks / n), until there are no more, differ by more than one.
+    sizes = [(3, 1), (n, n), (2 * n, n), (draw.choice((5, 7)), 2), (7, 4), draw.choice(((4, 3), (5, 4), (10, 3)))]
     (found,) = student.call(layers_on_rank, world=1, group=False, sizes=sizes).evidence
     for (blocks, n_stages), left in zip(sizes, found, strict=True):
         told = f"of {blocks} blocks in {n_stages} stage{'s' if n_stages > 1 else ''},"
@@ -268,7 +281,8 @@ def stages_on_rank(code, rank, world, grids):
             model = TransformerLM(**SIZES | {"n_layers": 8})
         mesh = made_mesh(pp, data)
         mark(name="make")
-        stages = code.make_stages(model, mesh, CPU, args)
+        with Peak() as peak:
+            stages = code.make_stages(model, mesh, CPU, args)
         if not isinstance(stages, (list, tuple)) or not all(hasattr(stage, "submod") for stage in stages):
             left.append(described(stages))
             continue
@@ -279,6 +293,7 @@ def stages_on_rank(code, rank, world, grids):
             "bfloat16": bool(getattr(stage.submod, "bfloat16", False)),
             "names": [name for name, _ in stage.submod.named_parameters()],
             "right": {n: p.numel() for n, p in Cut(model, stage.stage_index, stage.num_stages).named_parameters()},
+            "peak": peak.most // 4, "whole": sum(p.numel() for p in model.parameters()),
         } for stage in stages])  # fmt: skip
         mark(name="back")
         for stage in stages:
@@ -379,6 +394,15 @@ def test_todo2_stages(student):
                     "bfloat16" if stage["bfloat16"] else "float32",
                     rank,
                 )
+            share, peak = sum(sum(stage["right"].values()) for stage in stages), stages[0]["peak"]
+            # Twice, for those who take memory for a layer and then move it.
+            expect(
+                peak < min(2 * share, 0.9 * stages[0]["whole"]),
+                f"{told} make_stages takes memory for {peak:,} weights on rank {rank}, other stages' among them",
+                f"{share:,}, those of its own stages",
+                f"{peak:,}",
+                rank,
+            )
     talk = [call for case in cases(run.events)[1::2] for call in collectives(case)]
     expect(
         not talk,
@@ -393,8 +417,11 @@ def test_todo2_stages(student):
 # ---------------------------------------------------------------------------------------------------
 # TODO 3: first weights
 
+# So many blocks that what a rank has of them, and a few weights more, is far from the whole model.
+LONG = {"n_layers": 6}
 
-def first_on_rank(code, rank, world, seed, pp):
+
+def first_on_rank(code, rank, world, seed, pp, turns):
     """Ranks that have drawn other numbers before: only what is sent can be equal."""
     built = []  # this rank's models with weights
     init = TransformerLM.init_weights
@@ -405,22 +432,21 @@ def first_on_rank(code, rank, world, seed, pp):
             built.append(model)
 
     with torch.device("meta"):
-        model = TransformerLM(**SIZES)
-    mesh = made_mesh(pp, world // pp)
-    r = mesh["pp"].get_local_rank()
-    stages = [made_stage(Cut(model, r, pp).to_empty(device="cpu"), r, pp, mesh["pp"].get_group())]
-    for p in stages[0].submod.parameters():
+        model = TransformerLM(**SIZES | LONG)
+    stages = cut_stages(made_mesh(pp, world // pp), turns, **LONG)
+    for p in parameters_of(stages).values():
         nn.init.constant_(p, math.nan)
     args = made_args(code, "--seed", str(seed), "--pp", "1", "--microbatches", "1")
     TransformerLM.init_weights = count
     torch.manual_seed(1000 + rank)
     mark(name="first")
-    code.first_weights(stages, model, args)
-    return {"built": len(built), "weights": dict(stages[0].submod.named_parameters())}
+    with Peak(parameters_of(stages).values()) as peak:
+        code.first_weights(stages, model, args)
+    return {"built": len(built), "weights": parameters_of(stages), "peak": peak.most}
 
 
 def serial_weights(seed):
-    return made_model(seed).state_dict()
+    return made_model(seed, **LONG).state_dict()
 
 
 @todo(
@@ -442,17 +468,17 @@ def serial_weights(seed):
     ),
 )
 def test_todo3_first_weights(student):
-    world, seed = 4, student.draw("first").randrange(1, 1000)
+    seed = student.draw("first").randrange(1, 1000)
     right = student.reference(serial_weights, seed=seed)
-    for pp in (2, 3):
-        ranks = world if pp == 2 else 3
-        run = student.call(first_on_rank, world=ranks, seed=seed, pp=pp)
+    whole = 4 * sum(weight.numel() for weight in right.values())
+    for ranks, pp, turns in ((4, 2, 1), (3, 3, 2)):
+        run = student.call(first_on_rank, world=ranks, seed=seed, pp=pp, turns=turns)
         for rank, mine in enumerate(run.evidence):
             for name, weight in mine["weights"].items():
                 what = "has no content yet" if weight.isnan().any() else "is not the serial run's"
                 expect(
                     torch.equal(weight, right[name]),
-                    f"on {ranks} ranks, {pp} of them in a pipeline, the first {name} {what}",
+                    f"on {ranks} ranks, {pp} of them in a pipeline{with_stages(turns)}, the first {name} {what}",
                     "the weights that a single process draws by --seed",
                     "others",
                     rank,
@@ -478,6 +504,14 @@ def test_todo3_first_weights(student):
                 f"{most:,} bytes",
                 rank,
             )
+        for rank, mine in enumerate(run.evidence):
+            expect(
+                mine["built"] or mine["peak"] < 0.9 * whole,
+                f"rank {rank} has {mine['peak']:,} bytes of weights at one moment: what other stages have is kept, too",
+                f"its own, and one more at a time; the whole model has {whole:,} bytes",
+                f"{mine['peak']:,} bytes",
+                rank,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -501,11 +535,12 @@ def loss_on_rank(code, rank, world, seed):
 
 
 def micro_batches(seed):
-    """Streams and targets: all count, some, none."""
+    """Streams and targets: all count, some, none. The last target that counts is word 0."""
     draw = torch.Generator().manual_seed(seed)
     found = []
     for rows, ignored in ((2, 0), (3, 13), (2, 16)):
         h, y = torch.randn(rows, 8, 16, generator=draw), torch.randint(50, (rows, 8), generator=draw)
+        y.view(-1)[-1] = 0
         y.view(-1)[:ignored] = IGNORE
         found.append((h, y))
     return found
@@ -521,7 +556,10 @@ def serial_losses(seed):
             (h @ weight.T).flatten(0, 1), y.flatten(), ignore_index=IGNORE, reduction="sum"
         )
         loss.backward()
-        found.append({"loss": loss.item(), "targets": int((y != IGNORE).sum()), "grads": [h.grad, weight.grad]})
+        found.append({
+            "loss": loss.item(), "grads": [h.grad, weight.grad],
+            "targets": int((y != IGNORE).sum()), "positive": int((y > 0).sum()),
+        })  # fmt: skip
     return found
 
 
@@ -551,6 +589,8 @@ def test_todo4_loss(student):
             what = (
                 "the mean over its targets, not the sum"
                 if n and math.isclose(loss, wanted["loss"] / n, rel_tol=rel)
+                else "not the sum of its losses: word 0 is a target like any other"
+                if n and math.isclose(loss, wanted["loss"] / n * wanted["positive"], rel_tol=rel)
                 else "not the sum of its losses"
             )
             raise Wrong(f"{told} returns {what}", wanted["loss"], loss)
@@ -829,29 +869,30 @@ def check_order(told, kind, log, m, world, rank):
 # ---------------------------------------------------------------------------------------------------
 # TODO 6: a batch through the pipeline
 
-MICRO = 4
+MICRO = 6
 
 
-def train_on_rank(code, rank, world, seed):
-    """Two batches, one after the other, without zeroing between: gradients add up, as they do in a loop of batches."""
-    mesh = made_mesh(world, 1)
-    stage = cut_stage(mesh)
-    schedule = one_f_one_b(stage, MICRO, partial(loss_sum, stage.submod))
-    left = []
-    for k in range(2):
-        mark(name=str(k))
-        stage.submod.zero_grad()
-        loss = code.train_batch([stage], schedule, *batch(seed + k, 2 * MICRO))
-        mark(name="")
-        graph = isinstance(loss, torch.Tensor) and loss.requires_grad
-        left.append(
-            {"loss": number(loss), "kind": described(loss), "graph": graph, "grads": named_gradients(stage.submod)}
-        )
+def train_on_rank(code, rank, world, seed, turns):
+    """Two batches for each number of stages a rank, with gradients of their own."""
+    mesh, left = made_mesh(world, 1), []
+    for many in turns:
+        stages = cut_stages(mesh, many, **LONG)
+        schedule = one_f_one_b(stages, MICRO)
+        left.append([])
+        for k in range(2):
+            mark(name=str(k))
+            for stage in stages:
+                stage.submod.zero_grad()
+            loss = code.train_batch(stages, schedule, *batch(seed + k, 2 * MICRO))
+            mark(name="")
+            graph = isinstance(loss, torch.Tensor) and loss.requires_grad
+            grads = {name: p.grad for name, p in parameters_of(stages).items() if p.grad is not None}
+            left[-1].append({"loss": number(loss), "kind": described(loss), "graph": graph, "grads": grads})
     return left
 
 
 def serial_sum(seed, rows):
-    model = made_model(0)
+    model = made_model(0, **LONG)
     x, y = batch(seed, rows)
     mean = model(x, y)
     loss = mean * (y != IGNORE).sum()
@@ -873,16 +914,19 @@ def serial_sum(seed, rows):
 )
 def test_todo6_train_batch(student):
     seed = student.draw("train").randrange(1000)
-    for world in (3, 1):  # a pipeline of one stage is one, too: this stage is the first and the last
-        check_batches(student, seed, world)
+    for world, turns in ((3, (1, 2)), (1, (1,))):  # of a pipeline of one stage, this one is the first and the last
+        run = student.call(train_on_rank, world=world, seed=seed, turns=turns)
+        for k, many in enumerate(turns):
+            second = cases(run.events)[4 * k + 2]  # in the first batch stages agree on shapes
+            check_batches(student, seed, [left[k] for left in run.evidence], second, many)
 
 
-def check_batches(student, seed, world):
-    run = student.call(train_on_rank, world=world, seed=seed)
+def check_batches(student, seed, ranks, second, many):
+    world = len(ranks)
     for k in range(2):
         right = student.reference(serial_sum, seed=seed + k, rows=2 * MICRO)
-        for rank, left in enumerate(run.evidence):
-            seen, told = left[k], f"on stage {rank} of {world}, batch {k + 1} of 2:"
+        for rank, left in enumerate(ranks):
+            seen, told = left[k], f"on rank {rank} of {world}{with_stages(many)}, batch {k + 1} of 2:"
             wanted = right["loss"] if rank == world - 1 else 0.0
             expect(
                 seen["loss"] is not None,
@@ -891,7 +935,7 @@ def check_batches(student, seed, world):
                 seen["kind"],
                 rank,
             )
-            parameters = sum(len(other[k]["grads"]) for other in run.evidence)
+            parameters = sum(len(other[k]["grads"]) for other in ranks)
             expect(parameters > 0, f"{told} train_batch leaves no gradient", "gradients on all stages", "none", rank)
             for name, grad in seen["grads"].items():
                 goal = right["grads"][name]
@@ -914,6 +958,8 @@ def check_batches(student, seed, world):
                 what = (
                     "it is the mean over micro-batches"
                     if math.isclose(seen["loss"], wanted / MICRO, rel_tol=REL)
+                    else "the last stage is this rank's second one"
+                    if many > 1 and seen["loss"] == 0
                     else "each target is to count once"
                 )
                 raise Wrong(
@@ -926,16 +972,16 @@ def check_batches(student, seed, world):
                 seen["loss"],
                 rank,
             )
-        names = sorted(name for left in run.evidence for name in left[k]["grads"])
+        names = sorted(name for left in ranks for name in left[k]["grads"])
         lost = sorted(set(right["grads"]) - set(names))
-        where = f"in batch {k + 1} of 2 on {world} rank{'s' if world > 1 else ''}"
+        where = f"in batch {k + 1} of 2 on {world} rank{'s' if world > 1 else ''}{with_stages(many)}"
         expect(
             not lost,
             f"{where}, {lost[0] if lost else ''} gets no gradient",
             f"{len(right['grads'])} gradients",
             f"{len(names)} gradients",
         )
-    talk = collectives(cases(run.events)[2])  # in the first batch stages agree on shapes
+    talk = collectives(second)
     expect(
         not talk,
         f"train_batch calls {talk[0].op if talk else ''}: between stages there are messages, and gradients are summed "
@@ -949,7 +995,7 @@ def check_batches(student, seed, world):
 # ---------------------------------------------------------------------------------------------------
 # TODO 7: gradients over the data axis
 
-GRIDS = ((2, 2), (1, 3))
+GRIDS = (((2, 2),), ((1, 3), (3, 1)))  # of each run
 
 
 def drawn_gradients(module, seed):
@@ -957,16 +1003,19 @@ def drawn_gradients(module, seed):
     return {name: torch.randn(p.shape, generator=draw) for name, p in sorted(module.named_parameters())}
 
 
-def sum_on_rank(code, rank, world, seed, grid):
-    mesh = made_mesh(*grid)
-    stage = cut_stage(mesh)
-    for name, grad in drawn_gradients(stage.submod, seed).items():
-        stage.submod.get_parameter(name).grad = grad
-    n_targets = torch.tensor(17 + 10 * mesh["data"].get_local_rank())
-    mark(name="sum")
-    code.sum_gradients([stage], n_targets, mesh)
-    mark(name="")
-    return {"grads": named_gradients(stage.submod)}
+def sum_on_rank(code, rank, world, seed, grids):
+    left = []
+    for grid in grids:
+        mesh = made_mesh(*grid)
+        [stage] = cut_stages(mesh)
+        for name, grad in drawn_gradients(stage.submod, seed).items():
+            stage.submod.get_parameter(name).grad = grad
+        n_targets = torch.tensor(17 + 10 * mesh["data"].get_local_rank())
+        mark(name="sum")
+        code.sum_gradients([stage], n_targets, mesh)
+        mark(name="")
+        left.append({"grads": named_gradients(stage.submod)})
+    return left
 
 
 def serial_sums(grid, seeds):
@@ -1003,54 +1052,59 @@ def serial_sums(grid, seeds):
     ),
 )
 def test_todo7_sum_gradients(student):
+    for grids in GRIDS:
+        world = math.prod(grids[0])
+        seeds, told = student.seeds(world), " and ".join(f"{pp} × {data}" for pp, data in grids)
+        try:
+            run = student.call(sum_on_rank, world=world, seed=seeds, grids=grids)
+        except Fault as fault:
+            if fault.cause == "mismatch":
+                fault.message += (
+                    f". (on {told} ranks: ranks of other rows have other layers, and so other gradients; a sum goes "
+                    "along a row, the data axis)"
+                )
+            raise
+        for k, grid in enumerate(grids):
+            right = student.reference(serial_sums, grid=grid, seeds=[*seeds])
+            ranks = [left[k] for left in run.evidence]
+            check_sums(grid, ranks, collectives(cases(run.events)[2 * k]), right)
+
+
+def check_sums(grid, ranks, calls, right):
     wrong = (
         ("own", "that of its own samples alone: nothing is summed up"),
         ("means", "the mean of the pipelines' means"),
         ("sums", "the sum, not divided by the targets"),
     )
-    for grid in GRIDS:
-        world = grid[0] * grid[1]
-        seeds, told = student.seeds(world), f"on {grid[0]} × {grid[1]} ranks"
-        try:
-            run = student.call(sum_on_rank, world=world, seed=seeds, grid=grid)
-        except Fault as fault:
-            if fault.cause == "mismatch":
-                fault.message += (
-                    f". ({told}: ranks of other rows have other layers, and so other gradients; a sum goes along a row,"
-                    " the data axis)"
+    told = f"on {grid[0]} × {grid[1]} ranks"
+    for rank, seen in enumerate(ranks):
+        goals = right[rank]
+        for name, goal in goals["right"].items():
+            grad = seen["grads"].get(name, torch.zeros(0))
+            expect(grad.numel() > 0, f"{told} {name} has no gradient any more", "a gradient", "none", rank)
+            if not close(grad, goal):
+                what = next(
+                    (words for kind, words in wrong if close(grad, goals[kind][name])),
+                    "not the sum over its row, divided by the row's targets",
                 )
-            raise
-        right = student.reference(serial_sums, grid=grid, seeds=[*seeds])
-        for rank, seen in enumerate(run.evidence):
-            goals = right[rank]
-            for name, goal in goals["right"].items():
-                grad = seen["grads"].get(name, torch.zeros(0))
-                expect(grad.numel() > 0, f"{told} {name} has no gradient any more", "a gradient", "none", rank)
-                if not close(grad, goal):
-                    what = next(
-                        (words for kind, words in wrong if close(grad, goals[kind][name])),
-                        "not the sum over its row, divided by the row's targets",
-                    )
-                    raise Wrong(f"{told} the gradient of {name} is {what}", goal, grad, rank)
-        seen = collectives(cases(run.events)[0])
-        for rank in range(world):
-            mine = [call for call in seen if call.rank == rank]
-            foreign = [call for call in mine if call.world != grid[1]]
-            expect(
-                not foreign,
-                f"{told} rank {rank} talks to {foreign[0].world if foreign else 0} ranks, of which not all have its "
-                f"layers",
-                f"{grid[1]} ranks",
-                f"{foreign[0].world if foreign else 0} ranks",
-                rank,
-            )
-            expect(
-                len(mine) <= 1,
-                f"{told} rank {rank} calls {len(mine)} collectives to sum up the gradients of a step",
-                "one",
-                len(mine),
-                rank,
-            )
+                raise Wrong(f"{told} the gradient of {name} is {what}", goal, grad, rank)
+    for rank in range(len(ranks)):
+        mine = [call for call in calls if call.rank == rank]
+        foreign = [call for call in mine if call.world != grid[1]]
+        expect(
+            not foreign,
+            f"{told} rank {rank} talks to {foreign[0].world if foreign else 0} ranks, of which not all have its layers",
+            f"{grid[1]} ranks",
+            f"{foreign[0].world if foreign else 0} ranks",
+            rank,
+        )
+        expect(
+            len(mine) <= 1,
+            f"{told} rank {rank} calls {len(mine)} collectives to sum up the gradients of a step",
+            "one",
+            len(mine),
+            rank,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1061,7 +1115,7 @@ CLIPS = (0.05, 0.0, 1e4)
 
 def clip_on_rank(code, rank, world, seed, grid):
     mesh = made_mesh(*grid)
-    stage = cut_stage(mesh)
+    [stage] = cut_stages(mesh)
     left = []
     for clip in CLIPS:
         for name, grad in drawn_gradients(stage.submod, seed + mesh["pp"].get_local_rank()).items():
@@ -1218,26 +1272,25 @@ def filled(x, y, rows):
     return torch.cat([x, x.new_zeros(missing, 8)]), torch.cat([y, y.new_full((missing, 8), IGNORE)])
 
 
-def evaluate_on_rank(code, rank, world, grid):
+def evaluate_on_rank(code, rank, world, grid, turns):
     from utils.data import ShardSampler
 
     code.fill = filled  # TODO 9 is judged by itself
     mesh = made_mesh(*grid)
-    stage = cut_stage(mesh)
-    schedule = one_f_one_b(stage, 4, partial(loss_sum, stage.submod))
-    left = []
-    for length in LENGTHS:
-        mine = ShardSampler(text(length), mesh["data"].get_local_rank(), grid[1])
-        loader = torch.utils.data.DataLoader(text(length), batch_size=4, sampler=mine)
-        left.append(
-            float(code.evaluate([stage], schedule, loader, CPU, made_args(code, "--pp", "1", "--microbatches", "1")))
-        )
-    left.append(any(p.grad is not None for p in stage.submod.parameters()))
+    args, left = made_args(code, "--pp", "1", "--microbatches", "1"), []
+    for many in turns:
+        stages, means = cut_stages(mesh, many, **LONG), []
+        schedule = one_f_one_b(stages, 4)
+        for length in LENGTHS:
+            mine = ShardSampler(text(length), mesh["data"].get_local_rank(), grid[1])
+            loader = torch.utils.data.DataLoader(text(length), batch_size=4, sampler=mine)
+            means.append(float(code.evaluate(stages, schedule, loader, CPU, args)))
+        left.append({"means": means, "grads": any(p.grad is not None for p in parameters_of(stages).values())})
     return left
 
 
 def serial_evaluation():
-    model, means = made_model(seed=0), []
+    model, means = made_model(0, **LONG), []
     for length in LENGTHS:
         x, y = (torch.stack(parts) for parts in zip(*text(length), strict=True))
         means.append(model(x, y).item())
@@ -1259,26 +1312,27 @@ def serial_evaluation():
 def test_todo10_evaluate(student):
     right = student.reference(serial_evaluation)
     premise(abs(right[0] - right[1]) > 1e-3, "one set in place of the other")
-    for grid in ((2, 2), (3, 1)):
-        world = grid[0] * grid[1]
-        for rank, left in enumerate(student.call(evaluate_on_rank, world=world, grid=grid).evidence):
-            for length, mean, wanted in zip(LENGTHS, left, right, strict=False):
-                if not math.isclose(mean, wanted, rel_tol=REL):
-                    what = (
-                        f"a loss {grid[0]} times too small: do ranks without the last stage count targets?"
-                        if math.isclose(mean * grid[0], wanted, rel_tol=REL)
-                        else "another loss than one process finds: is each target counted once, and nothing else?"
-                    )
-                    raise Wrong(
-                        f"evaluate() of {length} sample{'s' if length > 1 else ''} on {grid[0]} × {grid[1]} ranks "
-                        f"gives rank {rank} {what}",
-                        wanted,
-                        mean,
-                        rank,
-                    )
-            expect(
-                not left[-1], f"evaluate() on {grid[0]} × {grid[1]} ranks leaves gradients", "none", "gradients", rank
-            )
+    for grid, turns in (((2, 2), (1, 2)), ((3, 1), (1,))):
+        run = student.call(evaluate_on_rank, world=math.prod(grid), grid=grid, turns=turns)
+        for k, many in enumerate(turns):
+            check_means(grid, many, right, [left[k] for left in run.evidence])
+
+
+def check_means(grid, many, right, ranks):
+    pp, told = grid[0], f"on {grid[0]} × {grid[1]} ranks{with_stages(many)},"
+    for rank, left in enumerate(ranks):
+        for length, mean, wanted in zip(LENGTHS, left["means"], right, strict=True):
+            if not math.isclose(mean, wanted, rel_tol=REL):
+                what = (
+                    f"a loss {pp} times too small: do ranks without the last stage count targets?"
+                    if math.isclose(mean * pp, wanted, rel_tol=REL)
+                    else "no number: does the rank count targets whose second stage is the last?"
+                    if many > 1 and math.isnan(mean)
+                    else "another loss than one process finds: is each target counted once, and nothing else?"
+                )
+                samples = f"{length} sample{'s' if length > 1 else ''}"
+                raise Wrong(f"{told} evaluate() of {samples} gives rank {rank} {what}", wanted, mean, rank)
+        expect(not left["grads"], f"{told} evaluate() leaves gradients", "none", "gradients", rank)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1288,8 +1342,10 @@ def test_todo10_evaluate(student):
 def save_on_rank(code, rank, world, grid):
     files = record_files()
     mesh = made_mesh(*grid)
-    code.save_checkpoint([cut_stage(mesh)], mesh, SIZES, Path("saved") / "model.pt", 3)
-    return {"files": [f for f in files if f.endswith("saved/model.pt")]}
+    stages = cut_stages(mesh, **LONG)
+    with Peak() as peak:
+        code.save_checkpoint(stages, mesh, SIZES | LONG, Path("saved") / "model.pt", 3)
+    return {"files": [f for f in files if f.endswith("saved/model.pt")], "peak": peak.most}
 
 
 @todo(
@@ -1317,7 +1373,17 @@ def test_todo11_save(student):
             writers[-1] if writers else None,
         )
         expect("saved/model.pt" in run.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
-        check_checkpoint(run.files["saved/model.pt"], student.reference(serial_weights, seed=0))
+        right = student.reference(serial_weights, seed=0)
+        check_checkpoint(run.files["saved/model.pt"], right)
+        whole = 4 * sum(weight.numel() for weight in right.values())
+        for rank, seen in enumerate(run.evidence[1:], start=1):
+            expect(
+                seen["peak"] < 0.9 * whole,
+                f"on {grid[0]} × {grid[1]} ranks rank {rank} puts the whole model together, too: rank 0 alone needs it",
+                f"its own part, of {whole:,} bytes",
+                f"{seen['peak']:,} bytes",
+                rank,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------

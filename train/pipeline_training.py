@@ -145,7 +145,7 @@ def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
 def make_stages(
     model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace
 ) -> list[PipelineStage]:
-    """This rank's stages, in their order; each holds its Layers. There is memory for the weights, and nothing in it."""
+    """This rank's stages, in their order; each holds its Layers. Their weights alone have memory, and it is empty."""
     bfloat16 = args.dtype == "bfloat16"
     # TODO 2: Make the stages of this rank.
     # With p ranks in a pipeline, rank r of it has stage r. With stages_a_rank(p, args) of 2 they go round: it also
@@ -327,7 +327,7 @@ def save_checkpoint(
     own = {name: weight.detach().cpu() for name, weight in weights(stages).items()}
     # TODO 11: Put the whole model together on rank 0, and save it in one file.
     # Every rank of rank 0's pipeline has a part that no other one has; the other pipelines have nothing new. Under
-    # the names of the whole model, in one dictionary, the serial script can load it.
+    # the names of the whole model, in one dictionary, the serial script can load it. No other rank is to hold it whole.
     # dist.gather_object(obj, list_of_None_or_None, group=..., group_dst=0) brings objects of all ranks of a group to
     # its first one, which alone gives a list with a place for each; .get_group() of an axis is its group.
     save0({"model": own, "config": config, "epoch": epoch}, path)

@@ -67,6 +67,18 @@ WRONG = [
         says="best_order",
     ),
     Answer(
+        1,
+        "who sends most innermost",
+        [None, "return tuple(sorted(sizes, key=lambda axis: sent[axis]))"],
+        says="best_order is not the one that sends the fewest bytes",
+    ),
+    Answer(
+        1,
+        "whose line sends most innermost",
+        [None, "return tuple(sorted(sizes, key=lambda axis: sent[axis] * sizes[axis]))"],
+        says="best_order is not the one that sends the fewest bytes",
+    ),
+    Answer(
         2,
         "as the axes come",
         ["return init_device_mesh('cpu', tuple(sizes.values()), mesh_dim_names=tuple(sizes))", None],
@@ -148,6 +160,12 @@ WRONG = [
     Answer(3, "each rank a seed of its own", swap=("seed=seed", "seed=seed + number"), says="samples of one process"),
     Answer(
         3, "places from 0 on each rank", swap=("torch.arange(mine.start, mine.stop)", "torch.arange(t)"), says="places"
+    ),
+    Answer(
+        3,
+        "places of the words' dtype",
+        swap=("torch.arange(mine.start, mine.stop)", "torch.arange(mine.start, mine.stop, dtype=x_BT.dtype)"),
+        says="the places of rank 0 have another dtype",
     ),
     Answer(3, "targets whole", swap=("y_BT[:, mine]", "y_BT"), says="targets"),
     Answer(
@@ -271,6 +289,12 @@ WRONG = [
         "whole parameters count t times",
         swap=("dist.all_reduce(mine[:1], group", "dist.all_reduce(mine, group"),
         says="what is whole is counted once for each rank of tp",
+    ),
+    Answer(
+        5,
+        "squares in place of gradients that are in float64 already",
+        swap=(".double().square().sum()", ".double().square_().sum()"),
+        says="gradients in float64: changes a gradient",
     ),
     Answer(
         5, "stages not added up", swap=('dist.all_reduce(mine, group=mesh.get_group("pp"))', ""), says="another on rank"
@@ -599,6 +623,10 @@ WRONG = [
     Answer(9, "weak as strong", swap=('if scaling == "strong" else 1)', "if True else 1)"), says="efficiency"),
     Answer(9, "relative to one GPU", swap=("fewest / gpus if", "1 / gpus if"), says="efficiency"),
     Answer(9, "the speed-up", swap=('(fewest / gpus if scaling == "strong" else 1)', "1"), says="efficiency"),
+    Answer(
+        9, "relative to the first that was measured", swap=("min(seconds)", "next(iter(seconds))"), says="efficiency"
+    ),
+    Answer(9, "relative to the last that was measured", swap=("min(seconds)", "[*seconds][-1]"), says="efficiency"),
     Answer(
         9,
         "what is left over the ideal",

@@ -168,6 +168,13 @@ WRONG = [
     Answer(4, "one unit", swap=(BLOCKS, ""), says="no units of their own"),
     Answer(4, "the blocks alone", swap=("\nfully_shard(layers, **options)", "\n"), says=""),
     Answer(4, "nothing", "return", says="more than its shard"),
+    Answer(
+        4,
+        "what is in no block without its precision",
+        swap=("fully_shard(layers, **options)", "fully_shard(layers, mesh=mesh, reshard_after_forward=False)"),
+        says="gathers weights in bfloat16 and float64",
+    ),
+    Answer(4, "no precision at all", swap=("options |= {", "options = {"), says="gathers weights in float64"),
     # TODO 5
     Answer(5, "copies alone", 'return mesh.get_local_rank("dp"), mesh["dp"].size()', says=""),
     Answer(5, "all ranks", "return dist.get_rank(), dist.get_world_size()", says="differ on pp or tp alone"),
@@ -283,6 +290,19 @@ WRONG = [
     ),
     Answer(
         7,
+        "gradients made of shards that are taken to be equal",
+        """
+        if args.sequence_parallel and args.tp > 1:
+            for p in own.parameters():
+                if "tp" not in p.device_mesh.mesh_dim_names:
+                    part = p.grad.to_local().clone()
+                    dist.all_reduce(part, group=mesh.get_group("tp"))
+                    p.grad = DTensor.from_local(part, p.device_mesh, p.placements)
+        """,
+        says="attempting to assign a gradient",
+    ),
+    Answer(
+        7,
         "gradients are put together",
         """
         if args.sequence_parallel and args.tp > 1:
@@ -329,6 +349,7 @@ WRONG = [
         """,
         says="2 times too small",
     ),
+    Answer(9, "is the first stage of the rank the last", swap=("if losses:", "if stages[0].is_last:"), says="0 / 0"),
     Answer(9, "all tokens are counted", swap=("(y != IGNORE).sum()", "y.numel()"), says="too many targets"),
     Answer(
         9,

@@ -49,6 +49,16 @@ WRONG = [
     ),
     Answer(
         1,
+        "as many as the first one, until there are no more",
+        swap=(
+            "begin, end = (math.ceil(k * len(model.blocks) / n_stages) for k in (stage, stage + 1))",
+            "share = math.ceil(len(model.blocks) / n_stages)\n"
+            "begin, end = (min(k * share, len(model.blocks)) for k in (stage, stage + 1))",
+        ),
+        says="the blocks that are its share",
+    ),
+    Answer(
+        1,
         "the head is on every stage",
         swap=("self.head = model.head if last else None", "self.head = model.head"),
         says="holds the head",
@@ -89,6 +99,25 @@ WRONG = [
         says="the stages that are its own",
     ),
     Answer(2, "no memory", swap=(".to_empty(device=device)", ""), says="no memory yet"),
+    Answer(
+        2,
+        "memory for the whole model, of which stages are cut",
+        swap=(
+            ("stages = []", "model.to_empty(device=device)\nstages = []"),
+            ("bfloat16).to_empty(device=device)", "bfloat16)"),
+        ),
+        says="other stages' among them",
+    ),
+    Answer(
+        2,
+        "memory for the stages of all ranks, and only its own are kept",
+        swap=(
+            "stages = []",
+            "stages = []\n"
+            "everyone = [Layers(model, stage, n_stages, bfloat16).to_empty(device=device) for stage in range(n_stages)]",
+        ),
+        says="other stages' among them",
+    ),
     Answer(2, "the dtype is dropped", swap=(", bfloat16)", ")"), says="another dtype"),
     Answer(
         2,
@@ -193,6 +222,34 @@ WRONG = [
         says="no content",
     ),
     Answer(3, "sent, and not kept", swap=("own[name].copy_(sent)", "own[name] = sent"), says="no content"),
+    Answer(
+        3,
+        "all is kept until it has come",
+        """
+        own = weights(stages)
+        torch.manual_seed(args.seed)
+        full = TransformerLM(**model.config).state_dict() if dist.get_rank() == 0 else {}
+        sent, works = {}, []
+        for name, weight in model.named_parameters():
+            sent[name] = full[name].to(stages[0].device) if full else torch.empty(weight.shape, device=stages[0].device)
+            works.append(dist.broadcast(sent[name], 0, async_op=True))
+        for work in works:
+            work.wait()
+        for name, weight in own.items():
+            weight.data = sent[name]
+        """,
+        says="is kept, too",
+    ),
+    Answer(
+        3,
+        "the first of its stages alone",
+        swap=("own = weights(stages)", "own = dict(stages[0].submod.named_parameters())"),
+        says="two stages a rank",
+    ),
+    Answer(
+        3, "the last of its stages alone", swap=("weights(stages)", "weights(stages[-1:])"), says="two stages a rank"
+    ),
+    Answer(4, "word 0 is no target", swap=("(y != IGNORE).sum()", "(y > 0).sum()"), says="word 0 is a target"),
     Answer(4, "mean of micro-batch means", swap=("(y != IGNORE).sum()", "1"), says="the mean over its targets"),
     Answer(4, "times all tokens", swap=("(y != IGNORE).sum()", "y.numel()"), says="not the sum"),
     Answer(4, "times the rows", swap=("(y != IGNORE).sum()", "len(y)"), says="not the sum"),
@@ -339,6 +396,12 @@ WRONG = [
         swap=(".sum().detach()", ".mean().detach()"),
         says="the mean over micro-batches",
     ),
+    Answer(
+        6,
+        "is this rank's first stage the last one",
+        swap=("if losses else", "if stages[0].is_last else"),
+        says="this rank's second one",
+    ),
     Answer(6, "with its graph", swap=(".sum().detach()", ".sum()"), says="still has its graph"),
     Answer(6, "evaluated, not trained", swap=("schedule.step(", "schedule.eval("), says="no gradient"),
     Answer(6, "nothing", "return torch.zeros((), device=x.device)", says="leaves no gradient"),
@@ -392,6 +455,15 @@ WRONG = [
         "not at all",
         swap=('dist.all_reduce(flat, group=mesh["data"].get_group())\n', "\n"),
         says="its own samples alone",
+    ),
+    Answer(
+        7,
+        "nothing to do for one pipeline",
+        swap=(
+            "parameters = list(weights(stages).values())",
+            'if mesh["data"].size() == 1:\n    return\nparameters = list(weights(stages).values())',
+        ),
+        says="not divided",
     ),
     Answer(7, "the sum", swap=("flat[:-1] / flat[-1]", "flat[:-1]"), says="not divided"),
     Answer(
@@ -523,6 +595,12 @@ WRONG = [
         swap=("torch.stack(losses).double().sum()", "losses[-1].double()"),
         says="another loss",
     ),
+    Answer(
+        10,
+        "is this rank's first stage the last one",
+        swap=("if losses:", "if stages[0].is_last:"),
+        says="whose second stage is the last",
+    ),
     Answer(10, "only the last batch", swap=("total += torch", "total = torch")),
     Answer(10, "fails where there is no loss", swap=("if losses:", "if True:")),
     Answer(10, "nothing", "pass  # later"),
@@ -565,6 +643,28 @@ WRONG = [
         says="all weights",
     ),
     Answer(11, "rank 0 alone gathers", swap=('if mesh["data"].get_local_rank() == 0:', "if dist.get_rank() == 0:")),
+    Answer(
+        11,
+        "every rank gathers",
+        """
+        parts = [None] * mesh["pp"].size()
+        dist.all_gather_object(parts, own, group=mesh["pp"].get_group())
+        full = {}
+        for part in parts:
+            full.update(part)
+        save0({"model": full, "config": config, "epoch": epoch}, path)
+        """,
+        says="rank 0 alone needs it",
+    ),
+    Answer(
+        11,
+        "the first rank of each pipeline gathers",
+        swap=(
+            ('if mesh["data"].get_local_rank() == 0:', "if True:"),
+            ("if dist.get_rank() == 0 else None", 'if mesh["pp"].get_local_rank() == 0 else None'),
+        ),
+        says="rank 0 alone needs it",
+    ),
     Answer(11, "the config is lost", swap=(', "config": config', ""), says="lost an entry"),
     Answer(11, "gathered, and thrown away", swap=("if parts:", "if parts and False:"), says="all weights"),
     Answer(
@@ -696,20 +796,21 @@ RIGHT = [
     ),
     Answer(
         3,
-        "many weights in flight at a time",
+        "a few weights in flight at a time",
         """
         own = weights(stages)
         torch.manual_seed(args.seed)
         full = TransformerLM(**model.config).state_dict() if dist.get_rank() == 0 else {}
-        sent = {}
-        works = []
-        for name, weight in model.named_parameters():
-            sent[name] = full[name].to(stages[0].device) if full else torch.empty(weight.shape, device=stages[0].device)
-            works.append(dist.broadcast(sent[name], 0, async_op=True))
-        for work in works:
-            work.wait()
-        for name, weight in own.items():
-            weight.data = sent[name]
+        going = []
+        for name, weight in [*model.named_parameters(), *4 * [("", None)]]:
+            if name:
+                sent = full[name].to(stages[0].device) if full else torch.empty(weight.shape, device=stages[0].device)
+                going.append((name, sent, dist.broadcast(sent, 0, async_op=True)))
+            if len(going) == 4 or going and not name:
+                first, sent, work = going.pop(0)
+                work.wait()
+                if first in own:
+                    own[first].data = sent
         """,
     ),
     Answer(
@@ -833,14 +934,13 @@ RIGHT = [
     ),
     Answer(
         11,
-        "all pipelines gather theirs",
+        "over the world, where other pipelines give nothing",
         """
-        parts = [None] * mesh["pp"].size()
-        dist.all_gather_object(parts, own, group=mesh["pp"].get_group())
-        full = {}
-        for part in parts:
-            full.update(part)
-        save0({"model": full, "config": config, "epoch": epoch}, path)
+        parts = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object({} if mesh["data"].get_local_rank() else own, parts, group_dst=0)
+        if parts:
+            own = {name: weight.clone() for part in parts for name, weight in part.items()}
+        save0({"model": own, "config": config, "epoch": epoch}, path)
         """,
     ),
     Answer(

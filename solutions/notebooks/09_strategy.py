@@ -338,7 +338,7 @@ def due(axis: str, fact: Fact) -> str:
 def sync_gradients(
     parameters: dict[str, nn.Parameter], facts: dict[str, Fact], mesh: DeviceMesh, ends: dist.ProcessGroup | None
 ) -> None:
-    """Make each gradient that of the serial run, in place.
+    """Make each parameter's .grad that of the serial run.
 
     Args:
         mesh: has some or all of the five axes, in any order.
