@@ -265,6 +265,10 @@ def test_todo13_paying(student):
                     right["largest_worthwhile", (products, nbytes, per_node, within, between, least)] = answer
                     answers.add(answer)
     premise(len(answers) > 3, "the same answer always")
+    # Just as much as the least, in numbers of which each sum and each quotient is exact.
+    link, nbytes = (2.0**-10, 2.0**30), 2.0**20
+    alone = 2 * 0.5 * block_seconds(1.0, nbytes, 2, 2, link, link)
+    right["largest_worthwhile", (((1, alone), (2, 1.0)), nbytes, 2, link, link, 0.5)] = 2
     check_answers(student, right, wrong="is wrong")
 
 
@@ -288,10 +292,13 @@ def whole_numbers(seed, number, shape, dtype, turned):
     return tensor.permute(*reversed(range(len(shape)))) if turned else tensor
 
 
-def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned):
-    """A function forward and backward: what comes out, and what was sent, in four marked cases."""
-    x = whole_numbers(seed, 1, shape, dtype, turned).requires_grad_()
-    upstream = whole_numbers(seed, 2, out, dtype, turned)
+def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned, zeros):
+    """A function forward and backward: what comes out, and what was sent, in four marked cases; then once more, with
+    other numbers, for who keeps a buffer writes into what he has returned before.
+    """
+    most = 0 if zeros and rank == world - 1 else 1
+    x = (most * whole_numbers(seed, 1, shape, dtype, turned)).requires_grad_()
+    upstream = most * whole_numbers(seed, 2, out, dtype, turned)
     kept = x.detach().clone(), upstream.clone()
     mark()
     y = getattr(code, name)(x)
@@ -303,28 +310,33 @@ def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned):
     seen = {"fault": "", "y": y.detach().clone(), "dtype": str(y.dtype).removeprefix("torch.")}
     mark()
     try:
-        y.backward(upstream)
-        fault = fault_of(x.grad, shape)
+        (gradient,) = torch.autograd.grad(y, x, upstream, allow_unused=True)  # itself, and not a copy as x.grad
+        fault = fault_of(gradient, shape)
     except RuntimeError as error:
         if "invalid gradient" not in str(error):
             raise
         fault = "of another shape than x"
     if not all_right(fault):
         return seen | {"gradient fault": fault}
-    same = [torch.equal(x, kept[0]), torch.equal(upstream, kept[1])]
-    return seen | {"gradient fault": "", "gradient": x.grad.clone(), "untouched": same}
+    seen["untouched"] = [torch.equal(x, kept[0]), torch.equal(upstream, kept[1])]
+    seen |= {"gradient fault": "", "gradient": gradient.clone()}
+    other = (x.detach() + 1).requires_grad_()
+    torch.autograd.grad(getattr(code, name)(other), other, upstream + 1)
+    seen["lasting"] = [torch.equal(y, seen["y"]), torch.equal(gradient, seen["gradient"])]
+    return seen
 
 
 def check_border(student, trials, right):
     """Judge functions at a border.
 
     Args:
-        trials: (ranks, name, shape, shape of the output, dtype, turned, bytes sent forward, bytes sent backward).
+        trials: (ranks, name, shape, shape of the output, dtype, turned, whether the last rank has zeros, bytes sent
+            forward, bytes sent backward).
         right: name -> function of (x by rank, upstream gradient by rank, rank) that gives output and gradient.
     """
     jobs = []
     for world, *trial, forward, backward in trials:
-        inputs = dict(zip(("name", "shape", "out", "dtype", "turned"), trial))
+        inputs = dict(zip(("name", "shape", "out", "dtype", "turned", "zeros"), trial))
         jobs.append((world, border_on_rank, inputs, (trial, forward, backward)))
     reached = in_one_run(student, jobs)[border_on_rank]  # the first fault is the last that is known
     seeds = student.seeds(max(world for world, *_ in trials))  # what they were given
@@ -338,8 +350,9 @@ def check_border(student, trials, right):
         check_border_sent(f"{told}, backward", marked[2], world, nbytes)
 
 
-def spoken_border(world, name, shape, out, dtype, turned):
+def spoken_border(world, name, shape, out, dtype, turned, zeros):
     of = f"of a tensor of shape {tuple(shape)}, {dtype}{', not contiguous' if turned else ''}"
+    of += f", all zeros on rank {world - 1}" if zeros else ""
     return f"{name} {of}, on {ranks_of(world)}"
 
 
@@ -361,14 +374,16 @@ def check_border_sent(told, events, world, nbytes):
 
 def drawn_border(seeds, trial):
     """What the ranks were given: x and the upstream gradient of each."""
-    _, shape, out, dtype, turned = trial
+    _, shape, out, dtype, turned, zeros = trial
     xs = [whole_numbers(seed, 1, shape, dtype, turned) for seed in seeds]
     upstreams = [whole_numbers(seed, 2, out, dtype, turned) for seed in seeds]
+    if zeros:
+        xs[-1], upstreams[-1] = 0 * xs[-1], 0 * upstreams[-1]
     return xs, upstreams
 
 
 def check_forward(told, world, trial, seeds, right, ranks):
-    name, _, out, dtype, _ = trial
+    name, _, out, dtype, *_ = trial
     for rank, here in enumerate(ranks):
         expect(
             not here["fault"], f"{told}: rank {rank} gets {here['fault']}", f"shape {tuple(out)}", here["fault"], rank
@@ -396,6 +411,9 @@ def check_backward(told, world, trial, seeds, right, ranks):
         expect(torch.equal(here["gradient"], gradient), message, gradient, here["gradient"], rank)
         for what, same in zip(("what it is given forward", "the gradient that it is given"), here["untouched"]):
             message = f"{told}: {what} is changed by it: work on a copy"
+            expect(same, message, "the same numbers as before", "others", rank)
+        for which, same in zip(("forward", "backward"), here["lasting"]):
+            message = f"{told}, {which}: what the first call has returned is changed by a second one: make a new tensor"
             expect(same, message, "the same numbers as before", "others", rank)
 
 
@@ -432,8 +450,9 @@ def test_todo2_pair(student):
         for dtype, size, turned in kinds[: 3 if world == 3 else 1]:
             shape = [draw.randrange(2, 5), draw.randrange(2, 6), draw.randrange(2, 7)]
             nbytes = ring(size * math.prod(shape), world)
-            trials.append((world, "f", shape, shape, dtype, turned, 0, nbytes))
-            trials.append((world, "g", shape, shape, dtype, turned, nbytes, 0))
+            zeros = dtype == "bfloat16"  # what is zero counts, too, and a rank that sends none of it is waited for
+            trials.append((world, "f", shape, shape, dtype, turned, zeros, 0, nbytes))
+            trials.append((world, "g", shape, shape, dtype, turned, zeros, nbytes, 0))
     check_border(student, trials, right)
 
 
@@ -464,11 +483,13 @@ def test_todo8_sequence(student):
     trials = []
     for world in (1, 2, 3, 4):
         for dtype, size, turned in (("float32", 4, True), ("float64", 8, False))[: 2 if world == 3 else 1]:
-            part = [draw.randrange(2, 5), draw.randrange(1, 4), draw.randrange(2, 6)]
+            # Of a batch of one, chunks along the sequence are contiguous, and so may be views of what was given.
+            part = [draw.randrange(2, 5) if turned else 1, draw.randrange(1, 4), draw.randrange(2, 6)]
+            zeros = not turned
             whole = [part[0], part[1] * world, part[2]]
             nbytes = (world - 1) * size * math.prod(part)
-            trials.append((world, "gather_sequence", part, whole, dtype, turned, nbytes, nbytes))
-            trials.append((world, "scatter_sequence", whole, part, dtype, turned, nbytes, nbytes))
+            trials.append((world, "gather_sequence", part, whole, dtype, turned, zeros, nbytes, nbytes))
+            trials.append((world, "scatter_sequence", whole, part, dtype, turned, zeros, nbytes, nbytes))
     check_border(student, trials, right)
 
 
@@ -1055,7 +1076,22 @@ def test_todo6_embedding(student):
         for frozen in (False, True)[: 2 if world == 3 else 1]:
             words = draw.choice([n for n in range(11, 30) if has_all(n, world) and (world == 1 or n % world)])
             trials[world].append(drawn(draw, "embedding", draw.randrange(3, 7), words, frozen=frozen))
-    check_layers(student, trials)
+    one = dict(seed=draw.randrange(1 << 30), words=11, width=4)
+    done = check_layers(student, trials, [(3, one_word_on_rank, one, None)])
+    ((world, _, ranks, _),) = done[one_word_on_rank]
+    row = made("embedding", one["seed"], one["width"], one["words"], 1, False, False).weight[-1].detach()
+    told = f"ParallelEmbedding, all tokens being a word of rank {world - 1} of {world}"
+    for rank, mine in enumerate(ranks):
+        expect(not mine["not due"], f"{told}: rank {rank} gets {mine['not due']}", (2, 3, 4), mine["not due"], rank)
+        fine = near(mine["y"], row.expand(2, 3, -1))
+        expect(fine, f"{told}: forward gives rank {rank} other numbers", row, mine["y"][0, 0], rank)
+
+
+def one_word_on_rank(code, rank, world, own, seed, words, width):
+    """All tokens are the last word: the other ranks have none of them, and are needed all the same."""
+    layer = code.ParallelEmbedding(made("embedding", seed, width, words, 1, False, False), rank, world)
+    y = layer(torch.full((2, 3), words - 1))
+    return {"not due": fault_of(y, (2, 3, width)), "y": y.detach() if isinstance(y, torch.Tensor) else None}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1385,6 +1421,7 @@ def finished_on_rank(code, rank, world, own):
         p.grad = torch.full(p.shape, float(small(own) + 100 * number))
     parameters[4].requires_grad_(False)
     code.finish_gradients(iter(parameters))
+    code.finish_gradients(iter([parameters[1], parameters[4]]))  # where no copy is trained, nothing is to do
     return [None if p.grad is None else p.grad.clone() for p in parameters]
 
 
@@ -1439,20 +1476,23 @@ def test_todo9_finished(student):
 
 
 def norm_on_rank(code, rank, world, own, common, dtype):
-    """Gradients of copies (alike), of shards (this rank's), none; and of shards alone, copies alone, nothing."""
-    parameters = gradients_for(own, common, dtype)
+    """Gradients of copies (alike), of shards (this rank's), none; and of shards alone, copies alone, nothing, a shard
+    that is zero on all ranks but the first.
+    """
+    parameters = gradients_for(own, common, dtype, rank)
     seen = []
     for chosen in CHOSEN:
         mark()
         norm = code.gradient_norm(iter([parameters[n] for n in chosen]))
         fault = fault_of(norm, ())
+        all_right("")  # a rank that sent nothing is told so here, and not in what comes next
         seen.append(
             {
                 "fault": fault,
                 "norm": None if fault else norm.double(),
                 "kept": all(
                     p.grad is None or torch.equal(p.grad, q.grad)
-                    for p, q in zip(parameters, gradients_for(own, common, dtype))
+                    for p, q in zip(parameters, gradients_for(own, common, dtype, rank))
                 ),
             }
         )
@@ -1460,18 +1500,21 @@ def norm_on_rank(code, rank, world, own, common, dtype):
 
 
 SHARDS = 1, 3, 4, 5  # many enough that a message for each is more than is due
-CHOSEN = (range(7), SHARDS, (0, 2), (6,))
+ZERO = 7
+CHOSEN = (range(7), SHARDS, (0, 2), (6,), (ZERO,))
 
 
-def gradients_for(seed, common, dtype):
+def gradients_for(seed, common, dtype, rank):
     parameters = [
         nn.Parameter(torch.zeros(shape, dtype=getattr(torch, dtype)))
-        for shape in ((3, 2), (4, 3), (5,), (2, 2), (7,), (2, 3), (5,))
+        for shape in ((3, 2), (4, 3), (5,), (2, 2), (7,), (2, 3), (5,), (3,))
     ]
     own, alike = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(common)
     for number, p in enumerate(parameters[:6]):
         p.sharded = number in SHARDS
         p.grad = torch.randn(p.shape, generator=own if p.sharded else alike).to(p.dtype)
+    parameters[ZERO].sharded = True
+    parameters[ZERO].grad = torch.full_like(parameters[ZERO], 0.0 if rank else 3.0)
     return parameters
 
 
@@ -1498,12 +1541,18 @@ def test_todo11_norm(student):
     for world, dtype, ranks, marked in done[norm_on_rank]:
         seeds = student.seeds(4)[:world]
         for number, chosen in enumerate(CHOSEN):
-            what = ("shards, copies and a frozen one", "shards", "copies", "a frozen one")[number]
+            what = (
+                "shards, copies and a frozen one",
+                "shards",
+                "copies",
+                "a frozen one",
+                "a shard that is zero on all ranks but 0",
+            )[number]
             told = f"gradient_norm of {what}, {dtype}, on {ranks_of(world)}"
             squares = 0.0
             for rank, seed in enumerate(seeds):
                 for n in chosen:
-                    p = gradients_for(seed, common, dtype)[n]
+                    p = gradients_for(seed, common, dtype, rank)[n]
                     squares += (
                         p.grad.double().square().sum().item()
                         if p.grad is not None and (p.sharded or rank == 0)
@@ -1527,7 +1576,7 @@ def test_todo11_norm(student):
                 )
                 expect(mine["kept"], f"{told}: the gradients are changed by it", "as they were", "changed", rank)
             if 1 in chosen:
-                check_sent(told, marked[number], world, ring(4, world), ring(8, world), "one number is enough")
+                check_sent(told, marked[2 * number], world, ring(4, world), ring(8, world), "one number is enough")
     check_training(student, done)
 
 
@@ -1577,13 +1626,18 @@ def dropped_on_rank(code, rank, world, seed, p):
     seen["seed"] = any(
         torch.equal(code.dropout(x, p, generator), mask["y"]) for generator, mask in zip(other, seen["masks"][::2])
     )
-    seen["of many"] = [
-        torch.randint(1 << 62, (1,), generator=code.make_generators(seed, r)[1]).item() for r in range(MANY)
-    ]
+    seen["of many"] = [many_draws(code, seed), many_draws(code, 0)]
     seen["alike"] = {
         place: [plain_bool(code.draws_alike(place, sequence)) for sequence in (False, True)] for place in PLACES
     }
     return seen
+
+
+def many_draws(code, seed):
+    """What the common generator draws, and then each rank's own."""
+    common, _ = code.make_generators(seed, 0)
+    generators = [common] + [code.make_generators(seed, r)[1] for r in range(MANY)]
+    return [torch.randint(1 << 62, (1,), generator=generator).item() for generator in generators]
 
 
 def plain_bool(value):
@@ -1697,15 +1751,22 @@ def test_todo12_dropout(student):
                 "the same",
                 rank,
             )
-    drawn = ranks[0]["of many"]
-    twins = [r for r in range(MANY) if drawn[r] in drawn[:r]]
-    first, second = (drawn.index(drawn[twins[0]]), twins[0]) if twins else (0, 0)
-    expect(
-        not twins,
-        f"of {MANY} ranks, ranks {first} and {second} draw the same from their own generators",
-        f"{MANY} different generators",
-        f"{len(set(drawn))} different ones",
-    )
+    for given_zero, (common, *drawn) in enumerate(ranks[0]["of many"]):
+        told = f"of {MANY} ranks{', with seed 0' if given_zero else ''}"
+        twins = [r for r in range(MANY) if drawn[r] in drawn[:r]]
+        first, second = (drawn.index(drawn[twins[0]]), twins[0]) if twins else (0, 0)
+        expect(
+            not twins,
+            f"{told}, ranks {first} and {second} draw the same from their own generators",
+            f"{MANY} different generators",
+            f"{len(set(drawn))} different ones",
+        )
+        expect(
+            common not in drawn,
+            f"{told}, rank {drawn.index(common) if common in drawn else 0}'s own generator draws as the common one",
+            "another one",
+            "the same",
+        )
     for place in PLACES:
         for sequence, seen in zip((False, True), ranks[0]["alike"][place]):
             right = place in ("embedding", "residual") and not sequence

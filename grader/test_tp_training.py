@@ -432,6 +432,8 @@ def test_todo2_samplers(student):
 
 
 def shard_on_rank(code, rank, world, grid, sizes, seed):
+    from torch.distributed.tensor import DTensor
+
     mesh = made_mesh(*grid)
     model = made_model(0, sizes)
     if grid[1] > 1:
@@ -441,7 +443,8 @@ def shard_on_rank(code, rank, world, grid, sizes, seed):
         return {"type": type(sharded).__name__}
     mark()
     sharded(*made_batch(seed, sizes)).backward()
-    return {"held": elements(sharded.parameters()), "grads": gradients(sharded)}
+    plain = [plain_name(name) for name, p in sharded.named_parameters() if not isinstance(p, DTensor)]
+    return {"held": elements(sharded.parameters()), "grads": gradients(sharded), "plain": plain}
 
 
 def shares(sizes, rows, tp):
@@ -488,7 +491,7 @@ def by_row(student, rows, tp):
     ),
 )
 def test_todo3_shard(student):
-    for rows, tp in ((2, 2), (3, 1)):
+    for rows, tp in ((2, 2), (3, 1), (1, 2)):
         sizes = drawn_sizes(student, tp, "shard")
         told, units = f"on {rows} × {tp} ranks", shares(sizes, rows, tp)
         seeds, private = by_row(student, rows, tp)
@@ -505,15 +508,23 @@ def test_todo3_shard(student):
                 f"{seen['held']:,}",
                 rank,
             )
+            expect(
+                not seen["plain"],
+                f"{told}, shard leaves {''.join(seen['plain'][:1])} a plain tensor on rank {rank}: a single row needs "
+                "fully_shard, too, for its dtype, and for the mesh that each parameter has then",
+                "a DTensor",
+                "a plain tensor",
+                rank,
+            )
         check_parts(told, "gradient", [seen["grads"] for seen in run.evidence], right["grads"])
         unit = 8 * max(units.values())
         (events,) = cases(run.events)
-        for rank, mine in enumerate(events):
+        for rank, mine in enumerate(events if rows > 1 else ()):
             column = list(range(rank % tp, rows * tp, tp))
             gathered = [
                 event
                 for event in mine
-                if event["e"] == "op" and event["op"] == "all_gather" and event["group"] == column and rows > 1
+                if event["e"] == "op" and event["op"] == "all_gather" and event["group"] == column
             ]
             expect(
                 bool(gathered),
@@ -962,10 +973,10 @@ def test_todo8_sequence(student):
 # TODO 9: one file; the law of the course
 
 
-def save_on_rank(code, rank, world, grid, sizes):
+def save_on_rank(code, rank, world, grid, sizes, cut):
     files = record_files()
     mesh = made_mesh(*grid)
-    model = shard_by_check(split_by_check(made_model(0, sizes), mesh, cut=True), mesh)
+    model = shard_by_check(split_by_check(made_model(0, sizes), mesh, cut), mesh)
     with Peak() as peak:
         code.save_checkpoint(model, dict(model.config), Path("saved") / "model.pt", 3)
     return {"files": [f for f in files if f.endswith("saved/model.pt")], "peak": peak.most}
@@ -998,10 +1009,11 @@ RUNS = [[4, [*ARGV, "--tp", "2", "--sequence-parallel"]], [2, [*ARGV, "--tp", "2
     ),
 )
 def test_todo9_save(student):
-    for grid in ((2, 2), (1, 3)):
+    # Where the stream is not cut, norms and positions are sharded over the data axis alone.
+    for grid, cut in (((2, 2), False), ((1, 3), True)):
         sizes = drawn_sizes(student, grid[1], "save")
         told = f"on {grid[0]} × {grid[1]} ranks"
-        run = student.call(save_on_rank, world=math.prod(grid), grid=grid, sizes=sizes)
+        run = student.call(save_on_rank, world=math.prod(grid), grid=grid, sizes=sizes, cut=cut)
         writers = [rank for rank, seen in enumerate(run.evidence) if seen["files"]]
         expect(
             len(writers) <= 1,

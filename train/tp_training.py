@@ -218,7 +218,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Mo
     options = {"mp_policy": precision(args)}
     # TODO 3: Shard over the data axis.
     # Ranks of one column have the same part of each layer, and other samples: they share that part, and
-    # average its gradients. Without a mesh, fully_shard takes all ranks.
+    # average its gradients. Without a mesh, fully_shard takes all ranks. (A single row is wrapped as well: the
+    # dtype of the model comes with it.)
     for block in model.blocks:
         fully_shard(block, **options)
     return fully_shard(model, **options, reshard_after_forward=False)  # its backward pass comes at once

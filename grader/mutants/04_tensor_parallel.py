@@ -1003,6 +1003,95 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         says="largest_worthwhile",
     ),
     Answer(
+        2,
+        "g keeps one buffer for each shape",
+        [
+            None,
+            None,
+            """
+        buffers = SumOverRanks.__dict__.get("buffers")
+        if buffers is None:
+            buffers = SumOverRanks.buffers = {}
+        total = buffers.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype))
+        total.copy_(x)
+        dist.all_reduce(total)
+        return total.view_as(total)""",
+            None,
+        ],
+        says="is changed by a second one",
+    ),
+    Answer(
+        2,
+        "f keeps one buffer for each shape",
+        [
+            None,
+            """
+        buffers = CopyToRanks.__dict__.get("buffers")
+        if buffers is None:
+            buffers = CopyToRanks.buffers = {}
+        total = buffers.setdefault((gradient.shape, gradient.dtype), torch.empty(gradient.shape, dtype=gradient.dtype))
+        total.copy_(gradient)
+        dist.all_reduce(total)
+        return total""",
+            None,
+            None,
+        ],
+        says="is changed by a second one",
+    ),
+    Answer(
+        2,
+        "nothing to send of a zero gradient",
+        [None, "if not gradient.any():\n    return gradient\n" + SUM_BACK, None, None],
+        says="has returned from backward",
+    ),
+    Answer(
+        2,
+        "nothing to send of zeros",
+        [None, None, "if not x.any():\n    return x.clone()\n" + SUM, None],
+        says="rank 2",
+    ),
+    Answer(
+        6,
+        "none of my words, nothing to join",
+        [
+            None,
+            """
+        mine_BT = (x_BT >= self.first) & (x_BT < self.first + len(self.weight))
+        if not mine_BT.any():
+            return self.weight.new_zeros(*x_BT.shape, self.weight.shape[1])
+        rows_BTD = F.embedding((x_BT - self.first).where(mine_BT, 0), self.weight)
+        return self.join(rows_BTD.where(mine_BT[..., None], 0))""",
+        ],
+        says="has returned from forward",
+    ),
+    Answer(
+        8,
+        "the sum goes into this rank's piece",
+        swap=("mine = torch.empty_like(pieces[0])", "mine = pieces[dist.get_rank()]"),
+        says="is changed by it",
+    ),
+    Answer(
+        9,
+        "all in one message, also where there is nothing",
+        [
+            """
+        gradients = [p.grad for p in parameters if not is_sharded(p) and p.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
+            gradient.copy_(total.view_as(gradient))"""
+        ],
+        says="non-empty",
+    ),
+    Answer(
+        11,
+        "no squares, no message",
+        swap=("dist.all_reduce(shards)", "if shards > 0:\n    dist.all_reduce(shards)"),
+        says="returned from gradient_norm",
+    ),
+    Answer(12, "seeds by multiplication", swap=("seed + 1 + rank", "seed * (rank + 2)"), says="with seed 0"),
+    Answer(13, "more than the least", swap=("if alone >= least", "if alone > least"), says="largest_worthwhile"),
+    Answer(
         8,
         "chunks that are not contiguous",
         swap=(

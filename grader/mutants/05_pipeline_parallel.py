@@ -669,6 +669,21 @@ WRONG = [
     ),
     Answer(
         5,
+        "nothing of what has passed is freed",
+        swap=("backward(passed.pop((j, stage)), gradient)", "backward(passed[j, stage], gradient)"),
+        says="what stays of those that went backward",
+    ),
+    Answer(
+        8,
+        "added in place to what autograd has given",
+        swap=(
+            "weight.grad = found if weight.grad is None else weight.grad + found",
+            "weight.grad = found if weight.grad is None else weight.grad.add_(found)",
+        ),
+        says="is it written into",
+    ),
+    Answer(
+        5,
         "what is sent is not waited for",
         swap=("for work in sending:\n    work.wait()\n", ""),
         says="still in flight",
@@ -693,7 +708,7 @@ WRONG = [
         edits=(
             ("    passed.output.backward(gradient)\n", "    passed.output.backward(gradient, retain_graph=True)\n"),
         ),
-        says="stopped with",
+        says="bytes of activations",
     ),
     Answer(
         5,
@@ -1068,6 +1083,23 @@ WRONG = [
 ]
 
 RIGHT = [
+    Answer(
+        5,
+        "the last one that has passed has a name",
+        swap=(
+            "    return backward(passed.pop((j, stage)), gradient)",
+            "    nonlocal done\n    done = passed.pop((j, stage))\n    return backward(done, gradient)",
+        ),
+        edits=(("    losses: dict[int, Tensor] = {}\n", "    losses: dict[int, Tensor] = {}\n    done = None\n"),),
+    ),
+    Answer(
+        8,
+        "added in place to a copy",
+        swap=(
+            "weight.grad = found if weight.grad is None else weight.grad + found",
+            "weight.grad = found.clone() if weight.grad is None else weight.grad.add_(found)",
+        ),
+    ),
     Answer(
         1,
         "a stage may cost so much: the least limit that will do",

@@ -97,6 +97,15 @@ WRONG = [
     Answer(3, "nothing at all", "return model", says="more than its part"),
     Answer(
         3,
+        "nothing to shard on one row",
+        swap=(
+            'options["mesh"] = mesh["data"]\n',
+            'if mesh["data"].size() == 1:\n    return model\noptions["mesh"] = mesh["data"]\n',
+        ),
+        says="a plain tensor",
+    ),
+    Answer(
+        3,
         "gradients are not averaged",
         swap=(
             "return fully_shard(model, **options, reshard_after_forward=False)  # its backward pass comes at once",
@@ -382,6 +391,19 @@ WRONG = [
         """
         parts = {name: part.to_local() if isinstance(part, DTensor) else part for name, part in model.state_dict().items()}
         save0({"model": parts, "config": config, "epoch": epoch}, path)
+        """,
+        says="is a part of it",
+    ),
+    Answer(
+        9,
+        "only what is cut twice is put together",
+        """
+        full = {}
+        for name, part in model.state_dict().items():
+            whole = part.full_tensor() if part.device_mesh.ndim == 2 else part.to_local()
+            if dist.get_rank() == 0:
+                full[name] = whole.cpu()
+        save0({"model": full, "config": config, "epoch": epoch}, path)
         """,
         says="is a part of it",
     ),

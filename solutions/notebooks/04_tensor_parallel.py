@@ -743,7 +743,7 @@ for rank, seen in enumerate(run_on_ranks("04_tensor_parallel/one_step", [True] *
 def finish_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """After a backward pass with sequence parallelism: make the gradients whole that have seen some of the tokens only.
 
-    A parameter without a gradient (a frozen one) has none on all ranks, and keeps none.
+    A parameter without a gradient (a frozen one) has none on all ranks, and keeps none. There may be nothing to do.
     """
     # TODO 9: Sum the gradients of the parameters that have seen only this rank's tokens, and of no others.
     ### BEGIN SOLUTION

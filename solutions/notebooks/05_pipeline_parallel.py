@@ -448,7 +448,7 @@ def simulate(schedule: Schedule, seconds: dict[str, float]) -> list[list[tuple[f
         seconds: what an action of each kind takes.
 
     Raises:
-        ValueError: some ranks would wait for ever; the text says for which action the first of them waits.
+        ValueError: some ranks would wait for ever; the text names the first of them, and the action that it cannot begin.
     """
     # TODO 4, again: the times. Go round the ranks and let each do what it can, until none can do any more.
     # The last stage is the largest number that occurs in the schedule.
