@@ -28,6 +28,7 @@ from grader.kit import (
     cases,
     check_answers,
     expect,
+    hinted,
     kind_of,
     left_in_flight,
     mark,
@@ -297,13 +298,14 @@ def check_collective(student, name, right, budget, rubbish=None, worlds=WORLDS):
             [rubbish(vector, rank, world) if rubbish else vector for rank, vector in enumerate(vectors)]
             for _, vectors in drawn
         ]
-        run = student.call(
-            collective_on_rank,
-            world=world,
-            name=name,
-            dtypes=[dtype for dtype, _ in drawn],
-            mine=Private(map(list, zip(*given, strict=True))),
-        )
+        with hinted("" if world > 1 else f"Here {name} is called on one rank. What is left where N - 1 is 0?"):
+            run = student.call(
+                collective_on_rank,
+                world=world,
+                name=name,
+                dtypes=[dtype for dtype, _ in drawn],
+                mine=Private(map(list, zip(*given, strict=True))),
+            )
         seen = run.evidence
         for case, ((dtype, vectors_of_ranks), events) in enumerate(zip(drawn, cases(run.events), strict=True)):
             premise(len(set(map(tuple, vectors_of_ranks))) == world, "a rank that holds another rank's numbers")
