@@ -295,12 +295,15 @@ def check_no_wait_inside(what, events, rank):
 
 
 def predictions_on_rank(code, rank, world, shares):
-    """What the student predicts: gradients of these shares."""
+    """What the student predicts, gradients of these shares; and what is then in those that were given."""
+    given = [[torch.tensor(gradient) for gradient in gradients_of_ranks] for gradients_of_ranks, _ in shares]
     found = [
-        code.whole_gradient([torch.tensor(gradient) for gradient in gradients_of_ranks], samples)
-        for gradients_of_ranks, samples in shares
+        code.whole_gradient([*gradients_of_ranks], [*samples])
+        for gradients_of_ranks, (_, samples) in zip(given, shares, strict=True)
     ]
-    return [g if isinstance(g, torch.Tensor) else kind_of(g) for g in found]
+    return [
+        [g.clone() if isinstance(g, torch.Tensor) else kind_of(g), left] for g, left in zip(found, given, strict=True)
+    ]
 
 
 @todo(
@@ -336,15 +339,23 @@ def test_todo1_predictions(student):
     vectors = [[8.0 * draw.randrange(50) for _ in range(3)] for _ in samples]
     whole = [sum(v[i] * n for v, n in zip(vectors, samples, strict=True)) / sum(samples) for i in range(3)]
     shares, right = [*shares, [vectors, samples]], [*right, whole]
-    steps = ((1000, 1), (1000, 2), (1000, 4), (124_000_000, 1024))
+    steps = ((1000, 1), (1000, 2), (1000, 3), (1000, 4), (124_000_000, 1024))
     (seen,) = student.call(predictions_on_rank, world=1, group=False, shares=shares).evidence
-    for (gradients_of_ranks, samples), wanted, guess in zip(shares, right, seen, strict=True):
+    for (gradients_of_ranks, samples), wanted, (guess, left) in zip(shares, right, seen, strict=True):
         expect(isinstance(guess, torch.Tensor), "whole_gradient returns no tensor", wanted, guess)
         expect(
             guess.shape == torch.tensor(wanted).shape and torch.allclose(guess.float(), torch.tensor(wanted)),
             f"whole_gradient({gradients_of_ranks}, {samples}) is not the gradient of all samples' mean",
             wanted,
             guess.tolist(),
+        )
+        left = [gradient.tolist() for gradient in left]
+        expect(
+            left == gradients_of_ranks,
+            f"whole_gradient({gradients_of_ranks}, {samples}) changes the gradients that it is given",
+            gradients_of_ranks,
+            left,
+            hint="An operation with an underscore, or by `*=` and its kin, writes into the tensor itself.",
         )
     check_answers(
         student,
@@ -856,7 +867,9 @@ def check_begun_early(what, events, rank, buckets):
     )
 
 
-MICRO = (3, 1, 5)  # micro-batches of each step
+# The micro-batches of each step, by their numbers. One comes twice, as the same tensors: who asks of each whether it is
+# the last one, and does not count, takes the first of the two for it.
+MICRO = ((0, 1, 2), (10,), (20, 24, 22, 23, 24))
 
 
 def accumulate_on_rank(code, rank, world, seed):
@@ -865,11 +878,12 @@ def accumulate_on_rank(code, rank, world, seed):
     watch_gradients(model)
     reducer = code.Bucketed(model, CAP)
     seen = []
-    for step, count in enumerate(MICRO):
+    for numbers in MICRO:
         model.zero_grad()
+        made = {number: micro_batch(seed, number) for number in numbers}
         mark()
         with told_passes():
-            code.accumulate(model, reducer, [micro_batch(seed, 10 * step + number) for number in range(count)])
+            code.accumulate(model, reducer, [made[number] for number in numbers])
         seen.append({name: grad.clone() for name, grad in gradients(model).items()})
     return seen
 
@@ -919,13 +933,14 @@ def test_todo7_accumulate(student):
     run = student.call(accumulate_on_rank, world=world, seed=seeds)
     ranks = run.evidence
     sizes = gradient_bytes()
-    for step, count in enumerate(MICRO):
-        what = f"accumulate over {count} micro-batch{'es' if count > 1 else ''}" + (
-            f", in step {step + 1} of one reducer" if step else ""
+    for step, numbers in enumerate(MICRO):
+        count = len(numbers)
+        what = (
+            f"accumulate over {count} micro-batch{'es' if count > 1 else ''}"
+            + (f", in step {step + 1} of one reducer" if step else "")
+            + (", where one comes twice" if len(set(numbers)) < count else "")
         )
-        right = student.reference(
-            serial, passes=[[10 * step + number, [0, 1]] for number in range(count)], seeds=[*seeds]
-        )
+        right = student.reference(serial, passes=[[number, [0, 1]] for number in numbers], seeds=[*seeds])
         events = [parts(mine)[step] for mine in run.events]
         for rank in range(world):
             passes = parts(events[rank], "backward")
@@ -1006,14 +1021,15 @@ MANY = ((70_001, 300, 0, 5), (100, 100, 60, 90))
 
 
 def factor_on_rank(code, rank, world):
-    """By what `weighted` multiplies a gradient."""
+    """By what `weighted` multiplies a gradient, and what it leaves of the loss that it is given: 6."""
     factors = []
     for counts in MANY:
         weight = torch.tensor(2.0, requires_grad=True)
-        loss = code.weighted(3 * weight, counts[rank])
+        given = 3 * weight
+        loss = code.weighted(given, counts[rank])
         if isinstance(loss, torch.Tensor) and loss.requires_grad:
             loss.backward()
-        factors.append(0.0 if weight.grad is None else weight.grad.item() / 3)
+        factors.append([0.0 if weight.grad is None else weight.grad.item() / 3, given.item()])
     return factors
 
 
@@ -1070,7 +1086,7 @@ def test_todo8_weighted(student):
                 rank,
             )
     for rank, factors in enumerate(student.call(factor_on_rank, world=4).evidence):
-        for counts, factor in zip(MANY, factors, strict=True):
+        for counts, (factor, left) in zip(MANY, factors, strict=True):
             right = counts[rank] * 4 / sum(counts)
             expect(
                 math.isclose(factor, right, rel_tol=REL),
@@ -1081,13 +1097,21 @@ def test_todo8_weighted(student):
                 factor,
                 rank,
             )
+            expect(
+                left == 6.0,
+                f"weighted writes into the loss that it is given, on rank {rank}: what is reported is another one then",
+                6.0,
+                left,
+                rank,
+                hint="`loss *= factor` writes into the tensor; `loss * factor` makes another one.",
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 9: torch's own
 
-# Who uses the extra layer in each micro-batch.
-TORCH = ([[0, [0, 1]], [1, [0, 1]], [2, [0, 1]]], [[3, [0, 1]], [4, [0]]])
+# Who uses the extra layer in each micro-batch. Of the first ones, two are the same tensors.
+TORCH = ([[0, [0, 1]], [1, [0, 1]], [2, [0, 1]], [1, [0, 1]]], [[3, [0, 1]], [4, [0]]])
 
 
 def torch_on_rank(code, rank, world, seed):
@@ -1095,9 +1119,10 @@ def torch_on_rank(code, rank, world, seed):
     for case, passes in enumerate(TORCH):
         model = made_model(rank if case == 0 else 0)  # in the first case the ranks begin apart
         watch_gradients(model)
+        made = {number: micro_batch(seed, number, rank in users) for number, users in passes}
         mark()
         with told_passes():
-            ddp = code.with_torch(model, [micro_batch(seed, number, rank in users) for number, users in passes], CAP)
+            ddp = code.with_torch(model, [made[number] for number, _ in passes], CAP)
         seen.append(
             {
                 "grads": gradients(model),
@@ -1137,7 +1162,7 @@ def test_todo9_torch(student):
     nbytes = sum(sizes)
     for case, passes in enumerate(TORCH):
         what = f"with_torch on {len(passes)} micro-batches" + (
-            ", of which rank 1 uses a layer in the first only" if case else ""
+            ", of which rank 1 uses a layer in the first only" if case else ", of which two are the same"
         )
         right = student.reference(serial, passes=passes, seeds=[*seeds])
         for rank, seen in enumerate(ranks):

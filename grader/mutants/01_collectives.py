@@ -907,6 +907,83 @@ WRONG = [
             None,
         ],
     ),
+    Answer(
+        1,
+        "what is reduced and scattered is added into the first input",
+        [
+            None,
+            None,
+            """
+        total = inputs[0]
+        for tensor in inputs[1:]:
+            total += tensor
+        return [chunk.clone() for chunk in total.chunk(len(inputs))]
+        """,
+        ],
+        says="reduce_scatter changes what rank 0",
+    ),
+    Answer(
+        1,
+        "what is reduced is put into the inputs",
+        [
+            """
+        total = sum(inputs[1:], inputs[0].clone())
+        for tensor in inputs:
+            tensor.copy_(total)
+        return [tensor.clone() for tensor in inputs]
+        """,
+            None,
+            None,
+        ],
+        says="all_reduce changes what rank 0",
+    ),
+    Answer(
+        4,
+        "the piece of the last round, which one rank has not",
+        swap=("return pieces[rank]", "return growing"),
+        says="growing",
+    ),
+    Answer(
+        5,
+        "joined from what has arrived, of which one rank has nothing",
+        [
+            None,
+            """
+        pieces = tensor.tensor_split(world)
+        for step in range(world - 1):
+            leaving, arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]
+            works = [dist.isend(leaving, (rank + 1) % world), dist.irecv(arriving, (rank - 1) % world)]
+            for work in works:
+                work.wait()
+            whole = torch.cat(pieces)
+        return whole
+        """,
+        ],
+        says="whole",
+    ),
+    Answer(
+        8,
+        "the equal size is looked for below 100 MB",
+        [
+            None,
+            None,
+            """
+        def seconds(cost):
+            return cost[0] * alpha + cost[1] * beta
+
+        low, high = 0.0, 1e8
+        for _ in range(100):
+            middle = (low + high) / 2
+            if seconds(tree_cost(middle, world)) < seconds(ring_cost(middle, world)):
+                low = middle
+            else:
+                high = middle
+        return middle
+        """,
+        ],
+        says="equal_size(4, 0.",
+    ),
+    Answer(9, "a latency that is never below 0", swap=("alpha.item()", "max(alpha.item(), 0.0)"), says="fit("),
 ]
 
 RIGHT = [

@@ -930,7 +930,7 @@ if len(self.missing[number]) < 2:
         9,
         "without no_sync",
         replaced(TORCH, ("with ddp.no_sync():", "if True:")),
-        says="sends gradients in backward pass 1 of 3",
+        says="sends gradients in backward pass 1 of 4",
     ),
     Answer(
         9,
@@ -945,7 +945,7 @@ if len(self.missing[number]) < 2:
                 ),
             ),
         ),
-        says="sends gradients in backward pass 1 of 3",
+        says="sends gradients in backward pass 1 of 4",
     ),
     Answer(
         9,
@@ -965,7 +965,7 @@ if len(self.missing[number]) < 2:
         replaced(TORCH, ("(ddp(x, y) / k)", "(model(x, y) / k)")),
         says="is not that of one process",
     ),
-    Answer(9, "not divided", replaced(TORCH, (" / k)", ")")), says="3 times those of the mean"),
+    Answer(9, "not divided", replaced(TORCH, (" / k)", ")")), says="4 times those of the mean"),
     Answer(
         9,
         "divided by the ranks, too",
@@ -1135,7 +1135,7 @@ if len(self.missing[number]) < 2:
         says="Invalid scalar type",
     ),
     Answer(8, "for three ranks", replaced(WEIGHT, ("dist.get_world_size()", "3")), says="weighted, on 4 ranks"),
-    Answer(9, "three micro-batches", replaced(TORCH, ("k = len(micro_batches)", "k = 3")), says="on 2 micro-batches"),
+    Answer(9, "four micro-batches", replaced(TORCH, ("k = len(micro_batches)", "k = 4")), says="on 2 micro-batches"),
     Answer(
         3,
         "functional, and never waited for",
@@ -1220,6 +1220,55 @@ if len(self.missing[number]) < 2:
                 parameter.grad /= dist.get_world_size()
         return ddp
         """,
+    ),
+    Answer(
+        1,
+        "what it is given is scaled",
+        [
+            """
+        total = torch.zeros_like(gradients[0])
+        for gradient, count in zip(gradients, samples, strict=True):
+            total += gradient.mul_(count)
+        return total / sum(samples)
+        """,
+            None,
+        ],
+        says="changes the gradients that it is given",
+    ),
+    Answer(1, "whole pieces only", [None, "return 2 * (world - 1) * (4 * parameters // world)"], says="(1000, 3)"),
+    Answer(
+        7,
+        "the last one is known by identity",
+        """
+        for batch in micro_batches:
+            reducer.sync = batch is micro_batches[-1]
+            (model(*batch) / len(micro_batches)).backward()
+        reducer.finish()
+        """,
+        says="where one comes twice",
+    ),
+    Answer(
+        8,
+        "the loss is weighted in place",
+        """
+        total = torch.tensor(float(count), device=loss.device)
+        dist.all_reduce(total)
+        loss *= count * dist.get_world_size() / total
+        return loss
+        """,
+        says="writes into the loss",
+    ),
+    Answer(
+        9,
+        "the last one is known by identity, to torch",
+        """
+        ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20, find_unused_parameters=True)
+        for batch in micro_batches:
+            ddp.require_backward_grad_sync = batch is micro_batches[-1]
+            (ddp(*batch) / len(micro_batches)).backward()
+        return ddp
+        """,
+        says="sends gradients in backward pass 2 of 4",
     ),
 ]
 

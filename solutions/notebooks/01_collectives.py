@@ -57,6 +57,7 @@ def all_reduce(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     # TODO 1: Predict what each rank holds after an all-reduce, an all-gather and a
     # reduce-scatter. Here the all-reduce: each rank holds the sum of all inputs. Ranks
     # share no memory, so no two of them may end up with the same memory: `.clone()` copies a tensor.
+    # And in all three, `inputs` are left as they are.
     ### BEGIN SOLUTION
     total = torch.stack(inputs).sum(dim=0)
     return [total.clone() for _ in inputs]
@@ -264,9 +265,9 @@ def first_piece(rank: int, world: int) -> int:
 
 def ring_reduce_scatter(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
     """Piece ``rank`` of the sum of all ranks' tensors. You may write into ``tensor``."""
-    # TODO 4, again: the reduce-scatter. In each of N - 1 rounds every rank sends one piece to its
-    # neighbour and receives one from the other side, at the same time. No message is longer
-    # than a piece, and all are over before you return.
+    # TODO 4, again: the reduce-scatter. In each of N - 1 rounds (none where N is 1) every rank sends one
+    # piece to its neighbour and receives one from the other side, at the same time. No message is
+    # longer than a piece, and all are over before you return.
     ### BEGIN SOLUTION
     pieces = tensor.tensor_split(world)
     right, left = (rank + 1) % world, (rank - 1) % world
@@ -399,7 +400,7 @@ def all_to_all_bytes(nbytes: int, world: int) -> float:
 
 
 def all_to_all(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
-    """Piece ``rank`` of every rank's tensor, joined by rank. All tensors have the same length."""
+    """Piece ``rank`` of every rank's tensor, joined by rank. All have the same length. You may write into ``tensor``."""
     # TODO 7, again: the exchange. Piece j of `tensor.tensor_split(N)` goes to rank j, straight and alone:
     # N - 1 messages from each rank, in N - 1 rounds. Your own piece needs none.
     ### BEGIN SOLUTION
@@ -527,7 +528,7 @@ def time_all_reduce(sizes: list[int], rank: int, world: int) -> list[float]:
 # %% [markdown]
 # The measured times do not lie on a line exactly. The **least squares** fit is the line
 # $\alpha + \beta n$ for which the sum of the squared differences to the measured seconds is
-# the smallest. All points have a say in it, not just two of them.
+# the smallest. All points have a say in it, not just two of them, and $\alpha$ may come out below 0.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}

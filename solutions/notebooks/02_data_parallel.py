@@ -50,7 +50,7 @@ from utils.model import TransformerLM
 def whole_gradient(gradients: list[Tensor], samples: list[int]) -> Tensor:
     """The gradient of the mean loss over all samples, from each rank's own and its number of samples."""
     # TODO 1: Predict the gradient of the whole batch, and what it costs to have it. First the gradient.
-    # The ranks may have unequal numbers of samples; one may have none.
+    # The ranks may have unequal numbers of samples; one may have none. `gradients` stay as they are.
     ### BEGIN SOLUTION
     weighted = [gradient * count for gradient, count in zip(gradients, samples, strict=True)]
     return torch.stack(weighted).sum(dim=0) / sum(samples)
@@ -59,7 +59,8 @@ def whole_gradient(gradients: list[Tensor], samples: list[int]) -> Tensor:
 
 def step_bytes(parameters: int, world: int) -> float:
     """How many bytes each rank sends in a step of data-parallel training by ring all-reduces."""
-    # TODO 1, again: the bytes, for so many trainable parameters, with gradients in float32.
+    # TODO 1, again: the bytes, for so many trainable parameters, with gradients in float32. As if they
+    # could be cut evenly: it need not be a whole number.
     ### BEGIN SOLUTION
     return 2 * (world - 1) / world * 4 * parameters
     ### END SOLUTION
@@ -468,7 +469,7 @@ plots.steps(runs)
 # before the step. Only their sum is needed on all ranks, so only the last backward pass has to
 # communicate. **Predict** how many bytes you save, before you look at the table below.
 #
-# All micro-batches of all ranks have equally many samples here. Mind that gradients *add up*, and that
+# All micro-batches of all ranks have equally many samples here, and one may come twice. Mind that gradients *add up*, and that
 # what you want is the gradient of a mean.
 
 
@@ -524,7 +525,8 @@ def weighted(loss: Tensor, count: int) -> Tensor:
     The plain mean over the ranks of its gradients is the gradient of the mean over all ranks' samples.
     """
     # TODO 8: Weight the loss of unequal shares.
-    # A rank with no samples has count 0 and a loss of 0. Budget: one all-reduce of one number.
+    # A rank with no samples has count 0 and a loss of 0. The given loss stays as it is: it is reported, too.
+    # Budget: one all-reduce of one number.
     ### BEGIN SOLUTION
     total = torch.tensor(float(count), device=loss.device)
     dist.all_reduce(total)
