@@ -668,11 +668,12 @@ FILLS = (
 def fills_on_rank(code, rank, world, fills):
     found = []
     for sizes, cap in fills:
-        buckets = code.assign_buckets(list(sizes), cap)
+        left = [*sizes]
+        buckets = code.assign_buckets(left, cap)
         try:
-            found.append([[int(index) for index in bucket] for bucket in buckets])
+            found.append([[[int(index) for index in bucket] for bucket in buckets], left])
         except (TypeError, ValueError):
-            found.append(repr(buckets)[:200])
+            found.append([repr(buckets)[:200], left])
     return found
 
 
@@ -713,7 +714,7 @@ def test_todo5_buckets(student):
     for largest in (10, 10, 40, 40):
         fills.append(([draw.randrange(1, largest) for _ in range(draw.randrange(12, 20))], draw.randrange(40, 90)))
     (seen,) = student.call(fills_on_rank, world=1, group=False, fills=fills).evidence
-    for (sizes, cap), buckets in zip(fills, seen, strict=True):
+    for (sizes, cap), (buckets, left) in zip(fills, seen, strict=True):
         what = f"assign_buckets({sizes}, {cap})"
         expect(isinstance(buckets, list), f"{what} is no list of lists of indices", "lists of indices", buckets)
         flat = [index for bucket in buckets for index in bucket]
@@ -745,6 +746,7 @@ def test_todo5_buckets(student):
             f"{least} bucket{'s' * (least > 1)}",
             buckets,
         )
+        expect(left == sizes, f"{what} changes the list of sizes that it is given", sizes, left)
 
 
 # ---------------------------------------------------------------------------------------------------

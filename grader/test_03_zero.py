@@ -16,7 +16,7 @@
 The model is the course's, so small that 2 and 3 ranks divide few of its sizes, and with a parameter of one number, of which
 some ranks have nothing. With `odd`, its head is tied and some of its parameters are frozen.
 
-Bytes are those of live storages just before the second step. A rank's share of a tensor is of n / N numbers, rounded up; what the
+Bytes are those of live storages just before the second step, and after its other backward passes. A rank's share of a tensor is of n / N numbers, rounded up; what the
 last ranks have less than that may be there, filled up, or not.
 """  # noqa: E501
 
@@ -156,7 +156,7 @@ def test_todo1_bytes(student):
     for precision, each in (("float32", (4, 4, 8)), ("mixed", (2, 2, 12))):
         right["bytes_a_parameter", (precision,)] = each
     for precision, each in (("float32", (4, 4, 8)), ("mixed", (2, 2, 12))):
-        for parameters, world in ((7_000_000_000, 1), (7_000_000_000, 64), (120, 3)):
+        for parameters, world in ((7_000_000_000, 1), (7_000_000_000, 64), (120, 3), (10, 4)):
             for stage in range(4):
                 shared = [n for n, first in zip(each, (3, 2, 1)) if stage >= first]
                 whole = [n for n, first in zip(each, (3, 2, 1)) if stage < first]
@@ -187,7 +187,7 @@ def test_todo7_sent_bytes(student):
         student,
         {
             ("sent_bytes", (nbytes, world, stage)): (2 + (stage == 3)) * (world - 1) / world * nbytes
-            for nbytes, world in ((28_000_000_000, 64), (4, 1), (360, 2), (360, 3))
+            for nbytes, world in ((28_000_000_000, 64), (4, 1), (360, 2), (360, 3), (10, 4))
             for stage in range(4)
         },
         wrong="is not what will happen",
@@ -556,7 +556,7 @@ def train_on_rank(code, rank, world, seed, stage, kind, odd, layers, steps, pass
     """Train by the student's means; what was held, and what came out."""
     model = made_model(odd, layers)
     batches = [[batch(seed, step, number) for number in range(passes)] for step in range(steps)]
-    probe, losses, shards = Probe(model, stage), [], {}
+    probe, losses, shards, bytes_held = Probe(model, stage), [], {}, []
     with contextlib.ExitStack() as measured:
         storages = measured.enter_context(Storages(model.parameters()))
         if stage == 3:
@@ -592,10 +592,11 @@ def train_on_rank(code, rank, world, seed, stage, kind, odd, layers, steps, pass
                 del loss
                 if stage == 3:
                     probe.look("the time after the backward pass")
+                if step == 1:
+                    bytes_held.append(held(storages, [*model.parameters(), *shards.values()], inner))
             if step == 0:
                 measured.enter_context(storages)
             if step == 1:
-                bytes_held = held(storages, [*model.parameters(), *shards.values()], inner)
                 measured.close()
             optimizer.step()
             optimizer.zero_grad()
@@ -612,11 +613,31 @@ def train_on_rank(code, rank, world, seed, stage, kind, odd, layers, steps, pass
     return {
         "losses": losses,
         "held": bytes_held,
+        "stateless": [] if stage == 3 else stateless(model, optimizer, inner),
         "weights": named,
         "evaluated": evaluated,
         "whole": probe.weights,
         "gradients": probe.gradients,
     }
+
+
+def stateless(model, optimizer, inner):
+    """Names of the parameters of which the inner optimizer has no state after its steps, not even an empty one."""
+    names = {p: name for name, p in model.named_parameters()}
+    return [names[p] for p, part in zip(optimizer.parameters, optimizer.parts) if part not in inner.state]
+
+
+def check_state(told, names, rank):
+    """Every part has a state, or ranks that gather it would wait for the one that has none."""
+    expect(
+        not names,
+        f"{told}, the optimizer of rank {rank} has no state for its part of {', '.join(names)}: an empty part, too,"
+        " needs a gradient",
+        "a state for each part",
+        f"none for {', '.join(names)}",
+        rank,
+        "An optimizer makes a state for what has a `grad`. Ranks that gather the state all go through it alike.",
+    )
 
 
 # What is wrong with what a rank holds, sends or steps is the same kind of failure in every stage, and for masters.
@@ -824,7 +845,10 @@ def check_stage(student, stage):
         calls = collectives(cases(run.events)[0])
         for rank, mine in enumerate(ranks):
             limits, whole = limits_of(stage, odd, layers, world, rank, state=8 if kind == "AdamW" else 4)
-            check_held(told, mine["held"], limits, rank, whole)
+            for number, bytes_held in enumerate(mine["held"], start=1):
+                after = "" if number == passes else ", after the first of them"
+                check_held(told + after, bytes_held, limits, rank, whole)
+            check_state(told, mine["stateless"], rank)
             if stage == 2:
                 expect(
                     mine["gradients"] <= 1,
@@ -1503,6 +1527,7 @@ def mixed_on_rank(code, rank, world, seed, steps):
         "groups": groups,
         "dtypes": dtypes,
         "leaves": leaves,
+        "stateless": stateless(model, optimizer, optimizer.optimizer),
         "dtype of weights": sorted({str(p.dtype) for p in model.parameters()}),
         "weights": dict(model.named_parameters()),
         "masters": {names[p]: master for p, master in zip(optimizer.parameters, masters)},
@@ -1610,6 +1635,7 @@ def test_todo10_mixed(student):
         part = own(everything, world, rank)
         limits = {"weights": (2 * psi, 2 * psi), "gradients": (2 * psi, 2 * psi), "optimizer": (12 * part, 12 * shard)}
         check_held(told, mine["held"], limits, rank, {"weights": 2 * psi, "gradients": 2 * psi, "optimizer": 12 * psi})
+        check_state(told, mine["stateless"], rank)
         for what, dtype, much, found in (
             (
                 "gradients are added up",

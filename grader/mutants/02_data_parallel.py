@@ -1270,6 +1270,22 @@ if len(self.missing[number]) < 2:
         """,
         says="sends gradients in backward pass 2 of 4",
     ),
+    Answer(
+        5,
+        "the sizes are used up",
+        """
+        buckets, room = [], 0
+        while sizes:
+            size = sizes.pop()
+            if not buckets or size > room:
+                buckets.append([])
+                room = cap
+            buckets[-1].append(len(sizes))
+            room -= size
+        return buckets
+        """,
+        says="changes the list of sizes",
+    ),
 ]
 
 RIGHT = [

@@ -618,7 +618,7 @@ for p, part in zip(parameters, parts):
                 " dist.get_rank(), world)",
             )
         ],
-        says="by all_reduce",
+        says="after the first of them, rank 0 holds",
     ),
     Answer(
         6,
@@ -1147,6 +1147,78 @@ for p, part in zip(parameters, parts):
         ],
     ),
     Answer(10, "masters in float64", swap=(".float().requires_grad_()", ".double().requires_grad_()")),
+    Answer(
+        1,
+        "shares are rounded up",
+        swap=("share = parameters / world", "share = -(-parameters // world)"),
+        says="predicted_bytes(10, 4",
+    ),
+    Answer(
+        4,
+        "an empty part gets no gradient",
+        [
+            None,
+            """
+        shards = reduce_to_shards([p.grad for p in parameters], world)
+        for part, shard in zip(parts, shards, strict=True):
+            if part.numel():
+                part.grad = shard[: part.numel()]
+        """,
+            None,
+        ],
+        says="no state for its part of gain",
+    ),
+    Answer(
+        6,
+        "an empty part is left without a gradient",
+        """
+        def reduce(parameter: Tensor, part: Tensor) -> None:
+            (shard,) = reduce_to_shards([parameter.grad], world)
+            parameter.grad = None
+            if len(part):
+                part.grad = shard[: len(part)] + (0 if part.grad is None else part.grad)
+
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.register_post_accumulate_grad_hook(lambda p, part=part: reduce(p, part))
+        """,
+        says="no state for its part of gain",
+    ),
+    Answer(
+        6,
+        "a first gradient is a view of the whole one",
+        """
+        def reduce(parameter: Tensor, part: Tensor) -> None:
+            (shard,) = reduce_to_shards([parameter.grad], world)
+            mine = my_part(parameter.grad, dist.get_rank(), world)
+            mine.copy_(shard[: len(part)])
+            part.grad = mine if part.grad is None else part.grad + mine
+            parameter.grad = None
+
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.register_post_accumulate_grad_hook(lambda p, part=part: reduce(p, part))
+        """,
+        says="after the first of them, rank 0 holds",
+    ),
+    Answer(
+        7,
+        "pieces rounded down",
+        swap=("rings * (world - 1) / world * nbytes", "rings * (world - 1) * (nbytes // world)"),
+        says="sent_bytes(10, 4",
+    ),
+    Answer(
+        10,
+        "an empty master gets no gradient",
+        [
+            None,
+            """
+        shards = reduce_to_shards([p.grad.float() for p in parameters], world)
+        for master, shard in zip(masters, shards, strict=True):
+            master.grad = shard[: len(master)] if len(master) else None
+        """,
+            None,
+        ],
+        says="no state for its part of gain",
+    ),
 ]
 
 RIGHT = [

@@ -310,7 +310,7 @@ plots.steps(runs)
 def assign_buckets(sizes: list[int], cap: int) -> list[list[int]]:
     """Which parameters share a bucket: their indices, in the order in which they are filled.
 
-    ``sizes`` are the parameters' bytes, in the model's order; a bucket holds at most ``cap`` bytes.
+    ``sizes`` are the parameters' bytes, in the model's order, and stay as they are; a bucket holds at most ``cap`` bytes.
     """
     # TODO 5: Assign parameters to buckets, from the last parameter to the first.
     # Each is in one bucket; a bucket is a run of neighbours; one that is larger than the

@@ -70,7 +70,7 @@ def bytes_a_parameter(precision: str) -> tuple[int, int, int]:
 def predicted_bytes(parameters: int, world: int, stage: int, precision: str) -> tuple[float, float, float]:
     """Bytes of weights, gradients and optimizer state that one of ``world`` ranks holds in a stage from 0 to 3.
 
-    As if the number of parameters were a multiple of that of the ranks.
+    As if parameters could be shared out evenly, whatever their number: a share need not be a whole number.
     """
     # TODO 1, again: what a rank holds of each.
     ### BEGIN SOLUTION
@@ -275,7 +275,8 @@ def parts_in_groups(groups: list[dict], rank: int, world: int) -> list[dict]:
 
 def share_gradients(parameters: list[Tensor], parts: list[Tensor], world: int) -> None:
     """Give each part as its ``grad`` its part of the mean gradient over all ranks."""
-    # TODO 4, again: before the step. It takes one collective. Shards may be longer than parts.
+    # TODO 4, again: before the step. It takes one collective. Shards may be longer than parts. An empty part
+    # gets an empty gradient: so the optimizer has a state for it, and the ranks' states have the same entries.
     ### BEGIN SOLUTION
     shards = reduce_to_shards([p.grad for p in parameters], world)
     for part, shard in zip(parts, shards, strict=True):
@@ -430,7 +431,7 @@ def reduce_when_ready(parameters: list[Tensor], parts: list[Tensor], world: int)
     """From now on, whenever a parameter has its gradient: reduce it, add this rank's part to that of the part, and free it."""
 
     # TODO 6: Reduce gradients in the backward pass, and free them (ZeRO stage 2).
-    # One reduce-scatter for each parameter and backward pass.
+    # One reduce-scatter for each parameter and backward pass. An empty part gets a gradient, too.
     ### BEGIN SOLUTION
     def reduce(parameter: Tensor, part: Tensor) -> None:
         (shard,) = reduce_to_shards([parameter.grad], world)
@@ -466,7 +467,7 @@ plots.held(bytes_held, predictions)
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def sent_bytes(nbytes: int, world: int, stage: int) -> float:
     """Bytes that each rank sends in one step with weights of ``nbytes`` bytes, and gradients of as many. Stages are 0 to 3."""
-    # TODO 7: Predict what a rank sends in a step.
+    # TODO 7: Predict what a rank sends in a step. As if all could be cut evenly: it need not be a whole number.
     ### BEGIN SOLUTION
     rings = 3 if stage == 3 else 2
     return rings * (world - 1) / world * nbytes
@@ -735,7 +736,7 @@ def masters_in_groups(groups: list[dict], rank: int, world: int) -> list[dict]:
 
 def share_in_float32(parameters: list[Tensor], masters: list[Tensor], world: int) -> None:
     """Give each master its part of the mean gradient over all ranks, added up in float32. The gradients are bfloat16."""
-    # TODO 10, again: before the step.
+    # TODO 10, again: before the step. An empty master gets a gradient, too.
     ### BEGIN SOLUTION
     shards = reduce_to_shards([p.grad.float() for p in parameters], world)
     for master, shard in zip(masters, shards, strict=True):
