@@ -469,8 +469,8 @@ plots.steps(runs)
 # before the step. Only their sum is needed on all ranks, so only the last backward pass has to
 # communicate. **Predict** how many bytes you save, before you look at the table below.
 #
-# All micro-batches of all ranks have equally many samples here, and one may come twice. Mind that gradients *add up*, and that
-# what you want is the gradient of a mean.
+# All micro-batches of all ranks have equally many samples here, and one may come twice. Mind that
+# gradients *add up*, and that what you want is the gradient of a mean.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
