@@ -145,7 +145,8 @@ def test_a_kill_loses_no_mark_and_counts_none_twice(course, graded, handed_in, t
         below = psutil.Process(process.pid).children(recursive=True)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        assert not psutil.wait_procs(below, timeout=10)[1]  # the worker, its server and its sandbox go with it
+        # The worker, its server and its sandbox go with it, on a busy machine late; what stays, stays for ever.
+        assert not psutil.wait_procs(below, timeout=LIMIT)[1]
     assert run(course, handed_in, out).returncode == 0
     assert (out / "marks.csv").read_text() == (graded / "marks.csv").read_text()
     again = {path.name: json.loads(path.read_text()) for path in (out / "records").glob("*.json")}
