@@ -161,17 +161,19 @@ def check_checkpoint(
         )
 
 
-def one_writer(run: Any) -> list[int]:
-    """The rank that wrote saved/model.pt, in a list. Each rank's evidence says which `files` it wrote."""
+def one_writer(run: Any, told: str = "") -> list[int]:
+    """The rank that wrote saved/model.pt, in a list. Each rank's evidence says which `files` it wrote; `told`, which
+    ranks they are, with a blank after it.
+    """
     writers = [rank for rank, seen in enumerate(run.evidence) if seen["files"]]
     expect(
         len(writers) <= 1,
-        f"ranks {writers} all write the checkpoint",
+        f"{told}ranks {writers} all write the checkpoint",
         "one rank writes",
         f"ranks {writers} write",
-        writers[1] if len(writers) > 1 else None,
+        writers[-1] if writers else None,
     )
-    expect("saved/model.pt" in run.files, "save_checkpoint leaves no file", "saved/model.pt", "no such file")
+    expect("saved/model.pt" in run.files, f"{told}save_checkpoint leaves no file", "saved/model.pt", "no such file")
     return writers
 
 

@@ -30,10 +30,10 @@ import torch.distributed as dist
 from torch import nn
 
 from grader.kit import (
-    REL,
     Fault,
     Peak,
     Private,
+    REL,
     Wrong,
     cases,
     check_checkpoint,
@@ -46,6 +46,7 @@ from grader.kit import (
     kind_of,
     mains_on_rank,
     mark,
+    one_writer,
     premise,
     record_files,
     reported,
@@ -1287,15 +1288,7 @@ def check_file(student, shape):
     # Few words, so that no tensor is a large part of the model.
     sizes = drawn_sizes(student, shape[3], "save", *shape, layers=4) | {"vocab": 13}
     run = student.call(save_on_rank, world=math.prod(shape), shape=shape, sizes=sizes)
-    writers = [rank for rank, seen in enumerate(run.evidence) if seen["files"]]
-    expect(
-        len(writers) <= 1,
-        f"{told} ranks {writers} all write the checkpoint",
-        "one rank writes",
-        f"ranks {writers} write",
-        writers[-1] if writers else None,
-    )
-    expect("saved/model.pt" in run.files, f"{told} save_checkpoint leaves no file", "saved/model.pt", "no such file")
+    one_writer(run, f"{told} ")
     right = student.reference(weights_of, sizes=sizes)
     check_checkpoint(run.files["saved/model.pt"], right, epoch=3, config={"vocab_size": sizes["vocab"]})
     model = sum(8 * weight.numel() for weight in right.values())

@@ -323,10 +323,14 @@ def checks_of(module: ModuleType) -> list[Callable]:
     return sorted(found, key=lambda check: check.todo.number)
 
 
+def needs_of(lesson: str) -> dict[int, set[int]]:
+    """TODO -> those that its check names as needed."""
+    return {check.todo.number: set(check.todo.needs) for check in checks_of(check_module(lesson))}
+
+
 def needed(lesson: str, todo: int) -> set[int]:
     """This TODO, and those without which it cannot be checked."""
-    needs = {check.todo.number: set(check.todo.needs) for check in checks_of(check_module(lesson))}
-    found = {todo}
+    needs, found = needs_of(lesson), {todo}
     while more := set().union(*(needs[number] for number in found)) - found:
         found |= more
     return found

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from grader.engine.judge.answers import Answer, answered, solved
-from grader.engine.judge.judge import Judge, check_module, checks_of, needed
+from grader.engine.judge.judge import Judge, needed, needs_of
 from grader.engine.judge.verdict import ALIKE, Verdict
 from grader.engine.lesson import lessons
 from grader.engine.ranks.engine import Engine
@@ -129,8 +129,7 @@ def since(started: float) -> float:
 
 def dependents(lesson: str, todo: int) -> set[int]:
     """This TODO, and those that cannot be checked without it."""
-    needs = {check.todo.number: set(check.todo.needs) for check in checks_of(check_module(lesson))}
-    found = {todo}
+    needs, found = needs_of(lesson), {todo}
     while more := {number for number, needed in needs.items() if needed & found} - found:
         found |= more
     return found
