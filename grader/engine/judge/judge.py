@@ -243,7 +243,9 @@ class Judge:
             verdict.expected, verdict.seen = self.named(text(problem.expected)), self.named(text(problem.seen))
             if verdict.seen is not None and verdict.seen == verdict.expected:
                 verdict.seen += ALIKE
-            verdict.rank, verdict.where = problem.rank, self.named(self.place(number, problem))
+            # What was not begun is so on every rank; which one was heard first is chance.
+            verdict.rank = None if cause == "not_attempted" else problem.rank
+            verdict.where = self.named(self.place(number, problem))
         return verdict
 
     def attempted(self, number: int) -> bool:
