@@ -27,6 +27,8 @@ course = Path(__file__).resolve().parent
 sys.path.insert(0, str(course))
 # nbgrader calls alembic by name, and it lies where Python does
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+# No server is left from one student's notebook to the next one's.
+os.environ["WORKBOOK_NO_SERVER"] = "1"
 
 from grader.engine.lesson.notebooks import STEPS  # needs the path above  # noqa: E402
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,8 +65,8 @@ class Shown(NamedTuple):
 class Kernel:
     """A kernel beside a notebook. A context manager; afterwards nothing of it is left."""
 
-    def __init__(self, cwd: Path) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    def __init__(self, cwd: Path, environment: Mapping[str, str] = os.environ) -> None:
+        environment = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
         self.manager, self.client = start_new_kernel(startup_timeout=180, cwd=str(cwd), env=environment)
         self.process = psutil.Process(self.manager.provisioner.pid)
 
@@ -76,7 +77,7 @@ class Kernel:
         everything = [self.process, *self.process.children(recursive=True)]
         self.client.stop_channels()
         self.manager.shutdown_kernel()
-        left = psutil.wait_procs(everything, timeout=10)[1]
+        left = psutil.wait_procs(everything, timeout=60)[1]
         for process in left:
             process.kill()
         assert not left, f"left running: {left}"

@@ -1,6 +1,7 @@
 """The engine: what ranks send arrives, each way to fail is told apart, nothing is left running."""
 
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -159,6 +160,30 @@ FAULTS = {
         dist.barrier()
         """,
     ),
+    "the same crash everywhere, heard of in another order": (
+        "crash",
+        0,
+        7,
+        "ValueError: boo",
+        """
+        while rank == 0 and time.process_time() < 0.1:
+            pass
+        raise ValueError("boo")
+        """,
+    ),
+    "a crash, and later another one": (
+        "crash",
+        1,
+        8,
+        "ValueError: boo",
+        """
+        while rank == 0 and time.process_time() < 0.1:
+            pass
+        if rank:
+            raise ValueError("boo")
+        raise KeyError
+        """,
+    ),
     "SystemExit": (
         "crash",
         1,
@@ -295,6 +320,23 @@ def test_a_right_run_after_each_kind_of_end(engine):
         assert launch(engine, "dist.barrier(); return rank").evidence == [0, 1]
 
 
+def test_a_rank_that_ends_before_it_is_known_to_have_begun(engine, monkeypatch):
+    answer = Engine.answer
+
+    def late(self):
+        """As on a busy machine: the server has said all that it has to say before anybody listens."""
+        while self.socket.recv(1 << 16, socket.MSG_PEEK).partition(b'"pids"')[2].count(b'"gone"') < 2:
+            pass
+        monkeypatch.setattr(Engine, "answer", answer)
+        return answer(self)
+
+    assert launch(engine, "return rank").evidence == [0, 1]  # it is ready
+    monkeypatch.setattr(pulse, "STARVED", 5.0)
+    monkeypatch.setattr(Engine, "answer", late)
+    fault = launch(engine, "os._exit(3)", group=False).fault
+    assert (fault.cause, fault.rank) == ("crash", 0) and "left by os._exit(3)" in fault.message
+
+
 def test_nothing_is_left_running(engine):
     run = launch(
         engine,
@@ -325,7 +367,7 @@ def test_the_server_dies_with_its_judge():
     done = subprocess.run([sys.executable, "-c", code], cwd=lessons.COURSE, stdout=subprocess.PIPE, text=True)
     assert done.returncode == -signal.SIGKILL
     try:
-        psutil.Process(int(done.stdout)).wait(timeout=10)
+        psutil.Process(int(done.stdout)).wait(timeout=60)
     except psutil.NoSuchProcess:
         pass
 

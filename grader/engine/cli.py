@@ -35,7 +35,8 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except OSError as problem:
-        typer.echo(f"workbook: {problem.filename or ''}: {problem.strerror or problem}", err=True)
+        what = [str(part) for part in (problem.filename, problem.strerror or problem) if part]
+        typer.echo(f"workbook: {': '.join(what)}", err=True)
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         code = 130

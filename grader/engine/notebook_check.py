@@ -18,7 +18,7 @@ from grader.engine.ranks import backends, evidence
 from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.messages import Collective, Message, cases, collectives, rehearse
 
-engine = Engine()  # warm from the first check to the kernel's end
+engine = Engine(kept=True)  # warm from the first check to the kernel's end
 atexit.register(engine.close)
 
 

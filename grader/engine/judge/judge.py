@@ -139,7 +139,7 @@ class Judge:
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
         if not self.attempted(number):
             return self._say(number, "fail", "not_attempted", f"TODO {number} is not done yet", problem)
-        for line in (getattr(problem, "where", None), *getattr(problem, "also", ())):
+        for line in (problem.where, *problem.also):
             owner = self.owner(line)
             if owner == number:
                 break
@@ -176,18 +176,18 @@ class Judge:
 
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
         message = self.by_own_lines(number, problem)
-        if len(self.checks[number].todo.needs) >= WHOLE and self.owner(getattr(problem, "where", None)) != number:
+        if len(self.checks[number].todo.needs) >= WHOLE and self.owner(problem.where) != number:
             if elsewhere := self.changed_elsewhere():
                 message += f". Outside the TODOs, these lines are not the course's: {elsewhere}"
                 problem.hint = f"`./workbook diff {self.lesson}` shows all that you changed: was that meant, too?"
-        return self._say(number, "fail", getattr(problem, "cause", "wrong_value"), message, problem)
+        return self._say(number, "fail", problem.cause, message, problem)
 
     def by_own_lines(self, number: int, problem: Wrong | Fault) -> str:
         """The message, with the student's own line in place of one in a function that was given: the innermost that is
         in a TODO, if possible in this one.
         """
         message, done = problem.message, 0
-        for op in getattr(problem, "told", ()):
+        for op in problem.told:
             found = message.find(f" at {op.line}", done)
             if found < 0:
                 continue
@@ -237,14 +237,13 @@ class Judge:
         )
         if status == "fail":
             verdict.why, verdict.hint = about.why, about.hints[0]
-            if own := getattr(problem, "hint", ""):
-                verdict.hint, verdict.hints_seen = own, 0
+            if problem and problem.hint:
+                verdict.hint, verdict.hints_seen = problem.hint, 0
         if problem is not None:
             verdict.expected, verdict.seen = self.named(text(problem.expected)), self.named(text(problem.seen))
             if verdict.seen is not None and verdict.seen == verdict.expected:
                 verdict.seen += ALIKE
-            # What was not begun is so on every rank; which one was heard first is chance.
-            verdict.rank = None if cause == "not_attempted" else problem.rank
+            verdict.rank = problem.rank
             verdict.where = self.named(self.place(number, problem))
         return verdict
 
@@ -267,11 +266,10 @@ class Judge:
 
     def place(self, number: int, problem: Wrong | Fault) -> str | None:
         """Where a problem of TODO `number` lies: the line that failed, and the line of that TODO that led there."""
-        where = getattr(problem, "where", None)
-        if not where:
+        if not problem.where:
             return None
-        owner = self.owner(where)
-        said = place(where) + (f" (TODO {owner})" if owner else "")
+        owner = self.owner(problem.where)
+        said = place(problem.where) + (f" (TODO {owner})" if owner else "")
         own = self.line_in_todo(number, problem.callers) if owner != number else None
         if own is None or (owner and self.owner(own) != number):
             return said

@@ -23,6 +23,9 @@ def premise(holds: bool, wrong: str) -> None:
 class Wrong(Exception):
     """The code ran, and did the wrong thing. `expected` and `seen` in a few words each."""
 
+    # What a `Fault` knows besides.
+    cause, where, also, callers, told = "wrong_value", None, (), (), ()
+
     def __init__(
         self, message: str, expected: Any = None, seen: Any = None, rank: int | None = None, hint: str = ""
     ) -> None:

@@ -55,6 +55,11 @@ class Endings:
         text = self.last_word.get(number, {}).get("text", "")
         return any(words in text for words in ("closed by peer", "reset by peer", "Broken pipe", "Connection refused"))
 
+    def alike(self, number: int, other: int) -> bool:
+        """Whether two ranks have stopped in the same way, at the same lines."""
+        ours, theirs = (self.last_word.get(n, {}).get("frames") for n in (number, other))
+        return ours == theirs and self.how_it_ended(number) == self.how_it_ended(other)
+
     def line_of_ours(self, frames: list) -> str:
         """The line of the course's library, or else of the check, that broke on what the student's code returned."""
         check = Path(getattr(sys.modules.get(self.check), "__file__", None) or "")

@@ -223,7 +223,8 @@ class Engine:
             return self._run(units, **how)
         except ServerGone:
             self.close()
-        if self.outside:  # the system may have killed it, short of memory: what happens twice is the submission's
+        # The system may have killed it, short of memory, or `./workbook stop` has: what happens twice is the code's.
+        if self.outside or self.kept:
             try:
                 return self._run(units, **how)
             except ServerGone:

@@ -23,19 +23,28 @@ from pathlib import Path
 from grader.engine.lesson import lessons
 
 IDLE = 300.0  # seconds without a command, after which it ends
+LONGEST = 107 - 32  # bytes: what unix(7) allows for an address, less a server's own name
 STOP, ATTEND, RUN = b"s", b"a", b"r"  # what a command says first
 
 
 def wanted() -> bool:
-    """Whether a command should use, and leave behind, a server: somebody is at work here."""
-    return sys.platform == "linux" and not any(
+    """Whether a command should use, and leave behind, a server: somebody is at work here, and it has an address."""
+    if sys.platform != "linux" or any(
         name in os.environ for name in ("CI", "PYTEST_CURRENT_TEST", "WORKBOOK_NO_SERVER")
-    )
+    ):
+        return False
+    try:
+        folder()
+    except OSError:  # a command without it is slower, and right
+        return False
+    return True
 
 
 def folder() -> Path:
     """Where this user's servers have their addresses: nobody else may enter. Raises OSError where that cannot be."""
     path = Path(tempfile.gettempdir()) / f"workbook-{os.getuid()}"
+    if len(os.fsencode(path)) > LONGEST:
+        raise OSError(f"{path} is too long for a socket's address")
     path.mkdir(mode=0o700, exist_ok=True)
     about = path.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
@@ -103,20 +112,28 @@ def start(line: socket.socket, path: Path, environment: dict[str, str]) -> None:
 def hand_over(arguments: list[str]) -> int | None:
     """Have a server that is there run this command on this terminal.
 
-    Returns its exit code; None where there is no server.
+    Returns its exit code; None where there is no server, or it ended before it began.
     """
     line = connect(address(), RUN) if wanted() else None
     if line is None:
         return None
     with line, line.makefile() as heard:
-        socket.send_fds(line, [b" "], [0, 1, 2])
-        line.sendall(json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode() + b"\n")
-        pid = int(heard.readline())
+        try:
+            socket.send_fds(line, [b" "], [0, 1, 2])
+            line.sendall(json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode() + b"\n")
+            pid = heard.readline()
+        except (BrokenPipeError, ConnectionResetError):
+            pid = ""
+        if not pid:
+            return None
         while True:
             try:
-                return int(heard.readline() or 70)
+                if code := heard.readline():
+                    return int(code)
+                print("workbook: the server that ran this was ended; call it again", file=sys.stderr)
+                return 70
             except KeyboardInterrupt:  # the terminal tells only us
-                os.kill(pid, signal.SIGINT)
+                os.kill(int(pid), signal.SIGINT)
 
 
 def take_over(line: socket.socket, main: Callable[[], None]) -> None:

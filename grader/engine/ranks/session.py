@@ -25,7 +25,7 @@ from grader.engine.ranks.traces import Traces
 if TYPE_CHECKING:
     from grader.engine.ranks.engine import Engine
 
-PATIENCE = 0.3  # seconds of the ranks' own time to hear who else comes to a call that is wrong already
+PATIENCE = 0.3  # seconds of the ranks' own time to hear who else comes to what is wrong already
 TOO_MUCH, TOO_MANY = 50_000_000, 100_000  # bytes and events that a rank may tell of what it does in one run
 LINUX = sys.platform == "linux"
 SO_PASSCRED = 16  # asm-generic/socket.h: the kernel says which process sent something
@@ -74,6 +74,8 @@ class Session:
         self.fault: Fault | None = None
         self.lost = False  # whether only the end of the sandbox is the end of the ranks
         self.parted_at: dict[int, float] | None = None  # each rank's own time then
+        self.cause: int | None = None  # the rank whose crash was heard of first
+        self.crashed_at: dict[int, float] = {}  # each rank's own time then
         self.rest: dict[socket.socket, bytes] = dict.fromkeys(self.owner, b"")
         self.pulse = Pulse(world, self.started, on_gpu=bool(job["devices"]))
         self.said = dict.fromkeys(range(world), 0)  # bytes
@@ -93,13 +95,16 @@ class Session:
                         self.hear(key)
                 if self.unfit:
                     raise RuntimeError(self.unfit)
-                if any(key.data == "server" for key in ready):
+                # A rank may have ended before we knew that it began: then the news of both came together.
+                if self.engine.heard or any(key.data == "server" for key in ready):
                     self.reap(self.engine.answer())
                     while self.engine.heard:
                         self.reap(self.engine.answer())
                 if self.diagnosis.parted:
                     self.fault = self.fault or self.mismatch()
-                self.fault = self.fault or self.crashed() or self.diagnosis.deadlock(self.pulse.sleepers())
+                self.fault = self.fault or self.crashed()
+                if self.cause is None:
+                    self.fault = self.fault or self.diagnosis.deadlock(self.pulse.sleepers())
                 if time.monotonic() - looked > TICK:
                     looked = time.monotonic()
                     self.fault = self.fault or self.beyond_limits() or self.look()
@@ -209,14 +214,29 @@ class Session:
         return self.diagnosis.mismatch(final=bool(self.over()) or waited > PATIENCE)
 
     def crashed(self) -> Fault | None:
-        """A rank that is over without having reported its end: the cause before its consequences."""
+        """A rank that is over without having reported its end: the cause before its consequences.
+
+        Where several stop alike, the lowest is named: who is heard of first is chance.
+        """
         last = [rank.last for rank in self.diagnosis.ranks]
         broken = [n for n in self.over() if self.endings.last_word.get(n, {}).get("e") != "end"]
-        for number in broken:
-            if not self.endings.lost_a_peer(number):
-                return self.endings.crash(number, last)
         # A rank whose peer vanished stops with an error of its own; the news of the peer follows.
-        return self.endings.crash(broken[0], last) if broken and len(self.over()) == self.world else None
+        causes = [n for n in broken if not self.endings.lost_a_peer(n)]
+        if not causes:
+            return self.endings.crash(broken[0], last) if broken and len(self.over()) == self.world else None
+        if self.cause is None:
+            self.cause, self.crashed_at = causes[0], dict(self.pulse.own)
+        if self.others_may_crash():
+            return None
+        return self.endings.crash(next(n for n in causes if self.endings.alike(n, self.cause)), last)
+
+    def others_may_crash(self) -> bool:
+        """Whether a rank is still on its way to where another one has stopped."""
+        for number in set(range(self.world)) - set(self.over()):
+            stuck = self.diagnosis.ranks[number].waiting and self.diagnosis.blocked(number) is not None
+            if not stuck and self.pulse.own[number] - self.crashed_at[number] <= PATIENCE:
+                return True
+        return False
 
     def beyond_limits(self) -> Fault | None:
         """A submission that takes too much, or that nobody can end but by the end of its sandbox."""

@@ -1,0 +1,117 @@
+"""The server that one command leaves to the next: found again, ended when asked, and no obstacle where it cannot be."""
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from course_copy import Course
+from student_notebook import LESSON, Kernel, blank, cell, filled, save
+
+TODO = "ddp_training/4"
+RIGHT = f"✓ {TODO}"
+
+
+class Student:
+    """A course, and a folder for temporary files of its own, so that its servers are nobody else's."""
+
+    def __init__(self, course: Course, temporary: Path) -> None:
+        self.course, self.temporary = course, temporary
+        self.environment = course.environment(TMPDIR=str(temporary))
+        for name in ("CI", "PYTEST_CURRENT_TEST", "WORKBOOK_NO_SERVER"):
+            self.environment.pop(name, None)
+
+    def run(self, *args: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            self.course.command(*args),
+            cwd=self.course.folder,
+            env=self.environment,
+            text=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=300,
+        )
+
+    def servers(self) -> dict[str, psutil.Process]:
+        """The servers that are kept, by their addresses."""
+        found = {}
+        for process in sorted(self.processes(), key=psutil.Process.create_time):  # its children have the same words
+            line = process.info["cmdline"] or []
+            if "grader.engine.ranks.server" in line and line[-1].startswith(str(self.temporary)):
+                found.setdefault(line[-1], process)
+        return found
+
+    def processes(self) -> list[psutil.Process]:
+        """All that runs for this student."""
+        found = []
+        for process in psutil.process_iter(["environ", "cmdline"]):
+            if (process.info["environ"] or {}).get("TMPDIR") == str(self.temporary):
+                found.append(process)
+        return found
+
+
+@pytest.fixture
+def student(tmp_path):
+    course = Course(tmp_path / "course")
+    course.solve("ddp_training", (1, 2, 3, 4))
+    with tempfile.TemporaryDirectory(prefix="wb-") as temporary:  # a socket's address is short
+        student = Student(course, Path(temporary))
+        yield student
+        student.run("stop")
+        left = psutil.wait_procs(student.processes(), timeout=60)[1]
+        assert not left, left
+
+
+def test_one_server_for_all_commands_and_for_a_notebook(student):
+    first = student.run("check", TODO)
+    assert first.returncode == 0 and RIGHT in first.stdout, first
+    (server,) = student.servers().values()
+    again = student.run("check", TODO)
+    assert again.stdout == first.stdout and again.returncode == 0
+    file = student.course.folder / "notebooks" / f"{LESSON}.ipynb"
+    save(filled(), file)
+    with Kernel(file.parent, student.environment) as kernel:
+        for given in [c for c in blank().cells if c.cell_type == "code"][:2]:
+            assert kernel.run(given).text == ""
+        kernel.run(cell(filled(), "todo_1"))
+        assert kernel.run(cell(blank(), "test_1")).text.startswith(f"✓ {LESSON}/1")
+        assert student.servers() == {server.cmdline()[-1]: server}  # which the notebook's check has used
+        assert not any("grader.engine.ranks.server" in child.cmdline() for child in kernel.process.children())
+        # Nobody is told that a rank has ended it.
+        assert student.run("stop").stdout == "stopped\n"
+        assert kernel.run(cell(blank(), "test_1")).text.startswith(f"✓ {LESSON}/1")
+        assert len(student.servers()) == 1
+        assert student.run("stop").stdout == "stopped\n"
+    assert student.servers() == {}
+    assert student.run("stop").stdout == "none is running\n"
+
+
+def test_a_change_of_the_course_is_a_new_server(student):
+    assert student.run("check", TODO).returncode == 0
+    before = set(student.servers())
+    check = student.course.folder / "grader" / "test_ddp_training.py"
+    check.write_text(check.read_text() + "# another file\n")
+    assert student.run("check", TODO).returncode == 0
+    assert len(set(student.servers()) - before) == 1
+
+
+@pytest.mark.parametrize("why", ["another user's", "too long", "not there"])
+def test_where_no_server_can_be_kept_a_command_does_without(student, why):
+    own = f"workbook-{os.getuid()}"
+    if why == "another user's":  # as far as it shows: all may write there
+        (student.temporary / own).mkdir()
+        (student.temporary / own).chmod(0o777)
+    elif why == "too long":
+        longer = student.temporary / ("x" * 80)
+        longer.mkdir()
+        student.environment["TMPDIR"] = str(longer)
+    else:
+        (student.temporary / own).write_text("a file")
+    done = student.run("check", TODO)
+    assert done.returncode == 0 and RIGHT in done.stdout and not done.stderr, done
+    assert student.servers() == {}
+    stopped = student.run("stop")
+    assert len((stopped.stdout + stopped.stderr).splitlines()) == 1, stopped
