@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import psutil
 import pytest
 
 from course_copy import Course
+from grader.engine.ranks import keeper
 from student_notebook import LESSON, Kernel, blank, cell, filled, save
 
 TODO = "ddp_training/4"
@@ -98,20 +100,31 @@ def test_a_change_of_the_course_is_a_new_server(student):
     assert len(set(student.servers()) - before) == 1
 
 
-@pytest.mark.parametrize("why", ["another user's", "too long", "not there"])
-def test_where_no_server_can_be_kept_a_command_does_without(student, why):
-    own = f"workbook-{os.getuid()}"
-    if why == "another user's":  # as far as it shows: all may write there
-        (student.temporary / own).mkdir()
-        (student.temporary / own).chmod(0o777)
-    elif why == "too long":
-        longer = student.temporary / ("x" * 80)
-        longer.mkdir()
-        student.environment["TMPDIR"] = str(longer)
-    else:
-        (student.temporary / own).write_text("a file")
+def test_where_no_server_can_be_kept_a_command_does_without(student):
+    own = student.temporary / f"workbook-{os.getuid()}"
+    own.mkdir()
+    own.chmod(0o777)  # somebody else's, as far as it shows
     done = student.run("check", TODO)
     assert done.returncode == 0 and RIGHT in done.stdout and not done.stderr, done
     assert student.servers() == {}
     stopped = student.run("stop")
-    assert len((stopped.stdout + stopped.stderr).splitlines()) == 1, stopped
+    assert stopped.stderr == f"workbook: {own} is not this user's alone\n" and stopped.returncode == 2, stopped
+
+
+def test_where_a_server_is_wanted(monkeypatch):
+    for name in ("CI", "PYTEST_CURRENT_TEST", "WORKBOOK_NO_SERVER"):
+        monkeypatch.delenv(name, raising=False)
+    with tempfile.TemporaryDirectory(prefix="wb-") as temporary:
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        assert keeper.wanted() == (sys.platform == "linux")
+        for name in ("CI", "WORKBOOK_NO_SERVER"):
+            with monkeypatch.context() as patch:
+                patch.setenv(name, "1")
+                assert not keeper.wanted()
+        keeper.folder().rmdir()
+        Path(temporary, f"workbook-{os.getuid()}").write_text("a file")
+        assert not keeper.wanted()
+        longer = Path(temporary, "x" * 80)
+        longer.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(longer))
+        assert not keeper.wanted()
