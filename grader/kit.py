@@ -9,7 +9,7 @@
 | what came back is nothing that can be judged | `kind_of` |
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
-| what ranks did | `cases`, `collectives`, `rehearse`, `left_in_flight`, `written_in_flight`, `Run` |
+| what ranks did | `sound`, `cases`, `collectives`, `rehearse`, `Run` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `one_writer`, `on_nodes`, `REL`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
@@ -19,7 +19,7 @@ from grader.engine.judge.verdict import Wrong, expect, hinted, premise, todo
 from grader.engine.ranks.diagnose import Fault, place
 from grader.engine.ranks.engine import Private
 from grader.engine.ranks.evidence import whole
-from grader.engine.ranks.messages import Collective, cases, collectives, left_in_flight, rehearse, written_in_flight
+from grader.engine.ranks.messages import Collective, cases, collectives, rehearse
 from grader.engine.ranks.observe import Line, mark, merciless_messages, next_world, smaller_world
 from grader.engine.ranks.products import watch_products
 from grader.engine.ranks.recording import elements, record_files, record_training
@@ -43,4 +43,5 @@ from grader.scripts import (
     together,
     training,
 )
+from grader.sound import sound
 from utils.memory import Peak

@@ -23,22 +23,18 @@ import torch
 import torch.distributed as dist
 
 from grader.kit import (
-    Fault,
     Private,
     cases,
     check_answers,
     expect,
     hinted,
     kind_of,
-    left_in_flight,
     mark,
     merciless_messages,
-    place,
     plain,
     premise,
-    rehearse,
+    sound,
     todo,
-    written_in_flight,
 )
 
 BUILDS = "broadcast, reduce-scatter, all-gather, all-reduce and all-to-all from single messages; what they cost"
@@ -312,6 +308,7 @@ def check_collective(student, name, right, budget, rubbish=None, worlds=WORLDS):
             length = len(vectors_of_ranks[0])
             what = f"{name} of {length} number{'s' if length > 1 else ''} on {world} rank{'s' if world > 1 else ''}"
             what += "" if dtype == "float32" else f", in {dtype}"
+            own_messages_only(what, events)
             messages = sound(what, events)
             for rank in range(world):
                 wanted = right(vectors_of_ranks, rank)
@@ -328,28 +325,7 @@ def check_collective(student, name, right, budget, rubbish=None, worlds=WORLDS):
             budget(what, messages, world, math.ceil(length / world), a_number)
 
 
-def sound(what, events):
-    """The messages of a case, if all of them were seen through and would have come through without buffers."""
-    for loose in left_in_flight(events):
-        raise Fault(
-            "wrong_value",
-            f"{what}: rank {loose.rank} returns while its {loose.call} is still in flight: nobody waits for it, "
-            f"at {place(loose.where)}",
-            loose.rank,
-            loose.where,
-            expected="a wait for each isend and irecv",
-            seen=f"no wait for the {loose.call}",
-        )
-    for loose in written_in_flight(events):
-        raise Fault(
-            "wrong_value",
-            f"{what}: rank {loose.rank} writes into the tensor of its {loose.call} before that message is over, "
-            f"at {place(loose.written_at or loose.where)}",
-            loose.rank,
-            loose.written_at or loose.where,
-            expected="the same numbers until the message is over",
-            seen="others",
-        )
+def own_messages_only(what, events):
     for rank, mine in enumerate(events):
         calls = [event["op"] for event in mine if event["e"] == "op" and "id" not in event and event["bytes"]]
         expect(
@@ -359,19 +335,6 @@ def sound(what, events):
             calls,
             rank,
         )
-    messages, deadlock = rehearse(events)
-    if deadlock:
-        raise Fault(
-            "hang",
-            f"{what} comes through by luck, because its messages were stored on the way. Where they are not:"
-            f" {deadlock.message}",
-            deadlock.rank,
-            deadlock.where,
-            expected="some rank receives while another one sends",
-            seen=deadlock.seen,
-            also=deadlock.also,
-        )
-    return messages
 
 
 def check_value(what, rank, right, held, dtype):
@@ -678,7 +641,7 @@ def test_todo8_costs(student):
             right["tree_cost", (nbytes, world)] = (2 * logarithm, 2 * logarithm * nbytes)
     draw = student.draw("slow")  # over a satellite the answer is 10 GB and more, however few the ranks
     slow = draw.uniform(0.3, 0.6), draw.uniform(1e-11, 2e-11)
-    for world in (4, 8, 64):
+    for world in (4, 5, 8, 64):
         logarithm = (world - 1).bit_length()
         for alpha, beta in ((3e-6, 5e-12), (2.0, 1.0), slow):
             right["equal_size", (world, alpha, beta)] = (

@@ -296,7 +296,7 @@ def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned, zer
     """A function forward and backward: what comes out, and what was sent, in four marked cases; then once more, with
     other numbers, for who keeps a buffer writes into what he has returned before.
     """
-    most = 0 if zeros and rank == world - 1 else 1
+    most, turned = 0 if zeros and rank == world - 1 else 1, turned and rank % 2 == 0
     x = (most * whole_numbers(seed, 1, shape, dtype, turned)).requires_grad_()
     upstream = most * whole_numbers(seed, 2, out, dtype, turned)
     kept = x.detach().clone(), upstream.clone()
@@ -326,6 +326,9 @@ def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned, zer
     return seen
 
 
+NONE_DUE = "nothing is due there"
+
+
 def check_border(student, trials, right):
     """Judge functions at a border.
 
@@ -342,21 +345,23 @@ def check_border(student, trials, right):
     seeds = student.seeds(max(world for world, *_ in trials))  # what they were given
     for world, (trial, nbytes, _), ranks, marked in reached:
         told = spoken_border(world, *trial)
+        check_contiguous(f"{told}, forward", marked[0])
         check_forward(told, world, trial, seeds[:world], right, ranks)
-        check_border_sent(f"{told}, forward", marked[0], world, nbytes)
+        check_sent(f"{told}, forward", marked[0], world, nbytes, nbytes, "fewer are enough" if nbytes else NONE_DUE)
     for world, (trial, _, nbytes), ranks, marked in reached:
         told = spoken_border(world, *trial)
+        check_contiguous(f"{told}, backward", marked[2])
         check_backward(told, world, trial, seeds[:world], right, ranks)
-        check_border_sent(f"{told}, backward", marked[2], world, nbytes)
+        check_sent(f"{told}, backward", marked[2], world, nbytes, nbytes, "fewer are enough" if nbytes else NONE_DUE)
 
 
 def spoken_border(world, name, shape, out, dtype, turned, zeros):
-    of = f"of a tensor of shape {tuple(shape)}, {dtype}{', not contiguous' if turned else ''}"
+    of = f"of a tensor of shape {tuple(shape)}, {dtype}{', not contiguous on every other rank' if turned else ''}"
     of += f", all zeros on rank {world - 1}" if zeros else ""
     return f"{name} {of}, on {ranks_of(world)}"
 
 
-def check_border_sent(told, events, world, nbytes):
+def check_contiguous(told, events):
     for rank, mine in enumerate(events):
         for event in mine:
             expect(
@@ -369,14 +374,14 @@ def check_border_sent(told, events, world, nbytes):
                 hint="A chunk along dimension 1 is a view of the whole, with gaps between its rows: .contiguous()"
                 " copies it, where there are any.",
             )
-    check_sent(told, events, world, nbytes, nbytes, "fewer are enough" if nbytes else "nothing is due there")
 
 
 def drawn_border(seeds, trial):
     """What the ranks were given: x and the upstream gradient of each."""
     _, shape, out, dtype, turned, zeros = trial
-    xs = [whole_numbers(seed, 1, shape, dtype, turned) for seed in seeds]
-    upstreams = [whole_numbers(seed, 2, out, dtype, turned) for seed in seeds]
+    ways = [turned and rank % 2 == 0 for rank in range(len(seeds))]
+    xs = [whole_numbers(seed, 1, shape, dtype, way) for seed, way in zip(seeds, ways)]
+    upstreams = [whole_numbers(seed, 2, out, dtype, way) for seed, way in zip(seeds, ways)]
     if zeros:
         xs[-1], upstreams[-1] = 0 * xs[-1], 0 * upstreams[-1]
     return xs, upstreams

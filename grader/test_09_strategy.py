@@ -407,7 +407,7 @@ def test_todo3_samples(student):
     for world, boxes in (
         (8, [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 2, "shard": 2, "tp": 2}, {"shard": 4, "cp": 2}, {"cp": 4, "tp": 2},
              {"pp": 2, "dp": 1, "shard": 2, "cp": 2, "tp": 1}, {"dp": 8}]),
-        (6, [{"dp": 3, "tp": 2}, {"cp": 3, "shard": 2}]),
+        (6, [{"dp": 3, "tp": 2}, {"cp": 3, "shard": 2}, {"dp": 3, "shard": 2}, {"dp": 2, "shard": 3}]),
         (5, [{"dp": 5}]),
         (1, [{"pp": 1, "dp": 1, "tp": 1}]),
     ):  # fmt: skip

@@ -37,6 +37,7 @@ from grader.kit import (
     corpus,
     each_once,
     expect,
+    hinted,
     on_nodes,
     one_writer,
     premise,
@@ -840,15 +841,16 @@ def check_save(student, nodes):
         config=SIZES,
         earlier=tiny_model(seed=1).state_dict(),
     )
-    if writers != [0]:  # the last rank may do it, which alone is rank 0 as well
-        run = student.call(save_on_rank, world=1)
-        expect(
-            "saved/model.pt" in run.files,
-            f"rank {writers[0]} saves; a process that runs alone is rank 0, and saves nothing",
-            "rank 0 saves",
-            f"rank {writers[0]} saves",
-            writers[0],
-        )
+    alone = student.call(save_on_rank, world=1)  # rank 0 and the last one, with a model that is wrapped as well
+    expect(
+        "saved/model.pt" in alone.files,
+        f"rank {writers[0]} saves; a process that runs alone is rank 0, and saves nothing",
+        "rank 0 saves",
+        f"rank {writers[0]} saves",
+        writers[0],
+    )
+    with hinted("This is what a process leaves that runs alone. Its model is wrapped, too: ask the model."):
+        check_checkpoint(alone.files["saved/model.pt"], tiny_model(seed=0).state_dict())
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -126,9 +126,10 @@ def close(a, b):
 def step_on_rank(code, rank, world):
     module = code.LitModel(tiny_model(seed=0), made_args(code))
     module.train()
-    before = weights(module.model)
+    before, asked = weights(module.model), []
+    module.log = lambda *_, sync_dist=False, **__: asked.append(sync_dist)  # log_dict calls it, too
     found = module.training_step(tiny_batch(0), 0)
-    seen = {"kind": type(found).__name__, "loss": None}
+    seen = {"kind": type(found).__name__, "loss": None, "asks": any(asked)}
     loss = found.get("loss") if isinstance(found, dict) else found
     after = weights(module.model)
     seen["moved"] = [name for name in before if not torch.equal(before[name], after[name])]
@@ -164,6 +165,12 @@ def test_todo1_training_step(student):
         f"training_step returns no loss, but a {seen['kind']}: Lightning then makes no step, or stops",
         "a scalar tensor",
         seen["kind"],
+    )
+    expect(
+        not seen["asks"],
+        "training_step logs with sync_dist: that is one more all-reduce in every step, and Report logs already",
+        "the loss, and no more",
+        "self.log(…, sync_dist=True)",
     )
     expect(
         not seen["moved"],

@@ -445,7 +445,25 @@ def shard_on_rank(code, rank, world, grid, sizes, seed):
     mark()
     sharded(*made_batch(seed, sizes)).backward()
     plain = [plain_name(name) for name, p in sharded.named_parameters() if not isinstance(p, DTensor)]
-    return {"held": elements(sharded.parameters()), "grads": gradients(sharded), "plain": plain}
+    seen = {"held": elements(sharded.parameters()), "grads": gradients(sharded), "plain": plain}
+    mark()
+    model = made_model(0, sizes)
+    if grid[1] > 1:
+        split_by_check(model, mesh, cut=False)
+    sharded = code.shard(model, mesh, made_args(code, "--tp", str(grid[1]), "--dtype", "bfloat16"))
+    wide = []
+    for name, part in sharded.named_modules():
+        if isinstance(getattr(part, "weight", None), torch.nn.Parameter):
+            part.register_forward_pre_hook(
+                lambda part, _, name=name: wide.append(name) if part.weight.dtype != torch.bfloat16 else None
+            )
+    try:
+        with torch.no_grad():
+            sharded(*made_batch(seed, sizes))
+    except RuntimeError:  # two dtypes meet
+        if not wide:
+            raise
+    return seen | {"wide": wide}
 
 
 def shares(sizes, rows, tp):
@@ -517,9 +535,18 @@ def test_todo3_shard(student):
                 "a plain tensor",
                 rank,
             )
+        for rank, seen in enumerate(run.evidence):
+            expect(
+                not seen["wide"],
+                f"{told}, with --dtype bfloat16 {''.join(seen['wide'][:1])} computes in another dtype on rank {rank}: "
+                "what fully_shard gathers has the dtype that `options` names",
+                "bfloat16",
+                "the dtype of the weights",
+                rank,
+            )
         check_parts(told, "gradient", [seen["grads"] for seen in run.evidence], right["grads"])
         unit = 8 * max(units.values())
-        (events,) = cases(run.events)
+        events, _ = cases(run.events)
         for rank, mine in enumerate(events if rows > 1 else ()):
             column = list(range(rank % tp, rows * tp, tp))
             gathered = [

@@ -22,6 +22,8 @@ LONG = {
 
 # The commands under test leave no server behind; see grader/engine/ranks/keeper.py.
 os.environ["WORKBOOK_NO_SERVER"] = "1"
+# torchrun leaves no folder in /tmp.
+os.environ["PET_LOG_DIR"] = os.devnull
 
 
 def pytest_addoption(parser):

@@ -42,7 +42,7 @@ FLAGS = (
 
 # The page's own notebook, by its own means: no guesses at where a key or a click would land.
 PAGE = """
-const panel = window.jupyterapp.shell.currentWidget, notebook = panel?.content;
+const panel = window.jupyterapp?.shell.currentWidget, notebook = panel?.content;
 const cell = key => notebook.widgets.findIndex(widget => widget.model.id === key);
 """
 
@@ -52,7 +52,7 @@ def left():
     """Processes that must be gone at the end; killed if they are not."""
     processes = []
     yield processes
-    living = psutil.wait_procs(processes, timeout=20)[1]
+    living = psutil.wait_procs(processes, timeout=60)[1]
     for process in living:
         process.kill()
     assert not living, f"left running: {living}"

@@ -134,7 +134,9 @@ def machine_named(name: str, gpus: int) -> "Machine":
 
     ranks = min(gpus, torch.cuda.device_count() or os.cpu_count() or 1)
     script = lessons.COURSE / "utils" / "this_machine.py"
-    done = subprocess.run(machine.launch_command(script, ranks, []), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        machine.launch_command(script, ranks, [], quiet=True), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         fail(f"this machine could not be measured: {(done.stderr.strip() or 'it says nothing').splitlines()[-1]}")
     return this_machine.from_json(done.stdout.strip().splitlines()[-1])

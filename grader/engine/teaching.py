@@ -25,8 +25,7 @@ def test(
     """Test the workbook: its own tests, then the checks on the reference solutions."""
     import subprocess
 
-    # One more than processors: a test waits much, for ranks to start, for a kernel, for what is to hang.
-    workers = str(min((os.cpu_count() or 1) + 1, 5))
+    workers = str(min(os.cpu_count() or 1, 4))  # a test waits much: for ranks to start, for a kernel
     own = ["tests", "-n", workers, "--dist", "worksteal", *["--all"] * everything]
     suites = [own] if (lessons.COURSE / "tests").is_dir() else []
     if lessons.has_solutions():

@@ -636,6 +636,19 @@ WRONG = [
         says="does not return 2 numbers",
     ),
     Answer(
+        8,
+        "as if every number of ranks were a power of two",
+        [
+            None,
+            None,
+            """
+            ring_rounds, tree_rounds = 2 * (world - 1), 2 * math.log2(world)
+            return alpha / beta * (ring_rounds - tree_rounds) / (tree_rounds - ring_rounds / world)
+            """,
+        ],
+        says="equal_size(5",
+    ),
+    Answer(
         9,
         "through the first and the last point",
         [

@@ -58,6 +58,15 @@ SECONDS = "return products + 4 * all_reduce_seconds(nbytes, world, within if wor
 
 WRONG = [
     Answer(
+        2,
+        "copies that lie in memory as what they are given",
+        swap=(
+            ("gradient.clone(memory_format=torch.contiguous_format)", "gradient.clone()"),
+            ("x.clone(memory_format=torch.contiguous_format)", "x.clone()"),
+        ),
+        says="not contiguous",
+    ),
+    Answer(
         6,
         "the first word by how many words a rank has itself",
         swap=("rank * -(-whole.num_embeddings // world)", "rank * len(self.weight)"),

@@ -64,6 +64,37 @@ return [loss for _, loss in sorted(losses, key=lambda pair: pair[0])]
 
 WRONG = [
     Answer(
+        1,
+        "the most even stages",
+        [
+            None,
+            """
+            n = len(costs)
+            if n < stages:
+                raise ValueError(f"{n} pieces cannot be cut into {stages} stages")
+            best, smallest = None, math.inf
+            for places in combinations(range(1, n), stages - 1):
+                bounds = (0, *places, n)
+                loads = [sum(costs[a:b]) for a, b in pairwise(bounds)]
+                if max(loads) - min(loads) < smallest:
+                    best, smallest = bounds, max(loads) - min(loads)
+            return [list(range(a, b)) for a, b in pairwise(best)]
+            """,
+            None,
+            None,
+        ],
+        says="the slowest stage costs",
+    ),
+    Answer(
+        2,
+        "like is the room for what arrives",
+        swap=(
+            ("x = torch.empty_like(like)\n    dist.recv(x, rank - 1)", "dist.recv(like, rank - 1)"),
+            ("x.requires_grad_()", "x = like.requires_grad_()"),
+        ),
+        says="the caller's `like`",
+    ),
+    Answer(
         6,
         "three early at most",
         swap=("early = min(m, world - 1 - rank)", "early = min(m, world - 1 - rank, 3)"),
@@ -972,6 +1003,7 @@ WRONG = [
     Answer(8, "the newest W first", swap=("weights.popleft()", "weights.pop()"), says="zero_bubble"),
     Answer(8, "B stays B", [None, None, "return one_f_one_b(world, m)"], says="never does I0"),
     Answer(8, "the empty schedule", [None, None, "return [[] for _ in range(world)]"], says="does nothing"),
+    Answer(8, "its children's weights once more", swap=("layer.parameters(recurse=False)", "layer.parameters()")),
     Answer(9, "p stages' waiting", swap=("(p - 1) * (f + i - w if", "p * (f + i - w if"), says="step_seconds"),
     Answer(
         9,

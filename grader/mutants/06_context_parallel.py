@@ -285,6 +285,18 @@ return total / count
 
 WRONG = [
     Answer(
+        3,
+        "the output as an attribute of ctx",
+        swap=(
+            (
+                "ctx.save_for_backward(q_BHTK, k_BHTK, v_BHTK, out_BHTK, lse_BHT)",
+                "ctx.tensors = q_BHTK, k_BHTK, v_BHTK, out_BHTK, lse_BHT",
+            ),
+            ("*ctx.saved_tensors", "*ctx.tensors"),
+        ),
+        says="in a circle",
+    ),
+    Answer(
         8,
         "no targets, no backward pass",
         swap=(

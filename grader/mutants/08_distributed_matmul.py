@@ -140,6 +140,12 @@ WRONG = [
         says="rank",
     ),
     Answer(
+        6,
+        "the loss is summed where this rank's part lies",
+        swap=("loss = mine.detach().clone()", "loss = mine.detach()"),
+        says="the part of the loss",
+    ),
+    Answer(
         7,
         "turns are counted whole",
         swap=("max(1.0, world / machine.cores)", "max(1, world // machine.cores)"),

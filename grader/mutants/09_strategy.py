@@ -183,6 +183,11 @@ WRONG = [
         ),
         says="of rank",
     ),
+    Answer(
+        3,
+        "a row of copies is as long as there are copies",
+        swap=("number = number * mesh[axis].size() +", "number = number * players +"),
+    ),
     Answer(4, "averaged over all", ["return 'average'", None], says="averaged along cp, where parts add up"),
     Answer(4, "added up over data", swap=('return "average"', 'return "sum"'), says="added up along dp"),
     Answer(

@@ -10,6 +10,12 @@ WRONG = [
         says="on nodes with a GPU each the group does not use NCCL",
     ),
     Answer(
+        12,
+        "a process that runs alone has no wrapper",
+        swap=("isinstance(model, DistributedDataParallel)", "dist.get_world_size() > 1"),
+        says="the wrapper's names",
+    ),
+    Answer(
         15,
         "divides by the nodes",
         swap=("SLURM_GPUS_ON_NODE - 1", "SLURM_GPUS_ON_NODE / SLURM_NNODES - 1"),

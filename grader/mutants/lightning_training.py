@@ -38,6 +38,16 @@ WRONG = [
     Answer(1, "the word itself is predicted", "return self.model(x, x)", says="mean loss"),
     Answer(1, "a sum, not a mean", "return self.model(x, y) * y.numel()", says="mean loss"),
     Answer(1, "the module called, which has no forward", "return self(x, y)"),
+    Answer(
+        1,
+        "logs the loss over all ranks",
+        """
+        loss = self.model(x, y)
+        self.log("train_loss", loss, sync_dist=True)
+        return loss
+        """,
+        says="one more all-reduce",
+    ),
     Answer(2, "no optimizer", "return None", says="returns None"),
     Answer(
         2,

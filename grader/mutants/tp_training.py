@@ -123,6 +123,12 @@ WRONG = [
     ),
     # TODO 4
     Answer(
+        3,
+        "blocks without the dtype",
+        swap=("fully_shard(block, **options)", 'fully_shard(block, mesh=mesh["data"])'),
+        says="with --dtype bfloat16",
+    ),
+    Answer(
         4,
         "each mesh by its own norm",
         swap=(

@@ -5,12 +5,14 @@ A script of its own, run by its path; `machine.launch_command` is what a student
 """
 
 import logging
+import os
 import sys
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
 if __name__ == "__main__":
+    os.environ.setdefault("PET_LOG_DIR", os.devnull)  # or each call leaves an empty folder in /tmp
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its summary says all of it again
     try:
         main()

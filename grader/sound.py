@@ -1,0 +1,48 @@
+"""What holds for the messages of every right answer, whatever they carry."""
+
+from collections.abc import Sequence
+
+from grader.engine.ranks.diagnose import Fault, place
+from grader.engine.ranks.messages import Message, left_in_flight, rehearse, written_in_flight
+
+
+def sound(told: str, events: Sequence[list[dict]]) -> list[Message]:
+    """The messages in these events, if each was waited for before its tensor was used and before its rank returned,
+    and if all would have come through without buffers. `told`: what was asked for, in words.
+    """
+    for loose in left_in_flight(events):
+        raise Fault(
+            "wrong_value",
+            f"{told}: rank {loose.rank} returns while its {loose.call} is still in flight: nobody waits for it, at "
+            f"{place(loose.where)}",
+            loose.rank,
+            loose.where,
+            expected="a wait for each isend and irecv",
+            seen=f"no wait for the {loose.call}",
+        )
+    for loose in written_in_flight(events):
+        verb = "writes into" if loose.op == "send" else "uses"
+        raise Fault(
+            "wrong_value",
+            f"{told}: rank {loose.rank} {verb} the tensor of its {loose.call} before that message is over, at "
+            f"{place(loose.written_at or loose.where)}",
+            loose.rank,
+            loose.written_at or loose.where,
+            expected="the wait first",
+            seen="a change in flight",
+        )
+    messages, deadlock = rehearse(events)
+    if deadlock:
+        raise Fault(
+            "hang",
+            f"{told} comes through by luck, because its messages were stored on the way. Where they are not: "
+            f"{deadlock.message}",
+            deadlock.rank,
+            deadlock.where,
+            expected="some rank receives while another one sends",
+            seen=deadlock.seen,
+            also=deadlock.also,
+            callers=deadlock.callers,
+            told=deadlock.told,
+        )
+    return messages
