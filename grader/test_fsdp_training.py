@@ -684,6 +684,13 @@ def test_todo5_optimizer(student):
             rank,
         )
         expect(
+            not seen["others"],
+            f"{told}, the optimizer of rank {rank} has {seen['others']} parameters besides that the model has no more",
+            "the parameters that are trained",
+            f"{seen['others']} others",
+            rank,
+        )
+        expect(
             not seen["still_in_a_group"],
             f"{told}, rank {rank} ends without leaving the process group",
             "no group",

@@ -239,6 +239,17 @@ WRONG = [
         says="what they were before",
     ),
     Answer(
+        5,
+        "the new parameters are added to the old ones",
+        """
+        optimizer = make_optimizer(model, args)
+        model = parallelize(model, mesh, args)
+        first_weights(model, mesh, args)
+        optimizer.add_param_group({"params": list(model.parameters())})
+        """,
+        says="that the model has no more",
+    ),
+    Answer(
         6,
         "each rank by the norm of its part",
         """

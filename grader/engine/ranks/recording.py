@@ -66,6 +66,7 @@ class record_training:
         self.forwards: list[dict] = []
         self.steps = 0
         self.held = 0  # elements of the parameters that the optimizer last stepped, on this rank
+        self.others = 0  # so many of them are not the model's
         self.model: torch.nn.Module | None = None
         self.files.clear()
 
@@ -91,7 +92,10 @@ class record_training:
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.steps += 1
-        self.held = elements(p for group in optimizer.param_groups for p in group["params"])
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        self.held = elements(stepped)
+        own = {id(p) for p in self.model.parameters()} if self.model is not None else set()
+        self.others = sum(id(p) not in own for p in stepped)
         self.line.say(e="step")
 
     def evidence(self) -> dict:
@@ -103,6 +107,7 @@ class record_training:
             "steps": self.steps,
             "files": sorted(set(self.files)),
             "held": self.held,
+            "others": self.others,
             "weights": dict(self.model.named_parameters()) if self.model is not None else {},
             "still_in_a_group": dist.is_initialized(),
         }
