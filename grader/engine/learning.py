@@ -137,7 +137,7 @@ def watch(
 
 @app.command(rich_help_panel=LEARN)
 def stop() -> None:
-    """End the server that `check` and `watch` leave running for some minutes, so that the next one need not wait."""
+    """End the server that `check`, `watch` and notebooks share, and leave running for some minutes."""
     from grader.engine.ranks import keeper
 
     say("stopped" if keeper.stop() else "none is running")
