@@ -185,7 +185,12 @@ def test_addresses_are_limited_but_for_gpus(gpus):
     backend = Backend(("0",), NEW) if gpus else backends.GLOO
     with Engine() as outside, Engine(outside, sandbox.NONE, COURSE, ["tests.on_ranks"], backend=backend) as inside:
         run = launch(inside, body, world=1)
-    assert run.fault is None and (run.evidence[0] == sandbox.MEMORY) is not gpus
+    most = sandbox.MEMORY + (sandbox.LIBRARIES if torch.cuda._is_compiled() else 0)
+    assert run.fault is None and (run.evidence[0] == most) is not gpus
+
+
+# What is lacking: a torch for CUDA, as PyPI has it for Linux, finds no GPU; another one has no NCCL.
+LACKING = "--backend nccl: torch sees no GPU here" if torch.cuda._is_compiled() else "--backend nccl: this torch"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here there is a GPU")
@@ -193,19 +198,19 @@ class TestCommands:
     @pytest.mark.parametrize("command", [["check", "01_collectives/1"], ["watch", "01_collectives"]])
     def test_nccl_is_refused_in_one_line(self, command):
         done = CliRunner().invoke(app, [*command, "--backend", "nccl"])
-        assert done.exit_code == 2 and "--backend nccl: this torch" in done.output and done.output.count("\n") == 1
+        assert done.exit_code == 2 and LACKING in done.output and done.output.count("\n") == 1
 
     def test_nor_is_a_class_graded(self, tmp_path):
         (tmp_path / "class" / "ann").mkdir(parents=True)
         command = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--backend", "nccl"]
         command += ["--lessons", "01_collectives"]  # of all lessons, one that is not installed would be told
         done = CliRunner().invoke(app, command)
-        assert done.exit_code == 2 and "--backend nccl: this torch" in done.output and done.output.count("\n") == 1
+        assert done.exit_code == 2 and LACKING in done.output and done.output.count("\n") == 1
 
     def test_pytest_refuses_too(self):
         command = [sys.executable, "-m", "pytest", "grader", "--backend", "nccl", "-q"]
         done = subprocess.run(command, cwd=COURSE, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 4 and "ERROR: --backend nccl: this torch" in done.stderr + done.stdout
+        assert done.returncode == 4 and f"ERROR: {LACKING}" in done.stderr + done.stdout
 
     def test_a_rank_that_gets_no_gpu_is_the_machines_failure(self):
         with Engine(backend=Backend(("0",), NEW)) as engine:

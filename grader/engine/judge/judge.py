@@ -243,8 +243,7 @@ class Judge:
             verdict.expected, verdict.seen = self.named(text(problem.expected)), self.named(text(problem.seen))
             if verdict.seen is not None and verdict.seen == verdict.expected:
                 verdict.seen += ALIKE
-            verdict.rank = problem.rank
-            verdict.where = self.named(self.place(number, problem))
+            verdict.rank, verdict.where = problem.rank, self.named(self.place(number, problem))
         return verdict
 
     def attempted(self, number: int) -> bool:

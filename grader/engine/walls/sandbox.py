@@ -33,6 +33,7 @@ from grader.engine.walls.seccomp import forbid_calls
 
 GIB = 1 << 30
 MEMORY = 4 * GIB  # addresses of one process; torch alone takes three quarters of one
+LIBRARIES = 3 * GIB  # more of them where torch is one for CUDA: its libraries take so many before any code runs
 WRITTEN = GIB // 4  # bytes of one file
 CPU = 180  # seconds of CPU of one process
 PROCESSES = 512  # of one user; without effect for root, whom the judge's own count stops
@@ -297,7 +298,7 @@ def enter(first: int | None, doors: list[str], gpus: bool = False) -> None:
     forbid_calls(libc)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no rank can look into the server's memory, or another rank's
     for what, most in (
-        (resource.RLIMIT_AS, resource.RLIM_INFINITY if gpus else MEMORY),
+        (resource.RLIMIT_AS, resource.RLIM_INFINITY if gpus else MEMORY + LIBRARIES * for_cuda()),
         (resource.RLIMIT_FSIZE, WRITTEN),
         (resource.RLIMIT_CPU, CPU),
         (resource.RLIMIT_CORE, 0),
@@ -309,6 +310,12 @@ def enter(first: int | None, doors: list[str], gpus: bool = False) -> None:
             most = hard if most == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (most, most))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # too large a file is an error that can be caught
+
+
+def for_cuda() -> bool:
+    """Whether this process has loaded a torch for CUDA."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.version.cuda is not None
 
 
 def named(walls: dict) -> Guards:
