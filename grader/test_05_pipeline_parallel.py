@@ -1405,11 +1405,9 @@ def test_todo5_execute(student):
                 student.reference(serial, seeds=[*student.seeds(p)], v=v, m=m, **sizes, leave_out=number)
                 for number in (None, m - 1)
             )
-            apart = [
-                (a[n] - b[n]).abs().max() > 10 * REL[dtype] * a[n].abs().max()
+            apart = [  # of each stage some gradient, since all of them are compared
+                any((a[n] - b[n]).abs().max() > 10 * REL[dtype] * a[n].abs().max() for n in a if a[n] is not None)
                 for a, b in zip(whole["gradients"], less["gradients"])
-                for n in a
-                if a[n] is not None
             ]
             premise(all(apart), "a last micro-batch that is left out")
         check_run(student, told, schedule, v, m, sizes)
