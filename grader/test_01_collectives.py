@@ -74,6 +74,7 @@ def predict_on_rank(code, rank, world, mine):
 
 @todo(
     1,
+    minutes=10,
     why=(
         "Every parallel scheme of this course is made of these three. Who can say what each rank holds afterwards can"
         " say what a scheme sends, and what it keeps."
@@ -180,6 +181,7 @@ MACHINES = ((1, 4), (2, 1), (2, 4), (5, 3), (3, 6))  # nodes, ranks a node
 
 @todo(
     2,
+    minutes=10,
     why=(
         "The rank says which share of the work is mine, the local rank which GPU is mine. And what leaves a node takes"
         " a slower way, so schemes that talk much are laid out within nodes."
@@ -440,6 +442,8 @@ def exchange_budget(what, messages, world, piece, a_number):
 
 @todo(
     3,
+    minutes=20,
+    further=True,
     why=(
         "Training begins with it: all ranks need the same first weights. And whoever sees why a tree is fast for a"
         " small tensor sees what the ring is for."
@@ -474,6 +478,7 @@ def test_todo3_tree_broadcast(student):
 
 @todo(
     4,
+    minutes=20,
     why=(
         "Data-parallel training adds up gradients by it, ZeRO and FSDP keep only what it leaves on each rank. No rank"
         " ever idles, and no message is larger than a piece, so for a large tensor its time hardly depends on the"
@@ -506,6 +511,7 @@ def test_todo4_ring_reduce_scatter(student):
 
 @todo(
     5,
+    minutes=15,
     why=(
         "FSDP calls it before each layer, to have the whole weights while it computes. It is the second half of every"
         " ring all-reduce."
@@ -546,6 +552,7 @@ def test_todo5_ring_all_gather(student):
 
 @todo(
     6,
+    minutes=10,
     needs=(4, 5),
     why=(
         "However many ranks there are, each sends less than twice its tensor. That is why data-parallel training works"
@@ -575,6 +582,8 @@ def test_todo6_ring_all_reduce(student):
 
 @todo(
     7,
+    minutes=20,
+    further=True,
     why=(
         "A mixture of experts sends each token to the rank of its expert, and back. All pairs talk at once there, and"
         " an order of calls that works on two ranks may be a deadlock on eight."
@@ -612,6 +621,8 @@ def test_todo7_all_to_all(student):
 
 @todo(
     8,
+    minutes=15,
+    further=True,
     why=(
         "Two numbers for a link, and two for an algorithm, say before a run what it will take. Libraries choose between"
         " ring and tree in this way, for each call."
@@ -657,6 +668,8 @@ def least_squares(sizes, seconds):
 
 @todo(
     9,
+    minutes=10,
+    further=True,
     why=(
         "With the two numbers of a machine you can say what a run will take before you ask for a thousand GPUs, and"
         " whether what you measure is what it should be."

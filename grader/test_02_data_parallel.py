@@ -308,6 +308,7 @@ def predictions_on_rank(code, rank, world, shares):
 
 @todo(
     1,
+    minutes=10,
     why=(
         "An average over ranks that have unequal shares is not that of the samples, and nobody notices: the loss falls"
         " all the same. And a ring's bytes hardly depend on the number of ranks, which is why data-parallel training"
@@ -394,6 +395,7 @@ def broadcast_on_rank(code, rank, world, seed):
 
 @todo(
     2,
+    minutes=5,
     why=(
         "Equal gradients added to unequal weights give unequal weights, for ever: as many models as ranks, none of"
         " which is the one that is saved. A forgotten buffer shows only in evaluation, where a batch norm uses it."
@@ -480,6 +482,7 @@ def naive_on_rank(code, rank, world, seed, dtype, cases_of_users):
 
 @todo(
     3,
+    minutes=10,
     why=(
         "This is all of data parallelism: whoever averages the right gradients, all of them and each once, trains the"
         " serial run's model. What follows only makes it faster."
@@ -580,6 +583,7 @@ ENDS = (
 
 @todo(
     4,
+    minutes=25,
     why=(
         "On many nodes the all-reduces of a step take about as long as its backward pass. Whoever does both at once"
         " pays for the longer one only, where the naive way pays for their sum."
@@ -689,6 +693,7 @@ def fewest(sizes, cap):
 
 @todo(
     5,
+    minutes=15,
     why=(
         "torch's cap is 25 MiB by default, and both much smaller and much larger ones make training slower. In the"
         " wrong order, the first bucket is full when the backward pass ends, and buckets win nothing."
@@ -789,6 +794,7 @@ def bucketed_on_rank(code, rank, world, seed, cap, steps):
 
 @todo(
     6,
+    minutes=50,
     needs=(5,),
     why=(
         "This is how torch's DDP works: few messages, and all but the last one hidden behind the backward pass. And it"
@@ -911,6 +917,7 @@ class told_passes:
 
 @todo(
     7,
+    minutes=10,
     needs=(5, 6),
     why=(
         "Communication is the same for a micro-batch and for a large batch. Whoever synchronises each of k"
@@ -1049,6 +1056,7 @@ def serial_shares(counts, seeds):
 
 @todo(
     8,
+    minutes=5,
     why=(
         "A mean of the ranks' means gives a sample of a small share more weight than one of a large share. With"
         " sequences of unequal length this is the rule, not the exception, and it is wrong by a few per cent in every"
@@ -1138,6 +1146,7 @@ def torch_on_rank(code, rank, world, seed):
 
 @todo(
     9,
+    minutes=15,
     why=(
         "In a script you call it, and do not write it. Whoever knows what it does knows why it hangs, why it complains"
         " of unused parameters, and why a forgotten no_sync makes accumulation as slow as no accumulation."

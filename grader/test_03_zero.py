@@ -131,6 +131,7 @@ def shapes_of(odd=False, layers=1):
 
 @todo(
     1,
+    minutes=15,
     why=(
         "Whoever knows what a model will take can say, before anything runs, on how many GPUs it fits, and in which"
         " stage. The memory of most failed runs could have been computed on the back of an envelope."
@@ -169,6 +170,7 @@ def test_todo1_bytes(student):
 
 @todo(
     7,
+    minutes=5,
     why=(
         "The stages trade bytes on the wire for bytes in memory, and the exchange rate is surprisingly good: that is"
         " why ZeRO won."
@@ -233,6 +235,7 @@ def cut_on_rank(code, rank, world, worlds):
 
 @todo(
     2,
+    minutes=15,
     why=(
         "It is the ground on which everything stands: if two ranks disagree about who has number 1000, nothing fails,"
         " but the model is another one. And most memory that was to be freed and is not is held by a view."
@@ -361,6 +364,7 @@ def numbers(shape, number, mine):
 
 @todo(
     3,
+    minutes=20,
     needs=(2,),
     why=(
         "A transformer has hundreds of parameters. With a collective for each, latency is all that one measures; FSDP2"
@@ -878,6 +882,7 @@ def check_stage(student, stage):
 
 @todo(
     4,
+    minutes=20,
     needs=(2, 3),
     why=(
         "With AdamW the state is half of all memory in float32, and three quarters with mixed precision. To share it"
@@ -1093,6 +1098,8 @@ def equal(state, other):
 
 @todo(
     5,
+    minutes=25,
+    further=True,
     needs=(2, 3),
     why=(
         "Jobs end, and the next one may get another number of GPUs. A checkpoint of parts that only the same ranks can"
@@ -1186,6 +1193,7 @@ def test_todo5_state(student):
 
 @todo(
     6,
+    minutes=15,
     needs=(2, 3),
     why=(
         "Whole gradients are as large as the weights. Reduced one by one while the backward pass goes on, they are"
@@ -1314,6 +1322,7 @@ def unit_serial(factors, dtype):
 
 @todo(
     8,
+    minutes=15,
     needs=(2, 3),
     why=(
         "In stage 3 a weight exists for as long as its layer computes, and no longer. If it is freed in name only,"
@@ -1463,6 +1472,7 @@ ACTIVATIONS = 2 * 7 + 2 * 1  # numbers of Tiny's for its backward pass: after ta
 
 @todo(
     9,
+    minutes=35,
     needs=(2, 3, 8),
     why=(
         "This is FSDP. What a rank holds shrinks with every rank that joins, so that a model of any size fits on enough"
@@ -1570,6 +1580,8 @@ def mixed_serial(seeds, steps, kind="AdamW"):
 
 @todo(
     10,
+    minutes=15,
+    further=True,
     needs=(2, 3),
     why=(
         "Half of the bytes for weights, gradients and messages, and on most GPUs a multiple of the speed; but only"

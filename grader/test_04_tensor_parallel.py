@@ -169,6 +169,7 @@ def ranks_of(world):
 
 @todo(
     1,
+    minutes=10,
     why="Tensor parallelism sends activations, FSDP weights. Which of the two is more decides where each belongs, "
     "and it can be said before anything runs.",
     hints=(
@@ -193,6 +194,8 @@ def test_todo1_costs(student):
 
 @todo(
     10,
+    minutes=15,
+    further=True,
     why="Activations, not weights, are what fills a device when sequences are long. Sequence parallelism divides "
     "them by the ranks and sends no byte more, "
     "but for one choice: whether the gathered input is kept or gathered again.",
@@ -224,6 +227,8 @@ def test_todo10_activations(student):
 
 @todo(
     13,
+    minutes=15,
+    further=True,
     why="The border of the node is the border of tensor parallelism, on every machine so far. With three numbers of "
     "a new machine you can say where it is there.",
     hints=(
@@ -433,6 +438,7 @@ def manifold(seen, right):
 
 @todo(
     2,
+    minutes=15,
     why="Without f's sum the gradients before a parallel part are those of one rank; with a sum in g's backward pass "
     "they are t times too large. Neither shows in the first loss.",
     hints=(
@@ -463,6 +469,8 @@ def test_todo2_pair(student):
 
 @todo(
     8,
+    minutes=20,
+    further=True,
     why="A reduce-scatter is half an all-reduce, an all-gather the other half. With the norms and residuals between "
     "the two, their work and what they keep is divided by the ranks.",
     hints=(
@@ -847,6 +855,7 @@ def shards_on_rank(code, rank, world, shapes):
 
 @todo(
     3,
+    minutes=15,
     needs=(2,),
     why="These two layers are all of tensor parallelism; what follows is where to put them. A bias added before the "
     "sum is added t times, and that does not show as long as biases are 0.",
@@ -930,6 +939,7 @@ def has_all(size, world):
 
 @todo(
     4,
+    minutes=5,
     needs=(2, 3),
     why="Cut the other way round, the MLP needs an all-reduce before GELU, or computes something else: GELU of a sum "
     "is not the sum of GELUs.",
@@ -957,6 +967,7 @@ def test_todo4_mlp(student):
 
 @todo(
     5,
+    minutes=25,
     needs=(2, 3),
     why="Heads are the natural grain of attention: within a head every number meets every other one, between heads "
     "nothing does until `out`. "
@@ -1062,6 +1073,7 @@ def check_borders_used(student, done):
 
 @todo(
     6,
+    minutes=10,
     needs=(2, 3),
     why="The table of words is often the largest parameter of all. A word that is not here must count as zero, and "
     "not as whatever row 0 says.",
@@ -1157,6 +1169,7 @@ def loss_on_rank(code, rank, world, own, **trial):
 
 @todo(
     7,
+    minutes=15,
     needs=(2, 3, 4, 5, 6),
     why="The logits of a batch are larger than anything else in the step. A loss that gathers them throws away what "
     "the cut of the head has saved.",
@@ -1437,6 +1450,8 @@ def small(seed):
 
 @todo(
     9,
+    minutes=5,
+    further=True,
     needs=(2, 3, 4, 5, 6, 7, 8),
     why="This is the one that everyone forgets: nothing fails, the first loss is exact, and the copies drift apart "
     "from the first step on.",
@@ -1525,6 +1540,8 @@ def gradients_for(seed, common, dtype, rank):
 
 @todo(
     11,
+    minutes=15,
+    further=True,
     needs=(2, 3, 4, 5, 6, 7, 8, 9),
     why="A norm of one's own shards is too small, a sum over all ranks counts every copy t times. Either way each "
     "step has the wrong length, and Adam hides it.",
@@ -1651,6 +1668,8 @@ def plain_bool(value):
 
 @todo(
     12,
+    minutes=10,
+    further=True,
     why="Copies that get different masks are copies no more, and nobody notices; heads that share a mask learn less "
     "than dropout promises.",
     hints=(

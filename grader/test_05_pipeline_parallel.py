@@ -157,6 +157,7 @@ def piece_of(name):
 
 @todo(
     1,
+    minutes=45,
     why=(
         "A pipeline runs at the speed of its slowest stage: a stage that takes twice as long halves all the others. And"
         " a stage that keeps the other stages' weights saves no memory, which is what the cut was for."
@@ -518,6 +519,7 @@ def naive_serial(seeds, rows, width, dtype):
 
 @todo(
     2,
+    minutes=25,
     why=(
         "Every pipeline is made of these two messages. Who forgets the second one has a run that looks right, for the"
         " last stage learns, and the loss falls: but all the other stages stand still."
@@ -722,6 +724,7 @@ def check_split(what, found, rows, counted, m):
 
 @todo(
     3,
+    minutes=30,
     why=(
         "A mean of means gives a target in a micro-batch with few of them more weight than others have. The loss curve"
         " looks right, and the model is another one. And one batch that does not divide makes some rank wait for rows"
@@ -1028,6 +1031,7 @@ def actions_of(code, schedule):
 
 @todo(
     4,
+    minutes=50,
     why=(
         "A schedule that is data can be drawn, compared, and checked before it costs a single GPU hour; torch, Megatron"
         " and DeepSeek keep theirs as lists of actions, too. And a schedule that gets stuck is a bug that one finds"
@@ -1327,6 +1331,7 @@ def spoken_pass(done):
 
 @todo(
     5,
+    minutes=80,
     needs=(4,),
     why=(
         "Here pipelines break. Two neighbours that both send first come through while messages are small and stored on"
@@ -1420,6 +1425,7 @@ def test_todo5_execute(student):
 
 @todo(
     6,
+    minutes=15,
     needs=(4, 5),
     why=(
         "A schedule's bubble shrinks with more micro-batches, and with GPipe the memory grows with them: so GPipe"
@@ -1501,6 +1507,8 @@ def check_length(told, schedule, formula, whose):
 
 @todo(
     7,
+    minutes=20,
+    further=True,
     needs=(4, 5),
     why=(
         "The bubble is the time until the first micro-batch has reached the last stage, and back. Small stages are"
@@ -1771,6 +1779,8 @@ def check_split_length(told, schedule, p, m):
 
 @todo(
     8,
+    minutes=35,
+    further=True,
     needs=(4, 5, 6),
     why=(
         "The bubble of 1F1B comes from waiting for gradients. But nobody waits for half of a backward pass. It is the"
@@ -1835,6 +1845,8 @@ def test_todo8_zero_bubble(student):
 
 @todo(
     9,
+    minutes=10,
+    further=True,
     why=(
         "Bubble, memory and messages are traded for one another, and formulas say at what rate before a job is sent."
         " Most papers' figures of pipelines are these three lines."
@@ -1978,6 +1990,8 @@ def evaluated_alone(seeds, v, m, rows, width, dtype):
 
 @todo(
     10,
+    minutes=30,
+    further=True,
     needs=(4, 5),
     why=(
         "A rank that prints a loss of its own prints a number that is not the loss, and a rank that chooses the best"

@@ -312,6 +312,7 @@ def split_on_rank(code, rank, world, seed):
 
 @todo(
     1,
+    minutes=15,
     why=(
         "Everything in this lesson stands on it, and so does every fast attention kernel: a softmax can be taken in "
         "pieces, in any order, if one number a row is "
@@ -492,6 +493,7 @@ def dealt_out(dealt):
 
 @todo(
     2,
+    minutes=25,
     needs=(1,),
     why=(
         "The longest sequence is now bounded by the number of GPUs, and by nothing else: what a rank holds is three "
@@ -648,6 +650,7 @@ SPOKEN = {"q": "queries", "k": "keys", "v": "values"}
 
 @todo(
     3,
+    minutes=35,
     needs=(1, 2),
     why=(
         "Half of the work, and most of the mistakes: gradients that end one rank beside their keys train a model that "
@@ -788,6 +791,8 @@ def check_hidden(what, events, world, least):
 
 @todo(
     5,
+    minutes=40,
+    further=True,
     needs=(1, 2, 3),
     why=(
         "Without it every step costs its products and its messages, one after the other. With it a ring over slow "
@@ -923,6 +928,8 @@ def causal(seeds, shape, order):
 
 @todo(
     4,
+    minutes=20,
+    further=True,
     needs=(1, 2, 3),
     why=(
         "The slowest rank sets the pace. In order, the last of many ranks works twice as long as the mean, and all "
@@ -1140,6 +1147,7 @@ def check_refused(told, seen, events, numbers_said):
 
 @todo(
     6,
+    minutes=25,
     why=(
         "It is the shortest way to long sequences, and it changes nothing inside the attention: whatever kernel is "
         "fastest, whatever mask it knows, will do. Its bytes shrink with the ranks."
@@ -1238,6 +1246,7 @@ def test_todo6_ulysses(student):
 
 @todo(
     7,
+    minutes=10,
     why=(
         "Two lines of arithmetic decide between the two before any code runs: do the ranks divide the heads, and is a "
         "rank's share long enough for the ring to hide its messages?"
@@ -1373,6 +1382,8 @@ def share_refused_on_rank(code, rank, world, tokens):
 
 @todo(
     8,
+    minutes=30,
+    further=True,
     needs=(1, 2, 3, 4),
     why=(
         "At the first weights a wrong position, target or mask changes the loss in the fourth digit, and an averaged "

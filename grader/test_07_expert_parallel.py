@@ -180,6 +180,7 @@ def routed_on_rank(code, rank, world, trials):
 
 @todo(
     1,
+    minutes=15,
     why="Everything else follows the router. A choice that depends on rounding makes two runs, or a run and its "
     "resumed copy, send tokens to "
     "different experts; and a gate without a gradient leaves the router as it was drawn.",
@@ -364,6 +365,7 @@ def mixed_on_rank(code, rank, world, trials):
 
 @todo(
     2,
+    minutes=10,
     why="Without a serial run nobody can say whether the parallel one is right. And a mixture that computes all "
     "experts for all tokens "
     "is a dense layer with extra steps: all of its cost, none of its point.",
@@ -624,6 +626,7 @@ def check_sent(what, events, rank, most, least, of):
 
 @todo(
     3,
+    minutes=25,
     why="A receiver that does not know how much comes has no room for it, so counts go first. And the all-to-all "
     "is the only collective here whose size the "
     "data decide: what a rank sends too much, it sends in every layer of every step.",
@@ -837,6 +840,7 @@ def check_combine(student):
 
 @todo(
     4,
+    minutes=25,
     needs=(3,),
     why="A result that lands on another token raises no error, and a gradient that does not come home raises none "
     "either: the loss falls, only less far. "
@@ -970,6 +974,8 @@ def dropped_on_rank(code, rank, world, trials):
 
 @todo(
     5,
+    minutes=15,
+    further=True,
     why="A capacity is what makes the memory and the time of a step predictable. And a serial run that drops by "
     "another rule than the ranks is another model: nobody can "
     "tell then whether the parallel one is right.",
@@ -1108,6 +1114,7 @@ def right_balance(parts, experts, k):
 
 @todo(
     6,
+    minutes=15,
     why="A mean of local products is another loss: it punishes a rank whose own tokens are alike, as those of one "
     "document are, though the load of all "
     "is even. Then the number of ranks decides what the model learns.",
@@ -1252,6 +1259,8 @@ def averaged_on_rank(code, rank, world, spread, seed):
 
 @todo(
     7,
+    minutes=20,
+    further=True,
     why="With the wrong group, different experts are averaged into one; with the wrong divisor, experts learn "
     "faster or slower than all else. Adam hides a wrong scale almost "
     "entirely, so that nobody notices for months.",
@@ -1352,6 +1361,8 @@ def test_todo7_gradients(student):
 
 @todo(
     8,
+    minutes=20,
+    further=True,
     why="Whoever can write down the table of rows can say beforehand which network a layer needs, and why the same "
     "layer takes twice as long on one batch as on another.",
     hints=(
@@ -1536,6 +1547,8 @@ TRAININGS = ((2, 2, 2, 2, 1.0), (3, 3, 1, 1, None), (4, 2, 3, 2, 1.25))
 
 @todo(
     9,
+    minutes=25,
+    further=True,
     needs=(1, 3, 4, 5, 6, 7),
     why="Each part can be right and the whole still wrong: a router's gradient that is averaged with the experts', "
     "a loss that is balanced twice, a rank that drops by all ranks' tokens. "

@@ -276,6 +276,7 @@ def places_on_rank(code, rank, world, lengths, shapes):
 
 @todo(
     1,
+    minutes=20,
     why=(
         "A product on a grid is right if every rank knows which rows and columns are its own, and whom it talks to. "
         "Where rows and columns are swapped, square matrices often hide it; so none of yours will be square."
@@ -381,6 +382,7 @@ def one_axis_blocks(x, w, dy, ranks, rank):
 
 @todo(
     2,
+    minutes=35,
     why=(
         "Every scheme that splits up a layer is one of these three, or several of them at once. Which of them sends "
         "least depends on whether the tokens or the weights are many; you have just written down how."
@@ -573,6 +575,8 @@ def check_refusal(student, shape):
 
 @todo(
     3,
+    minutes=25,
+    further=True,
     needs=(1,),
     why=(
         "Without the skew, blocks meet that do not belong together, on every rank but those of the diagonal; and "
@@ -730,6 +734,8 @@ def summa_on_rank(code, rank, world, todo):
 
 @todo(
     4,
+    minutes=60,
+    further=True,
     needs=(1,),
     why=(
         "SUMMA runs on any table of ranks, and what comes to a rank shrinks with the square root of their number."
@@ -909,6 +915,7 @@ def three_axes_on_rank(code, rank, world, todo):
 
 @todo(
     5,
+    minutes=25,
     needs=(1,),
     why=(
         "One product that contains data-parallel, sharded and tensor-parallel training, and all that lies in between. A"
@@ -1217,6 +1224,8 @@ def normal(draw, rows, columns, scale):
 
 @todo(
     6,
+    minutes=20,
+    further=True,
     needs=(1, 5),
     why=(
         "Two layers that fit together without a message in between are what made Megatron's scheme cheap; on three "
@@ -1390,6 +1399,7 @@ def mlp_time(m, dim, hidden, shape, alpha, beta, speed, cores):
 
 @todo(
     7,
+    minutes=20,
     needs=(5,),
     why=(
         "A search over all grids takes a millisecond; to try them on a cluster takes a day. But a prediction that "
@@ -1493,6 +1503,7 @@ def all_boxes(world):
 
 @todo(
     8,
+    minutes=10,
     why=(
         "A cut that makes blocks too small turns a fast GPU into a slow one that waits. The side of a block at which "
         "that happens can be computed from three numbers of a data sheet."

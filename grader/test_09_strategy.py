@@ -188,6 +188,7 @@ def misled(draw, rule):
 
 @todo(
     1,
+    minutes=25,
     why=(
         "Between nodes a GPU has a tenth or less of the bandwidth that it has within one. The same axes in another"
         " order can send eighty times as much over it; and nobody notices, for the results are the same."
@@ -273,6 +274,8 @@ def meshes_on_rank(code, rank, world, wanted, given):
 
 @todo(
     2,
+    minutes=10,
+    further=True,
     needs=(1,),
     why=(
         "The mesh is where the order of the axes is decided, once, in one line. And a pipeline that sends to rank + 1"
@@ -379,6 +382,7 @@ def words_of(case):
 
 @todo(
     3,
+    minutes=25,
     why=(
         "Dealt out over all ranks, the halves of one layer compute on different samples and add up what does not belong"
         " together: no error, and a loss that falls more slowly. Ranks that read the same where they should not do"
@@ -623,6 +627,8 @@ def serial_gradients(case):
 
 @todo(
     4,
+    minutes=25,
+    further=True,
     needs=(2,),
     why=(
         "The first loss is right whatever you do here. What is forgotten shows as replicas that drift apart, and what"
@@ -805,6 +811,8 @@ def pieces_of(case, place):
 
 @todo(
     5,
+    minutes=15,
+    further=True,
     why=(
         "Clipping divides the whole gradient by its norm. If a rank counts only what it holds, each divides by another"
         " number, and the parts no longer belong together; if it counts what others hold as well, all steps are too"
@@ -1088,6 +1096,7 @@ def fullest(model, plan):
 
 @todo(
     6,
+    minutes=40,
     why=(
         "A plan that runs out of memory has cost a place in the queue. And whoever forgets the activations, or what is"
         " gathered for a moment, finds that what fits on paper does not fit."
@@ -1230,6 +1239,7 @@ def times(model, plan, machine):
 
 @todo(
     7,
+    minutes=65,
     needs=(6,),
     why=(
         "A plan is chosen by its time, and on paper that takes a millisecond. Who leaves out the bubble chooses deep"
@@ -1371,6 +1381,7 @@ BROKEN = (  # a model, a plan, and the rule that it breaks
 
 @todo(
     8,
+    minutes=30,
     needs=(6, 7),
     why=(
         "Between the best plan and a plausible one lies a factor of two, which on a thousand GPUs is a matter of"
@@ -1460,6 +1471,8 @@ def crossing_at(batch, scheme, machine):
 
 @todo(
     9,
+    minutes=30,
+    further=True,
     why=(
         "GPUs that wait cost as much as GPUs that work. On paper you see beforehand where the next one adds more"
         " waiting than speed, and whether a larger batch would really make up for it."
@@ -1594,6 +1607,7 @@ def frameworks_on_rank(code, rank, world):
 
 @todo(
     10,
+    minutes=35,
     why=(
         "Names of frameworks change every year; axes do not. Who sees which axes a new one has knows what it costs,"
         " where it fits, and what it cannot do."

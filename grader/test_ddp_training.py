@@ -94,6 +94,7 @@ def setup_on_rank(code, rank, world, mine):
 
 @todo(
     1,
+    minutes=20,
     why=(
         "Without a group there is no communication: each process would train a model of its own, and the GPUs "
         "beside it would do the same work again."
@@ -164,6 +165,7 @@ def joined(student, world, **how):
 
 @todo(
     2,
+    minutes=10,
     needs=(1,),
     why=(
         "Everything that is done by shares needs to know whose share it is; and on a second node the first process "
@@ -193,6 +195,7 @@ def test_todo2_identifiers(student):
 
 @todo(
     3,
+    minutes=15,
     needs=(1, 2),
     why=(
         "If two processes of a node take the same GPU, the others idle, and NCCL refuses to work. The rank will not do:"
@@ -256,6 +259,7 @@ def samplers_on_rank(code, rank, world, seed):
 
 @todo(
     4,
+    minutes=15,
     why=(
         "Two ranks that read the same sample do the same work twice; a sample that is padded in twice counts twice "
         "in the loss that is reported; and a rank with one step more than its neighbours waits for them for ever."
@@ -446,6 +450,7 @@ def check_loader_on(student, nodes, world, which, name):
 
 @todo(
     5,
+    minutes=10,
     why=(
         "Each rank works on its part of the global batch. If each took the whole batch size, N ranks would make steps N"
         " times as large: another training run than the one of a single process, with other losses."
@@ -465,6 +470,7 @@ def test_todo5_train_loader(student):
 
 @todo(
     6,
+    minutes=10,
     why=(
         "Together the ranks read the validation set once. A rank that reads all of it wins no time; one that drops its"
         " last batch changes the loss that decides which checkpoint is the best."
@@ -481,6 +487,7 @@ def test_todo6_validation_loader(student):
 
 @todo(
     7,
+    minutes=10,
     why="What holds for the validation set holds for the test set.",
     hints=(
         "It is TODO 6 with the other set.",
@@ -533,6 +540,7 @@ def wrap_on_rank(code, rank, world, seeds):
 
 @todo(
     8,
+    minutes=10,
     why=(
         "Ranks that do not share gradients train models that drift apart: N trainings on a part of the data each, and"
         " the one that is saved has seen a part of it."
@@ -636,6 +644,7 @@ def mean_on_rank(code, rank, world, mine):
 
 @todo(
     10,
+    minutes=10,
     why=(
         "The last rank often has fewer tokens. A mean of means gives its tokens more weight than the others', so the"
         " loss changes with the number of ranks; and a rank with no tokens at all has no mean."
@@ -710,6 +719,7 @@ def serial_run(student):
 
 @todo(
     9,
+    minutes=10,
     needs=(1, 2, 4, 5, 8),
     why=(
         "The sampler's order depends on the seed and the epoch. If it is never told the epoch, every epoch has the same"
@@ -758,6 +768,7 @@ def test_todo9_epoch(student):
 
 @todo(
     11,
+    minutes=15,
     needs=(1, 2),
     why=(
         "A thousand ranks that each print a line make an output that nobody can read; and one line is enough, since all"
@@ -812,6 +823,7 @@ def save_on_rank(code, rank, world):
 
 @todo(
     12,
+    minutes=10,
     why=(
         "Ranks that write one file at the same time can leave it broken. And a pickled wrapper, or weights whose names"
         " begin with “module.”, can only be loaded by a program that wraps its model the same way."
@@ -859,6 +871,7 @@ def check_save(student, nodes):
 
 @todo(
     13,
+    minutes=10,
     needs=tuple(range(1, 13)),
     why=(
         "A process that ends while NCCL still works can hang or take its neighbours down with it. And this is the place"
@@ -892,6 +905,7 @@ def test_todo13_clean_up(student):
 
 @todo(
     14,
+    minutes=5,
     why=(
         "The scheduler gives what is asked for, and no process can use more. But GPUs that were asked for and do"
         " nothing cost the same."
@@ -934,6 +948,7 @@ def slip(unit):
 
 @todo(
     15,
+    minutes=10,
     needs=(14,),
     why=(
         "CUDA_VISIBLE_DEVICES hides what it does not name. With one GPU visible, four processes would share it, or"
@@ -963,6 +978,7 @@ def test_todo15_visible(student):
 
 @todo(
     16,
+    minutes=10,
     why=(
         "Processes on different nodes know nothing of each other until they meet at one address. Two jobs that choose"
         " the same port on one node disturb each other: one of them fails, or, worse, they join."
@@ -1034,6 +1050,7 @@ def is_first_node(place):
 
 @todo(
     17,
+    minutes=10,
     needs=(15, 16),
     why=(
         "Each GPU needs a process of its own, and each process a rank that no other has. If a variable is expanded too"
@@ -1170,6 +1187,7 @@ def check_rendezvous(job, starts):
 
 @todo(
     18,
+    minutes=5,
     why=(
         "This is the point of it all: more nodes by one number. What ran on one node runs on two, with the same losses,"
         " if every process learns from the scheduler where it is and not from a number in the file."

@@ -146,6 +146,7 @@ def mesh_on_rank(code, rank, world, flags):
 
 @todo(
     1,
+    minutes=20,
     why=(
         "The grid decides how much each rank holds and who talks to whom. Sharing among all ranks saves the most"
         " memory; but across nodes, where links are slow, it costs the most time. Copies are the way between."
@@ -226,6 +227,7 @@ def serial_evaluation():
 
 @todo(
     2,
+    minutes=15,
     why=(
         "DDP lets each rank evaluate by itself. A sharded model is never at one place: a rank that has run out of"
         " samples and leaves takes its part of the weights away, and the others wait for it for ever. On most numbers"
@@ -314,6 +316,7 @@ def shares(shapes, shards):
 
 @todo(
     3,
+    minutes=10,
     why=(
         "This is where the memory is saved. A wrapper that shards nothing trains just as well, and nobody notices until"
         " the model grows: so it is checked in numbers. If the whole model is one unit, every rank holds all of it"
@@ -510,6 +513,7 @@ def serial_weights(seed, config):
 
 @todo(
     4,
+    minutes=15,
     why=(
         "fully_shard does not send rank 0's weights to the others, as DDP does. If each rank drew its own, the model"
         " would be stitched together of several inits; if each drew its part from the same seed, parts would repeat."
@@ -633,6 +637,7 @@ def first_of_run(vocab):
 
 @todo(
     5,
+    minutes=10,
     needs=(1, 2, 3, 4),
     why=(
         "An optimizer holds on to the parameters that it is given. If they are replaced afterwards, it steps weights"
@@ -739,6 +744,8 @@ def own_norm(model):
 
 @todo(
     6,
+    minutes=10,
+    further=True,
     why=(
         "The norm of a part is smaller than that of the whole, so a gradient that should be clipped is not; and parts"
         " that are scaled by numbers of their own no longer make one gradient. The model then depends on the number of"
@@ -820,6 +827,8 @@ def precision_on_rank(code, rank, world, seed):
 
 @todo(
     7,
+    minutes=10,
+    further=True,
     why=(
         "Half the bytes are gathered in half the time, and matrix products in bfloat16 are several times as fast. But"
         " bfloat16 has three digits: a small gradient that is added to a large sum is lost in it, and so is a small"
@@ -942,6 +951,8 @@ def watched_step(change, dropout):
 
 @todo(
     8,
+    minutes=10,
+    further=True,
     why=(
         "Sharding makes weights small; then what the forward pass keeps for the backward pass is what fills the memory,"
         " and it grows with the batch and the length of the text. Recomputed block by block, only a block's input is"
@@ -1030,6 +1041,7 @@ def save_on_rank(code, rank, world):
 
 @todo(
     9,
+    minutes=10,
     why=(
         "To use a model one wants a file that loads anywhere: on one device, by a program that knows nothing of shards."
         " A file of DTensors needs a process group to be read, and rank 0's state dict holds rank 0's shards and"
@@ -1156,6 +1168,7 @@ def same_value(held, value):
 
 @todo(
     10,
+    minutes=10,
     why=(
         "A job ends when its time is over, and the training does not. To put the whole model and the optimizer's state,"
         " together three times as large as the weights, on one rank takes memory that is not there and time that all"
@@ -1261,6 +1274,8 @@ def load_sharded_on_rank(code, rank, world, onto):
 
 @todo(
     11,
+    minutes=15,
+    further=True,
     needs=(10,),
     why=(
         "The next job may get another number of GPUs. Shards that were written by 4 ranks have to be cut anew for 2,"
@@ -1327,6 +1342,8 @@ RUNS = [
 
 @todo(
     12,
+    minutes=10,
+    further=True,
     needs=tuple(range(1, 12)),
     why=(
         "A run that begins its epoch anew trains twice on some samples and never reaches others. Step k has the same"

@@ -291,6 +291,7 @@ def mesh_on_rank(code, rank, world, shapes):
 
 @todo(
     1,
+    minutes=20,
     why="Tensor parallelism sends in every layer, and waits for what it sends: it pays between neighbours, over the "
     "links inside a node. A pipeline sends one micro-batch's activations from stage to stage, beside the work: it can "
     "cross nodes. The gradients of shards and copies lie between the two.",
@@ -372,6 +373,7 @@ def cut_on_rank(code, rank, world, layers):
 
 @todo(
     2,
+    minutes=20,
     why="Each rank takes its layers first, and what comes after works on these alone. If a stage took memory before "
     "it is split and sharded, every rank would need room for a whole stage, which it will never use.",
     hints=(
@@ -510,6 +512,7 @@ OF_THE_LOSS = (
 
 @todo(
     3,
+    minutes=25,
     why="What tp_training has done to a model can be done to each of its stages: the plan names layers, and a stage "
     "has some of them. Between stages go plain tensors; with the stream cut, each rank sends its T/tp tokens alone, so "
     "a pipeline sends tp times less. The loss belongs to no layer, for only the last stage's targets know it.",
@@ -670,6 +673,7 @@ def by_data(student, shape, *purpose):
 
 @todo(
     4,
+    minutes=15,
     why="Copies send once a step the gradients of a shard; shards send all weights and all gradients. So both can be "
     "had: as few shards as memory allows, and copies of them, further away. In a pipeline each micro-batch "
     "passes through all blocks: weights thrown away after each would be sent m times.",
@@ -792,6 +796,7 @@ def samplers_on_rank(code, rank, world, shape, sizes, seed):
 
 @todo(
     5,
+    minutes=10,
     why="The ranks of a pipeline, and those that share a layer, give parts of one result. With samples of their own, "
     "x would go in at one end and another text's y at the other; shapes fit, nothing fails, and the model learns which "
     "words are frequent. And copies that read the same samples do the same work twice.",
@@ -883,6 +888,7 @@ def divide_on_rank(code, rank, world, shape, sizes, targets):
 
 @todo(
     6,
+    minutes=15,
     why="A mean over all targets is the sum over the sum. FSDP knows nothing of targets: it divides by the number of "
     "ranks, which would be right for means of equal shares. Where texts are padded, or packed, shares have unequal "
     "numbers of targets, and the model would depend on how the batch was dealt out: by little, so nobody notices.",
@@ -945,6 +951,8 @@ def norms_on_rank(code, rank, world, shape, sizes, sequence):
 
 @todo(
     7,
+    minutes=15,
+    further=True,
     why="FSDP sums over the data axes, DTensor over the tensor axis where a layer is cut. What every rank has whole, "
     "and uses on its own tokens alone, belongs to neither: here the norms. Without this sum the copies drift "
     "apart, and nothing says so: the first loss is right to the last bit, and those after it in three digits.",
@@ -1013,6 +1021,8 @@ def clip_on_rank(code, rank, world, shape, sizes, sequence, clips):
 
 @todo(
     8,
+    minutes=10,
+    further=True,
     why="A stage that clips by the norm of its own part takes a step of its own. And a sum over all ranks would count "
     "a copy's gradients once for each copy, and a norm's once for each rank of the tensor axis. Adam hides either: it "
     "divides by the size of the gradient.",
@@ -1128,6 +1138,8 @@ def counted_wrongly(length, shape, sizes):
 
 @todo(
     9,
+    minutes=15,
+    further=True,
     why="The validation loss decides which weights are kept, on a rank that may not know it. Sums and counts of all "
     "ranks are added up and divided once: so who has no loss must count no targets, and who has none of the samples "
     "adds nothing.",
@@ -1233,6 +1245,8 @@ OF_THE_STATE = (
 
 @todo(
     10,
+    minutes=35,
+    further=True,
     needs=(1, 2, 3, 4, 5, 6, 7, 8, 9),
     why="A cluster gives 64 GPUs today and 16 tomorrow, and whoever uses the model has one. So what is saved must not "
     "know in which shape it was trained: whole names, whole tensors, or shards that know their place in these.",

@@ -147,6 +147,8 @@ def loss_of_one_step():
 
 @todo(
     1,
+    minutes=20,
+    further=True,
     why=(
         "It is the one thing that Lightning cannot know. Whatever a training loop does besides is the same in all of"
         " them, and that is what it is for."
@@ -243,6 +245,8 @@ def right_steps():
 
 @todo(
     2,
+    minutes=10,
+    further=True,
     why=(
         "Lightning has no optimizer of its own: without one it makes no step at all, and says so in a line that is"
         " easily missed. A flag that is accepted and does nothing is worse than none."
@@ -327,6 +331,8 @@ def right_sums(world):
 
 @todo(
     3,
+    minutes=10,
+    further=True,
     why=(
         "What Lightning takes for the mean is that of the batches, of one rank. A short last batch then counts like a"
         " full one, and each number of ranks has another validation loss, by which another checkpoint is the best."
@@ -395,6 +401,8 @@ def layout_on_rank(code, rank, world, alone):
 
 @todo(
     4,
+    minutes=10,
+    further=True,
     why=(
         "Lightning starts no process here: torchrun has. So what it is told must be what is there, on a laptop as on"
         " two nodes of a cluster, without a change to the script."
@@ -464,6 +472,8 @@ def backend_on_rank(code, rank, world):
 
 @todo(
     5,
+    minutes=10,
+    further=True,
     why=(
         "Ranks that do not share gradients train models that drift apart, each on a part of the data. Lightning does"
         " not mind: every one of them gets a good loss on what it reads."
@@ -564,6 +574,8 @@ def train_batches(student, nodes, world, seed):
 
 @todo(
     6,
+    minutes=25,
+    further=True,
     why=(
         "The ranks share a global batch, as one process would read it. If each takes a whole one, the steps are N times"
         " as large; if each shuffles for itself, some samples are read twice and others never: other trainings, with"
@@ -643,6 +655,8 @@ def check_train_loader(student, nodes, world):
 
 @todo(
     7,
+    minutes=10,
+    further=True,
     why=(
         "Together the ranks read each set once. A sample that is padded in counts twice, and one that is dropped not at"
         " all, in the loss that decides which checkpoint is the best."
@@ -694,6 +708,8 @@ def reached_on_rank(code, rank, world):
 
 @todo(
     8,
+    minutes=10,
+    further=True,
     needs=(4, 5),
     why=(
         "Lightning means well: with a loader that knows nothing of ranks, all that it does wrong is padding. But a"
@@ -751,6 +767,8 @@ def save_on_rank(code, rank, world):
 
 @todo(
     9,
+    minutes=10,
+    further=True,
     needs=tuple(range(1, 9)),
     why=(
         "Weights outlive the framework that they were trained with: what only Lightning can load is lost with it. And"

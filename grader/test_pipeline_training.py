@@ -199,6 +199,7 @@ def block_of(name):
 
 @todo(
     1,
+    minutes=30,
     why="What a stage does not hold costs it nothing: neither memory nor work nor a place in the optimizer. And with "
     "the names of "
     "the whole model, the stages' weights together are its state dict, which any script can load.",
@@ -305,6 +306,7 @@ def stages_on_rank(code, rank, world, grids):
 
 @todo(
     2,
+    minutes=20,
     why="A stage knows its number, how many there are, and over which group it talks to its neighbours. With the "
     "whole world as its group, stage 1 of "
     "one pipeline would send to stage 2 of another.",
@@ -452,6 +454,7 @@ def serial_weights(seed):
 
 @todo(
     3,
+    minutes=25,
     why="Stages that draw their weights by themselves make another model than one process would, and each number of "
     "stages yet another. If they all draw "
     "from the same seed, stages even repeat each other. And a model that is built whole on every rank must fit on "
@@ -566,6 +569,7 @@ def serial_losses(seed):
 
 @todo(
     4,
+    minutes=10,
     why="The mean over a batch is the mean of the micro-batches' means only if each has equally many targets. With "
     "padding, or a short last window, it has not, and "
     "the loss and all gradients depend on the number of micro-batches: the difference is small, so nobody notices.",
@@ -717,6 +721,7 @@ def split_backward(log):
 
 @todo(
     5,
+    minutes=20,
     why="A pipeline waits for its first micro-batch to reach the last stage, and at the end for the last gradient to "
     "come back: its bubble. GPipe keeps "
     "all m micro-batches alive meanwhile; 1F1B at most as many as there are stages behind it, and itself, with the "
@@ -903,6 +908,7 @@ def serial_sum(seed, rows):
 
 @todo(
     6,
+    minutes=10,
     why="This one call is the pipeline: it cuts, sends, receives, runs both passes in the schedule's order, and waits "
     "for what is still on its way. Only the last stage sees a "
     "loss; a rank that reported one of its own would report nothing.",
@@ -1039,6 +1045,7 @@ def serial_sums(grid, seeds):
 
 @todo(
     7,
+    minutes=15,
     why="Ranks that have the same layers must make the same step, or their weights drift apart. Summed up in every "
     "micro-batch, m times as much is sent, and what was summed up "
     "before is summed up again: the gradients are wrong as well.",
@@ -1143,6 +1150,8 @@ def whole_gradient(seed, pp):
 
 @todo(
     8,
+    minutes=15,
+    further=True,
     why="Each stage has another part of the gradient, with another norm. If each clips by its own, the parts are "
     "scaled by different numbers, and the step goes in another direction: the "
     "model depends on how many stages there are. And the norm is the first thing to look at when a loss jumps.",
@@ -1214,6 +1223,8 @@ def fill_on_rank(code, rank, world, sizes):
 
 @todo(
     9,
+    minutes=10,
+    further=True,
     why="Each stage has set aside memory for micro-batches of one shape. When a shorter one comes, the last stage "
     "stops with an error about sizes, and the others wait for "
     "it. Dropping the short batch would be easy, and then the validation loss would be that of other text.",
@@ -1300,6 +1311,8 @@ def serial_evaluation():
 
 @todo(
     10,
+    minutes=15,
+    further=True,
     why="The validation loss decides which weights are kept, on a rank that may not know it. Sums and counts of all "
     "ranks, those that know nothing with zeros, give each "
     "rank the same mean.",
@@ -1351,6 +1364,8 @@ def save_on_rank(code, rank, world, grid):
 
 @todo(
     11,
+    minutes=15,
+    further=True,
     why="To use a model one wants a file that loads anywhere: on one device, by a script that knows nothing of "
     "stages. Rank 0's own weights are the first stage, and nothing else.",
     hints=(
@@ -1401,6 +1416,8 @@ def samplers_on_rank(code, rank, world, seed, grid):
 
 @todo(
     12,
+    minutes=15,
+    further=True,
     why="In a pipeline x goes in at one end and y at the other. If each rank reads samples of its own, the loss "
     "compares predictions for one text with the words of another: "
     "it falls to that of a model that knows only which words are frequent, and stays there.",
@@ -1510,6 +1527,8 @@ def same_weights(told, serial, run, out, pp):
 
 @todo(
     13,
+    minutes=10,
+    further=True,
     needs=(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
     why="Where a rank stands in the grid decides over which wires its messages go. An all-reduce of all gradients "
     "between nodes takes longer than the pipeline saves; activations of one "

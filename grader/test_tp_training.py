@@ -309,6 +309,7 @@ def mesh_on_rank(code, rank, world, tps):
 
 @todo(
     1,
+    minutes=20,
     why="Tensor parallelism sends in every layer, and waits for what it sends: it pays between neighbours, over the "
     "links inside a node. The gradients of "
     "data parallelism are sent once in a step, beside the computation, and can take the slow links between nodes.",
@@ -372,6 +373,7 @@ def samplers_on_rank(code, rank, world, grid, sizes, seed):
 
 @todo(
     2,
+    minutes=15,
     why="The ranks of a row hold parts of one layer: each gives its part of every sum. With samples of its own, a "
     "rank's part belongs to another sum than "
     "its neighbour's. Shapes fit, nothing fails, the loss falls a little, and the model is worth nothing.",
@@ -499,6 +501,7 @@ def by_row(student, rows, tp):
 
 @todo(
     3,
+    minutes=15,
     why="Two ranks of a row hold different parts of a layer: there is nothing that they could share or average. Those "
     "of a column hold the same part, and see "
     "other samples. So FSDP's collectives go along the columns, and the layers' along the rows.",
@@ -594,6 +597,7 @@ def clip_on_rank(code, rank, world, grid, sizes, seed, clips):
 
 @todo(
     4,
+    minutes=20,
     why="The norm of a part is too small; that of a parameter which every rank of a row holds is counted args.tp times "
     "if all are added up. Adam hides either: it "
     "divides by the size of the gradient. With SGD, or a clipped step, the model depends on the number of ranks.",
@@ -717,6 +721,7 @@ def block_on_rank(code, rank, world, sizes, cut):
 
 @todo(
     5,
+    minutes=25,
     why="Two matrices in a row, the first cut by columns, the second by rows, need no message between them: Megatron's "
     "idea (arXiv:1909.08053). What is sent is "
     "then 8 B T D (t-1)/t numbers a layer, forward and backward. If q, k and v each add up their gradient by "
@@ -900,6 +905,7 @@ def check_model(student, world, cut, asked, told, what):
 
 @todo(
     6,
+    minutes=25,
     why="With 33,000 words the two tables are most of a small model, and the logits are the largest tensor of a step: "
     "B T V numbers. Shared out, a rank has V/t of each; the loss "
     "needs of the other ranks three numbers a token: the largest logit, the sum of exponentials, and the logit at the "
@@ -948,6 +954,8 @@ def test_todo6_words(student):
 
 @todo(
     7,
+    minutes=10,
+    further=True,
     why="The position embedding is a plain parameter that every rank has. If each uses T/t of its rows, its gradient "
     "is that of T/t positions, and another one on each rank: the copies drift "
     "apart, and the loss is wrong in its fourth digit, without a word from torch.",
@@ -967,6 +975,8 @@ def test_todo7_positions(student):
 
 @todo(
     8,
+    minutes=15,
+    further=True,
     needs=(5, 6, 7),
     why="Between its halves a block's norms, and all that they keep, are the same on all ranks of a row: t times the "
     "same work and memory. Cut along the sequence, that is 1/t each, and the bytes "
@@ -1024,6 +1034,8 @@ RUNS = [[4, [*ARGV, "--tp", "2", "--sequence-parallel"]], [2, [*ARGV, "--tp", "2
 
 @todo(
     9,
+    minutes=10,
+    further=True,
     needs=(1, 2, 3, 4, 5, 6, 7, 8),
     why="A file of DTensors needs a process group of as many ranks to be read. The model that comes out of the run "
     "must load on one device, by a program that knows nothing of meshes.",

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from grader.engine.launching import run_once, say_report
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, tracks
 from grader.engine.lesson.progress import lesson_map
 from grader.engine.named import BEGIN, app, say_next
 from grader.engine.screen import fail, say
@@ -33,6 +33,10 @@ def start() -> None:
         fail("the baseline does not run, see above; ./workbook reset single_gpu_training brings it back", code)
     say_report(out, began)
     say("\nThe lessons:\n" + "\n".join(lesson_map()))
+    say("\nLess time? A path through them, with estimates:")
+    for name, track in tracks.TRACKS.items():
+        needed = tracks.hours(tracks.minutes(tracks.members(name)))
+        say(f"  {track.title:11} [dim]about {needed:12}[/] ./workbook status --track {name}")
     say_next()
 
 

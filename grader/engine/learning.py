@@ -8,7 +8,8 @@ from rich.markup import escape
 
 from grader.engine.lesson import lessons, reference, seals
 from grader.engine.lesson.lessons import titles
-from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo, right
+from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo, right, track_map
+from grader.engine.lesson.tracks import TRACKS
 from grader.engine.named import (
     LEARN,
     Backend,
@@ -30,8 +31,19 @@ from grader.engine.screen import COLOURS, fail, say, say_reference
 @app.command(rich_help_panel=LEARN)
 def status(
     only: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, all lessons")] = None,
+    track: Annotated[
+        str, typer.Option(metavar="half|day|two|all", help="those TODOs that fit into half a day, a day, two days")
+    ] = "all",
 ) -> None:
-    """List the lessons and their TODOs: what is done, what is next."""
+    """List the lessons and their TODOs: what is done, what is next, how long it takes."""
+    if track not in (*TRACKS, "all"):
+        fail(f"no track {track}; there are {', '.join(TRACKS)} and all")
+    if track != "all":
+        if only:
+            fail(f"either a lesson or a track: {only} has TODOs outside of the track {track}")
+        say("\n".join(track_map(track)))
+        say_next(track)
+        return
     if only:
         lesson_named(only)
     entries = Progress().read()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from grader.engine.lesson import lessons, seals
+from grader.engine.lesson import lessons, seals, tracks
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import exercises, next_todo, right
 from grader.engine.screen import fail, say
@@ -82,9 +82,14 @@ def todo_named(name: str) -> tuple[str, int]:
     return lesson, int(number)
 
 
-def say_next() -> None:
-    todo = next_todo()
-    if todo is None:
+def say_next(track: str = "all") -> None:
+    """What to do next, in the whole course or on a track."""
+    chosen = None if track == "all" else tracks.members(track)
+    todo = next_todo(chosen)
+    waiting = [lesson for lesson in seals.sealed() if chosen and lesson in dict(chosen)]
+    if todo is None and waiting:
+        say("\n" + escape(seals.waits_for(waiting[0], right())))
+    elif todo is None:
         say("\nAll TODOs are done.")
     else:
         where = "in JupyterLab (./workbook lab)" if lessons.is_notebook(todo[0]) else "in an editor"

@@ -138,13 +138,28 @@ class Todo:
     hints: tuple[str, ...]
     needs: tuple[int, ...]
     points: int
+    minutes: int
+    further: bool
 
 
-def todo(number: int, *, why: str, hints: tuple[str, ...], needs: tuple[int, ...] = (), points: int = 1) -> Callable:
-    """Mark a function as the check of a TODO. `needs`: without these TODOs it can say nothing."""
+def todo(
+    number: int,
+    *,
+    minutes: int,
+    why: str,
+    hints: tuple[str, ...],
+    needs: tuple[int, ...] = (),
+    points: int = 1,
+    further: bool = False,
+) -> Callable:
+    """Mark a function as the check of a TODO.
+
+    `needs`: without these TODOs it can say nothing. `minutes`: an estimate of the time from the first word read to the
+    verdict. `further`: the lesson's main thread does without it.
+    """
 
     def mark(check: Callable) -> Callable:
-        check.todo = Todo(number, why, hints, needs, points)
+        check.todo = Todo(number, why, hints, needs, points, minutes, further)
         return check
 
     return mark

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, regions, tracks
 
 README = "README.md"
 # Its table of lessons.
@@ -86,12 +86,13 @@ def readme_to_write() -> str:
     path = lessons.COURSE / README
     if not lessons.has_solutions() or not path.is_file():
         return ""
-    rows = ["| lesson | TODOs | what you build |", "|---|---|---|"]
+    rows = ["| lesson | TODOs | hours | what you build |", "|---|---|---|---|"]
     for stem in lessons.stems():
         link = f"[`{stem}`]({lessons.student_path(stem).relative_to(lessons.COURSE).as_posix()})"
         number = len(lessons.titles(stem))
         what = lessons.said_by_checks(stem, "BUILDS") or "nothing: it runs as given, on one device"
-        rows.append(f"| {link} | {number or ''} | {what} |")
+        hours = tracks.minutes([(stem, n) for n in lessons.titles(stem)]) / 60
+        rows.append(f"| {link} | {number or ''} | {f'{hours:.1f}' if number else ''} | {what} |")
     text = path.read_text("utf-8")
     made = TABLE.sub(lambda _: "".join(f"{row}\n" for row in rows), text)
     return made if made != text else ""

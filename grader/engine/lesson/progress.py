@@ -7,16 +7,17 @@ lines that say nothing to this one are kept as they are.
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rich.markup import escape
 
-from grader.engine.lesson import lessons, seals
+from grader.engine.lesson import lessons, seals, tracks
 from grader.engine.lesson.lessons import titles
+from grader.engine.lesson.tracks import Id
 from utils.whole import written_whole
 
 LINE = re.compile(r"(\w+)/(\d+) (\w+)(?: hints=(\d+))?\s*$")
-Id = tuple[str, int]  # lesson, TODO
 
 
 @dataclass
@@ -80,11 +81,49 @@ def exercises() -> list[str]:
     return [lesson for lesson in lessons.stems() if titles(lesson)]
 
 
-def next_todo() -> Id | None:
-    """The first TODO, in course order, that has not passed."""
+def next_todo(among: Collection[Id] | None = None) -> Id | None:
+    """The TODO to go on with; None if all have passed.
+
+    It is the first open one from the lesson on in which the student got furthest: whoever starts in the middle is not
+    sent back. What was left out before comes last. `among` limits the choice to some TODOs.
+    """
     entries = Progress().read()
-    todos = ((lesson, number) for lesson in exercises() for number in titles(lesson))
-    return next((todo for todo in todos if entries.get(todo, Entry()).state != "pass"), None)
+    todos = [(lesson, number) for lesson in exercises() for number in titles(lesson)]
+    passed = {todo for todo in todos if entries.get(todo, Entry()).state == "pass"}
+    furthest = max((lessons.ORDER.index(lesson) for lesson, _ in passed), default=0)
+    todos.sort(key=lambda todo: lessons.ORDER.index(todo[0]) < furthest)
+    return next((todo for todo in todos if todo not in passed and (among is None or todo in among)), None)
+
+
+def open_todos(lesson: str, entries: dict[Id, Entry]) -> list[Id]:
+    """A lesson's TODOs that have not passed."""
+    todos = [(lesson, number) for number in titles(lesson)]
+    return [todo for todo in todos if entries.get(todo, Entry()).state != "pass"]
+
+
+def track_map(name: str) -> list[str]:
+    """A line for each lesson of a track, with rich's markup: which TODOs belong to it, and how much of it is done."""
+    entries, chosen = Progress().read(), tracks.members(name)
+    sealed = seals.sealed()
+    left = [todo for todo in chosen if entries.get(todo, Entry()).state != "pass"]
+    lines = [
+        f"{tracks.TRACKS[name].title}: {len(chosen)} TODOs, about {tracks.hours(tracks.minutes(chosen))};"
+        f" {len(chosen) - len(left)} done, about {tracks.hours(tracks.minutes(left))} left (estimates)"
+    ]
+    for lesson in dict.fromkeys(lesson for lesson, _ in chosen):
+        here = [todo for todo in chosen if todo[0] == lesson]
+        still = [todo for todo in left if todo[0] == lesson]
+        mark = "·" if len(still) == len(here) else "[yellow]▸[/]" if still else "[green]✓[/]"
+        rest = (
+            "[dim]sealed[/]"
+            if lesson in sealed
+            else f"about {tracks.hours(tracks.minutes(still))} left"
+            if still
+            else ""
+        )
+        numbers = seals.runs(number for _, number in here)
+        lines.append(f"  {mark} {lesson:22} {numbers:10} [dim]{rest}[/]")
+    return lines
 
 
 def lesson_map() -> list[str]:
@@ -100,8 +139,10 @@ def lesson_map() -> list[str]:
         else:
             mark = "[green]✓[/]" if done == len(todos) else "[yellow]▸[/]" if done else "·"
             lacking = lessons.lacking(lesson)
+            left = tracks.minutes(open_todos(lesson, entries))
             lines.append(
                 f"  {mark} {lesson:22} [dim]{kind:9}[/] {done} of {len(todos)} TODOs"
+                + (f"[dim], about {tracks.hours(left)} left[/]" if left else "")
                 + (f"; {escape(lacking)}" if lacking else "")
             )
     if sealed := seals.sealed():

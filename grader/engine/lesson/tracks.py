@@ -1,0 +1,82 @@
+"""The way through the course: what each TODO takes, and tracks of TODOs for those who have half a day, one or two days.
+
+A TODO's minutes are estimates. They stand beside its check, `@todo(4, minutes=20, further=True, …)`, and are read here
+without importing it: a check file loads PyTorch.
+"""
+
+import ast
+import re
+from functools import cache
+from typing import NamedTuple
+
+from grader.engine.lesson import lessons, seals
+
+Id = tuple[str, int]  # lesson, TODO
+
+
+class Track(NamedTuple):
+    """Some TODOs of the course, in its order, that fit into some hours."""
+
+    title: str
+    hours: float
+    todos: tuple[str, ...]  # "ddp_training/1-3+5"
+
+
+HALF = ("01_collectives/1+4-6", "02_data_parallel/1-3", "ddp_training/1-9")
+ONE = (*HALF, "02_data_parallel/4+8-9", "ddp_training/10-13", "03_zero/1-2+7", "fsdp_training/1-4")
+TWO = (*ONE, "03_zero/3-4", "04_tensor_parallel/1-5", "05_pipeline_parallel/1-4", "09_strategy/1+6-8")
+TRACKS = {"half": Track("half a day", 4, HALF), "day": Track("one day", 7, ONE), "two": Track("two days", 14, TWO)}
+
+
+class Effort(NamedTuple):
+    """What a TODO takes of a student."""
+
+    minutes: int  # an estimate
+    further: bool  # the lesson's main thread does without it
+
+
+MARKED = re.compile(r"^@(todo\(.*?\n?\))$", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def efforts(stem: str) -> dict[int, Effort]:
+    """TODO -> effort, of a lesson that may be sealed; empty if it has no checks."""
+    checks = lessons.COURSE / "grader" / f"test_{stem}.py"
+    found = {}
+    for marked in MARKED.findall(checks.read_text("utf-8")) if checks.is_file() else ():
+        call = ast.parse(marked, mode="eval").body
+        words = {word.arg: word.value for word in call.keywords}
+        further = words.get("further")
+        found[call.args[0].value] = Effort(words["minutes"].value, further is not None and further.value)
+    return found
+
+
+def members(name: str) -> list[Id]:
+    """The TODOs of a track, in course order, as far as this copy of the course has their lessons."""
+    here = {*lessons.stems(), *seals.sealed()}
+    found = []
+    for part in TRACKS[name].todos:
+        stem, _, numbers = part.partition("/")
+        if stem in here:
+            found += [(stem, number) for number in spelled_out(numbers)]
+    return sorted(found, key=lambda todo: (lessons.ORDER.index(todo[0]), todo[1]))
+
+
+def spelled_out(numbers: str) -> list[int]:
+    """ "1-3+5" as 1, 2, 3, 5."""
+    found: list[int] = []
+    for span in numbers.split("+"):
+        first, _, last = span.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def minutes(todos: list[Id]) -> int:
+    """The sum of the estimates."""
+    return sum(efforts(stem)[number].minutes for stem, number in todos if number in efforts(stem))
+
+
+def hours(minutes: int) -> str:
+    """ "40 min", "3 h", "3 h 20 min"."""
+    whole, rest = divmod(minutes, 60)
+    return " ".join(words for count, words in ((whole, f"{whole} h"), (rest, f"{rest} min")) if count) or "0 min"
