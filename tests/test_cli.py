@@ -95,7 +95,7 @@ def test_check_reports_and_remembers(course):
         "✓  1" in listed
         and "✗  3" in listed
         and "2 of 18" in listed
-        and "Next: ./workbook watch 01_collectives" in listed
+        and "Next: ./workbook watch ddp_training" in listed
     )
 
 
