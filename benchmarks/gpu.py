@@ -37,7 +37,7 @@ def commands(peak: float, out: Path) -> dict[str, list[str]]:
     found["throughput"] = gpt2
     found["throughput-compiled"] = [*gpt2, "--compile"]
     found["training"] = ["train/single_gpu_training.py", "--record", "--out", str(out / "run"), *TRAINING.split()]
-    found["report"] = ["-m", "grader.engine.cli", "report", str(out / "run")]
+    found["report"] = ["-m", "grader.engine.commands.cli", "report", str(out / "run")]
     return found
 
 
@@ -50,8 +50,8 @@ def start_seconds(backend: backends.Backend) -> dict[int, float]:
             began = time.perf_counter()
             run = engine.run(
                 [Unit("add.py", text, "")],
-                module="grader.engine.ranks.rank",
-                function="grader.engine.ranks.rank:own_function",
+                module="grader.engine.inside.rank",
+                function="grader.engine.inside.rank:own_function",
                 world=world,
                 inputs={"name": "add", "timed": False, "inputs": [evidence.encoded(torch.ones(9))] * world},
                 on_gpus=True,

@@ -112,7 +112,7 @@ def main() -> None:
         (root / "class").mkdir()
         for student, submission in class_.items():
             submission.hand_in(root / "class" / student)
-        workbook = [sys.executable, "-P", "-m", "grader.engine.cli"]
+        workbook = [sys.executable, "-P", "-m", "grader.engine.commands.cli"]
         environment = {**os.environ, "PYTHONPATH": str(lessons.COURSE)}
         print(
             f"{args.students} submissions of {', '.join(NOTEBOOKS)}, {sum(len(lessons.titles(s)) for s in NOTEBOOKS)}"

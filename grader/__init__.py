@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from grader.engine.notebook_check import RanksRun
+    from grader.engine.commands.notebook import RanksRun
 
 OWN = "\x1e"  # in what a rank prints: here begins what the student's own function prints
 _cells: dict[str, tuple[str, float]] = {}  # cell id -> the source that was last run, perhaps not saved yet, and when
@@ -53,11 +53,11 @@ def check(name: str, backend: str = "auto") -> None:
     Raises:
         NotRight: an AssertionError whose text is the diagnosis.
     """
-    if "grader.engine.ranks.rank" in sys.modules:
+    if "grader.engine.inside.rank" in sys.modules:
         return  # a cell of the student's, on a rank: it is what is being checked
     try:
+        from grader.engine.commands.notebook import afterwards, verdict
         from grader.engine.judge.words import heading, page, story
-        from grader.engine.notebook_check import afterwards, verdict
 
         found = verdict(name, _cells, backend)
     except KeyboardInterrupt:
@@ -92,10 +92,10 @@ def run_on_ranks(name: str, inputs: list[Any], timed: bool = False, backend: str
     Raises:
         RanksStopped: a rank crashed, or none could move any more; the text says where.
     """
-    if "grader.engine.ranks.rank" in sys.modules:
+    if "grader.engine.inside.rank" in sys.modules:
         raise NotOnARank("on the ranks a cell ends where it calls run_on_ranks: define functions in cells of their own")
     try:
-        from grader.engine.notebook_check import own_run
+        from grader.engine.commands.notebook import own_run
 
         return own_run(name, inputs, timed, _cells, backend)
     except KeyboardInterrupt:

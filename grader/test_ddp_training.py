@@ -28,21 +28,23 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from grader.engine.jobs import batch, header, stand_ins
 from grader.kit import (
     Fault,
     Private,
     Wrong,
+    batch,
     check_checkpoint,
     corpus,
     each_once,
     expect,
+    header,
     hinted,
     on_nodes,
     one_writer,
     premise,
     record_files,
     same_run,
+    stand_ins,
     todo,
     training,
 )

@@ -30,10 +30,10 @@ import torch.distributed as dist
 from torch import nn
 
 from grader.kit import (
+    REL,
     Fault,
     Peak,
     Private,
-    REL,
     Wrong,
     cases,
     check_checkpoint,

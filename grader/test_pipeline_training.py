@@ -30,9 +30,9 @@ import torch.distributed as dist
 from torch import nn
 
 from grader.kit import (
+    REL,
     Fault,
     Peak,
-    REL,
     Wrong,
     cases,
     check_checkpoint,

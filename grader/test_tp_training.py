@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 
 from grader.kit import (
+    REL,
     Peak,
     Private,
-    REL,
     Wrong,
     cases,
     check_checkpoint,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from grader.engine.ranks import observe
+from grader.engine.inside import observe
 from utils.memory import Peak, Storages, held
 from utils.model import TransformerLM
 

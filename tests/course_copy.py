@@ -35,7 +35,7 @@ class Course:
         return (self.folder / ".workbook" / "progress.txt").read_text()
 
     def command(self, *args: str) -> list[str]:
-        return [sys.executable, "-P", "-m", "grader.engine.cli", *args]
+        return [sys.executable, "-P", "-m", "grader.engine.commands.cli", *args]
 
     def environment(self, **more: str) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(self.folder), "COLUMNS": "100", "TERM": "dumb", **more}

@@ -9,12 +9,13 @@ import torch
 from typer.testing import CliRunner
 
 from grader.engine.classroom import grade, records
-from grader.engine import notebook_check
-from grader.engine.cli import app
-from grader.engine.lesson.lessons import COURSE
+from grader.engine.commands import notebook
+from grader.engine.commands.arguments import backend_named
+from grader.engine.commands.cli import app
+from grader.engine.inside import on_gpu, rank
 from grader.engine.judge.student import Student
-from grader.engine.named import backend_named
-from grader.engine.ranks import backends, on_gpu, rank
+from grader.engine.lesson.lessons import COURSE
+from grader.engine.ranks import backends
 from grader.engine.ranks.backends import Backend, NoBackend, choose, for_a_class
 from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.run import Run
@@ -124,10 +125,10 @@ def test_the_line_is_said_where_there_is_a_choice(machine, capsys):
 
 
 def test_a_notebook_says_it_once(machine, monkeypatch, capsys):
-    monkeypatch.setattr(notebook_check.engine, "backend", backends.GLOO)
+    monkeypatch.setattr(notebook.engine, "backend", backends.GLOO)
     machine(1)
     for wish, said in (("auto", "NCCL 2.30.7, on 1 GPU"), ("auto", ""), ("gloo", "gloo, on CPUs"), ("gloo", "")):
-        notebook_check.take(wish)
+        notebook.take(wish)
         assert capsys.readouterr().out == (f"backend: {said}\n" if said else "")
 
 
@@ -143,10 +144,10 @@ def test_which_runs_are_on_gpus():
     def on_rank(code, rank, world):
         pass
 
-    notebook, script = (Student(Recording(), lesson, [], []) for lesson in ("03_zero", "fsdp_training"))
+    exercise, script = (Student(Recording(), lesson, [], []) for lesson in ("03_zero", "fsdp_training"))
     for student, how in (
-        (notebook, {}),
-        (notebook, {"group": False}),
+        (exercise, {}),
+        (exercise, {"group": False}),
         (script, {}),
         (script, {"group": None}),
         (script, {"anywhere": True}),
@@ -156,7 +157,7 @@ def test_which_runs_are_on_gpus():
         student.call(on_rank, **how)
     script.run(["--data", "data"], {})
     script.run(["--data", "data"], {}, nodes=2)
-    notebook.reference(on_rank, seed=1)
+    exercise.reference(on_rank, seed=1)
     assert asked == [True, False, False, True, True, False, False, True, False, False]
 
 
@@ -224,7 +225,7 @@ class TestCommands:
                 engine,
                 """
                 dist.barrier()
-                from grader.engine.ranks.observe import Line
+                from grader.engine.inside.observe import Line
                 Line.mine.say(e="unfit", text="no mark, please")
                 """,
             )
@@ -290,7 +291,7 @@ def test_and_random_numbers_are_those_of_the_cpu():
 
 
 BY_HOST = """
-from grader.engine.ranks.observe import Line, mark, merciless_messages
+from grader.engine.inside.observe import Line, mark, merciless_messages
 Line.mine.host = dist.new_group(backend="gloo")._get_backend(torch.device("cpu"))
 mark()
 """
@@ -335,7 +336,7 @@ def test_a_call_that_leaves_no_work_is_over_when_the_gpu_has_done_it():
             engine,
             """
             from torch.distributed import distributed_c10d as c10d
-            from grader.engine.ranks import observe, on_gpu
+            from grader.engine.inside import observe, on_gpu
             observe.Line.mine.on_gpu, observe.Line.mine.merciless, late = True, True, []
             on_gpu.settle = lambda: late.pop().add_(5)
 
@@ -364,7 +365,7 @@ def test_who_waits_busily_for_a_call_to_begin_is_no_loop():
             engine,
             """
             from torch.distributed import distributed_c10d as c10d
-            from grader.engine.ranks import observe
+            from grader.engine.inside import observe
             observe.Line.mine.on_gpu = True
 
             class NCCL:

@@ -22,7 +22,7 @@ case "$*" in
     "-m pip --version") [ -e "$(dirname "$0")/../pip" ] ;;
     "-m pip "*) [ ! -e "$LOG.offline" ] ;;
     --version) echo Python 3.12.1 ;;
-    *grader.engine.cli*) echo "ran $4 in $PWD" ;;
+    *grader.engine.commands.cli*) echo "ran $4 in $PWD" ;;
 esac
 """
 
@@ -101,7 +101,8 @@ def test_installs_once_and_again_when_the_requirements_change(bench):
         done.stdout.startswith("ran ") and str(bench.bin.parent) in done.stdout
     )  # the user's folder stays the current one
     assert len(bench.log("install -r")) == 1
-    assert bench.log("grader.engine.cli")[0].startswith("python ")  # that of .venv, not the python3 that made it
+    # the python of .venv, not the python3 that made it
+    assert bench.log("grader.engine.commands.cli")[0].startswith("python ")
 
     assert bench.run("status").stderr == "" and not bench.log("install")
 

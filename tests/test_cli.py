@@ -7,7 +7,7 @@ import tarfile
 import pytest
 
 from course_copy import Course
-from grader.engine import loop
+from grader.engine.commands import watch
 from grader.engine.lesson import files, lessons, progress
 
 
@@ -116,7 +116,7 @@ def test_hints_climb(course, monkeypatch):
     first = course.run("hint", "ddp_training/4")
     assert first.returncode == 0 and first.stdout.startswith("hint 1 of 3 for ddp_training/4: ")
     monkeypatch.setattr(lessons, "COURSE", course.folder)
-    said = [loop.climb("ddp_training", 4) for _ in range(3)]
+    said = [watch.climb("ddp_training", 4) for _ in range(3)]
     assert [text.split(" for ")[0] for text in said] == ["hint 2 of 3", "hint 3 of 3", "hint 3 of 3"]
     assert len({*said, first.stdout.strip()}) == 3
 

@@ -5,11 +5,11 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 
-import published
 import pytest
 import torch
 from torch import nn
 
+import published
 from grader.engine.lesson import lessons
 from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.messages import cases, collectives, rehearse
@@ -387,7 +387,7 @@ def test_a_mixture_is_planned_with_its_experts_spread():
 # No student who has not passed can import it
 
 WITHHELD = """
-from grader.engine.ranks import rank
+from grader.engine.inside import rank
 rank.withhold({lesson!r})
 from utils import costs
 try:

@@ -13,8 +13,8 @@ import time
 import psutil
 import pytest
 
-from grader.engine import live
 from grader.engine.classroom import pages, records, submissions
+from grader.engine.commands import progress
 from grader.engine.jobs import batch
 from grader.engine.ranks import events
 from grader.engine.walls import landlock, sandbox
@@ -93,9 +93,9 @@ def test_names_of_students_are_only_names(tmp_path, capsys):
     rows = list(csv.reader(io.StringIO((tmp_path / "marks.csv").read_text("utf-8"))))
     assert len(rows) == 1 + len(NAMES) and not any(row[0].startswith(("=", "+", "-", "@")) for row in rows)
     for name in NAMES:
-        said = live.line(records.read_record(room.record(name)))
+        said = progress.line(records.read_record(room.record(name)))
         said.encode()
-        assert "\x1b" not in said and "\n" not in live.shown(name).replace("\n", "", 1)
+        assert "\x1b" not in said and "\n" not in progress.shown(name).replace("\n", "", 1)
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_a_notebook_runs_from_top_to_bottom(course, file, lesson, folder):
 def test_a_students_copy_of_the_course_has_all_that_a_check_needs(course, file, tmp_path):
     release = tmp_path / "release"
     subprocess.run(
-        [sys.executable, "-m", "grader.engine.cli", "release", str(release)],
+        [sys.executable, "-m", "grader.engine.commands.cli", "release", str(release)],
         cwd=course,
         check=True,
         env={**os.environ, "PYTHONPATH": str(course)},

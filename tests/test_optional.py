@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from course_copy import Course
-from grader.engine import loop
+from grader.engine.commands import watch
 from grader.engine.lesson import lessons
 from utils.optional import lacks
 
@@ -109,7 +109,7 @@ def test_status_says_it(course):
 
 def test_watch_says_it_and_waits(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning", None)
-    assert loop.Watch(None, LESSON).check(0.0)
+    assert watch.Watch(None, LESSON).check(0.0)
     assert LESSON in the_line(capsys.readouterr().out)
 
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from grader.engine import planning, screen
-from grader.engine.cli import app
+from grader.engine.commands import screen
+from grader.engine.commands.cli import app
+from grader.engine.commands.plan import machine_named
+from grader.engine.lesson import seals
 from utils import this_machine
 from utils.plan import JURECA, Plan
 from utils.plots_plan import spoken
@@ -83,8 +85,8 @@ def test_mistakes_are_one_line(plan, options, word):
 def test_a_sealed_plan_says_what_opens_it(plan, monkeypatch):
     import builtins
 
-    monkeypatch.setattr(planning.seals, "sealed", lambda: {"plan": ["03_zero/1", "03_zero/7"]})
-    monkeypatch.setattr(planning, "right", set)
+    monkeypatch.setattr(seals, "sealed", lambda: {"plan": ["03_zero/1", "03_zero/7"]})
+    monkeypatch.setattr("grader.engine.commands.plan.right", set)
     real = builtins.__import__
 
     def without_costs(name, *how):
@@ -105,7 +107,7 @@ def test_this_machine_is_measured():
 
 
 def test_two_ranks_measure_their_link():
-    machine = planning.machine_named("here", 2)
+    machine = machine_named("here", 2)
     assert machine.node == 2 and 1e6 < machine.inside.bandwidth < 1e13 and 0 < machine.inside.latency < 1
     assert (machine.device_share, machine.link_share) == (1, 1)
 

@@ -4,7 +4,7 @@ import io
 
 from matplotlib.image import imread
 
-from grader.engine.notebook_check import RanksRun
+from grader.engine.commands.notebook import RanksRun
 from grader.engine.ranks.messages import Collective, Message
 from utils import plots
 

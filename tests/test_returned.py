@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch import Tensor, nn, ones
 
+from grader.engine.inside.returned import keeps
 from grader.engine.judge.answers import Answer, answered
 from grader.engine.judge.mutants import judge_of
 from grader.engine.lesson import lessons
 from grader.engine.ranks.engine import Engine
-from grader.engine.ranks.returned import keeps
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The engine's rooms: who may import from whom."""
+"""The course's rooms: who may import from whom, and what runs on which side of the wall."""
 
 import ast
 from pathlib import Path
@@ -7,47 +7,84 @@ import pytest
 
 from grader.engine.lesson.lessons import COURSE
 
-ENGINE = COURSE / "grader" / "engine"
-# From the top: a room imports from itself and from rooms in later rows. What people see lies above all rooms.
-ROWS = [("",), ("classroom",), ("judge",), ("ranks", "jobs"), ("walls",), ("lesson",)]
+GRADER = COURSE / "grader"
+ENGINE = GRADER / "engine"
+# From the top: a room of the engine imports from itself and from rooms in later rows.
+ROWS = [("commands",), ("classroom",), ("judge",), ("ranks", "jobs"), ("inside",), ("walls",), ("lesson",)]
 ROW = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
+# What runs in the student's process is known to what is forked there, and to what the checks do there: nobody who
+# judges reckons with it.
+KNOW_INSIDE = {"engine/ranks/server.py", "kit/__init__.py", "kit/on_rank.py"}
+OF_THE_JUDGE = {"judge", "ranks", "jobs", "walls", "lesson"}  # what a part of the kit may import that runs in pytest
 
 
-def room_of(parts: tuple[str, ...]) -> str:
-    """The room in which a module of the engine lies; "" for the modules above the rooms."""
-    return parts[0] if parts and parts[0] in ROW else ""
-
-
-def imports(file: Path) -> set[str]:
-    """The rooms from which a file imports, also within its functions."""
+def imported(file: Path) -> set[str]:
+    """The modules from which a file imports, also within its functions, by their whole names; for types alone: none."""
+    tree = ast.parse(file.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
     found = set()
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-        names = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        for name in names:
-            if name.startswith("grader.engine."):
-                found.add(room_of(tuple(name.removeprefix("grader.engine.").split("."))))
+            found |= {alias.name for alias in node.names}
     return found
 
 
-FILES = sorted(ENGINE.rglob("*.py"))
+def rooms(file: Path) -> set[str]:
+    """The engine's rooms from which a file imports."""
+    names = [name.split(".") for name in imported(file) if name.startswith("grader.engine.")]
+    return {parts[2] for parts in names}
+
+
+def spoken(file: Path) -> str:
+    return file.relative_to(GRADER).as_posix()
+
+
+FILES = sorted(path for path in ENGINE.rglob("*.py") if path.parent != ENGINE)
+KIT = sorted((GRADER / "kit").glob("*.py"))
+CHECKS = sorted([*GRADER.glob("test_*.py"), *(GRADER / "mutants").glob("*.py")])
+LIBRARY = sorted((COURSE / "utils").rglob("*.py"))
 
 
 def test_every_room_has_a_row_and_a_sentence():
-    folders = {path.parent.name for path in ENGINE.glob("*/__init__.py")}
-    assert folders == ROW.keys() - {""}
+    assert {path.parent.name for path in ENGINE.glob("*/__init__.py")} == ROW.keys()
+    assert [path.name for path in ENGINE.glob("*.py")] == ["__init__.py"]
     assert all(ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in ENGINE.rglob("__init__.py"))
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(ENGINE).as_posix())
+@pytest.mark.parametrize("file", FILES, ids=spoken)
 def test_a_room_imports_only_from_itself_and_from_rooms_below(file):
-    own = room_of(file.relative_to(ENGINE).parts[:-1])
-    above = {room for room in imports(file) if room != own and ROW[room] <= ROW[own]}
-    assert not above, f"{file.relative_to(ENGINE)} imports from {sorted(above)}"
+    own = file.relative_to(ENGINE).parts[0]
+    above = {room for room in rooms(file) if room != own and ROW[room] <= ROW[own]}
+    assert not above, f"{spoken(file)} imports from {sorted(above)}"
+    assert not [name for name in imported(file) if name.startswith("grader.kit")]
+
+
+@pytest.mark.parametrize("file", [path for path in [*FILES, *KIT] if "inside" not in path.parts], ids=spoken)
+def test_nobody_who_judges_knows_what_runs_in_the_students_process(file):
+    assert "inside" not in rooms(file) or spoken(file) in KNOW_INSIDE
+
+
+@pytest.mark.parametrize("file", [path for path in KIT if path.name != "__init__.py"], ids=spoken)
+def test_a_part_of_the_kit_is_on_one_side_of_the_wall(file):
+    assert rooms(file) <= ({"inside"} if file.name == "on_rank.py" else OF_THE_JUDGE)
+
+
+@pytest.mark.parametrize("file", CHECKS, ids=spoken)
+def test_a_check_file_imports_from_the_kit_alone(file):
+    of_ours = {name for name in imported(file) if name.startswith("grader.")}
+    assert all(name.startswith("grader.kit.") and name.count(".") == 2 for name in of_ours), of_ours
+
+
+@pytest.mark.parametrize("file", LIBRARY, ids=lambda file: file.relative_to(COURSE).as_posix())
+def test_the_library_does_not_know_the_grader(file):
+    assert not [name for name in imported(file) if name.startswith("grader")]
 
 
 def test_the_test_sees_imports():
-    assert imports(ENGINE / "judge" / "judge.py") >= {"judge", "lesson", "ranks"}
+    assert rooms(ENGINE / "judge" / "judge.py") >= {"judge", "lesson", "ranks"}
+    assert "grader.kit.todo" in imported(GRADER / "test_01_collectives.py")
+    assert "inside" in rooms(GRADER / "kit" / "on_rank.py")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from course_copy import Course
-from grader.engine import loop
+from grader.engine.commands.watch import must_poll, recheck
 from grader.engine.judge.judge import checked_lessons
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.engine import Engine
@@ -161,14 +161,14 @@ def test_what_is_worked_on_comes_first(engine, tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "ddp_training.py").write_text(regions.compose(source, (1, 2, 3, 10)))
     shown = []
-    verdicts = loop.recheck(engine, "ddp_training", 10, lambda v: shown.append(v.todo), target=str(tmp_path))
+    verdicts = recheck(engine, "ddp_training", 10, lambda v: shown.append(v.todo), target=str(tmp_path))
     assert shown == [10, *range(1, 10), *range(11, 19)]
     assert [v.todo for v in verdicts] == list(range(1, 19))
     assert [v.todo for v in verdicts if v.passed] == [1, 2, 3, 10]
 
     shown.clear()
     assert (
-        loop.recheck(engine, "ddp_training", 10, lambda v: shown.append(v.todo), lambda: len(shown) == 2, str(tmp_path))
+        recheck(engine, "ddp_training", 10, lambda v: shown.append(v.todo), lambda: len(shown) == 2, str(tmp_path))
         is None
     )
     assert shown == [10, 1]  # a new save stops it
@@ -191,6 +191,6 @@ def test_polls_where_events_do_not_reach(tmp_path, monkeypatch):
         ("btrfs", None),
     ):
         monkeypatch.setattr(psutil, "disk_partitions", mounts(kind))
-        assert loop.must_poll(tmp_path / "train") is poll, kind
+        assert must_poll(tmp_path / "train") is poll, kind
     monkeypatch.setenv("WORKBOOK_POLL", "1")
-    assert loop.must_poll(tmp_path) is True
+    assert must_poll(tmp_path) is True

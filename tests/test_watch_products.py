@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from grader.engine.ranks import events, products
+from grader.engine.inside import products
+from grader.engine.ranks import events
 from grader.kit import watch_products
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from grader.engine import screen
+from grader.engine.commands import screen
 from grader.engine.judge.answers import answered
 from grader.engine.judge.judge import Judge
 from grader.engine.judge.mutants import judge_of

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from grader.engine.notebook_check import RanksRun
+    from grader.engine.commands.notebook import RanksRun
     from grader.engine.ranks.messages import Collective, Message
 
 # Told apart by the colour-blind, too (Okabe and Ito).

@@ -1,6 +1,4 @@
-"""What people see: the commands, the loop of `watch`, what a notebook asks for.
+"""The judge and all that surrounds it, in rooms, each of which imports only from those named after it:
 
-Below it the rooms, each of which imports only from those named after it:
-
-    classroom/   judge/   ranks/ and jobs/ side by side   walls/   lesson/
+commands/   classroom/   judge/   ranks/ and jobs/ side by side   inside/   walls/   lesson/
 """

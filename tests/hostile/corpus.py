@@ -43,8 +43,8 @@ C = (  # by libc no audit hook hears of it
     "import ctypes, os, signal, sys, time\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 )
 FORGE = """
-from grader.engine.ranks import evidence
-from grader.engine.ranks import observe
+from grader.engine.inside import evidence
+from grader.engine.inside import observe
 def hand_in(result, last='end'):
     evidence.write(observe.Path.cwd().parent / f'evidence-{rank}', result)
     observe.Line.mine.say(e=last)
@@ -273,7 +273,7 @@ time.sleep(20)
 MEMORY_BOMB = (
     C
     + """
-from grader.engine.ranks import observe
+from grader.engine.inside import observe
 for _ in range(4) if rank == 0 else ():
     if os.fork() == 0:
         hoard, end = [], time.time() + 20
@@ -332,7 +332,7 @@ for descriptor in range(3, 256):
 HOSTILE_EVENT = (
     C
     + """
-from grader.engine.ranks import observe
+from grader.engine.inside import observe
 import json
 about = dict(e='op', op='all_reduce', name='1/0', group=[0, 1], bytes=4, dtype='float32', detail=None, where=None, t=0.0)
 for shape in ([2000000000, [0]], [10**4000] * 200, [[10**9, 'x']], {'a': 1}, [-1], [1e308, 1e308]):
@@ -370,7 +370,7 @@ DEEP = "(" * 100_000
 
 OUT_OF_BAND = """
 import pickle, pathlib
-from grader.engine.ranks import observe
+from grader.engine.inside import observe
 post = observe.Path.cwd() / f'post-{world}-{len(tensor)}'
 if rank == 0:
     (post.parent / f'{post.name}.part').write_bytes(pickle.dumps(tensor))
@@ -474,7 +474,7 @@ ATTACKS = [
         "a limit on what a rank may say",
         broadcast(
             C
-            + 'from grader.engine.ranks import observe\nwhile True:\n    observe.Line.mine.socket.sendall(b\'{"e": "step",'
+            + 'from grader.engine.inside import observe\nwhile True:\n    observe.Line.mine.socket.sendall(b\'{"e": "step",'
             ' "t": 0}\\n\' * 10000)'
         ),
         says="more calls",
@@ -631,7 +631,7 @@ ATTACKS = [
         "deep nesting, NaN, a million entries",
         "JSON and safetensors, of a size",
         broadcast(
-            C + "from grader.engine.ranks import observe\nrun = observe.Path.cwd().parent\n(run /"
+            C + "from grader.engine.inside import observe\nrun = observe.Path.cwd().parent\n(run /"
             " f'evidence-{rank}.json').write_text('[' * 1000000)\n(run /"
             " f'evidence-{rank}.safetensors').write_bytes(b'\\xff' *"
             " 64)\nobserve.Line.mine.say(e='end')\ntime.sleep(60)"

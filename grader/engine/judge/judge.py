@@ -26,8 +26,9 @@ from grader.engine.judge.student import Student, named_places
 from grader.engine.judge.verdict import ALIKE, Todo, Verdict, Wrong, text, todos
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
+from grader.engine.ranks.endings import broken_promise
 from grader.engine.ranks.engine import Engine
-from grader.engine.ranks.returned import NOTHING, fault
+from grader.engine.ranks.events import NOTHING
 from grader.engine.walls import plain
 
 
@@ -160,7 +161,7 @@ class Judge:
         for run in self.student.recent:
             for rank, told in sorted(run.strange.items()):
                 if self.owner(told["where"]) in (number, None) and only in ("", told["returned"]):
-                    return fault(rank, told)
+                    return broken_promise(rank, told)
         return None
 
     def _say_broken(self, number: int) -> Verdict:

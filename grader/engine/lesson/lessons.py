@@ -115,8 +115,13 @@ TAUGHT_IN = re.compile(r'^TAUGHT_IN = "(\w+)"', re.MULTILINE)  # in a module of 
 
 def taught(course: Path = COURSE) -> dict[Path, str]:
     """What the library has of lessons: the module's file -> the lesson that teaches it."""
-    modules = {path: TAUGHT_IN.search(path.read_text("utf-8")) for path in sorted((course / "utils").glob("*.py"))}
+    modules = {path: TAUGHT_IN.search(path.read_text("utf-8")) for path in sorted((course / "utils").rglob("*.py"))}
     return {path: found[1] for path, found in modules.items() if found}
+
+
+def module_name(file: Path, course: Path = COURSE) -> str:
+    """What an import calls a file of the course: utils/plots/base.py is utils.plots.base."""
+    return ".".join(file.relative_to(course).with_suffix("").parts).removesuffix(".__init__")
 
 
 def lacking(stem: str) -> str:

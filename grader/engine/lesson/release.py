@@ -147,8 +147,8 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
         for file in files[stem]:  # what is put in asks for others, too
             text = file.read_text("utf-8")
             for module, todos in given.items():
-                used = f"utils.{module.stem}" in text and lessons.comes_after(stem, taught[module])
-                if used and module not in files[stem]:
+                used = _imports(text, lessons.module_name(module, folder))
+                if used and lessons.comes_after(stem, taught[module]) and module not in files[stem]:
                     files[stem].append(module)
                     opened_by.setdefault(stem, set()).update(todos)
     lines = []
@@ -168,6 +168,12 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
     for module in given:
         module.unlink()
     return lines
+
+
+def _imports(text: str, module: str) -> bool:
+    """Whether a text imports this module of the library, in either way."""
+    package, _, name = module.rpartition(".")
+    return module in text or re.search(rf"from {package} import .*\b{name}\b", text) is not None
 
 
 def _given_away(module: Path, lesson: str, released: Sequence[str]) -> set[tuple[str, int]]:

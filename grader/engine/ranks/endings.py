@@ -9,10 +9,9 @@ import textwrap
 from pathlib import Path
 
 from grader.engine.lesson import lessons
-from grader.engine.ranks import returned
 from grader.engine.ranks.diagnose import Fault, Where, place
+from grader.engine.ranks.events import NOTHING
 from grader.engine.ranks.traces import Traces
-
 
 SHORT = 160  # characters
 
@@ -64,11 +63,12 @@ class Endings:
         """The line of the course's library, or else of the check, that broke on what the student's code returned."""
         check = Path(getattr(sys.modules.get(self.check), "__file__", None) or "")
         for path, line, _ in reversed(frames):
-            name = Path(*Path(path).parts[-2:])
-            library = name.parent == Path("utils") and (lessons.COURSE / name).is_file() and "site-packages" not in path
-            if library or (check.name.startswith("test_") and name.parts == check.parts[-2:]):
-                text = linecache.getline(str(lessons.COURSE / name if library else check), line).strip()
-                return f"{name if library else 'the check'} says: {textwrap.shorten(text, 120, placeholder=' …')}"
+            file = Path(path)
+            library = file.is_relative_to(lessons.COURSE / "utils")
+            if library or (check.name.startswith("test_") and file.parts[-2:] == check.parts[-2:]):
+                text = linecache.getline(str(file if library else check), line).strip()
+                teller = file.relative_to(lessons.COURSE) if library else "the check"
+                return f"{teller} says: {textwrap.shorten(text, 120, placeholder=' …')}"
         return ""
 
     def crash(self, number: int, last: list[Where | None]) -> Fault:
@@ -82,8 +82,8 @@ class Endings:
             if word["type"] == "NotImplementedError" and word["text"].startswith("TODO "):
                 text = f"a part of {word['text']} is still to be written"
             strange = self.strange.get(number)
-            if strange and (not where or (strange["returned"] == returned.NOTHING and "None" in word["text"])):
-                return returned.fault(number, strange, where)
+            if strange and (not where or (strange["returned"] == NOTHING and "None" in word["text"])):
+                return broken_promise(number, strange, where)
             if where:
                 text = f"{text.rstrip('.')}, at {place(where)}"
             elif line := self.line_of_ours(word["frames"]):
@@ -105,3 +105,21 @@ class Endings:
         else:
             text = f"rank {number} is gone: {how}, last seen at {place(where)}"
         return Fault("crash", text, number, where, expected="every rank ends normally", seen=how)
+
+
+def broken_promise(number: int, event: dict, stops: Where | None = None) -> Fault:
+    """Why a run failed: what rank `number` told of a function that returns something else than its signature says, and
+    where that rank stops.
+    """
+    return Fault(
+        "crash",
+        f"rank {number}: {event['name']} returns {event['returned']}, where its signature says {event['promised']}"
+        + (f"; so it stops at {place(stops)}" if stops else ""),
+        number,
+        event["where"],
+        expected=event["promised"],
+        seen=event["returned"],
+        hint=f"A function hands back what a `return` says. Has each way through {event['name']} one?"
+        if event["returned"] == NOTHING
+        else "",
+    )

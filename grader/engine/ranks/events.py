@@ -9,6 +9,7 @@ from typing import Any
 
 LONGEST = 200_000  # bytes of one event; the frames of an endless recursion take half of it
 MOST = 1 << 48  # of whatever is counted
+NOTHING = "None"  # what a function returned that returns nothing
 NEEDED = {
     "op": {"op", "name", "group", "shape", "dtype", "bytes", "detail", "where"},
     "crash": {"type", "text", "frames"},

@@ -52,12 +52,13 @@ import torch.nn.parallel
 import torch.utils.data.distributed
 
 import utils
-from grader.engine.ranks import keeper, observe, rank
+from grader.engine.inside import observe, rank
+from grader.engine.ranks import keeper
 from grader.engine.walls import sandbox
 from grader.engine.walls.landlock import confine
 from utils.optional import lacks
 
-for part in pkgutil.iter_modules(utils.__path__, "utils."):  # what the students' code imports
+for part in pkgutil.walk_packages(utils.__path__, "utils.", onerror=lambda _: None):  # what the students' code imports
     with contextlib.suppress(Exception):  # of one that is broken, those hear whose code imports it
         importlib.import_module(part.name)
 
@@ -89,7 +90,7 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
 def run_command(line: socket.socket) -> None:
     """Be a command that was handed over."""
     torch.set_num_threads(os.cpu_count() or 1)
-    cli = importlib.import_module("grader.engine.cli")  # by name: it lies above this room
+    cli = importlib.import_module("grader.engine.commands.cli")  # by name: it lies above this room
     keeper.take_over(line, cli.main)
 
 

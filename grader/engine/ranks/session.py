@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grader.engine.ranks import events, limits, returned
+from grader.engine.ranks import events, limits
 from grader.engine.ranks.diagnose import Diagnosis, Fault, Where
 from grader.engine.ranks.endings import Endings
 from grader.engine.ranks.pulse import TICK, Pulse
@@ -174,7 +174,7 @@ class Session:
             self.unfit = self.unfit or f"rank {number} cannot use its GPU: {event['text']}"
             return
         if event["e"] == "strange":
-            if number not in self.run.strange or event["returned"] == returned.NOTHING:
+            if number not in self.run.strange or event["returned"] == events.NOTHING:
                 self.run.strange[number] = event
             return
         self.run.events[number].append(event)

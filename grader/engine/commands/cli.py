@@ -11,8 +11,8 @@ from typing import NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from grader.engine import beginning, learning, running, planning, teaching  # noqa: F401  --help shows them in this order
-from grader.engine.named import app
+from grader.engine.commands import begin, student, run, plan, instructor  # noqa: F401  --help shows them in this order
+from grader.engine.commands.arguments import app
 from grader.engine.ranks import keeper
 from grader.engine.ranks.diagnose import Unjudged
 

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from grader.engine.launching import run_once, say_report
+from grader.engine.commands.arguments import BEGIN, app, say_next
+from grader.engine.commands.launch import run_once, say_report
+from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons, tracks
 from grader.engine.lesson.progress import lesson_map
-from grader.engine.named import BEGIN, app, say_next
-from grader.engine.screen import fail, say
 
 
 @app.command(rich_help_panel=BEGIN)

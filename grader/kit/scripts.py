@@ -6,7 +6,6 @@ import math
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,6 @@ from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong, expect, hinted
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.evidence import whole
-from grader.engine.ranks.observe import Line, next_world
-from grader.engine.ranks.recording import record_training
 
 # Losses of the parallel run and of the serial run differ by the order in which float32 numbers are
 # added: 2.4e-7 was measured over 50 steps, a wrong sample or weight gives 1e-3 and more.
@@ -259,33 +256,6 @@ def same_run(serial, run, world):
 
 def read(content: bytes) -> dict[str, Any]:
     return torch.load(io.BytesIO(content), weights_only=True)
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name in the plain model, without what wrappers add to it."""
-    return name.replace("_checkpoint_wrapped_module.", "").removeprefix("module.")
-
-
-def mains_on_rank(code, rank, world, runs, data, keep=None):
-    """main(), run after run in one process: for each (ranks, flags). Returns what each run left, or only what is named
-    in `keep`; None where this rank was not in it.
-    """
-    for name, text in data.items():  # a folder for each rank: none must wait for another
-        path = Path(f"{rank}") / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    record, left = record_training(Line.mine), []
-    for number, (ranks, flags) in enumerate(runs):
-        if rank >= ranks:
-            left.append(None)
-            continue
-        next_world(ranks)
-        record.begin()
-        code.main(["--data", f"{rank}/data", "--out", f"out-{number}", *flags])
-        seen = record.evidence()
-        seen["weights"] = {plain_name(name): weight for name, weight in seen["weights"].items()}
-        left.append({what: seen[what] for what in keep or seen})
-    return left
 
 
 def together(ranks, what):

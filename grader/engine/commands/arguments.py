@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons, seals, tracks
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import exercises, next_todo, right
-from grader.engine.screen import fail, say
 
 if TYPE_CHECKING:
     from grader.engine.ranks import backends

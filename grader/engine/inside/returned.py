@@ -1,4 +1,4 @@
-"""What the student's functions return, where it is not what their signature promises.
+"""What the student's functions return, where it is not what their signature promises: told to the judge.
 
 A check's rank code, and code that was given, go on with what they got and break where they stand, on None most often:
 then that line says nothing to the student. So a function that keeps its promise is not noted; of those that do not, the
@@ -10,8 +10,6 @@ import inspect
 import types
 from collections.abc import Callable
 from typing import Any, Union, get_args, get_origin
-
-from grader.engine.ranks.diagnose import Fault, Where, place
 
 NOTHING = "None"
 told: list[str] = []  # what was returned, each once: a rank is a process of its own
@@ -83,19 +81,3 @@ def kind_of(value: Any) -> str:
 
 def said(wanted: Any) -> str:
     return getattr(wanted, "__name__", str(wanted)) if get_origin(wanted) is None else str(wanted)
-
-
-def fault(number: int, event: dict, stops: Where | None = None) -> Fault:
-    """Why a run failed: what rank `number` told of a function, and where that rank stops."""
-    return Fault(
-        "crash",
-        f"rank {number}: {event['name']} returns {event['returned']}, where its signature says {event['promised']}"
-        + (f"; so it stops at {place(stops)}" if stops else ""),
-        number,
-        event["where"],
-        expected=event["promised"],
-        seen=event["returned"],
-        hint=f"A function hands back what a `return` says. Has each way through {event['name']} one?"
-        if event["returned"] == NOTHING
-        else "",
-    )

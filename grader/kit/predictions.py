@@ -3,24 +3,9 @@
 import math
 from typing import Any
 
-import torch
-
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import expect
-
-
-def answers_on_rank(code, rank, world, calls):
-    """What the student's functions return: calls are (name, arguments)."""
-    return [plain(getattr(code, name)(*arguments)) for name, arguments in calls]
-
-
-def plain(value: Any) -> Any:
-    """An answer as evidence can hold it."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
-    return value if isinstance(value, (int, float, str, type(None))) else repr(value)
+from grader.kit.on_rank import answers_on_rank
 
 
 def check_answers(

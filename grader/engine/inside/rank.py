@@ -36,8 +36,8 @@ from typing import Any
 import torch
 
 from grader import OWN
+from grader.engine.inside import evidence, observe, on_gpu, recording, returned
 from grader.engine.lesson import lessons
-from grader.engine.ranks import evidence, observe, on_gpu, recording, returned
 
 
 def main(job: dict, number: int, end: socket.socket) -> None:
@@ -151,8 +151,12 @@ def withhold(lesson: str) -> None:
     ahead = lessons.ORDER[lessons.ORDER.index(lesson) :] if lesson in lessons.ORDER else ()
     for path, teaches in taught().items():
         if teaches in ahead:
-            sys.modules[f"utils.{path.stem}"] = Withheld(f"utils.{path.stem}")
-            vars(sys.modules["utils"]).pop(path.stem, None)
+            name = lessons.module_name(path)
+            for below in [known for known in sys.modules if known.startswith(f"{name}.")]:
+                del sys.modules[below]
+            sys.modules[name] = Withheld(name)
+            package, _, own = name.rpartition(".")
+            vars(sys.modules[package]).pop(own, None)
 
 
 def load(job: dict, line: observe.Line, name: str) -> types.ModuleType:

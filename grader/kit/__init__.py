@@ -10,9 +10,15 @@
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
 | what ranks did | `sound`, `cases`, `collectives`, `rehearse`, `Run` |
+| batch files, and what the schedulers would start | `batch`, `header`, `stand_ins` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `one_writer`, `on_nodes`, `REL`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
+from grader.engine.inside.observe import Line, mark, merciless_messages, next_world, smaller_world
+from grader.engine.inside.products import watch_products
+from grader.engine.inside.recording import elements, record_files, record_training
+from grader.engine.inside.returned import kind_of
+from grader.engine.jobs import batch, header, stand_ins
 from grader.engine.judge.answers import Answer
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong, expect, hinted, premise, todo
@@ -20,22 +26,18 @@ from grader.engine.ranks.diagnose import Fault, place
 from grader.engine.ranks.engine import Private
 from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, rehearse
-from grader.engine.ranks.observe import Line, mark, merciless_messages, next_world, smaller_world
-from grader.engine.ranks.products import watch_products
-from grader.engine.ranks.recording import elements, record_files, record_training
-from grader.engine.ranks.returned import kind_of
 from grader.engine.ranks.run import Run
-from grader.predictions import check_answers, plain
-from grader.scripts import (
+from grader.kit.messages import sound
+from grader.kit.on_rank import mains_on_rank, plain, plain_name
+from grader.kit.predictions import check_answers
+from grader.kit.scripts import (
     REL,
     check_checkpoint,
     corpus,
     each_once,
     losses,
-    mains_on_rank,
     on_nodes,
     one_writer,
-    plain_name,
     reported,
     same_losses,
     same_report,
@@ -43,5 +45,4 @@ from grader.scripts import (
     together,
     training,
 )
-from grader.sound import sound
 from utils.memory import Peak

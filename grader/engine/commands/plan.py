@@ -12,10 +12,10 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from grader.engine.commands.arguments import LEARN, app
+from grader.engine.commands.screen import console, fail, say
 from grader.engine.lesson import lessons, seals
 from grader.engine.lesson.progress import right
-from grader.engine.named import LEARN, app
-from grader.engine.screen import console, fail, say
 
 if TYPE_CHECKING:
     from utils.costs import Choice

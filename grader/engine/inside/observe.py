@@ -49,9 +49,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from grader.engine.ranks import on_gpu
-from grader.engine.ranks.in_flight import PendingCollective, PendingMessage, begin, depart, finish, watch_waits
-from grader.engine.ranks.pretended import pretend_gpus
+from grader.engine.inside import on_gpu
+from grader.engine.inside.in_flight import PendingCollective, PendingMessage, begin, depart, finish, watch_waits
+from grader.engine.inside.pretended import pretend_gpus
 from utils.distributed import cleanup
 
 leave: Callable[[int], None] = os._exit  # the real one: `watch` replaces it for the student

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from grader.engine.launching import out_folder, run_as_job, run_once, say_report
+from grader.engine.commands.arguments import LEARN, Lesson, app, lesson_named, own_file
+from grader.engine.commands.launch import out_folder, run_as_job, run_once, say_report
+from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
-from grader.engine.named import LEARN, Lesson, app, lesson_named, own_file
-from grader.engine.screen import fail, say
 
 
 @app.command(rich_help_panel=LEARN)

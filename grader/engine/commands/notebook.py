@@ -85,9 +85,9 @@ def own_run(
     run = engine.run(
         units,
         on_gpus=True,
-        module="grader.engine.ranks.rank",
+        module="grader.engine.inside.rank",
         world=len(inputs),
-        function="grader.engine.ranks.rank:own_function",
+        function="grader.engine.inside.rank:own_function",
         inputs={"name": function, "timed": timed, "inputs": [evidence.encoded(value) for value in inputs]},
     )
     for number, text in enumerate(run.stdout):

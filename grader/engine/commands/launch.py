@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
-from grader.engine.screen import fail, say
 
 
 def run_once(script: Path, nproc: int, args: list[str], out: Path, dry_run: bool = False) -> int:

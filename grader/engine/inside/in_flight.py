@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from grader.engine.ranks import on_gpu
+from grader.engine.inside import on_gpu
 
 
 @dataclass

@@ -22,6 +22,7 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from grader.engine.commands.screen import console, say, say_verdict
 from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
 from grader.engine.judge.passed import Passed
 from grader.engine.judge.verdict import Verdict
@@ -29,7 +30,6 @@ from grader.engine.lesson import lessons, seals
 from grader.engine.lesson.files import own_files
 from grader.engine.lesson.progress import Entry, Progress, lesson_map, right
 from grader.engine.ranks.engine import Engine
-from grader.engine.screen import console, say, say_verdict
 
 # File systems on which the kernel does not hear of every change: on a network, or in another system.
 WITHOUT_EVENTS = (

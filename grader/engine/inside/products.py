@@ -6,7 +6,7 @@
 import math
 from typing import Any
 
-from grader.engine.ranks.observe import Line
+from grader.engine.inside.observe import Line
 from utils.memory import Peak
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from grader.engine.ranks.observe import Line
+from grader.engine.inside.observe import Line
 
 
 def elements(tensors: Iterable[torch.Tensor]) -> int:

@@ -6,11 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from grader.engine.lesson import lessons, reference, seals
-from grader.engine.lesson.lessons import titles
-from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo, right, track_map
-from grader.engine.lesson.tracks import TRACKS
-from grader.engine.named import (
+from grader.engine.commands.arguments import (
     LEARN,
     Backend,
     Lesson,
@@ -24,7 +20,11 @@ from grader.engine.named import (
     todo_named,
     unreadable,
 )
-from grader.engine.screen import COLOURS, fail, say, say_reference
+from grader.engine.commands.screen import COLOURS, fail, say, say_reference
+from grader.engine.lesson import lessons, reference, seals
+from grader.engine.lesson.lessons import titles
+from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo, right, track_map
+from grader.engine.lesson.tracks import TRACKS
 
 
 @app.command("list", hidden=True)  # what many type first
@@ -84,10 +84,10 @@ def check(
         engine.start()  # it loads torch while we load the checks
         from json import dumps
 
+        from grader.engine.commands.screen import say_verdict
+        from grader.engine.commands.watch import remember
         from grader.engine.judge.judge import Judge, checked_lessons
         from grader.engine.judge.passed import Passed
-        from grader.engine.loop import remember
-        from grader.engine.screen import say_verdict
 
         engine.backend = backend_named(backend)
         found = []
@@ -137,8 +137,8 @@ def watch(
 
     with Engine(kept=True) as engine:
         engine.start()
+        from grader.engine.commands.watch import Watch
         from grader.engine.judge.judge import checked_lessons
-        from grader.engine.loop import Watch
 
         if lesson not in checked_lessons():
             fail(f"{lesson} has no checks yet")
@@ -159,8 +159,8 @@ def stop() -> None:
 def hint(todo: Todo) -> None:
     """Give a hint; each call one step more."""
     lesson, number = todo_named(todo)
+    from grader.engine.commands.watch import climb
     from grader.engine.judge.judge import checked_lessons
-    from grader.engine.loop import climb
 
     if lesson not in checked_lessons():
         fail(f"{lesson} has no hints yet")

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from grader.engine.classroom import records
-from grader.engine.screen import console, say
+from grader.engine.commands.screen import console, say
 from grader.engine.walls.plain import plain_text
 
 

@@ -9,10 +9,10 @@ import typer
 from rich.markup import escape
 
 from grader.engine.classroom import records
+from grader.engine.commands.arguments import STUDENTS, TEACH, Todo, app, exercise_named, todo_named
+from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
 from grader.engine.lesson.progress import exercises
-from grader.engine.named import STUDENTS, TEACH, Todo, app, exercise_named, todo_named
-from grader.engine.screen import fail, say
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
@@ -145,12 +145,12 @@ def grade(
             fail(lessons.lacking(stem))
         stems.remove(stem)
         say(escape(f"– {stem} is not graded: {lessons.lacking(stem)}"))
-    from grader.engine import live
     from grader.engine.classroom import grade as grading
     from grader.engine.classroom import pages
     from grader.engine.classroom.submissions import students
-    from grader.engine.ranks import backends
+    from grader.engine.commands import progress
     from grader.engine.lesson.release import ReleaseError
+    from grader.engine.ranks import backends
     from grader.engine.walls.sandbox import NoSandbox
 
     if not (found := students(submissions)):
@@ -171,7 +171,7 @@ def grade(
     try:
         options = dict(option.split("=", 1) for option in slurm_options.split(",") if "=" in option)
         news = grading.run_on_slurm(room, left, jobs, options) if slurm else grading.run(room, left, jobs)
-        live.show(room, news, len(left))
+        progress.show(room, news, len(left))
     except grading.NoCluster as problem:
         fail(f"--slurm: {problem}")
     except KeyboardInterrupt:
@@ -182,8 +182,8 @@ def grade(
     failed = [name for name in found if records.read_record(room.record(name))["state"] == records.FAILED]
     if failed:
         fail(
-            f"{len(failed)} could not be graded, by no fault of theirs: {', '.join(map(live.shown, failed[:5]))}; the"
-            " same command tries them once more",
+            f"{len(failed)} could not be graded, by no fault of theirs: {', '.join(map(progress.shown, failed[:5]))};"
+            " the same command tries them once more",
             code=1,
         )
 

@@ -1,0 +1,50 @@
+"""What the checks have in common on a rank: it runs beside the student's code, and judges nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grader.engine.inside.observe import Line, next_world
+from grader.engine.inside.recording import record_training
+
+
+def answers_on_rank(code, rank, world, calls):
+    """What the student's functions return: calls are (name, arguments)."""
+    return [plain(getattr(code, name)(*arguments)) for name, arguments in calls]
+
+
+def plain(value: Any) -> Any:
+    """An answer as evidence can hold it."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    return value if isinstance(value, (int, float, str, type(None))) else repr(value)
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in the plain model, without what wrappers add to it."""
+    return name.replace("_checkpoint_wrapped_module.", "").removeprefix("module.")
+
+
+def mains_on_rank(code, rank, world, runs, data, keep=None):
+    """main(), run after run in one process: for each (ranks, flags). Returns what each run left, or only what is named
+    in `keep`; None where this rank was not in it.
+    """
+    for name, text in data.items():  # a folder for each rank: none must wait for another
+        path = Path(f"{rank}") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    record, left = record_training(Line.mine), []
+    for number, (ranks, flags) in enumerate(runs):
+        if rank >= ranks:
+            left.append(None)
+            continue
+        next_world(ranks)
+        record.begin()
+        code.main(["--data", f"{rank}/data", "--out", f"out-{number}", *flags])
+        seen = record.evidence()
+        seen["weights"] = {plain_name(name): weight for name, weight in seen["weights"].items()}
+        left.append({what: seen[what] for what in keep or seen})
+    return left
