@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from utils import distributed
 from utils.after_ddp import setup
-from utils.distributed import LAUNCHERS, check_divides, cleanup, launch_environment, print0, save0
+from utils.arguments import SIZES, training_parser
+from utils.distributed import LAUNCHERS, cleanup, launch_environment, print0, save0, set_batch_size
 
 ROOT = Path(__file__).parents[1]
 
@@ -136,23 +137,47 @@ def test_a_save_that_fails_leaves_the_old_file_whole(env, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
 
 
-def test_check_divides(env, capsys):
-    check_divides(24, 1), check_divides(24, 4)
+def batch(*flags):
+    return training_parser("ddp_training").parse_args(flags)
+
+
+def test_the_global_batch_divides(env, capsys):
+    args = batch("--batch-size", "24")
+    set_batch_size(args, 1), set_batch_size(args, 4)
+    assert args.batch_size == 24
     env(RANK="1")
     with pytest.raises(SystemExit) as stop:
-        check_divides(25, 4)
+        set_batch_size(batch("--batch-size", "25"), 4)
     assert stop.value.code == 2 and capsys.readouterr().err == ""
     env(RANK="0")
     with pytest.raises(SystemExit):
-        check_divides(25, 4)
+        set_batch_size(batch("--batch-size", "25"), 4)
     line = capsys.readouterr().err
     assert "--batch-size 25" in line and "4 ranks" in line and "28" in line and line.count("\n") == 1
+
+
+def test_the_batch_of_a_rank_times_the_ranks(capsys):
+    args = batch("--batch-size-per-rank", "5")
+    set_batch_size(args, 3), set_batch_size(args, 3)  # a pipeline's flags are checked twice
+    assert args.batch_size == 15
+    with pytest.raises(SystemExit):
+        batch("--batch-size-per-rank", "24", "--batch-size", "24")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "not allowed with" in line
+
+
+def test_a_size_sets_what_was_not_given():
+    small, large = batch(), batch("--dim", "64", "--size", "gpu", "--size", "node")
+    assert vars(small) | SIZES["laptop"] == vars(small) and small.batch_size_per_rank is None
+    assert vars(large) | SIZES["node"] | {"dim": 64} == vars(large)
+    assert batch("--size", "gpu", "--batch-size-per-rank", "8").batch_size == 8
 
 
 RANKS = """
 import torch, torch.distributed as dist
 from utils.data import ShardSampler
 from utils.after_ddp import setup
+from utils.arguments import SIZES, training_parser
 from utils.distributed import cleanup, print0
 rank, local_rank, world_size, device = setup()
 shards = [None] * world_size

@@ -151,8 +151,10 @@ def test_what_can_not_be_is_refused_when_arguments_are_read(solution, flags, wor
 
 
 def test_a_batch_that_does_not_divide_names_the_axis(solution, capsys):
-    from utils.distributed import check_divides
+    from argparse import Namespace
+
+    from utils.distributed import set_batch_size
 
     with pytest.raises(SystemExit):
-        check_divides(7, 2, "ranks of the data axis")
+        set_batch_size(Namespace(batch_size=7, batch_size_per_rank=None), 2, "ranks of the data axis")
     assert "does not divide by 2 ranks of the data axis" in capsys.readouterr().err

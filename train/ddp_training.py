@@ -36,7 +36,7 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 from utils.arguments import training_parser
 from utils.data import IGNORE, DataError, EpochOrder, ShardSampler, Windows, load_corpus
 from utils.device_memory import device_memory
-from utils.distributed import check_divides, cleanup, fail, launch_environment, print0, save0
+from utils.distributed import cleanup, fail, launch_environment, print0, save0, set_batch_size
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 
@@ -224,7 +224,7 @@ def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     rank, local_rank, world_size, device = setup()
-    check_divides(args.batch_size, world_size)
+    set_batch_size(args, world_size)
     sets, vocab_size = make_sets(args)
     samplers = make_samplers(sets, args)
     train_loader, validation_loader, test_loader = make_loaders(sets, samplers, args, world_size)

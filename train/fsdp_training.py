@@ -52,7 +52,7 @@ from utils.arguments import training_parser, whole
 from utils.checkpoints import check_sharded
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
-from utils.distributed import check_divides, cleanup, fail, print0, save0
+from utils.distributed import cleanup, fail, print0, save0, set_batch_size
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
@@ -288,7 +288,7 @@ def find_epoch(step: int, an_epoch: int) -> tuple[int, int]:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     rank, local_rank, world_size, device = setup()
-    check_divides(args.batch_size, world_size)
+    set_batch_size(args, world_size)
     mesh = make_mesh(device, world_size, args)
     sets, vocab_size = make_sets(args)
     samplers = make_samplers(sets, args)

@@ -26,7 +26,7 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 from utils.arguments import training_parser
 from utils.data import IGNORE, DataError, EpochOrder, Windows, load_corpus
 from utils.device_memory import device_memory
-from utils.distributed import fail
+from utils.distributed import fail, set_batch_size
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 
@@ -178,6 +178,7 @@ def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     rank, local_rank, world_size, device = setup()
+    set_batch_size(args, world_size)
     sets, vocab_size = make_sets(args)
     samplers = make_samplers(sets, args)
     train_loader, validation_loader, test_loader = make_loaders(sets, samplers, args)

@@ -1,5 +1,6 @@
 """What a process must know and do when it is one of many."""
 
+import argparse
 import os
 import socket
 import sys
@@ -126,19 +127,22 @@ def fail(message: object) -> NoReturn:
     raise SystemExit(2)
 
 
-def check_divides(batch_size: int, ranks: int, axis: str = "ranks") -> None:
-    """Stop unless every rank gets the same share of the global batch.
+def set_batch_size(args: argparse.Namespace, ranks: int, axis: str = "ranks") -> None:
+    """Make args.batch_size the global batch: --batch-size, or --batch-size-per-rank for each data-parallel rank.
+    Stop unless every one of them gets as many sequences.
 
-    Ranks with unequal shares would weigh the samples of a step unequally, and the
-    parallel run would no longer be the serial one.
+    Ranks with unequal shares would weigh the samples of a step unequally, and the parallel run would no longer be the
+    serial one.
 
     Args:
-        ranks: among how many the batch is divided.
+        ranks: how many divide the batch.
         axis: what the message calls them.
     """
-    if batch_size % ranks:
-        above = batch_size + ranks - batch_size % ranks
+    if args.batch_size_per_rank:
+        args.batch_size = ranks * args.batch_size_per_rank
+    if args.batch_size % ranks:
+        above = args.batch_size + ranks - args.batch_size % ranks
         fail(
-            f"--batch-size {batch_size} is the global batch and does not divide by {ranks} {axis}; "
+            f"--batch-size {args.batch_size} is the global batch and does not divide by {ranks} {axis}; "
             f"take {above}, or another multiple of {ranks}"
         )

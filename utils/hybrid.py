@@ -6,7 +6,7 @@ import importlib.util
 from torch import nn
 
 from utils.arguments import whole
-from utils.distributed import check_divides, fail
+from utils.distributed import fail, set_batch_size
 from utils.pipeline import SCHEDULES, check_pipeline
 
 
@@ -42,9 +42,7 @@ def check_hybrid(args: argparse.Namespace, ranks: int) -> None:
         fail(f"--seq-len {args.seq_len} does not divide by --tp {args.tp}, as --sequence-parallel needs it")
     if args.dropout and args.tp > 1:
         fail(f"--dropout {args.dropout:g} with --tp {args.tp}: what is dropped would not be the serial run's")
-    check_divides(
-        args.batch_size, args.dp * args.shard, f"ranks of the data axes (--dp {args.dp} × --shard {args.shard})"
-    )
+    set_batch_size(args, args.dp * args.shard, f"ranks of the data axes (--dp {args.dp} × --shard {args.shard})")
     args.microbatches = args.microbatches or args.pp
     check_pipeline(args, ranks // args.tp)
 

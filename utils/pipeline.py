@@ -3,7 +3,7 @@
 import argparse
 
 from utils.arguments import whole
-from utils.distributed import check_divides, fail
+from utils.distributed import fail, set_batch_size
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
@@ -27,7 +27,7 @@ def check_pipeline(args: argparse.Namespace, ranks: int) -> None:
             "each needs a block"
         )
     pipelines = ranks // p
-    check_divides(args.batch_size, pipelines, "data-parallel ranks")
+    set_batch_size(args, pipelines, "data-parallel ranks")
     share, m = args.batch_size // pipelines, args.microbatches
     if share % m:
         fail(

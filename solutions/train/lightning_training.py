@@ -38,7 +38,7 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 from utils.arguments import training_parser
 from utils.data import IGNORE, EpochOrder, ShardSampler, Windows
 from utils.device_memory import device_memory
-from utils.distributed import check_divides, cleanup, fail, launch_environment, print0, save0
+from utils.distributed import cleanup, fail, launch_environment, print0, save0, set_batch_size
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.optional import lacks
@@ -314,7 +314,7 @@ def save_checkpoint(trainer: L.Trainer, module: LitModel, path: Path, epoch: int
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     rank, local_rank, world_size = launch_environment()
-    check_divides(args.batch_size, world_size)
+    set_batch_size(args, world_size)
     sets, vocab_size = make_sets(args)
 
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree

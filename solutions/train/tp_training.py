@@ -67,7 +67,7 @@ from utils.arguments import training_parser, whole
 from utils.checkpoints import check_sharded
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
-from utils.distributed import check_divides, cleanup, fail, print0, save0
+from utils.distributed import cleanup, fail, print0, save0, set_batch_size
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
@@ -402,7 +402,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     rank, local_rank, world_size, device = setup()
     mesh = make_mesh(device, world_size, args)
-    check_divides(args.batch_size, mesh["data"].size(), "ranks of the data axis")
+    set_batch_size(args, mesh["data"].size(), "ranks of the data axis")
     sets, vocab_size = make_sets(args)
     samplers = make_samplers(sets, mesh, args)
     train_loader, validation_loader, test_loader = make_loaders(sets, samplers, mesh, args)
