@@ -319,8 +319,27 @@ def test_run_and_report(course):
     assert (
         two["efficiency"] == pytest.approx(two["speed_up"] / 2) and two["difference"] < 1e-4
     )  # the parallel run is the serial run
+    assert "strong scaling" in page and "losses differ" in page
     assert course.run("report", "ddp_training").returncode == 0
     assert course.run("report", "runs/ddp_training/nproc-1").returncode == 0
+
+
+def test_weak_scaling_and_the_table_of_results(course):
+    course.solve("ddp_training", tuple(range(1, 14)))
+    table = course.folder / "runs" / "results.md"
+    table.unlink(missing_ok=True)
+    weak = [word.replace("--batch-size", "--batch-size-per-rank") for word in SHORT]
+    assert course.run("run", "ddp_training", "--nproc", "1,2", "--", *weak).returncode == 0
+    page = (course.folder / "runs" / "ddp_training" / "report.html").read_text()
+    assert "weak scaling" in page and "4 a rank" in page and "losses differ" not in page
+    tokens = [runs.read(course.folder / "runs" / "ddp_training" / f"nproc-{n}").of("step")[-1] for n in (1, 2)]
+    assert tokens[0]["step"] == tokens[1]["step"] == 16
+    table.write_text(filled := table.read_text().replace("| weak |", "| weak, as I said |"))
+    done = course.run("run", "ddp_training", "--nproc", "1", "--", *SHORT)
+    assert done.returncode == 0 and "runs/results.md" in done.stdout
+    *before, last = table.read_text().splitlines(keepends=True)
+    assert "".join(before) == filled and len(before[-1].split("|")) == len(last.split("|"))
+    assert "| 4 a rank | weak, as I said |" in before[-2] and "| 4 | – |" in last
 
 
 @pytest.mark.parametrize(

@@ -19,23 +19,29 @@ from matplotlib.figure import Figure
 from utils.page import template
 from utils.plots import loss_curve
 from utils.plots_report import draw_loss, draw_memory, draw_power, draw_speed, draw_step, draw_usage
-from utils.runs import Run, arguments, read, records, speed_rows
+from utils.runs import Run, arguments, batch_of, read, records, scaling, speed_rows
 
 
 def write(folder: Path) -> Path:
     """Write folder/report.html and its pictures. Returns the page. Raises ValueError if the folder has no run."""
+    runs = newest_runs(folder)
+    if runs[-1].folder == folder:
+        return write_run(runs[-1])
+    for run in runs:
+        write_run(run)
+    return write_speed(folder, {len(run.ranks): run for run in runs})
+
+
+def newest_runs(folder: Path) -> list[Run]:
+    """The folder's newest run; or, if it is one of several that compare numbers of processes, all of these."""
     found = records(folder)
     if not found or found[-1].parent == folder:
-        return write_run(read(folder))
+        return [read(folder)]
     runs = [read(path.parent) for path in found if path.parent != folder]
-    latest = runs[-1]
     # Runs that were started otherwise, some other day, are no comparison.
-    alike = sorted(
-        (run for run in runs if run.ranks and arguments(run) == arguments(latest)), key=lambda run: len(run.ranks)
+    return sorted(
+        (run for run in runs if run.ranks and arguments(run) == arguments(runs[-1])), key=lambda run: len(run.ranks)
     )
-    for run in alike:
-        write_run(run)
-    return write_speed(folder, {len(run.ranks): run for run in alike})
 
 
 # One run
@@ -148,6 +154,11 @@ def facts(run: Run) -> dict[str, str]:
 
 # Runs on several numbers of processes
 
+MEANT = {
+    "strong": "all runs have the same global batch, and more processes divide it into smaller parts",
+    "weak": "each process has the same number of sequences, so the global batch grows with the processes",
+}
+
 
 def write_speed(folder: Path, runs: dict[int, Run]) -> Path:
     rows = speed_rows(runs)
@@ -157,26 +168,31 @@ def write_speed(folder: Path, runs: dict[int, Run]) -> Path:
         )
         for row in rows
     }
-    worst = max(row["difference"] for row in rows)
-    found["losses differ by at most"] = f"{worst:.1e}, relative"
-    name = title(next(iter(runs.values()))).partition(" on ")[0]
+    first = next(iter(runs.values()))
+    kind = scaling(first)
+    found |= {"scaling": kind, "sequences of a step": batch_of(first)}
+    if kind == "strong":
+        found["losses differ by at most"] = f"{max(row['difference'] for row in rows):.1e}, relative"
+    name = title(first).partition(" on ")[0]
     save(draw_speed, runs, folder / "speed.png")
     labels = [f"{nproc} process{'es' if nproc > 1 else ''}" for nproc in runs]
     loss_curve([run.folder / "metrics.jsonl" for run in runs.values()], folder / "loss.png", labels)
     text = (
-        "Speed-up is tokens/s over those of the fewest processes, and efficiency is speed-up by process. Processes on"
-        " one machine without GPUs share its cores, so more of them bring little. The crosses: 92, 25 and 14 minutes on"
-        " 1, 4 and 8 GPUs, measured in the Jülich course from which this one grew."
+        f"This is {kind} scaling: {MEANT[kind]}. Speed-up is tokens/s over those of the fewest processes, and"
+        " efficiency is speed-up divided by the number of processes. Processes on one machine without GPUs share its"
+        " cores, so more processes than cores bring little. The crosses: 92, 25 and 14 minutes on 1, 4 and 8 GPUs,"
+        " measured in the Jülich course from which this one grew; there each GPU had 512 sequences (weak scaling)."
     )
+    losses = {
+        "strong": "Laid over one another: the parallel run is the serial run.",
+        "weak": "They differ: with more processes a step has more sequences, and an epoch fewer steps.",
+    }
     return page(
         folder,
         f"{name}: how the speed grows",
-        arguments(next(iter(runs.values()))),
+        arguments(first),
         found,
-        [
-            ("speed.png", "Speed-up", text),
-            ("loss.png", "Losses", "Laid over one another: the parallel run is the serial run."),
-        ],
+        [("speed.png", f"Speed-up, {kind} scaling", text), ("loss.png", "Losses", losses[kind])],
         links={
             f"{run.folder.name}/report.html": f"the report of {nproc} process{'es' if nproc > 1 else ''}"
             for nproc, run in runs.items()

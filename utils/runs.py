@@ -3,11 +3,13 @@
 A run leaves metrics.jsonl, and with --record a file for each rank in usage/ (see recorder.py).
 """
 
+import itertools
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from utils.arguments import SIZES
 from utils.plots import read_lines
 
 # The parts of a step, in the order in which they are drawn.
@@ -110,8 +112,28 @@ def arguments(run: Run) -> list[str]:
     return [part for before, part in zip(["", *command], command, strict=False) if "--out" not in (before, part)]
 
 
+def given(run: Run, flag: str) -> str:
+    """What a run's command gives for a flag, by its last mention; "" if nothing."""
+    command = [part for word in (run.ranks[0].start["command"] if run.ranks else []) for part in word.split("=", 1)]
+    return ([""] + [after for word, after in itertools.pairwise(command) if word == flag])[-1]
+
+
+def scaling(run: Run) -> str:
+    """How such runs compare by number of processes: "weak" where each rank has a batch of its own, else "strong"."""
+    return "weak" if given(run, "--batch-size-per-rank") else "strong"
+
+
+def batch_of(run: Run) -> str:
+    """Sequences of a step, as the command has them."""
+    if each := given(run, "--batch-size-per-rank"):
+        return f"{each} a rank"
+    return given(run, "--batch-size") or str(SIZES[given(run, "--size") or "laptop"]["batch_size"])
+
+
 def speed_rows(runs: dict[int, Run]) -> list[dict[str, float]]:
-    """By number of processes: tokens_per_s, speed_up, efficiency, and the largest relative difference of a loss."""
+    """By number of processes: tokens_per_s, speed_up, efficiency, and the largest relative difference of a loss (in
+    strong scaling; in weak scaling the batches, and so the losses, are different ones).
+    """
     fewest, base = next(iter(runs.items()))
     losses = {line["step"]: line["loss"] for line in base.of("step")}
     rows = []

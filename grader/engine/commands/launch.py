@@ -13,12 +13,12 @@ from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
 
 
-def run_once(script: Path, nproc: int, args: list[str], out: Path, dry_run: bool = False) -> int:
-    """Run a script in `nproc` processes, recorded; its exit code."""
+def run_once(script: Path, nproc: int, args: list[str], out: Path, dry_run: bool = False, most: int = 0) -> int:
+    """Run a script in `nproc` processes, recorded; its exit code. `most`: processes of the largest run to compare."""
     from grader.engine.jobs import machine
 
-    # Each process would take all cores for itself.
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+    # Each process would take all cores for itself; and runs compare if a process has the same in all of them.
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // max(nproc, most))))
     options = [] if str(out) == str(out_folder(args, f"runs/{script.stem}")) else ["--out", str(out)]
     options += ["--record"] * ("--record" not in args)
     typed, run = (machine.launch_command(script, nproc, [*args, *options], quiet) for quiet in (False, True))
@@ -77,9 +77,14 @@ def out_folder(args: list[str], default: str) -> Path:
 def say_report(out: Path, began: float) -> None:
     """Write the report of a run, unless it stopped before it had a loss to report, and say where it is."""
     from grader.engine.jobs.machine import shown
-    from utils import report, runs
+    from utils import report, results, runs
 
     with suppress(ValueError):
-        if runs.newest(out) >= began - 1:  # of this run; a file system's clock may lag
-            say(f"report:     {escape(shown([str(report.write(out))]))}")
-            say(f"loss curve: {escape(shown([str(out / 'loss.png')]))}")
+        if runs.newest(out) < began - 1:  # not of this run; a file system's clock may lag
+            return
+        say(f"report:     {escape(shown([str(report.write(out))]))}")
+        say(f"loss curve: {escape(shown([str(out / 'loss.png')]))}")
+        recent = [run for run in report.newest_runs(out) if run.ranks and run.ranks[0].start["time"] >= began - 1]
+        if recent:
+            results.add(table := lessons.COURSE / "runs" / "results.md", recent)
+            say(f"results:    {escape(shown([str(table.relative_to(lessons.COURSE))]))}, yours to complete")

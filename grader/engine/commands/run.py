@@ -50,7 +50,7 @@ def run(
     code, began = 0, time.time()
     for count in counts:
         folder = out / f"nproc-{count}" if len(counts) > 1 else out
-        code = code or run_once(script, count, args or [], folder, dry_run)
+        code = code or run_once(script, count, args or [], folder, dry_run, counts[-1])
     if not dry_run:
         say_report(out, began)
     raise typer.Exit(code)
