@@ -1,17 +1,19 @@
 """Checks and hints of 05_pipeline_parallel.
 
-| TODO | achievement                  | evidence                                                                | needs |
-|------|------------------------------|-------------------------------------------------------------------------|-------|
-| 1    | the model cut by cost        | costs; the slowest stage of drawn costs; names, values, bytes of stages |       |
-| 2    | one stage at a time          | loss and gradients on 1 to 5 ranks; messages; who computed what         |       |
-| 3    | micro-batches                | loss and gradients, targets ignored unequally; what is alive            |       |
-| 4    | GPipe; times of any schedule | actions; times of drawn schedules; those that get stuck                 |       |
-| 5    | any schedule executed        | order of the passes, losses, gradients, messages, bytes; drawn schedules; nothing kept without autograd | 4     |
-| 6    | 1F1B                         | actions, simulated time, passes alive; a run, and the bytes alive in it | 4, 5  |
-| 7    | interleaved                  | the same                                                                | 4, 5  |
-| 8    | zero bubble                  | gradients of either part, and which part computes them; then as of 6    | 4, 5  |
-| 9    | predictions                  | the formulas                                                            |       |
-| 10   | evaluation                   | values on all ranks; modes; what is kept                                | 4, 5  |
+| TODO | achievement                   | evidence                                                                     | needs   |
+|------|-------------------------------|------------------------------------------------------------------------------|---------|
+| 1    | the model cut by cost         | costs; the slowest stage of drawn costs; names, values, bytes of stages      |         |
+| 2    | one stage at a time           | loss and gradients on 1 to 5 ranks, twice; messages; who computed what       |         |
+| 3    | micro-batches                 | loss and gradients, targets ignored unequally; what is kept                  |         |
+| 4    | GPipe; times of any schedule  | actions; times of drawn schedules; what is said of those that get stuck      |         |
+| 5    | one action                    | order of the passes, losses, gradients, bytes kept; no messages              |         |
+| 6    | any schedule executed         | the same on ranks, several in a row; messages, sends in flight, no autograd  | 4, 5    |
+| 7    | 1F1B                          | actions, simulated time, passes alive; a run, and the bytes alive in it      | 4, 5, 6 |
+| 8    | interleaved                   | the same                                                                     | 4, 5, 6 |
+| 9    | the backward pass in two parts | gradients of either part, and which part computes them                      |         |
+| 10   | zero bubble                   | as of 7; the order of W                                                      | 4 – 7, 9 |
+| 11   | predictions                   | the formulas                                                                 |         |
+| 12   | evaluation                    | values on all ranks; modes; what is kept; two evaluations in a row           | 4, 5, 6 |
 
 Each rank draws the weights of its own stages from a seed that no other rank has; the first rank alone draws the inputs,
 and the last one the targets. So a rank can have right gradients only by messages. The stages tell the judge of each
@@ -21,6 +23,7 @@ pass through them: the number of the micro-batch travels with it, in the first c
 import gc
 import itertools
 import math
+import re
 import weakref
 
 import torch
@@ -30,8 +33,8 @@ from torch import nn
 from grader.kit import (
     Private,
     check_answers,
-    collectives,
     expect,
+    hinted,
     kind_of,
     mark,
     merciless_messages,
@@ -49,6 +52,7 @@ BUILDS = "stages, micro-batches, any schedule executed: GPipe, 1F1B, interleaved
 # Gradients are sums over micro-batches in another order than in the reference: in float32 they differ by 2e-7 of the
 # largest number, in float64 by 1e-16. A micro-batch left out changes them by a tenth, at least; see the premises.
 REL = {"float32": 1e-4, "float64": 1e-10}
+BYTES = {"float32": 4, "float64": 8}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -73,18 +77,42 @@ def slowest(costs, stages):
     return max(spans)
 
 
-def cuts_on_rank(code, rank, world, costs):
-    found = [plain_lists(code.cut(list(mine), stages)) for mine, stages in costs]
-    return {"cuts": found, "too few": raised(lambda: code.cut([1.0, 2.0], 3))}
+def filled_up(costs, stages):
+    """The slowest stage if stages are filled one after the other, up to the mean: what looks right, and is not."""
+    loads, mean = [0], sum(costs) / stages
+    for number, cost in enumerate(costs):
+        left = len(costs) - number
+        full = loads[-1] + cost > mean or left < stages - len(loads) + 1
+        if number and len(loads) < stages and full:
+            loads.append(0)
+        loads[-1] += cost
+    return max(loads)
+
+
+def drawn_costs(draw, stages):
+    """Costs that stages filled up one after the other do not cut best. Quarters, whose sums are exact."""
+    while True:
+        costs = [draw.randrange(0, 80) / 4 for _ in range(draw.randrange(5, 9))]
+        if filled_up(costs, stages) > slowest(costs, stages):
+            return costs, stages
+
+
+def cuts_on_rank(code, rank, world, costs, refused):
+    found = []
+    for mine, stages in costs:
+        given = list(mine)
+        cut = plain_lists(code.cut(given, stages))
+        found.append({"cut": cut, "kept": given == list(mine)})
+    return {"cuts": found, "refused": [raised(lambda n=n, k=k: code.cut([1.0] * n, k))[0] for n, k in refused]}
 
 
 def raised(call):
-    """The name of what a call raises; "" if nothing."""
+    """The name of what a call raises, and its text; "" if nothing."""
     try:
         call()
     except Exception as error:
-        return type(error).__name__
-    return ""
+        return type(error).__name__, str(error)
+    return "", ""
 
 
 def plain_lists(value):
@@ -94,39 +122,52 @@ def plain_lists(value):
     return f"{value!r:.80}"
 
 
-def tiny_model(dropout=0.0):
+def tiny_model(blocks=3, dropout=0.0):
     torch.manual_seed(0)
-    return TransformerLM(vocab_size=23, dim=6, n_heads=2, n_layers=3, max_len=5, dropout=dropout)
+    return TransformerLM(vocab_size=23, dim=6, n_heads=2, n_layers=blocks, max_len=5, dropout=dropout)
 
 
-CUTS = ([[0, 1, 2, 3, 4]], [[0], [1, 2, 3, 4]], [[0, 1], [2, 3], [4]], [[0], [1], [2], [3], [4]], [[0, 1, 2, 3], [4]])
+def cuts_of(blocks):
+    """All pieces together, each alone, the first alone, the last alone, and two in the middle."""
+    n = blocks + 2
+    pieces = list(range(n))
+    return [[pieces], [[k] for k in pieces], [[0], pieces[1:]], [pieces[:-1], [n - 1]], [[0, 1], [2, 3], pieces[4:]]]
+
+
+BLOCKS = (3, 4)
 
 
 def stages_on_rank(code, rank, world):
     """Each stage of each cut: its names, values, bytes; and what the stages give one after the other."""
     seen = []
     x = torch.randint(23, (2, 4), generator=torch.Generator().manual_seed(1))
-    for cut in CUTS:
-        whole = tiny_model(dropout=0.2)
-        torch.manual_seed(2)
-        right = whole(x)
-        weights = {name: p.detach().clone() for name, p in whole.named_parameters()}
-        stages = [code.Stage(whole, list(pieces)) for pieces in cut]
-        torch.manual_seed(2)
-        h = x
-        for stage in stages:
-            h = stage(h)
-        same = isinstance(h, torch.Tensor) and h.shape == right.shape and torch.allclose(h, right, rtol=1e-6, atol=1e-6)
-        found = {"same": same, "shape": list(h.shape) if isinstance(h, torch.Tensor) else type(h).__name__}
-        state = [
-            {
-                name: bool(name in weights and value.shape == weights[name].shape and torch.equal(value, weights[name]))
-                for name, value in s.state_dict().items()
-            }
-            for s in stages
-        ]
-        seen.append(found | {"state": state, "bytes": [stage_bytes(stage) for stage in stages]})
+    for blocks in BLOCKS:
+        for cut in cuts_of(blocks):
+            whole = tiny_model(blocks, dropout=0.2)
+            torch.manual_seed(2)
+            right = whole(x)
+            weights = {name: p.detach().clone() for name, p in whole.named_parameters()}
+            stages = [code.Stage(whole, list(pieces)) for pieces in cut]
+            torch.manual_seed(2)
+            h = x
+            for stage in stages:
+                h = stage(h)
+            tensor = isinstance(h, torch.Tensor)
+            same = tensor and h.shape == right.shape and torch.allclose(h, right, rtol=1e-6, atol=1e-6)
+            found = {"same": same, "shape": list(h.shape) if tensor else type(h).__name__}
+            found["state"] = [same_values(stage.state_dict(), weights) for stage in stages]
+            found["bytes"] = [stage_bytes(stage) for stage in stages]
+            found["whole"] = same_values(whole.state_dict(), weights)
+            seen.append(found)
     return seen
+
+
+def same_values(state, weights):
+    """Of each name in a state dictionary, whether it has these weights' values."""
+    return {
+        name: bool(name in weights and value.shape == weights[name].shape and torch.equal(value, weights[name]))
+        for name, value in state.items()
+    }
 
 
 def stage_bytes(stage):
@@ -148,11 +189,11 @@ def stage_bytes(stage):
     return sum(found.values())
 
 
-def piece_of(name):
+def piece_of(name, blocks):
     """The piece of the tiny model that a parameter belongs to."""
     if "embedding" in name:
         return 0
-    return 1 + int(name.split(".")[1]) if name.startswith("blocks.") else 4
+    return 1 + int(name.split(".")[1]) if name.startswith("blocks.") else blocks + 1
 
 
 @todo(
@@ -164,32 +205,37 @@ def piece_of(name):
     ),
     hints=(
         (
-            "Costs: count the numbers in a piece's weights, twice, and add attention's two products. Cut: the sum of a"
-            " stage's costs is what matters, and of that the largest over the stages."
+            "What a stage costs is the sum of its pieces; what a cut costs is its most expensive stage. A stage's"
+            " weights are those that you can reach from it."
         ),
         (
-            "cut: for each of combinations(range(1, n), stages - 1) the bounds are (0, *places, n), and"
-            " pairwise(bounds) gives each stage's begin and end. Stage: assigning a module to an attribute registers"
-            " it; nn.ModuleDict({'2': block}) names its parameters '2.…'."
+            "combinations(range(1, n), stages - 1) gives the places between which a cut can be; pairwise gives each"
+            " stage's first piece and the next stage's. Assigning a module to an attribute registers it."
         ),
         (
-            "24 * dim**2 + 4 * length * dim for a block, 2 * dim * vocab_size for the head. Stage: self.blocks ="
-            " nn.ModuleDict({str(n - 1): model.blocks[n - 1] for n in pieces if 0 < n < last}); the embeddings and"
-            " model.dropout if 0 in pieces, norm and head if the last piece is."
+            "cut: for each choice of places, the bounds are 0, the places, n; keep the choice whose largest sum is"
+            " smallest. Stage: an nn.ModuleDict for the blocks, whose keys are the blocks' numbers in the model, and"
+            " the other modules under the names that they have there, only if their piece is in the list."
         ),
     ),
 )
 def test_todo1_cut(student):
-    right = {}
-    for layers, dim, length, vocab in ((4, 64, 64, 2000), (1, 10, 3, 7), (12, 768, 1024, 50257)):
-        right["costs_of_pieces", (layers, dim, length, vocab)] = (
-            0.0,
-            *[float(block_cost(dim, length))] * layers,
-            2.0 * dim * vocab,
-        )
-    check_answers(student, right, wrong="is not what these pieces cost")
-
     draw = student.draw("cut")
+    with hinted("Count the numbers in a piece's weights, twice. Attention has two products more that have no weight."):
+        right = {}
+        sizes = [(4, 64, 64, 2000), (1, 10, 3, 7), (12, 768, 1024, 50257)]
+        sizes.append((draw.randrange(2, 9), 2 * draw.randrange(4, 99), draw.randrange(5, 99), draw.randrange(50, 999)))
+        for layers, dim, length, vocab in sizes:
+            costs = (0.0, *[float(block_cost(dim, length))] * layers, 2.0 * dim * vocab)
+            right["costs_of_pieces", (layers, dim, length, vocab)] = costs
+        check_answers(student, right, wrong="is not what these pieces cost")
+    with hinted("The cost of a cut is that of its slowest stage. Which cut of all that are possible has the lowest?"):
+        check_cuts(student, draw)
+    with hinted("Which modules of the model belong to these pieces, and what are they called in the model?"):
+        check_stages(student)
+
+
+def check_cuts(student, draw):
     costs = [
         ([1.0, 1.0, 1.0, 9.0], 2),
         ([5.0], 1),
@@ -199,79 +245,86 @@ def test_todo1_cut(student):
         ([0.0] + [1.0] * 9 + [6.0], 4),
         ([1.0, 8.0, 5.0, 4.0, 7.0, 2.0, 6.0], 3),  # the most even stages are others
     ]
-    costs += [([float(draw.randrange(1, 20)) for _ in range(draw.randrange(5, 9))], stages) for stages in (2, 3, 4)]
-    (seen,) = student.call(cuts_on_rank, world=1, group=False, costs=costs).evidence
+    costs += [drawn_costs(draw, stages) for stages in (2, 3, 3, 4)]
+    refused = [(n, stages) for n in (1, 2, 4) for stages in (n + 1, n + 2, 3 * n)]
+    (seen,) = student.call(cuts_on_rank, world=1, group=False, costs=costs, refused=refused).evidence
     for (mine, stages), found in zip(costs, seen["cuts"], strict=True):
-        what = f"cut({mine}, {stages})"
+        check_one_cut(mine, stages, found["cut"])
+        expect(found["kept"], f"cut({mine}, {stages}) changes the list of costs", "the same list", "another")
+    for (n, stages), error in zip(refused, seen["refused"], strict=True):
         expect(
-            isinstance(found, list),
-            f"{what} does not return a list of lists of numbers",
-            f"{stages} lists of numbers",
-            found,
+            error == "ValueError",
+            f"cut({[1.0] * n}, {stages}): {n} piece{'s' if n > 1 else ''} cannot make {stages} stages, and nothing is"
+            " raised that says so",
+            "ValueError",
+            error or "nothing",
         )
-        flat = [n for part in found for n in part]
-        expect(
-            len(found) == stages and all(found),
-            f"{what} does not make {stages} stages with a piece each, at least",
-            f"{stages} stages",
-            found,
-        )
-        expect(
-            flat == list(range(len(mine))),
-            f"{what} does not have each piece once, in order",
-            list(range(len(mine))),
-            found,
-        )
-        took = max(sum(mine[n] for n in part) for part in found)
-        expect(
-            took == slowest(mine, stages),
-            f"{what}: the slowest stage costs {took:g}, and another cut's {slowest(mine, stages):g}",
-            f"{slowest(mine, stages):g}",
-            f"{took:g}: {found}",
-        )
-    expect(
-        seen["too few"] == "ValueError",
-        "cut([1.0, 2.0], 3): two pieces cannot be three stages, and nothing is raised that says so",
-        "ValueError",
-        seen["too few"] or "nothing",
-    )
 
+
+def check_one_cut(mine, stages, found):
+    what = f"cut({mine}, {stages})"
+    listed = isinstance(found, list)
+    expect(listed, f"{what} does not return a list of lists of numbers", f"{stages} lists of numbers", found)
+    expect(
+        len(found) == stages and all(found),
+        f"{what} does not make {stages} stages with at least one piece each",
+        f"{stages} stages",
+        found,
+    )
+    flat = [n for part in found for n in part]
+    everything = list(range(len(mine)))
+    expect(flat == everything, f"{what} does not have each piece once, in order", everything, found)
+    took, best = max(sum(mine[n] for n in part) for part in found), slowest(mine, stages)
+    told = f"{what}: the slowest stage costs {took:g}, and that of a better cut {best:g}"
+    expect(took == best, told, f"{best:g}", f"{took:g}: {found}")
+
+
+def check_stages(student):
     (seen,) = student.call(stages_on_rank, world=1, group=False).evidence
-    sizes = {name: 4 * p.numel() for name, p in tiny_model().named_parameters()}
-    for cut, found in zip(CUTS, seen, strict=True):
-        for number, (pieces, state, held) in enumerate(zip(cut, found["state"], found["bytes"], strict=True)):
-            what = f"the stage of pieces {pieces} (of 5: embeddings, three blocks, norm and head)"
-            own = {name for name in sizes if piece_of(name) in pieces}
-            for name in sorted(own - state.keys()):
-                named = f"; it has {sorted(state.keys() - sizes.keys())[0]}" if state.keys() - sizes.keys() else ""
-                expect(False, f"{what} has no parameter that is called {name}{named}", name, sorted(state)[:6])
-            for name in sorted(state.keys() - own):
-                expect(
-                    False,
-                    (
-                        f"{what} holds {name}, which belongs to piece {piece_of(name)}"
-                        if name in sizes
-                        else f"{what} has {name}, which the model has not"
-                    ),
-                    f"the weights of pieces {pieces} alone",
-                    f"{len(state)} parameters, {len(own)} of them its own",
-                )
-            for name, same in state.items():
-                expect(same, f"{what}: {name} has not the model's values", "the model's", "others")
-            own_bytes = sum(sizes[name] for name in own)
-            expect(
-                held <= own_bytes,
-                f"{what} keeps {held:,} bytes alive: it has the weights of other stages, though it does not name them"
-                " as its own",
-                f"{own_bytes:,} bytes",
-                f"{held:,} bytes",
-            )
+    cuts = [(blocks, cut) for blocks in BLOCKS for cut in cuts_of(blocks)]
+    for (blocks, cut), found in zip(cuts, seen, strict=True):
+        for pieces, state, held in zip(cut, found["state"], found["bytes"], strict=True):
+            check_stage(blocks, pieces, state, held)
         expect(
             found["same"],
             f"the stages {cut} one after the other do not give what the model gives (dropout 0.2, same seed)",
             "the model's logits, of shape [2, 4, 23]",
-            f"others, of shape {found['shape']}",
+            f"something else, of shape {found['shape']}",
         )
+        expect(
+            len(found["whole"]) == len(list(tiny_model(blocks).parameters())) and all(found["whole"].values()),
+            f"making the stages {cut} changes the model that they are taken from",
+            "the same weights",
+            "a changed model",
+        )
+
+
+def check_stage(blocks, pieces, state, held):
+    what = f"the stage of pieces {pieces} (of {blocks + 2}: embeddings, {blocks} blocks, norm and head)"
+    sizes = {name: 4 * p.numel() for name, p in tiny_model(blocks).named_parameters()}
+    own = {name for name in sizes if piece_of(name, blocks) in pieces}
+    for name in sorted(own - state.keys()):
+        more = sorted(state.keys() - sizes.keys())
+        named = f"; it has {more[0]}" if more else ""
+        expect(False, f"{what} has no parameter that is called {name}{named}", name, sorted(state)[:6])
+    for name in sorted(state.keys() - own):
+        known = f"{what} holds {name}, which belongs to piece {piece_of(name, blocks)}" if name in sizes else ""
+        expect(
+            False,
+            known or f"{what} has {name}, which the model does not have",
+            f"the weights of pieces {pieces} alone",
+            f"{len(state)} parameters, {len(own)} of them its own",
+        )
+    for name, same in state.items():
+        expect(same, f"{what}: {name} does not have the model's values", "the model's", "other values")
+    own_bytes = sum(sizes[name] for name in own)
+    expect(
+        held <= own_bytes,
+        f"{what} keeps {held:,} bytes alive: it has the weights of other stages, though it does not name them as its"
+        " own",
+        f"{own_bytes:,} bytes",
+        f"{held:,} bytes",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -279,7 +332,9 @@ def test_todo1_cut(student):
 
 
 class Told(torch.autograd.Function):
-    """The tensor as it is. When its gradient comes by, `tell` is called."""
+    """The tensor as it is. When its gradient comes by, `tell` is called. Only inside a layer: what a student has in
+    hand is no view that autograd would name by this class.
+    """
 
     @staticmethod
     def forward(ctx, tensor, tell):
@@ -315,7 +370,10 @@ class Layer(nn.Module):
 
 
 class Work(nn.Module):
-    """A stage of two layers. The first column of what goes through it is the number of the micro-batch."""
+    """A stage of two layers. The first column of what goes through it is the number of the micro-batch.
+
+    `most` is the largest number of bytes of activations alive at a forward pass, `out` that of what it passes on.
+    """
 
     def __init__(self, stage, seed, width, dtype, watch=None, tell=None):
         super().__init__()
@@ -325,20 +383,29 @@ class Work(nn.Module):
         if stage % 2 == 0:
             self.layers[0].bias.requires_grad_(False)
         self.stage, self.tell, self.most = stage, tell or mark, 0
+        self.leaving, self.out = Storages(), 0
 
     def forward(self, x):
         number = x[0, 0].item() if x.dim() == 2 and len(x) else math.nan
         number = round(number) if math.isfinite(number) and abs(number) < 1e6 else -1
         about = {"stage": self.stage, "microbatch": number}
-        self.tell(kind="forward", rows=list(x.shape), training=self.training, grad=torch.is_grad_enabled(), **about)
+        training = all(module.training for module in self.modules())
+        evaluating = not any(module.training for module in self.modules())
+        mode = "train" if training else "eval" if evaluating else "mixed"
+        self.tell(kind="forward", rows=list(x.shape), mode=mode, grad=torch.is_grad_enabled(), **about)
         h = x[:, 1:]
         for layer in self.layers:
             layer.tell = lambda kind: self.tell(kind=kind, **about)
             if layer is not self.layers[0] and torch.is_grad_enabled():
                 self.watch.note([h])  # autograd keeps it for the weight, and `Passed` for itself
             h = layer(h)
+        output = torch.cat([x[:, :1], h], dim=1)
+        if output.requires_grad:
+            output.register_hook(lambda _: self.tell(kind="back", **about))
         self.most = max(self.most, sum(self.watch.live().values()))
-        return Told.apply(torch.cat([x[:, :1], h], dim=1), lambda: self.tell(kind="back", **about))
+        self.leaving.note([output])
+        self.out = max(self.out, sum(self.leaving.live().values()))
+        return output
 
 
 def share_of_loss(counted):
@@ -375,6 +442,30 @@ def stage_seed(seeds, stage, world):
     return seeds[stage % world] + 10 + stage // world
 
 
+def batch_for(code, seed, rank, world, m, rows, width, dtype):
+    """A batch of m micro-batches as a rank has it: inputs on the first, targets on the last, else numbers that mean
+    nothing. `seed` is the rank's own.
+    """
+    kind = getattr(torch, dtype)
+    rubbish = torch.full((rows, 1 + width), math.nan, dtype=kind)
+    xs = inputs_of(seed, m, rows, width, kind) if rank == 0 else [rubbish.clone() for _ in range(m)]
+    last = rank == world - 1
+    ys = targets_of(seed, m, rows, width) if last else [torch.full((rows,), -1) for _ in range(m)]
+    return code.Batch(xs, ys, rubbish, share_of_loss(counted_in(ys)))
+
+
+def harm_to(batch, first, inputs):
+    """What was done to a batch that the caller keeps; "" if nothing."""
+    like, xs = batch.like, batch.xs
+    if like.requires_grad or like.grad is not None or not like.isnan().all():
+        return "`batch.like` is received into, or asked for a gradient"
+    if first and any(x.requires_grad or x.grad is not None for x in xs):
+        return "the batch's inputs are asked for gradients"
+    if first and not all(torch.equal(x, right) for x, right in zip(xs, inputs, strict=True)):
+        return "the batch's inputs are changed"
+    return ""
+
+
 def serial(seeds, v, m, rows, width, dtype, leave_out=None):
     """One process that has all stages: the micro-batches' losses, and each stage's gradients."""
     world, kind = len(seeds), getattr(torch, dtype)
@@ -389,6 +480,10 @@ def serial(seeds, v, m, rows, width, dtype, leave_out=None):
         if number != leave_out:
             loss.backward()
     return {"losses": losses, "gradients": [gradients_of(stage) for stage in stages]}
+
+
+def serial_trials(trials):
+    return [serial(**trial) for trial in trials]
 
 
 def gradients_of(module):
@@ -407,17 +502,12 @@ def plain_losses(value):
 def check_gradients(told, right, seen, rank, stage, rel):
     for name, gradient in right.items():
         got = seen.get(name)
-        what = f"{told}: the gradient of {name} of stage {stage}, on rank {rank}"
+        what = f"{told}: the gradient of {name} of stage {stage}, on rank {rank},"
         if gradient is None:
-            expect(got is None, f"{what}: it is frozen, and has a gradient", "None", "a gradient", rank)
+            expect(got is None, f"{what} should not exist: the weight is frozen", "None", "a gradient", rank)
             continue
-        expect(
-            isinstance(got, torch.Tensor),
-            f"{what} is not there: no backward pass came here",
-            "a gradient",
-            "None",
-            rank,
-        )
+        there = isinstance(got, torch.Tensor)
+        expect(there, f"{what} is missing: no backward pass came here", "a gradient", "None", rank)
         scale = gradient.abs().max().item()
         off = (got - gradient).abs().max().item() if got.shape == gradient.shape else math.inf
         zero = ": it is all zeros" if not got.any() else ""
@@ -430,26 +520,32 @@ def check_gradients(told, right, seen, rank, stage, rel):
         )
 
 
-def check_messages(told, run, sizes, collectives_allowed=False):
+def check_messages(told, events, sizes, collectives_allowed=False):
     """`sizes` maps (source, target) to the bytes that are to go from one to the other."""
-    messages, _ = rehearse(run.events)
+    messages, _ = rehearse(events)
     if not collectives_allowed:
-        calls = collectives(run.events)
+        calls = [
+            (rank, event["op"])
+            for rank, mine in enumerate(events)
+            for event in mine
+            if event["e"] == "op" and "id" not in event and len(event["group"]) > 1
+        ]
+        rank, call = calls[0] if calls else (None, "")
         expect(
             not calls,
-            f"{told}: rank {calls[0].rank if calls else 0} calls {calls[0].op if calls else ''}, in which all take"
-            " part; stages send messages to their neighbours",
-            "messages",
-            calls[0].op if calls else "",
+            f"{told}: rank {rank} calls {call}, in which all take part; stages send messages to their neighbours",
+            "messages alone",
+            call,
+            rank,
         )
     for pair in sorted({*sizes, *((message.source, message.target) for message in messages)}):
         sent = sum(message.bytes for message in messages if (message.source, message.target) == pair)
-        due = sizes.get(pair, 0)
+        wanted = sizes.get(pair, 0)
         expect(
-            sent == due,
-            f"{told}: from rank {pair[0]} to rank {pair[1]} go {sent:,} bytes; activations and gradients that cross"
-            f" there are {due:,}",
-            f"{due:,} bytes",
+            sent == wanted,
+            f"{told}: rank {pair[0]} sends rank {pair[1]} {sent:,} bytes; activations and gradients that cross there"
+            f" are {wanted:,}",
+            f"{wanted:,} bytes",
             f"{sent:,} bytes",
             pair[0],
         )
@@ -471,32 +567,47 @@ def notes(events, kinds):
     return [(e["kind"], e["stage"], e["microbatch"]) for e in events if e["e"] == "mark" and e.get("kind") in kinds]
 
 
+def events_of_trials(events, trials):
+    """The events of each rank in each trial, which begins with mark(kind="trial")."""
+    found = [[] for _ in range(trials)]
+    for mine in events:
+        parts = [[]]
+        for event in mine:
+            if event["e"] == "mark" and event.get("kind") == "trial":
+                parts.append([])
+            elif event["e"] != "end":
+                parts[-1].append(event)
+        for number, part in enumerate(parts[1:]):
+            found[number].append(part)
+    return found
+
+
 # ---------------------------------------------------------------------------------------------------
 # TODO 2: one stage at a time
 
 
 def naive_on_rank(code, rank, world, seed, rows, width, dtype):
+    """Two batches through the same ranks, with other weights each, and of other sizes."""
     merciless_messages()
+    return [naive_trial(code, rank, world, seed + 1000 * n, rows + n, width, dtype) for n in range(2)]
+
+
+def naive_trial(code, rank, world, seed, rows, width, dtype):
+    mark(kind="trial")
     kind = getattr(torch, dtype)
     stage = Work(rank, seed + 10, width, kind)
     rubbish = torch.full((rows, 1 + width), math.nan, dtype=kind)
     x = inputs_of(seed, 1, rows, width, kind)[0] if rank == 0 else rubbish.clone()
     y = targets_with_gaps(seed, rows, width) if rank == world - 1 else torch.full((rows,), -1)
     loss = code.naive_step(stage, x, y, rubbish, share_of_loss(max(1, int((y >= 0).sum()))), rank, world)
-    plain = (
-        loss.item()
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1
-        else loss
-        if isinstance(loss, float)
-        else None
-        if loss is None
-        else kind_of(loss)
-    )
+    tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
+    plain = loss.item() if tensor else loss if loss is None or isinstance(loss, float) else kind_of(loss)
     return {
         "loss": plain,
         "history": isinstance(loss, torch.Tensor) and loss.requires_grad,
         "gradients": gradients_of(stage),
-        "like": rubbish.requires_grad or rubbish.grad is not None,
+        "like": rubbish.requires_grad or rubbish.grad is not None or not bool(rubbish.isnan().all()),
+        "x": rank == 0 and (x.requires_grad or x.grad is not None),
     }
 
 
@@ -507,6 +618,10 @@ def targets_with_gaps(seed, rows, width):
 
 
 def naive_serial(seeds, rows, width, dtype):
+    return [naive_alone([seed + 1000 * n for seed in seeds], rows + n, width, dtype) for n in range(2)]
+
+
+def naive_alone(seeds, rows, width, dtype):
     kind = getattr(torch, dtype)
     stages = [Work(s, seed + 10, width, kind, tell=lambda **_: None) for s, seed in enumerate(seeds)]
     x, y = inputs_of(seeds[0], 1, rows, width, kind)[0], targets_with_gaps(seeds[-1], rows, width)
@@ -521,8 +636,8 @@ def naive_serial(seeds, rows, width, dtype):
     2,
     minutes=25,
     why=(
-        "Every pipeline is made of these two messages. Who forgets the second one has a run that looks right, for the"
-        " last stage learns, and the loss falls: but all the other stages stand still."
+        "Every pipeline is made of these two messages. Without the second one a run looks right, for the last stage"
+        " learns, and the loss falls: but all the other stages stand still."
     ),
     hints=(
         (
@@ -530,14 +645,14 @@ def naive_serial(seeds, rows, width, dtype):
             " received, through the stage, sent."
         ),
         (
-            "x = torch.empty_like(like), dist.recv(x, rank - 1), x.requires_grad_(). After the backward pass the"
-            " gradient to send is x.grad. Only the last rank has a loss; the others call output.backward(gradient) with"
-            " what they receive."
+            "dist.recv fills room that you make with torch.empty_like. Only the last rank has a loss to go backward"
+            " from; for the others output.backward takes the gradient that has come. Where does autograd leave the"
+            " gradient of the tensor that came in?"
         ),
         (
-            "if rank > 0: receive x. output = stage(x). Last rank: loss_of(output, y).backward(). Others:"
-            " dist.send(output.detach(), rank + 1), dist.recv(gradient, rank + 1), output.backward(gradient). if rank >"
-            " 0: dist.send(x.grad, rank - 1)."
+            "Four steps in this order, each under its own condition on rank and world: receive the input; run the"
+            " stage; go backward, from the loss or from a gradient that you exchange for the output; send the input's"
+            " gradient on."
         ),
     ),
 )
@@ -546,66 +661,66 @@ def test_todo2_naive(student):
     for world, dtype in ((1, "float32"), (2, "float64"), (3, "float32"), (5, "float32")):
         sizes = dict(rows=draw.randrange(2, 6), width=draw.randrange(3, 6), dtype=dtype)
         seeds = student.seeds(world)
-        told = f"a batch of {sizes['rows']} rows in {dtype} on {world} rank{'s' if world > 1 else ''}"
         run = student.call(naive_on_rank, world=world, seed=seeds, **sizes)
-        right = student.reference(naive_serial, seeds=[*seeds], **sizes)
-        premise(
-            all(g.abs().max() > 0 for stage in right["gradients"] for g in stage.values() if g is not None),
-            "gradients that are zero",
+        rights = student.reference(naive_serial, seeds=[*seeds], **sizes)
+        for number, (right, events) in enumerate(zip(rights, events_of_trials(run.events, 2), strict=True)):
+            ordinal = "" if number == 0 else ", the second one in this process,"
+            rows = sizes["rows"] + number
+            told = f"a batch of {rows} rows in {dtype}{ordinal} on {world} rank{'s' if world > 1 else ''}"
+            present = [g for stage in right["gradients"] for g in stage.values() if g is not None]
+            premise(all(g.abs().max() > 0 for g in present), "gradients that are zero")
+            sound(told, events)
+            for rank, left in enumerate(run.evidence):
+                check_naive_rank(told, events[rank], left[number], right, rank, world, REL[dtype])
+            nbytes = rows * (1 + sizes["width"]) * BYTES[dtype]
+            check_messages(told, events, bytes_between(world, 1, nbytes))
+
+
+def check_naive_rank(told, events, seen, right, rank, world, rel):
+    passes = notes(events, ("forward", "back"))
+    expect(
+        passes[:1] == [("forward", rank, 0)],
+        f"{told}: rank {rank} computes no forward pass of what came to it from the first rank",
+        "one forward pass",
+        passes[:2],
+        rank,
+    )
+    expect(
+        [p[0] for p in passes] == ["forward", "back"],
+        f"{told}: rank {rank} computes {spoken_passes(passes)}",
+        "a forward pass, then a backward pass",
+        spoken_passes(passes),
+        rank,
+    )
+    loss = seen["loss"]
+    if rank == world - 1:
+        what = "no loss" if loss is None else "a loss that is not that of one process"
+        same = isinstance(loss, float) and math.isclose(loss, right["loss"], rel_tol=rel)
+        expect(same, f"{told}: the last rank returns {what}", f"{right['loss']:.6f}", loss, rank)
+        expect(
+            not seen["history"],
+            f"{told}: the loss that is returned keeps its history, and with it what it was computed from",
+            "a tensor that needs no gradient",
+            "one that does",
+            rank,
         )
-        rel = REL[dtype]
-        sound(told, run.events)
-        for rank, seen in enumerate(run.evidence):
-            passes = notes(run.events[rank], ("forward", "back"))
-            expect(
-                passes[:1] == [("forward", rank, 0)],
-                f"{told}: rank {rank} computes no forward pass of what came to it from the first rank",
-                "one forward pass",
-                passes[:2],
-                rank,
-            )
-            expect(
-                [p[0] for p in passes] == ["forward", "back"],
-                f"{told}: rank {rank} computes {spoken_passes(passes)}",
-                "a forward pass, then a backward pass",
-                spoken_passes(passes),
-                rank,
-            )
-            if rank == world - 1:
-                loss = seen["loss"]
-                what = "no loss" if loss is None else "another loss than one process has"
-                expect(
-                    isinstance(loss, float) and math.isclose(loss, right["loss"], rel_tol=rel),
-                    f"{told}: the last rank returns {what}",
-                    f"{right['loss']:.6f}",
-                    loss,
-                    rank,
-                )
-                expect(
-                    not seen["history"],
-                    f"{told}: the loss that is returned keeps its history, and with it what it was computed from",
-                    "a tensor that needs no gradient",
-                    "one that does",
-                    rank,
-                )
-            else:
-                expect(
-                    seen["loss"] is None,
-                    f"{told}: rank {rank} returns a loss, but it has none",
-                    "None",
-                    seen["loss"],
-                    rank,
-                )
-            check_gradients(told, right["gradients"][rank], seen["gradients"], rank, rank, rel)
-            expect(
-                not seen["like"],
-                f"{told}: on rank {rank} the caller's `like` has a gradient afterwards, and the next call adds to it",
-                "a tensor of this call's own that asks for one",
-                "`like` itself",
-                rank,
-            )
-        nbytes = sizes["rows"] * (1 + sizes["width"]) * (8 if dtype == "float64" else 4)
-        check_messages(told, run, bytes_between(world, 1, nbytes))
+    else:
+        expect(loss is None, f"{told}: rank {rank} returns a loss, but it has none", "None", loss, rank)
+    check_gradients(told, right["gradients"][rank], seen["gradients"], rank, rank, rel)
+    expect(
+        not seen["like"],
+        f"{told}: on rank {rank} the caller's `like` is changed: it is received into, or asked for a gradient",
+        "a fresh tensor in each call",
+        "`like` itself",
+        rank,
+    )
+    expect(
+        not seen["x"],
+        f"{told}: the caller's x is asked for a gradient, which no rank needs",
+        "x as it was given",
+        "x with requires_grad",
+        rank,
+    )
 
 
 def spoken_passes(passes):
@@ -628,10 +743,11 @@ def made_tokens(rows, length, counted):
 
 
 def split_on_rank(code, rank, world, cases):
-    """The pieces of each batch, shares of losses, and the gradients of a model."""
+    """The pieces of each batch; shares of losses, by functions that are all made before one is called; gradients."""
+    batches = [made_tokens(rows, 4, counted) for rows, counted, _ in cases]
+    functions = [code.loss_of_batch(y) for _, y in batches]
     seen = []
-    for rows, counted, m in cases:
-        x, y = made_tokens(rows, 4, counted)
+    for (rows, _, m), (x, y), loss_of in zip(cases, batches, functions, strict=True):
         before = x.clone(), y.clone()
         parts = code.split(x, y, m)
         two = (
@@ -642,13 +758,12 @@ def split_on_rank(code, rank, world, cases):
         found = {
             "xs": [t.clone() for t in parts[0]] if two else None,
             "ys": [t.clone() for t in parts[1]] if two else None,
-            "kept": torch.equal(x, before[0]) and torch.equal(y, before[1]),
         }
-        loss_of = code.loss_of_batch(y)
         logits = torch.randn(rows, 4, 23, generator=torch.Generator().manual_seed(5))
         shares = [loss_of(logits[row : row + 1], y[row : row + 1]) for row in range(rows)]
         found["shares"] = plain_losses(shares)
         found |= accumulated(code, x, y, m)
+        found["kept"] = torch.equal(x, before[0]) and torch.equal(y, before[1])
         seen.append(found)
     return seen
 
@@ -687,59 +802,24 @@ def whole_batch(rows, counted):
     return {"loss": loss.item(), "gradients": gradients_of(model), "mean of means": sum(means) / max(1, len(means))}
 
 
-def check_split(what, found, rows, counted, m):
-    expect(
-        found["xs"] is not None, f"{what} does not return two lists of tensors", "(inputs, targets)", "something else"
-    )
-    x, y = made_tokens(rows, 4, counted)
-    size = math.ceil(rows / m)
-    for name, parts, whole, fill in (("inputs", found["xs"], x, 0), ("targets", found["ys"], y, IGNORE)):
-        shapes = [list(part.shape) for part in parts]
-        wrong_way = (
-            ": the batch is the first dimension"
-            if any(part.dim() == 2 and part.shape[1] != 4 for part in parts)
-            else ""
-        )
-        expect(
-            shapes == [[size, 4]] * m,
-            f"{what}: {name} of a batch of {rows} rows of 4 tokens have other shapes{wrong_way}",
-            [[size, 4]] * m,
-            shapes,
-        )
-        right = torch.cat([whole, torch.full((m * size - rows, 4), fill)])
-        got = torch.cat(list(parts))
-        expect(
-            torch.equal(got[:rows], right[:rows]),
-            f"{what}: the {name} are not the batch's rows in order",
-            right[:rows].tolist(),
-            got[:rows].tolist(),
-        )
-        expect(
-            torch.equal(got, right),
-            f"{what}: the rows that are filled up have other {name}",
-            fill,
-            got[rows:].flatten().tolist(),
-        )
-
-
 @todo(
     3,
     minutes=30,
     why=(
         "A mean of means gives a target in a micro-batch with few of them more weight than others have. The loss curve"
-        " looks right, and the model is another one. And one batch that does not divide makes some rank wait for rows"
-        " that never come."
+        " looks right, but the model is not the one that a single process trains. And one batch that does not divide"
+        " makes some rank wait for rows that never come."
     ),
     hints=(
-        "Count the targets of the whole batch once, and divide every micro-batch's sum by that count.",
+        "Rows, targets, losses: which of them must be the same in every micro-batch, and which only in sum?",
         (
-            "new_full makes the rows that are missing, torch.cat appends them, .split(rows) cuts along the first"
-            " dimension. reduction='sum' is the sum; (y != IGNORE).sum() the count. It may be 0, and then"
-            " must not be divided by: max(1, count)."
+            "new_full makes padding rows and torch.cat appends them; .split(rows) cuts along the first dimension."
+            " cross_entropy with reduction='sum' leaves the division to you. (y != IGNORE).sum() counts, and may be 0."
         ),
         (
-            "rows = math.ceil(len(x) / m); cat, then list(x.split(rows)). loss_of: cross_entropy(…, reduction='sum') /"
-            " max(1, count). accumulate: for each pair of parts, loss.backward(), and keep loss.detach()."
+            "split pads to m times ceil(B / m) rows, then splits. loss_of_batch counts before it defines the function"
+            " that it returns, and that function divides by this count. accumulate calls backward inside the loop, and"
+            " keeps numbers without history."
         ),
     ),
 )
@@ -753,76 +833,103 @@ def test_todo3_microbatches(student):
     (seen,) = student.call(split_on_rank, world=1, group=False, cases=cases).evidence
     for (rows, counted, m), found in zip(cases, seen, strict=True):
         what = f"split(x, y, {m}) of {rows} rows"
-        check_split(what, found, rows, counted, m)
-        expect(found["kept"], f"{what} changes the batch it is given", "the same tensors", "others")
-        right = student.reference(whole_batch, rows=rows, counted=counted)
         told = f"a batch of {rows} rows of which {counted} targets count, in {m} micro-batch{'es' if m > 1 else ''}"
-        y = made_tokens(rows, 4, counted)[1]
-        logits = torch.randn(rows, 4, 23, generator=torch.Generator().manual_seed(5))
-        shares = [
-            F.cross_entropy(logits[row], y[row], ignore_index=IGNORE, reduction="sum").item() / max(1, sum(counted))
-            for row in range(rows)
-        ]
-        close = isinstance(found["shares"], list) and all(
-            math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-7) for a, b in zip(found["shares"], shares, strict=True)
-        )
-        expect(
-            close,
-            f"loss_of_batch, {told}: its rows' shares are not each row's sum over the number of targets of the whole"
-            " batch that count",
-            rounded(shares),
-            rounded(found["shares"]),
-        )
+        right = student.reference(whole_batch, rows=rows, counted=counted)
+        with hinted("How many rows has each micro-batch, and how many are missing then at the end of the batch?"):
+            check_split(what, found, rows, counted, m)
+        with hinted("By which number is each micro-batch's sum divided, so that the shares add up to the mean?"):
+            check_shares(told, found, rows, counted)
         if sum(counted) and len({n for n in counted if n}) > 1 and rows == 4 and m == 2:
             premise(abs(right["mean of means"] - right["loss"]) > 1e-4 * right["loss"], "a mean of means")
-        loss = found["loss"]
-        expect(
-            isinstance(loss, float) and math.isclose(loss, right["loss"], rel_tol=1e-4, abs_tol=1e-6),
-            f"accumulate, {told}: the loss is not the whole batch's",
-            f"{right['loss']:.6f}",
-            loss,
-        )
-        expect(
-            not found["history"],
-            f"accumulate, {told}: the loss that is returned keeps its history",
-            "a tensor that needs no gradient",
-            "one that does",
-        )
-        size = math.ceil(rows / m)
-        shapes = [shape for shape, _ in found["passes"]]
+        with hinted("What happens to each micro-batch before the next one begins, and what is kept of it?"):
+            check_accumulated(told, found, right, rows, counted, m)
+        expect(found["kept"], f"{told}: the batch itself is changed", "the same tensors", "changed ones")
+
+
+def check_split(what, found, rows, counted, m):
+    two = found["xs"] is not None
+    expect(two, f"{what} does not return two lists of tensors", "(inputs, targets)", "something else")
+    x, y = made_tokens(rows, 4, counted)
+    size = math.ceil(rows / m)
+    for name, parts, whole, fill in (("inputs", found["xs"], x, 0), ("targets", found["ys"], y, IGNORE)):
+        shapes = [list(part.shape) for part in parts]
+        across = any(part.dim() == 2 and part.shape[1] != 4 for part in parts)
+        wrong_way = ": the batch is the first dimension" if across else ""
         expect(
             shapes == [[size, 4]] * m,
-            f"accumulate, {told}: the model is called on other inputs",
+            f"{what}: the {name} of a batch of {rows} rows of 4 tokens have the wrong shapes{wrong_way}",
             [[size, 4]] * m,
             shapes,
         )
-        for number, (_, nbytes) in enumerate(found["passes"]):
-            expect(
-                nbytes == 0,
-                f"accumulate, {told}: when micro-batch {number} begins, {nbytes:,} bytes of activations of those before"
-                " are still kept",
-                "0 bytes",
-                f"{nbytes:,} bytes",
-            )
-        (
-            check_gradients(f"accumulate, {told}", right["gradients"], found["gradients"], 0, 0, REL["float32"])
-            if sum(counted)
-            else check_zeros(told, found["gradients"])
+        right, got = torch.cat([whole, torch.full((m * size - rows, 4), fill)]), torch.cat(list(parts))
+        expect(
+            torch.equal(got[:rows], right[:rows]),
+            f"{what}: the {name} are not the batch's rows in order",
+            right[:rows].tolist(),
+            got[:rows].tolist(),
         )
+        padding = got[rows:].flatten().tolist()
+        expect(torch.equal(got, right), f"{what}: the padding rows have the wrong {name}", fill, padding)
 
 
-def rounded(values):
-    return [round(x, 5) for x in values] if isinstance(values, list) else values
+def check_shares(told, found, rows, counted):
+    y = made_tokens(rows, 4, counted)[1]
+    logits = torch.randn(rows, 4, 23, generator=torch.Generator().manual_seed(5))
+    shares = [
+        F.cross_entropy(logits[row], y[row], ignore_index=IGNORE, reduction="sum").item() / max(1, sum(counted))
+        for row in range(rows)
+    ]
+    close = isinstance(found["shares"], list) and all(
+        math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-7) for a, b in zip(found["shares"], shares, strict=True)
+    )
+    expect(
+        close,
+        f"loss_of_batch, {told}: its rows' shares are not each row's sum over the number of targets of the whole batch"
+        " that count",
+        rounded(shares),
+        rounded(found["shares"]),
+    )
 
 
-def check_zeros(told, gradients):
-    for name, gradient in gradients.items():
+def check_accumulated(told, found, right, rows, counted, m):
+    loss, size = found["loss"], math.ceil(rows / m)
+    expect(
+        isinstance(loss, float) and math.isclose(loss, right["loss"], rel_tol=1e-4, abs_tol=1e-6),
+        f"accumulate, {told}: the loss is not the whole batch's",
+        f"{right['loss']:.6f}",
+        loss,
+    )
+    expect(
+        not found["history"],
+        f"accumulate, {told}: the loss that is returned keeps its history",
+        "a tensor that needs no gradient",
+        "one that does",
+    )
+    shapes = [shape for shape, _ in found["passes"]]
+    told_inputs = f"accumulate, {told}: the model is called on something else than the micro-batches"
+    expect(shapes == [[size, 4]] * m, told_inputs, [[size, 4]] * m, shapes)
+    for number, (_, nbytes) in enumerate(found["passes"]):
+        expect(
+            nbytes == 0,
+            f"accumulate, {told}: when micro-batch {number} begins, {nbytes:,} bytes of activations of those before"
+            " are still kept",
+            "0 bytes",
+            f"{nbytes:,} bytes",
+        )
+    if sum(counted):
+        check_gradients(f"accumulate, {told}", right["gradients"], found["gradients"], 0, 0, REL["float32"])
+        return
+    for name, gradient in found["gradients"].items():
         expect(
             gradient is None or not gradient.any(),
             f"accumulate, {told}: no target counts, and {name} has a gradient",
             "zeros",
             "numbers" if gradient.isfinite().all() else "nan",
         )
+
+
+def rounded(values):
+    return [round(x, 5) for x in values] if isinstance(values, list) else values
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -852,7 +959,7 @@ def plain_schedule(value):
 def schedules_on_rank(code, rank, world, name, sizes, refused):
     return {
         "schedules": [plain_schedule(getattr(code, name)(*size)) for size in sizes],
-        "refused": [raised(lambda size=size: getattr(code, name)(*size)) for size in refused],
+        "refused": [raised(lambda size=size: getattr(code, name)(*size))[0] for size in refused],
     }
 
 
@@ -861,9 +968,7 @@ def spoken_action(action):
 
 
 def times_of(schedule, seconds, message=0):
-    """(times as `simulate` returns them, rank and action that wait for ever or None). A message takes so many
-    seconds.
-    """
+    """(times as `simulate` returns them, rank and action that wait forever or None). `message`: seconds of one."""
     world = len(schedule)
     last = max((chunk * world + rank for rank, actions in enumerate(schedule) for _, _, chunk in actions), default=0)
     times, ends = [[] for _ in schedule], {}
@@ -873,12 +978,7 @@ def times_of(schedule, seconds, message=0):
             while len(times[rank]) < len(actions):
                 kind, number, chunk = actions[len(times[rank])]
                 stage = chunk * world + rank
-                if kind == "F":
-                    need = None if stage == 0 else ("F", number, stage - 1)
-                elif kind == "W":
-                    need = ("I", number, stage)
-                else:
-                    need = ("F", number, stage) if stage == last else ("I", number, stage + 1)
+                need = needed_for(kind, number, stage, last)
                 if need and need not in ends:
                     break
                 there = ends.get(need, 0) + (message if need and need[2] % world != rank else 0)
@@ -887,15 +987,18 @@ def times_of(schedule, seconds, message=0):
                 if kind != "W":
                     ends["F" if kind == "F" else "I", number, stage] = begin + seconds[kind]
         if sum(map(len, times)) == before:
-            stuck = next(
-                (
-                    (rank, actions[len(times[rank])])
-                    for rank, actions in enumerate(schedule)
-                    if len(times[rank]) < len(actions)
-                ),
-                None,
-            )
+            left = [(rank, actions[len(mine) :]) for rank, (actions, mine) in enumerate(zip(schedule, times))]
+            stuck = next(((rank, actions[0]) for rank, actions in left if actions), None)
             return times, stuck
+
+
+def needed_for(kind, number, stage, last):
+    """What an action of this stage needs: ("F" or "I", micro-batch, stage); None if nothing."""
+    if kind == "F":
+        return None if stage == 0 else ("F", number, stage - 1)
+    if kind == "W":
+        return "I", number, stage
+    return ("F", number, stage) if stage == last else ("I", number, stage + 1)
 
 
 def length_of(schedule, seconds, message=0):
@@ -912,16 +1015,10 @@ def most_alive(actions, frees):
 
 
 def check_actions(told, schedule, p, m, v, kinds):
-    """Whether each rank does everything once, and nobody waits for ever."""
-    expect(
-        isinstance(schedule, list),
-        f"{told} is no schedule: it returns {schedule}",
-        f"a list of actions for each of {p} ranks",
-        schedule,
-    )
-    expect(
-        len(schedule) == p, f"{told} has {len(schedule)} lists of actions", f"one for each of {p} ranks", len(schedule)
-    )
+    """Whether each rank does everything once, and no rank waits forever."""
+    wanted = f"a list of actions for each of {p} ranks"
+    expect(isinstance(schedule, list), f"{told} is no schedule: it returns {schedule}", wanted, schedule)
+    expect(len(schedule) == p, f"{told} has {len(schedule)} lists of actions", wanted, len(schedule))
     for rank, actions in enumerate(schedule):
         expect(
             bool(actions),
@@ -930,8 +1027,8 @@ def check_actions(told, schedule, p, m, v, kinds):
             "none",
             rank,
         )
-        due = [[kind, number, chunk] for chunk in range(v) for number in range(m) for kind in kinds]
-        for action in due:
+        everything = [[kind, number, chunk] for chunk in range(v) for number in range(m) for kind in kinds]
+        for action in everything:
             expect(
                 action in actions,
                 f"{told}: rank {rank} never does {spoken_action(action)}",
@@ -941,26 +1038,21 @@ def check_actions(told, schedule, p, m, v, kinds):
             )
         for action in actions:
             expect(
-                action in due,
-                f"{told}: rank {rank} does {spoken_action(action)}, which is not to be done",
+                action in everything,
+                f"{told}: rank {rank} does {spoken_action(action)}, which does not exist here",
                 f"{', '.join(kinds)} of {m} micro-batches",
                 spoken_action(action),
                 rank,
             )
-            expect(
-                actions.count(action) == 1,
-                f"{told}: rank {rank} does {spoken_action(action)} {actions.count(action)} times",
-                "once",
-                actions.count(action),
-                rank,
-            )
+            times = actions.count(action)
+            expect(times == 1, f"{told}: rank {rank} does {spoken_action(action)} {times} times", "once", times, rank)
     _, stuck = times_of(schedule, dict.fromkeys("FBIW", 1))
+    where, what = (stuck[0], spoken_action(stuck[1])) if stuck else ("", "")
     expect(
         stuck is None,
-        f"{told} gets stuck: rank {stuck and stuck[0]} waits for ever for what {stuck and spoken_action(stuck[1])}"
-        " needs",
+        f"{told} gets stuck: rank {where} waits forever for what {what} needs",
         "a schedule that comes to its end",
-        stuck and f"rank {stuck[0]} at {spoken_action(stuck[1])}",
+        f"rank {where} at {what}",
     )
 
 
@@ -968,16 +1060,12 @@ def random_schedule(draw, p, m, v, split):
     """Some schedule that comes to its end: one after the other, any rank does anything that is possible."""
     schedule, done = [[] for _ in range(p)], set()
     last = p * v - 1
-    todo_left = {
-        (kind, number, stage) for kind in ("FIW" if split else "FB") for number in range(m) for stage in range(p * v)
-    }
+    kinds = "FIW" if split else "FB"
+    todo_left = {(kind, number, stage) for kind in kinds for number in range(m) for stage in range(p * v)}
 
     def possible(kind, number, stage):
-        if kind == "F":
-            return stage == 0 or ("F", number, stage - 1) in done
-        if kind == "W":
-            return ("I", number, stage) in done
-        return ("F", number, last) in done if stage == last else (kind, number, stage + 1) in done
+        need = needed_for(kind, number, stage, last)
+        return need is None or (need[0] if need[0] == "F" or split else "B", *need[1:]) in done
 
     while todo_left:
         kind, number, stage = chosen = draw.choice(sorted(act for act in todo_left if possible(*act)))
@@ -1006,6 +1094,7 @@ STUCK = {  # schedules that do not come to their end, by the reason
     "the last rank goes backward before it goes forward": read("F0 B0", "B0 F0"),
     "rank 1 leaves out micro-batch 1": read("F0 F1 B0 B1", "F0 B0"),
     "W comes before I": read("F0 W0 I0"),
+    "rank 1 wants F2, which rank 0 never does": read("F0 F1 B0", "F0 B0 F2 B2"),
 }
 
 
@@ -1033,29 +1122,49 @@ def actions_of(code, schedule):
     4,
     minutes=50,
     why=(
-        "A schedule that is data can be drawn, compared, and checked before it costs a single GPU hour; torch, Megatron"
-        " and DeepSeek keep theirs as lists of actions, too. And a schedule that gets stuck is a bug that one finds"
-        " here in a millisecond, and on 64 nodes after the time limit."
+        "A schedule that is data can be drawn, compared, and checked before it costs a single GPU hour. And a schedule"
+        " that gets stuck is a bug that one finds here in a millisecond, and on 64 nodes after the time limit."
     ),
     hints=(
+        "An action starts at the later of two times: when its rank is free, and when what it needs is there.",
         (
-            "GPipe: the same list for every rank. The simulator: note when each result was there, by direction,"
-            " micro-batch and stage; an action begins at the later of two times."
+            "Keep a dictionary of when each result was there. Its key is what the table's right column names:"
+            " direction, micro-batch, stage. A rank goes on with its next action as long as that key is known."
         ),
         (
-            "ends[(direction, micro-batch, stage)] = time. For each rank, go on with its next action as long as what it"
-            " needs is in ends; go round all ranks until nobody moved. If then a rank has actions left, raise"
-            " ValueError."
-        ),
-        (
-            "begin = max(end of this rank's action before, ends.get(need, 0)); end = begin + seconds[action.kind]. F"
-            " needs ('forward', j, stage - 1), W ('backward', j, stage), B and I ('backward', j, stage + 1), on the"
-            " last stage ('forward', j, stage)."
+            "A loop around a loop over the ranks, which ends when a round has moved no rank. One small function says"
+            " which key an action needs, by its kind and its stage. After the loop, a rank with actions left is stuck."
         ),
     ),
 )
 def test_todo4_gpipe_and_times(student):
     draw = student.draw("times")
+    with hinted("GPipe: every rank does the same, in the same order."):
+        check_gpipe(student, draw)
+    # Seconds that are not whole: what is rounded on the way shows.
+    seconds = {kind: n / 8 + 0.03 for kind, n in zip("FBIW", draw.sample(range(1, 80), 4))}
+    schedules = [gpipe_schedule(3, 4)]
+    schedules += [
+        random_schedule(draw, p, m, v, split)
+        for p, m, v, split in (
+            (1, 2, 1, False),
+            (2, 3, 1, False),
+            (3, 4, 1, True),
+            (4, 3, 1, False),
+            (2, 2, 3, False),
+            (3, 3, 2, True),
+            (5, 2, 1, True),
+        )
+    ]
+    inputs = dict(schedules=schedules, stuck=list(STUCK.values()), seconds=seconds)
+    (seen,) = student.call(simulate_on_rank, world=1, group=False, **inputs).evidence
+    for schedule, times in zip(schedules, seen["times"], strict=True):
+        check_times(schedule, times, seconds)
+    with hinted("When a whole round moves no rank, which ranks are not done, and what is the next action of each?"):
+        check_stuck(seen["stuck"])
+
+
+def check_gpipe(student, draw):
     sizes = [(1, 1), (2, 3), (3, 2), (4, 8), (draw.randrange(5, 9), draw.randrange(3, 12))]
     (seen,) = student.call(schedules_on_rank, world=1, group=False, name="gpipe", sizes=sizes, refused=[]).evidence
     for (p, m), schedule in zip(sizes, seen["schedules"], strict=True):
@@ -1070,231 +1179,368 @@ def test_todo4_gpipe_and_times(student):
                 kinds,
                 rank,
             )
-        took, due = length_of(schedule, {"F": 2, "B": 5}), (m + p - 1) * 7
+        took, fastest = length_of(schedule, {"F": 2, "B": 5}), (m + p - 1) * 7
         expect(
-            took <= due,
+            took <= fastest,
             f"{told}: with F of 2 s and B of 5 s it takes {took} s: the ranks' orders do not fit one another",
-            f"{due} s",
+            f"{fastest} s",
             f"{took} s",
         )
 
-    seconds = dict(zip("FBIW", draw.sample(range(1, 10), 4)))
-    schedules = [gpipe_schedule(3, 4)]
-    schedules += [
-        random_schedule(draw, p, m, v, split)
-        for p, m, v, split in (
-            (1, 2, 1, False),
-            (2, 3, 1, False),
-            (3, 4, 1, True),
-            (4, 3, 1, False),
-            (2, 2, 3, False),
-            (3, 3, 2, True),
-            (5, 2, 1, True),
-        )
-    ]
-    (seen,) = student.call(
-        simulate_on_rank, world=1, group=False, schedules=schedules, stuck=list(STUCK.values()), seconds=seconds
-    ).evidence
-    for schedule, times in zip(schedules, seen["times"], strict=True):
-        told = (
-            f"simulate, a schedule of {len(schedule)} rank{'s' if len(schedule) > 1 else ''} that begins with"
-            f" {spoken_actions(schedule[-1])} on rank {len(schedule) - 1}; seconds: {seconds}"
-        )
-        right, _ = times_of(schedule, seconds)
-        expect(isinstance(times, list), f"{told}: it gives {times}", "times", times)
-        expect(
-            [len(mine) for mine in times] == [len(mine) for mine in right],
-            f"{told}: it has not a time for each action",
-            [len(mine) for mine in right],
-            [len(mine) for mine in times],
-        )
-        for rank, (mine, due) in enumerate(zip(times, right, strict=True)):
-            for action, span, true in zip(schedule[rank], mine, due, strict=True):
-                same = len(span) == 2 and all(math.isclose(a, b, abs_tol=1e-9) for a, b in zip(span, true))
-                expect(
-                    same,
-                    f"{told}: {spoken_action(action)} on rank {rank} is at another time",
-                    f"from {true[0]} to {true[1]} s",
-                    f"from {span[0]:g} to {span[-1]:g} s" if span else "nothing",
-                    rank,
-                )
-    for why, error in zip(STUCK, seen["stuck"], strict=True):
-        expect(
-            error == "ValueError",
-            f"simulate: a schedule that gets stuck ({why}) raises {error or 'nothing'}",
-            "ValueError",
-            error or "nothing",
-        )
+
+def check_times(schedule, times, seconds):
+    ranks = len(schedule)
+    spoken = {kind: round(value, 3) for kind, value in seconds.items()}
+    told = (
+        f"simulate, a schedule of {ranks} rank{'s' if ranks > 1 else ''} that begins with"
+        f" {spoken_actions(schedule[-1])} on rank {ranks - 1}; seconds: {spoken}"
+    )
+    right, _ = times_of(schedule, seconds)
+    expect(isinstance(times, list), f"{told}: it gives {times}", "times", times)
+    lengths, wanted = [len(mine) for mine in times], [len(mine) for mine in right]
+    expect(lengths == wanted, f"{told}: there is not one time for each action", wanted, lengths)
+    for rank, (mine, due) in enumerate(zip(times, right, strict=True)):
+        for action, span, true in zip(schedule[rank], mine, due, strict=True):
+            same = len(span) == 2 and all(math.isclose(a, b, abs_tol=1e-9) for a, b in zip(span, true))
+            expect(
+                same,
+                f"{told}: {spoken_action(action)} on rank {rank} is at the wrong time",
+                f"from {true[0]:g} to {true[1]:g} s",
+                f"from {span[0]:g} to {span[-1]:g} s" if span else "nothing",
+                rank,
+            )
+
+
+def check_stuck(errors):
+    for (why, schedule), (error, text) in zip(STUCK.items(), errors, strict=True):
+        told = f"simulate: a schedule that gets stuck ({why})"
+        expect(error == "ValueError", f"{told} raises {error or 'nothing'}", "ValueError", error or "nothing")
+        _, (rank, action) = times_of(schedule, dict.fromkeys("FBIW", 1))
+        name = f"{action[0]}{action[1]}"
+        numbers = re.findall(r"\d+", re.sub(r"[FBIW]\d+", "", text))
+        named = str(rank) in numbers and re.search(rf"{name}(?!\d)", text) is not None
+        wanted = f"rank {rank} and {name}"
+        expect(named, f"{told}: the text does not name the lowest rank that waits, and its action", wanted, text)
 
 
 def spoken_actions(actions):
-    shown = [spoken_action(action) for action in actions[:5]]
-    return ", ".join(shown)
+    return ", ".join(spoken_action(action) for action in actions[:5])
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 5: execute
+# TODO 5: one action
 
 
-def execute_on_rank(code, rank, world, seed, schedule, v, m, rows, width, dtype, grad=True):
-    """Execute a schedule, with autograd or without; what this rank got, and what it kept."""
-    merciless_messages()
-    kind, watch = getattr(torch, dtype), Storages()
-    chunks = [Work(c * world + rank, seed + 10 + c, width, kind, watch) for c in range(v)]
-    rubbish = torch.full((rows, 1 + width), math.nan, dtype=kind)
-    xs = inputs_of(seed, m, rows, width, kind) if rank == 0 else [rubbish.clone() for _ in range(m)]
-    ys = targets_of(seed, m, rows, width) if rank == world - 1 else [torch.full((rows,), -1) for _ in range(m)]
-    batch = code.Batch(xs, ys, rubbish, share_of_loss(counted_in(ys)))
-    with torch.set_grad_enabled(grad):
-        losses = code.execute(actions_of(code, schedule), chunks, batch, rank, world)
+def input_part(passed, gradient):
+    """In place of backward_input, which TODO 9 asks for: finds the weights' gradients, too, and keeps them."""
+    inputs = [passed.input] if passed.input.requires_grad else []
+    passed.weights = [w for layer, _ in passed.layers for w in layer.parameters(recurse=False) if w.requires_grad]
+    found = torch.autograd.grad(passed.output, inputs + passed.weights, gradient, retain_graph=True)
+    passed.found = found[len(inputs) :]
+    return found[0] if inputs else None
+
+
+def weights_part(order):
+    """In place of backward_weights. Adds the number of the micro-batch to `order`."""
+
+    def backward_weights(passed):
+        order.append(round(passed.input[0, 0].item()))
+        for weight, new in zip(passed.weights, passed.found, strict=True):
+            weight.grad = new if weight.grad is None else weight.grad + new
+
+    return backward_weights
+
+
+def act_on_rank(code, rank, world, seeds, trials):
+    """A Worker for each rank of a schedule, all in this process. The check carries what one gives to the other."""
+    order: list[int] = []
+    code.backward_input, code.backward_weights = input_part, weights_part(order)
+    found = []
+    for number, trial in enumerate(trials):
+        order.clear()
+        found.append(work_by_hand(code, [seed + 1000 * number for seed in seeds], order, **trial))
+    return found
+
+
+def work_by_hand(code, seeds, order, schedule, v, m, rows, width, dtype, grad=True):
+    p, kind = len(schedule), getattr(torch, dtype)
+    seeds = seeds[:p]
+    logs, watches, workers = [[] for _ in range(p)], [Storages() for _ in range(p)], []
+    weights: list[list[int]] = [[] for _ in range(p)]
+    for r in range(p):
+        tell = telling(logs[r])
+        chunks = [Work(c * p + r, seeds[r] + 10 + c, width, kind, watches[r], tell) for c in range(v)]
+        workers.append(code.Worker(chunks, batch_for(code, seeds[r], r, p, m, rows, width, dtype), r, p))
+    there, wrong = {}, ""
+    for r, (action, j, chunk) in in_time(schedule):
+        stage, worker = chunk * p + r, workers[r]
+        come = ("F", j, stage - 1) if action == "F" else None if action == "W" else ("B", j, stage + 1)
+        with torch.set_grad_enabled(grad):
+            given = worker.act(code.Action(action, j, chunk), there.pop(come, None))
+        weights[r] += order
+        order.clear()
+        goes = action == "F" and stage < p * v - 1 or action in "BI" and stage > 0
+        if goes and not isinstance(given, torch.Tensor):
+            wrong = (
+                wrong or f"{action}{j} on stage {stage} returns {kind_of(given)}, and another stage needs its result"
+            )
+        elif goes and given.requires_grad:
+            wrong = wrong or f"what {action}{j} on stage {stage} returns has its history"
+        if goes and isinstance(given, torch.Tensor):
+            there["F" if action == "F" else "B", j, stage] = given.detach().clone()
+        if wrong:
+            break
+        del given
     gc.collect()
-    history = isinstance(losses, (list, tuple)) and any(isinstance(x, torch.Tensor) and x.requires_grad for x in losses)
-    return {
-        "losses": plain_losses(losses),
-        "history": history,
-        "gradients": [gradients_of(chunk) for chunk in chunks],
-        "most": max(chunk.most for chunk in chunks),
-        "left": sum(watch.live().values()),
-    }
-
-
-def refused_on_rank(code, rank, world, schedule):
-    """A schedule that gets stuck: what is raised, and whether a stage was called before."""
-    watch = []
-    stage = Work(rank, 1, 3, torch.float32, tell=lambda **about: watch.append(about["kind"]))
-    xs = inputs_of(0, 2, 2, 3, torch.float32)
-    batch = code.Batch(xs, [torch.zeros(2, dtype=torch.int64)] * 2, torch.zeros(2, 4), share_of_loss(4))
-    error = raised(lambda: code.execute(actions_of(code, schedule), [stage], batch, rank, world))
-    return {"raised": error, "called": len(watch)}
-
-
-def goes_on_rank(code, rank, world, questions):
     return [
-        plain_pair(code.goes_to(code.Action(*action), source, p, stages)) for action, source, p, stages in questions
+        left_by(workers[r], watches[r], r, inputs_of(seeds[0], m, rows, width, kind))
+        | {"log": logs[r], "weights": weights[r], "wrong": wrong}
+        for r in range(p)
     ]
 
 
-def plain_pair(value):
-    return (
-        [int(n) for n in value]
-        if isinstance(value, (tuple, list)) and all(isinstance(n, int) for n in value)
-        else None
-        if value is None
-        else f"{value!r:.60}"
-    )
+def telling(log):
+    def tell(**about):
+        log.append({"e": "mark", **about})
+
+    return tell
+
+
+def in_time(schedule):
+    """(rank, action) in an order in which they are possible: by the simulated time."""
+    times, _ = times_of(schedule, dict.fromkeys("FBIW", 1))
+    order = sorted((span[0], rank, n) for rank, mine in enumerate(times) for n, span in enumerate(mine))
+    return [(rank, schedule[rank][n]) for _, rank, n in order]
+
+
+def left_by(worker, watch, rank, inputs):
+    losses = worker.losses if isinstance(worker.losses, dict) else {}
+    values = [losses[j] for j in sorted(losses)]
+    return {
+        "losses": plain_losses(values),
+        "history": any(isinstance(x, torch.Tensor) and x.requires_grad for x in values),
+        "gradients": [gradients_of(chunk) for chunk in worker.chunks],
+        "most": max(chunk.most for chunk in worker.chunks),
+        "left": sum(watch.live().values()),
+        "harm": harm_to(worker.batch, rank == 0, inputs),
+    }
 
 
 def sizes_drawn(draw, dtype="float32"):
     return dict(rows=draw.randrange(2, 5), width=draw.randrange(3, 6), dtype=dtype)
 
 
-def check_run(student, told, schedule, v, m, sizes, frees="BW"):
-    """Execute a schedule on ranks. All that it leaves is compared with one process's, its passes with the schedule."""
+def name_of(trial):
+    """What is executed, in words."""
+    schedule, v, m = trial["schedule"], trial["v"], trial["m"]
     p = len(schedule)
-    seeds = student.seeds(p)
-    run = student.call(execute_on_rank, world=p, seed=seeds, schedule=schedule, v=v, m=m, **sizes)
-    right = student.reference(serial, seeds=[*seeds], v=v, m=m, **sizes)
-    rel = REL[sizes["dtype"]]
-    nbytes = sizes["rows"] * (1 + sizes["width"]) * (8 if sizes["dtype"] == "float64" else 4)
-    stream = sizes["rows"] * sizes["width"] * (8 if sizes["dtype"] == "float64" else 4)
-    unit = 3 * stream  # what is kept of a pass, as far as it is watched
-    for rank, events in enumerate(run.events):
-        if len(notes(events, ("forward", "back"))) < sum(kind != "W" for kind, *_ in schedule[rank]):
-            check_order(told, events, schedule[rank], rank, p, sizes)  # what is not done may leave messages in flight
-    sound(told, run.events)
-    for rank, seen in enumerate(run.evidence):
-        check_order(told, run.events[rank], schedule[rank], rank, p, sizes)
-        due = right["losses"] if rank == p - 1 else []
-        got = seen["losses"]
-        expect(isinstance(got, list), f"{told}: rank {rank} returns {got}", "a list", got, rank)
+    chunks = f" with {v} chunks each" if v > 1 else ""
+    off = "" if trial.get("grad", True) else ", without autograd"
+    return f"{trial['name']} on {p} rank{'s' if p > 1 else ''}{chunks}, {m} micro-batches, {trial['dtype']}{off}"
+
+
+def nameless(trial):
+    return {key: value for key, value in trial.items() if key != "name"}
+
+
+def serial_of(trials, seeds):
+    """For `serial_trials`: the same weights and batches."""
+    return [
+        {key: value for key, value in trial.items() if key not in ("name", "schedule", "grad")}
+        | {"seeds": [seed + 1000 * number for seed in seeds[: len(trial["schedule"])]]}
+        for number, trial in enumerate(trials)
+    ]
+
+
+def drawn_trial(draw, p, m, v, split=False, dtype="float32"):
+    schedule = random_schedule(draw, p, m, v, split)
+    return dict(name="a drawn schedule", schedule=schedule, v=v, m=m, **sizes_drawn(draw, dtype))
+
+
+def fixed_trial(draw, name, schedule, m, v=1, dtype="float32", **more):
+    return dict(name=name, schedule=schedule, v=v, m=m, **sizes_drawn(draw, dtype), **more)
+
+
+CROSSING = read("F0 F1 B0 B1", "F1 F0 B1 B0")
+
+
+def in_turn(m):
+    """On two ranks: many have passed when one more comes."""
+    first = "F0 " + " ".join(f"F{j + 1} B{j}" for j in range(m - 1)) + f" B{m - 1}"
+    return read(first, " ".join(f"F{j} B{j}" for j in range(m)))
+
+
+def forward_passes(p, m, v):
+    return [[["F", j, chunk] for chunk in range(v) for j in range(m)] for _ in range(p)]
+
+
+@todo(
+    5,
+    minutes=30,
+    why=(
+        "A rank's memory is what it keeps between the two passes of a micro-batch. What is freed too late adds up over"
+        " the micro-batches, and what is freed too early, or taken for another one's, breaks nothing at once: the model"
+        " just learns nonsense."
+    ),
+    hints=(
+        (
+            "Which micro-batches are between their two passes on this rank? Under which key do you find the one that an"
+            " action means, and when does it leave the dictionary?"
+        ),
+        (
+            "Passed(chunk, x) computes, and its output may be replaced: on the last stage by the loss. dict.pop finds"
+            " and removes. requires_grad_(torch.is_grad_enabled()) asks for a gradient only in training."
+        ),
+        (
+            "F: choose x; make a Passed; on the last stage turn its output into the loss and note that in losses; keep"
+            " it under (micro-batch, stage) if a backward pass will come; return the output without history. The other"
+            " kinds are one line each: look the Passed up, or remove it, and call what the table names."
+        ),
+    ),
+)
+def test_todo5_act(student):
+    draw = student.draw("act")
+    trials = [
+        fixed_trial(draw, "GPipe", gpipe_schedule(3, 4), 4),
+        fixed_trial(
+            draw, "a schedule whose ranks take the micro-batches in different orders", CROSSING, 2, dtype="float64"
+        ),
+        fixed_trial(draw, "forward and backward in turn", in_turn(6), 6),
+        drawn_trial(draw, 1, 2, 2),
+        drawn_trial(draw, 2, 3, 2),
+        drawn_trial(draw, 4, 5, 1),
+    ]
+    split = [drawn_trial(draw, 1, 3, 1, split=True), drawn_trial(draw, 3, 4, 2, split=True, dtype="float64")]
+    off = [fixed_trial(draw, "forward passes alone", forward_passes(2, 5, 2), 5, v=2, grad=False)]
+    everything = trials + split + off
+    seeds = [*student.seeds(4)]
+    rights = student.reference(serial_trials, trials=serial_of(everything, seeds))
+    given = [nameless(trial) for trial in everything]
+    (found,) = student.call(act_on_rank, world=1, group=False, seeds=seeds, trials=given).evidence
+    for trial, ranks, right in zip(everything, found, rights, strict=True):
+        premise(all(any_gradient(stage) for stage in right["gradients"]), "gradients that are zero")
+        with hinted(hint_for_actions(trial)):
+            check_by_hand(f"Worker.act, {name_of(trial)}", trial, ranks, right)
+
+
+def any_gradient(stage):
+    return any(g is not None and g.abs().max() > 0 for g in stage.values())
+
+
+def hint_for_actions(trial):
+    """For a failure that only this kind of trial shows."""
+    if not trial.get("grad", True):
+        return "Without autograd no backward pass comes. Is anything of a forward pass kept all the same?"
+    if any(kind == "W" for actions in trial["schedule"] for kind, *_ in actions):
+        return (
+            "Between I and W of a micro-batch others go forward and back. What does W need, and from when is it free?"
+        )
+    return ""
+
+
+def check_by_hand(told, trial, ranks, right):
+    schedule = trial["schedule"]
+    for rank, seen in enumerate(ranks):
+        if not seen["wrong"]:
+            continue
+        expect(False, f"{told}: {seen['wrong']}", "a tensor without history", seen["wrong"], rank)
+    for rank, seen in enumerate(ranks):
+        check_rank(told, trial, seen["log"], seen, right, rank)
+        wanted = [number for kind, number, _ in schedule[rank] if kind == "W"]
         expect(
-            len(got) == len(due),
-            f"{told}: rank {rank} returns {len(got)} losses; {'the last stage is on it' if due else 'it has none'}",
-            len(due),
-            len(got),
+            seen["weights"] == wanted,
+            f"{told}: rank {rank} gives backward_weights the wrong micro-batches",
+            wanted,
+            seen["weights"],
             rank,
         )
-        for number, (a, b) in enumerate(zip(got, due)):
-            expect(
-                math.isclose(a, b, rel_tol=rel, abs_tol=1e-6),
-                f"{told}: the loss of micro-batch {number} is another one",
-                b,
-                a,
-                rank,
-            )
-        expect(
-            not seen["history"],
-            f"{told}: the losses that rank {rank} returns keep their history",
-            "tensors that need no gradient",
-            "some that do",
-            rank,
-        )
+
+
+def check_rank(told, trial, events, seen, right, rank):
+    """What a rank has left of a schedule: its passes, losses, gradients; what it kept, and what it did to the batch."""
+    p, v = len(trial["schedule"]), trial["v"]
+    check_order(told, events, trial, rank)
+    check_losses(told, seen, right["losses"] if rank == p - 1 else [], rank, REL[trial["dtype"]])
+    if trial.get("grad", True):
         for chunk in range(v):
-            check_gradients(
-                told, right["gradients"][chunk * p + rank], seen["gradients"][chunk], rank, chunk * p + rank, rel
-            )
-        most = most_alive(schedule[rank], frees)
-        # A name may hold the last `Passed` until the next one takes it, when autograd has let go of its part already.
-        expect(
-            seen["most"] <= most * unit + stream,
-            f"{told}: rank {rank} keeps {seen['most']:,} bytes of activations at once, of {seen['most'] / unit:g}"
-            f" passes; by the schedule at most {most} are alive: what stays of those that went backward?",
-            f"{most * unit:,} bytes",
-            f"{seen['most']:,} bytes",
-            rank,
-        )
-        expect(
-            seen["most"] >= unit,
-            f"{told}: rank {rank} keeps {seen['most']:,} bytes of activations at most, less than those of one pass",
-            f"{unit:,} bytes",
-            f"{seen['most']:,} bytes",
-            rank,
-        )
-        expect(
-            seen["left"] == 0,
-            f"{told}: after the last action rank {rank} still keeps {seen['left']:,} bytes of activations",
-            "0 bytes",
-            f"{seen['left']:,} bytes",
-            rank,
-        )
-    check_messages(told, run, bytes_between(p, v, m * nbytes))
-    return run
+            stage = chunk * p + rank
+            rel = REL[trial["dtype"]]
+            check_gradients(told, right["gradients"][stage], seen["gradients"][chunk], rank, stage, rel)
+        check_kept(told, trial, seen, rank)
+    else:
+        check_nothing_kept(told, trial, seen, rank)
+    harm = seen["harm"]
+    expect(not harm, f"{told}: on rank {rank} {harm}", "the batch as it was", harm, rank)
 
 
-def check_without_autograd(student, sizes):
-    """Forward passes alone, as an evaluation makes them: nothing of one is kept when the next one is made."""
-    p, v, m = 2, 2, 5
-    schedule = [[["F", j, chunk] for chunk in range(v) for j in range(m)] for _ in range(p)]
-    told = f"execute without autograd, forward passes alone on {p} ranks with {v} chunks each, {m} micro-batches"
-    seeds = student.seeds(p)
-    run = student.call(execute_on_rank, world=p, seed=seeds, schedule=schedule, v=v, m=m, grad=False, **sizes)
-    right = student.reference(serial, seeds=[*seeds], v=v, m=m, **sizes)
-    sound(told, run.events)
-    one = 2 * sizes["rows"] * sizes["width"] * 4  # what the two layers of a stage give, float32
-    for rank, seen in enumerate(run.evidence):
-        check_order(told, run.events[rank], schedule[rank], rank, p, sizes)
-        due = right["losses"] if rank == p - 1 else []
-        same = isinstance(seen["losses"], list) and len(seen["losses"]) == len(due)
-        same = same and all(
-            math.isclose(a, b, rel_tol=REL["float32"], abs_tol=1e-6) for a, b in zip(seen["losses"], due)
-        )
-        expect(same, f"{told}: rank {rank} returns other losses", due, seen["losses"], rank)
-        # A pass may be let go of only when the next one is made: twice its layers, and not five or ten times.
-        expect(
-            seen["most"] <= 2 * one and seen["left"] == 0,
-            f"{told}: rank {rank} keeps what {max(seen['most'], seen['left']) / one:g} passes have made, though no"
-            " backward pass will come",
-            f"of at most 2 passes at once, {2 * one:,} bytes; in the end nothing",
-            f"{seen['most']:,} bytes at once, {seen['left']:,} in the end",
-            rank,
-        )
-    nbytes = sizes["rows"] * (1 + sizes["width"]) * 4
-    check_messages(told, run, bytes_between(p, v, m * nbytes, back=False))
+def check_losses(told, seen, wanted, rank, rel):
+    got = seen["losses"]
+    expect(isinstance(got, list), f"{told}: the losses of rank {rank} are {got}", "a list", got, rank)
+    expect(
+        len(got) == len(wanted),
+        f"{told}: rank {rank} has {len(got)} losses; {'the last stage is on it' if wanted else 'it can have none'}",
+        len(wanted),
+        len(got),
+        rank,
+    )
+    for number, (a, b) in enumerate(zip(got, wanted)):
+        same = math.isclose(a, b, rel_tol=rel, abs_tol=1e-6)
+        expect(same, f"{told}: the loss of micro-batch {number} is wrong", b, a, rank)
+    expect(
+        not seen["history"],
+        f"{told}: the losses of rank {rank} keep their history",
+        "tensors that need no gradient",
+        "some that do",
+        rank,
+    )
 
 
-def check_order(told, events, actions, rank, p, sizes):
+def check_kept(told, trial, seen, rank):
+    stream = trial["rows"] * trial["width"] * BYTES[trial["dtype"]]
+    unit = 3 * stream  # what is kept of a pass, as far as it is watched
+    actions = trial["schedule"][rank]
+    most = most_alive(actions, "W" if any(kind == "W" for kind, *_ in actions) else "B")
+    # A name may hold the last `Passed` until the next one takes it, when autograd has let go of its part already.
+    expect(
+        seen["most"] <= most * unit + stream,
+        f"{told}: rank {rank} keeps {seen['most']:,} bytes of activations at once, of {seen['most'] / unit:g} passes;"
+        f" by the schedule at most {most} are alive: what stays of those that went backward?",
+        f"{most * unit:,} bytes",
+        f"{seen['most']:,} bytes",
+        rank,
+    )
+    expect(
+        seen["most"] >= unit,
+        f"{told}: rank {rank} keeps {seen['most']:,} bytes of activations at most, less than those of one pass",
+        f"{unit:,} bytes",
+        f"{seen['most']:,} bytes",
+        rank,
+    )
+    expect(
+        seen["left"] == 0,
+        f"{told}: after the last action rank {rank} still keeps {seen['left']:,} bytes of activations",
+        "0 bytes",
+        f"{seen['left']:,} bytes",
+        rank,
+    )
+
+
+def check_nothing_kept(told, trial, seen, rank):
+    one = 2 * trial["rows"] * trial["width"] * BYTES[trial["dtype"]]  # what the two layers of a stage give
+    # A pass may be let go of only when the next one is made: twice its layers, and not five or ten times.
+    expect(
+        seen["most"] <= 2 * one and seen["left"] == 0,
+        f"{told}: rank {rank} keeps what {max(seen['most'], seen['left']) / one:g} passes have made, though no backward"
+        " pass will come",
+        f"of at most 2 passes at once, {2 * one:,} bytes; in the end nothing",
+        f"{seen['most']:,} bytes at once, {seen['left']:,} in the end",
+        rank,
+    )
+
+
+def check_order(told, events, trial, rank):
     """The passes that the stages told of are those of the schedule, in its order."""
-    rows = [sizes["rows"], 1 + sizes["width"]]
+    rows, p = [trial["rows"], 1 + trial["width"]], len(trial["schedule"])
     shapes = [e["rows"] for e in events if e["e"] == "mark" and e.get("kind") == "forward"]
     expect(
         all(shape == rows for shape in shapes),
@@ -1303,16 +1549,16 @@ def check_order(told, events, actions, rank, p, sizes):
         next((s for s in shapes if s != rows), ""),
         rank,
     )
-    due = [
+    wanted = [
         ("forward" if kind == "F" else "back", chunk * p + rank, number)
-        for kind, number, chunk in actions
+        for kind, number, chunk in trial["schedule"][rank]
         if kind != "W"
     ]
     seen = notes(events, ("forward", "back"))
-    for number, (a, b) in enumerate(itertools.zip_longest(seen, due)):
+    for number, (a, b) in enumerate(itertools.zip_longest(seen, wanted)):
         expect(
             a == b,
-            f"{told}: action {number + 1} of rank {rank} is another one than the schedule says",
+            f"{told}: pass {number + 1} of rank {rank} is not the one that the schedule asks for",
             spoken_pass(b),
             spoken_pass(a),
             rank,
@@ -1329,10 +1575,111 @@ def spoken_pass(done):
     )
 
 
+# ---------------------------------------------------------------------------------------------------
+# TODO 6: execute
+
+
+def execute_on_rank(code, rank, world, seed, trials):
+    """Execute schedules, one after the other; what this rank got of each, and what it kept."""
+    merciless_messages()
+    return [execute_trial(code, rank, world, seed + 1000 * n, **trial) for n, trial in enumerate(trials)]
+
+
+def execute_trial(code, rank, world, seed, schedule, v, m, rows, width, dtype, grad=True):
+    mark(kind="trial")
+    kind, watch = getattr(torch, dtype), Storages()
+    chunks = [Work(c * world + rank, seed + 10 + c, width, kind, watch) for c in range(v)]
+    batch = batch_for(code, seed, rank, world, m, rows, width, dtype)
+    with torch.set_grad_enabled(grad):
+        losses = code.execute(actions_of(code, schedule), chunks, batch, rank, world)
+    gc.collect()
+    history = isinstance(losses, (list, tuple)) and any(isinstance(x, torch.Tensor) and x.requires_grad for x in losses)
+    return {
+        "losses": plain_losses(losses),
+        "history": history,
+        "gradients": [gradients_of(chunk) for chunk in chunks],
+        "most": max(chunk.most for chunk in chunks),
+        "left": sum(watch.live().values()),
+        "out": max(chunk.out for chunk in chunks),
+        "harm": harm_to(batch, rank == 0, inputs_of(seed, m, rows, width, kind)),
+    }
+
+
+def refused_on_rank(code, rank, world, schedule):
+    """A schedule that gets stuck: what is raised, and whether a stage was called before."""
+    watch = []
+    stage = Work(rank, 1, 3, torch.float32, tell=lambda **about: watch.append(about["kind"]))
+    xs = inputs_of(0, 2, 2, 3, torch.float32)
+    batch = code.Batch(xs, [torch.zeros(2, dtype=torch.int64)] * 2, torch.zeros(2, 4), share_of_loss(4))
+    error, _ = raised(lambda: code.execute(actions_of(code, schedule), [stage], batch, rank, world))
+    return {"raised": error, "called": len(watch)}
+
+
+def goes_on_rank(code, rank, world, questions):
+    return [
+        plain_pair(code.goes_to(code.Action(*action), source, p, stages)) for action, source, p, stages in questions
+    ]
+
+
+def plain_pair(value):
+    if value is None or (isinstance(value, (tuple, list)) and all(isinstance(n, int) for n in value)):
+        return value and [int(n) for n in value]
+    return f"{value!r:.60}"
+
+
+def check_trials(student, trials):
+    """Execute schedules of one number of ranks, one after the other. All that each leaves is compared with one
+    process's, its passes with the schedule.
+    """
+    p = len(trials[0]["schedule"])
+    seeds = student.seeds(p)
+    run = student.call(execute_on_rank, world=p, seed=seeds, trials=[nameless(trial) for trial in trials])
+    rights = student.reference(serial_trials, trials=serial_of(trials, [*seeds]))
+    found = []
+    for number, (trial, right) in enumerate(zip(trials, rights, strict=True)):
+        events = events_of_trials(run.events, len(trials))[number]
+        check_trial(f"execute, {name_of(trial)}", trial, events, [left[number] for left in run.evidence], right)
+        found.append(events)
+    return found
+
+
+def check_trial(told, trial, events, ranks, right):
+    schedule, p, v = trial["schedule"], len(trial["schedule"]), trial["v"]
+    for rank, mine in enumerate(events):
+        if len(notes(mine, ("forward", "back"))) < sum(kind != "W" for kind, *_ in schedule[rank]):
+            check_order(told, mine, trial, rank)  # what is not done may leave messages in flight
+    sound(told, events)
+    one = trial["rows"] * (1 + trial["width"]) * BYTES[trial["dtype"]]
+    for rank, seen in enumerate(ranks):
+        check_rank(told, trial, events[rank], seen, right, rank)
+        check_in_flight(told, trial, seen, rank, one)
+    check_messages(told, events, bytes_between(p, v, trial["m"] * one, back=trial.get("grad", True)))
+
+
+def check_in_flight(told, trial, seen, rank, one):
+    """What is passed on is kept while it is alive, and while its message is in flight. Half of the micro-batches are
+    more than any bound that does not grow with them, if they are many.
+    """
+    alive, m = most_alive(trial["schedule"][rank], "BW"), trial["m"]
+    if m >= MANY:
+        expect(
+            seen["out"] <= (alive + m // 2) * one,
+            f"{told}: rank {rank} still has {seen['out'] // one} of the tensors that it has sent, and {alive} passes"
+            " are alive: with more micro-batches there would be more, for they are let go of only in the end",
+            "a number that does not grow with the micro-batches",
+            f"{seen['out'] // one} of {m}",
+            rank,
+            hint="A tensor that is sent stays in memory until its work has been waited for. When is that surely over?",
+        )
+
+
+MANY = 24
+
+
 @todo(
-    5,
-    minutes=80,
-    needs=(4,),
+    6,
+    minutes=45,
+    needs=(4, 5),
     why=(
         "Here pipelines break. Two neighbours that both send first come through while messages are small and stored on"
         " the way, and hang when the model grows. And a message that is taken for another one of the same shape breaks"
@@ -1340,25 +1687,51 @@ def spoken_pass(done):
     ),
     hints=(
         (
-            "Keep three things apart: what has gone forward and not yet back; what is arriving, by what it is and for"
-            " which stage; and what is being sent. Then take the ticks one by one: act, then post."
+            "Take the ticks one by one: act, then post. What has arrived needs a name that says what it is and for"
+            " which stage, so that the right action takes it."
         ),
         (
-            "In each tick: first, what my own action makes. Then for every (source, action) of the tick, goes_to"
-            " says for whom it is: if source is me, isend to the target and keep the work; if the target is me, make"
-            " room, irecv from the source, and keep (room, work) under (kind, micro-batch, stage). An action takes its"
-            " input from there, and waits for the work. What has arrived for a forward pass needs requires_grad_()."
+            "goes_to tells, for every (source, action) of a tick, whether the result comes from this rank, comes to it,"
+            " both, or neither. irecv needs room of its own for each message: torch.empty_like. Works are waited for:"
+            " a receive's when its tensor is used, a send's some ticks later. A deque has append and popleft."
         ),
         (
-            "F: x = batch.xs[j] on stage 0, else what has arrived; result = Passed(chunk, x); on the last stage"
-            " result.output = batch.loss_of(result.output, batch.ys[j]); keep result; send result.output.detach(). B:"
-            " send backward(kept.pop(...), gradient), where gradient is None on the last stage. In the end wait for all"
-            " that was sent."
+            "for tick in in_ticks(schedule): if this rank has an action, fetch what arrived under its name, wait, act."
+            " Then one loop over the tick's items with three cases: both ends are mine, I send, I receive. After the"
+            " last tick, wait for what is left, and return the worker's losses in the order of the micro-batches."
         ),
     ),
 )
-def test_todo5_execute(student):
+def test_todo6_execute(student):
     draw = student.draw("execute")
+    with hinted("Which stage comes next for F, and which for B? A stage's rank is its number modulo the ranks."):
+        check_goes_to(student)
+    with hinted("in_ticks raises what simulate raises. Is it called before anything is computed?"):
+        check_refused(student)
+    off = fixed_trial(draw, "forward passes alone", forward_passes(2, 5, 2), 5, v=2, grad=False)
+    crossing = "a schedule whose ranks take the micro-batches in different orders"
+    by_ranks = [
+        [
+            fixed_trial(draw, "GPipe", gpipe_schedule(3, 4), 4),
+            drawn_trial(draw, 3, 4, 1),  # its lists are as long as GPipe's
+            fixed_trial(draw, "GPipe", gpipe_schedule(3, 2), 2),
+        ],
+        [
+            fixed_trial(draw, crossing, CROSSING, 2, dtype="float64"),
+            fixed_trial(draw, "forward and backward in turn", in_turn(MANY), MANY),
+            drawn_trial(draw, 2, 3, 2),
+            drawn_trial(draw, 2, draw.randrange(4, 7), 1),
+            off,
+        ],
+        [drawn_trial(draw, 1, 2, 2)],
+        [drawn_trial(draw, 4, 5, 1)],
+    ]
+    check_last_one_counts(student, by_ranks[0])
+    for trials in by_ranks:
+        check_trials(student, trials)
+
+
+def check_goes_to(student):
     questions = [
         ([kind, number, chunk], source, p, p * v)
         for p, v in ((1, 1), (2, 1), (3, 2), (4, 3))
@@ -1370,196 +1743,177 @@ def test_todo5_execute(student):
     (answers,) = student.call(goes_on_rank, world=1, group=False, questions=questions).evidence
     for (action, source, p, stages), answer in zip(questions, answers, strict=True):
         stage = action[2] * p + source + {"F": 1, "B": -1, "I": -1, "W": 0}[action[0]]
-        due = None if action[0] == "W" or not 0 <= stage < stages else [stage, stage % p]
+        wanted = None if action[0] == "W" or not 0 <= stage < stages else [stage, stage % p]
         expect(
-            answer == due,
+            answer == wanted,
             f"{spoken_action(action)} of rank {source} of {p}, with {stages} stage{'s' if stages > 1 else ''}: goes_to"
             " does not say which stage and rank need its result",
-            str(due),
+            str(wanted),
             str(answer),
         )
 
+
+def check_refused(student):
     for rank, seen in enumerate(student.call(refused_on_rank, world=2, schedule=STUCK[CROSSED]).evidence):
+        what = f"{seen['raised'] or 'nothing'}, {seen['called']} passes"
         expect(
             seen["raised"] == "ValueError" and not seen["called"],
             f"execute, a schedule that gets stuck: rank {rank} raises {seen['raised'] or 'nothing'}, after"
             f" {seen['called']} passes",
             "ValueError, before anything is computed",
-            f"{seen['raised'] or 'nothing'}, {seen['called']} passes",
+            what,
             rank,
         )
 
-    crossing = read("F0 F1 B0 B1", "F1 F0 B1 B0")
-    trials = [
-        ("GPipe", gpipe_schedule(3, 4), 1, 4, "float32"),
-        ("a schedule whose ranks take the micro-batches in other orders", crossing, 1, 2, "float64"),
-    ]
-    in_turn = read("F0 F1 B0 F2 B1 F3 B2 F4 B3 B4", "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4")
-    trials.append(("forward and backward in turn", in_turn, 1, 5, "float32"))  # many have passed when one more comes
-    for p, m, v in ((1, 2, 2), (2, 3, 2), (4, 5, 1), (2, draw.randrange(4, 7), 1)):
-        trials.append(("a drawn schedule", random_schedule(draw, p, m, v, split=False), v, m, "float32"))
-    for name, schedule, v, m, dtype in trials:
-        p, sizes = len(schedule), sizes_drawn(draw, dtype)
-        told = (
-            f"{name} on {p} rank{'s' if p > 1 else ''}"
-            + (f" with {v} chunks each" if v > 1 else "")
-            + f", {m} micro-batches, {dtype}"
-        )
-        if name == "GPipe":
-            whole, less = (
-                student.reference(serial, seeds=[*student.seeds(p)], v=v, m=m, **sizes, leave_out=number)
-                for number in (None, m - 1)
-            )
-            apart = [  # of each stage some gradient, since all of them are compared
-                any((a[n] - b[n]).abs().max() > 10 * REL[dtype] * a[n].abs().max() for n in a if a[n] is not None)
-                for a, b in zip(whole["gradients"], less["gradients"])
-            ]
-            premise(all(apart), "a last micro-batch that is left out")
-        check_run(student, told, schedule, v, m, sizes)
-    check_without_autograd(student, sizes_drawn(draw))
+
+def check_last_one_counts(student, trials):
+    """The premise: a last micro-batch that is left out changes some gradient of each stage."""
+    (one, *_) = serial_of(trials, [*student.seeds(len(trials[0]["schedule"]))])
+    whole, less = student.reference(serial_trials, trials=[one, one | {"leave_out": one["m"] - 1}])
+    for a, b in zip(whole["gradients"], less["gradients"], strict=True):
+        seen = any((a[n] - b[n]).abs().max() > 10 * REL["float32"] * a[n].abs().max() for n in a if a[n] is not None)
+        premise(seen, "a last micro-batch that is left out")
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODOs 6, 7 and 8: schedules
+# TODOs 7 and 8: 1F1B and interleaved
 
 
 @todo(
-    6,
+    7,
     minutes=15,
-    needs=(4, 5),
+    needs=(4, 5, 6),
     why=(
         "A schedule's bubble shrinks with more micro-batches, and with GPipe the memory grows with them: so GPipe"
         " cannot have both. With 1F1B memory does not depend on m, and every later schedule is built on it."
     ),
     hints=(
         (
-            "The last rank does F0 B0 F1 B1 …: the gradient is there at once. The rank before it must do one more"
+            "The last rank does F0 B0 F1 B1 …: its gradient is there at once. The rank before it must do one more"
             " forward pass before the first gradient can be back. And so on."
         ),
         (
-            "early = world - 1 - rank forward passes, but not more than m. Then m - early times: the next forward pass,"
-            " the next backward pass. Then the backward passes that are left."
+            "Three parts for each rank: forward passes alone, pairs, backward passes alone. How many are in the first"
+            " part, as a number of world and rank? The other two follow from m."
         ),
         (
-            "actions = [Action('F', j) for j in range(early)]; for j in range(m - early): += [Action('F', early + j),"
-            " Action('B', j)]; += [Action('B', j) for j in range(m - early, m)]."
+            "The first part cannot have more than m. In the pairs, the forward pass is that many micro-batches ahead of"
+            " the backward pass. The last part takes up where the pairs have ended."
         ),
     ),
 )
-def test_todo6_one_f_one_b(student):
+def test_todo7_one_f_one_b(student):
     draw = student.draw("1F1B")
     sizes = [(1, 3), (2, 1), (2, 5), (3, 3), (4, 8), (5, 2), (draw.randrange(5, 9), draw.randrange(8, 14))]
-    (seen,) = student.call(
-        schedules_on_rank, world=1, group=False, name="one_f_one_b", sizes=sizes, refused=[]
-    ).evidence
-    for (p, m), schedule in zip(sizes, seen["schedules"], strict=True):
+    sizes.append((3, draw.randrange(4, 7)))
+    schedules = schedules_of(student, "one_f_one_b", sizes)
+    for (p, m), schedule in zip(sizes, schedules, strict=True):
         told = f"one_f_one_b({p}, {m})"
         check_actions(told, schedule, p, m, 1, "FB")
-        check_alive(told, schedule, "B", lambda rank, p=p, m=m: min(m, p - rank))
-        check_length(told, schedule, lambda f, b, p=p, m=m: (m + p - 1) * (f + b), "GPipe's")
-    m = draw.randrange(4, 7)
-    schedule = of_size(seen, sizes, student, "one_f_one_b", (3, m))
-    check_run(student, f"1F1B on 3 ranks, {m} micro-batches", schedule, 1, m, sizes_drawn(draw))
+        check_alive(told, schedule, "B", [min(m, p - rank) for rank in range(p)])
+        check_length(told, schedule, [(m + p - 1) * (f + b) for f, b in WORK], "GPipe's")
+    check_trials(student, [fixed_trial(draw, "1F1B", schedules[-1], sizes[-1][1])])
 
 
-def of_size(seen, sizes, student, name, size):
-    """The student's schedule of one more size."""
-    if tuple(size) in map(tuple, sizes):
-        return seen["schedules"][sizes.index(tuple(size))]
-    (more,) = student.call(schedules_on_rank, world=1, group=False, name=name, sizes=[size], refused=[]).evidence
-    return more["schedules"][0]
+def schedules_of(student, name, sizes):
+    """What the student's function gives for each of these sizes."""
+    inputs = dict(name=name, sizes=sizes, refused=[])
+    (seen,) = student.call(schedules_on_rank, world=1, group=False, **inputs).evidence
+    return seen["schedules"]
 
 
-def check_alive(told, schedule, frees, limit):
-    for rank, actions in enumerate(schedule):
-        most, due = most_alive(actions, frees), limit(rank)
+def check_alive(told, schedule, frees, limits):
+    for rank, (actions, limit) in enumerate(zip(schedule, limits, strict=True)):
+        most = most_alive(actions, frees)
         first = next((n for n, (kind, _, _) in enumerate(actions) if kind != "F"), len(actions))
-        all_first = (
-            ": all forward passes come first"
-            if first == sum(kind == "F" for kind, _, _ in actions) and first > due
-            else ""
-        )
-        expect(
-            most <= due,
-            f"{told}: on rank {rank} {most} passes are alive at once{all_first}",
-            f"at most {due}",
-            most,
-            rank,
-        )
+        all_first = first == sum(kind == "F" for kind, _, _ in actions) and first > limit
+        why = ": all forward passes come first" if all_first else ""
+        message = f"{told}: on rank {rank} {most} passes are alive at once{why}"
+        expect(most <= limit, message, f"at most {limit}", most, rank)
 
 
 WORK = ((1, 2), (3, 3), (5, 2))  # seconds of F and B
 
 
-def check_length(told, schedule, formula, whose):
+def check_length(told, schedule, limits, whose):
     """Its simulated time, for several seconds of F and B of a whole rank. A rank's chunks share it."""
-    for f, b in WORK:
-        chunks = 1 + max(chunk for actions in schedule for _, _, chunk in actions)
-        took, due = length_of(schedule, {"F": f / chunks, "B": b / chunks}), formula(f, b)
+    chunks = 1 + max(chunk for actions in schedule for _, _, chunk in actions)
+    for (f, b), limit in zip(WORK, limits, strict=True):
+        took = length_of(schedule, {"F": f / chunks, "B": b / chunks})
         expect(
-            took <= due * (1 + 1e-9),
+            took <= limit * (1 + 1e-9),
             f"{told}: where the layers of a rank take {f} s forward and {b} s backward, it takes {took:g} s, more than"
-            f" {whose} {due:g} s",
-            f"{due:g} s",
+            f" {whose} {limit:g} s",
+            f"{limit:g} s",
             f"{took:g} s",
         )
 
 
 @todo(
-    7,
+    8,
     minutes=20,
     further=True,
-    needs=(4, 5),
+    needs=(4, 5, 6),
     why=(
         "The bubble is the time until the first micro-batch has reached the last stage, and back. Small stages are"
-        " quickly passed: Megatron halves the bubble so, and pays with messages, not with memory for weights."
+        " quickly passed: that is how Megatron halves the bubble, and it pays with messages, not with memory for"
+        " weights."
     ),
     hints=(
         (
             "First write the order of a rank's forward passes as a list of (micro-batch, chunk): it is the same on all"
-            " ranks. That of the backward passes is the same list with the chunks turned round."
+            " ranks. What changes in it for the backward passes?"
         ),
         (
-            "Three loops: first micro-batch of a group (range(0, m, world)), chunk, micro-batch within the group. early"
-            " = min(m * v, 2 * (world - 1 - rank) + (v - 1) * world). Then as with 1F1B."
+            "Three nested loops: over groups of world micro-batches, over chunks, over the micro-batches of a group."
+            " Then it is 1F1B over this list: a first part whose length depends on the rank, pairs, and the rest."
         ),
         (
-            "order = [(first + j, c) for first in range(0, m, world) for c in range(v) for j in range(world)]; forward"
-            " = Action('F', j, c), backward = Action('B', j, v - 1 - c). forward[:early], then pairs of forward[early:]"
-            " and backward, then backward[m * v - early:]."
+            "Two lists of actions, forward and backward, of m · v each. A rank's schedule is a slice of the first list,"
+            " then pairs from both, then what is left of the second; the text says how long the slice is, and it cannot"
+            " be longer than the list."
         ),
     ),
 )
-def test_todo7_interleaved(student):
+def test_todo8_interleaved(student):
     draw = student.draw("interleaved")
-    sizes = [(1, 2, 2), (2, 2, 2), (2, 4, 3), (3, 3, 2), (4, 8, 2), (3, 6, 1), (4, 12, 3), (5, 10, 2)]
-    (seen,) = student.call(
-        schedules_on_rank, world=1, group=False, name="interleaved", sizes=sizes, refused=[(2, 3, 2), (4, 6, 2)]
-    ).evidence
-    for (p, m, v), schedule in zip(sizes, seen["schedules"], strict=True):
-        told = f"interleaved({p}, {m}, {v})"
-        check_actions(told, schedule, p, m, v, "FB")
-        check_alive(told, schedule, "B", lambda rank, p=p, m=m, v=v: min(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1))
-        check_length(
-            told,
-            schedule,
-            lambda f, b, p=p, m=m, v=v: m * (f + b) + (p - 1) * (f + b) / v,
-            f"a bubble that is {v} times smaller allows:",
-        )
-        check_hidden_messages(told, schedule, interleaved_schedule(p, m, v), v)
-    for size, error in zip(((2, 3, 2), (4, 6, 2)), seen["refused"], strict=True):
-        expect(
-            error == "ValueError",
-            f"interleaved{size}: {size[1]} micro-batches are no multiple of {size[0]} ranks, and nothing is raised that"
-            " says so",
-            "ValueError",
-            error or "nothing",
-        )
-    p, m, v = draw.choice([(2, 4, 2), (2, 2, 3), (3, 3, 2)])
-    schedule = of_size(seen, sizes, student, "interleaved", (p, m, v))
-    check_run(
-        student, f"interleaved on {p} ranks with {v} chunks each, {m} micro-batches", schedule, v, m, sizes_drawn(draw)
+    sizes = [(1, 2, 2), (2, 2, 2), (2, 4, 3), (3, 3, 2), (4, 8, 2), (4, 12, 3), (5, 10, 2), (3, 6, 4)]
+    sizes.append(draw.choice([(2, 4, 2), (2, 2, 3), (3, 3, 2)]))
+    schedules = schedules_of(student, "interleaved", sizes)
+    for size, schedule in zip(sizes, schedules, strict=True):
+        check_interleaved(schedule, *size)
+    with hinted("Which numbers of micro-batches do not go into groups of as many as there are ranks?"):
+        refuses_other_numbers(student)
+    check_trials(student, [fixed_trial(draw, "interleaved", schedules[-1], *sizes[-1][1:])])
+
+
+def check_interleaved(schedule, p, m, v):
+    told = f"interleaved({p}, {m}, {v})"
+    check_actions(told, schedule, p, m, v, "FB")
+    check_alive(told, schedule, "B", [min(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1) for rank in range(p)])
+    limits = [m * (f + b) + (p - 1) * (f + b) / v for f, b in WORK]
+    check_length(told, schedule, limits, f"a bubble that is {v} times smaller allows:")
+    # Messages are hidden by the second forward pass for each rank behind: simulated with such as take time.
+    f, b = 1 / v, 2 / v
+    took, best = (length_of(one, {"F": f, "B": b}, message=f / 2) for one in (schedule, interleaved_schedule(p, m, v)))
+    expect(
+        took <= best * (1 + 1e-9),
+        f"{told}: where a message takes half as long as a forward pass of one chunk, and a backward pass twice as long,"
+        f" it takes as long as {took / f:g} forward passes instead of {best / f:g}: ranks wait for messages, since too"
+        " few forward passes come first",
+        f"{best / f:g} forward passes of a chunk",
+        f"{took / f:g}",
     )
+
+
+def refuses_other_numbers(student):
+    sizes = [(p, m, 2) for p in (2, 3, 4) for m in range(1, 9) if m % p]
+    (seen,) = student.call(
+        schedules_on_rank, world=1, group=False, name="interleaved", sizes=[], refused=sizes
+    ).evidence
+    for (p, m, v), error in zip(sizes, seen["refused"], strict=True):
+        told = f"interleaved{p, m, v}: {m} is not a multiple of {p} ranks, and nothing is raised that says so"
+        expect(error == "ValueError", told, "ValueError", error or "nothing")
 
 
 def interleaved_schedule(p, m, v):
@@ -1575,18 +1929,8 @@ def interleaved_schedule(p, m, v):
     return schedule
 
 
-def check_hidden_messages(told, schedule, right, v):
-    """That messages are hidden by the second forward pass for each rank behind: simulated with such as take time."""
-    f, b = 1 / v, 2 / v
-    took, due = (length_of(one, {"F": f, "B": b}, message=f / 2) for one in (schedule, right))
-    expect(
-        took <= due * (1 + 1e-9),
-        f"{told}: where a message takes half as long as a forward pass of one chunk, and a backward pass twice as long,"
-        f" it takes as long as {took / f:g} forward passes, in place of {due / f:g}: ranks wait for messages, since too"
-        " few forward passes come first",
-        f"{due / f:g} forward passes of a chunk",
-        f"{took / f:g}",
-    )
+# ---------------------------------------------------------------------------------------------------
+# TODO 9: the backward pass in two parts
 
 
 class Shift(nn.Module):
@@ -1626,225 +1970,228 @@ class Body(nn.Module):
 
 def parts_on_rank(code, rank, world):
     """Backward passes in two parts, of two micro-batches: W of both after I of both. Beside them the whole ones."""
-    seen = []
-    for first, frozen, last in itertools.product((False, True), repeat=3):
-        told = []
-        torch.manual_seed(4)
-        stage = Body(first, frozen, told)
-        xs = [torch.randint(7, (4,)) if first else torch.randn(4, 5) for _ in range(2)]
-        gradients = [None if last else torch.randn(4, 5) for _ in range(2)]
-        right_inputs = []
-        for x, gradient in zip(xs, gradients):
-            x = x.clone() if first else x.clone().requires_grad_()
-            output = stage(x)
-            (output.square().sum() if last else output).backward(gradient)
-            right_inputs.append(x.grad)
-        right = {name: p.grad for name, p in stage.named_parameters()}
-        stage.zero_grad()
-        told.clear()
-        passed, inputs = [], []
-        for x in xs:
-            x = x.clone() if first else x.clone().requires_grad_()
-            one = code.Passed(stage, x)
-            if last:
-                one.output = one.output.square().sum()
-            passed.append(one)
-        for one, gradient in zip(passed, gradients):
-            inputs.append(code.backward_input(one, gradient))
-        early = [name for name, p in stage.named_parameters() if p.grad is not None]
-        in_input = list(told)
-        told.clear()
-        alive = weakref.ref(passed[0])
-        code.backward_weights(passed.pop(0))
-        gc.collect()
-        gone = alive() is None
-        code.backward_weights(passed.pop(0))
-        seen.append(
-            {
-                "first": first,
-                "frozen": frozen,
-                "last": last,
-                "inputs": [x if isinstance(x, torch.Tensor) else None for x in inputs],
-                "right inputs": right_inputs,
-                "early": early,
-                "in input": in_input,
-                "in weights": list(told),
-                "gradients": gradients_of(stage),
-                "right": right,
-                "gone": gone,
-            }
-        )
-    return seen
+    return [parts_of(code, *case) for case in itertools.product((False, True), repeat=3)]
 
 
-def check_parts(seen):
+def parts_of(code, first, frozen, last):
+    told = []
+    torch.manual_seed(4)
+    stage = Body(first, frozen, told)
+    xs = [torch.randint(7, (4,)) if first else torch.randn(4, 5) for _ in range(2)]
+    gradients = [None if last else torch.randn(4, 5) for _ in range(2)]
+    right_inputs = []
+    for x, gradient in zip(xs, gradients):
+        x = x.clone() if first else x.clone().requires_grad_()
+        output = stage(x)
+        (output.square().sum() if last else output).backward(gradient)
+        right_inputs.append(x.grad)
+    right = {name: p.grad for name, p in stage.named_parameters()}
+    stage.zero_grad()
+    told.clear()
+    passed = []
+    for x in xs:
+        one = code.Passed(stage, x.clone() if first else x.clone().requires_grad_())
+        if last:
+            one.output = one.output.square().sum()
+        passed.append(one)
+    before = [None if gradient is None else gradient.clone() for gradient in gradients]
+    inputs = [code.backward_input(one, gradient) for one, gradient in zip(passed, gradients)]
+    early = [name for name, p in stage.named_parameters() if p.grad is not None]
+    early += ["passed.input" for one in passed if one.input.grad is not None][:1]
+    in_input = list(told)
+    told.clear()
+    alive = weakref.ref(passed[0])
+    code.backward_weights(passed.pop(0))
+    gc.collect()
+    gone = alive() is None
+    code.backward_weights(passed.pop(0))
+    changed = any(a is not None and not torch.equal(a, b) for a, b in zip(before, gradients))
+    return {
+        "first": first,
+        "frozen": frozen,
+        "last": last,
+        "inputs": [x if isinstance(x, torch.Tensor) else None for x in inputs],
+        "right inputs": right_inputs,
+        "early": early,
+        "in input": in_input,
+        "in weights": list(told),
+        "gradients": gradients_of(stage),
+        "right": right,
+        "gone": gone,
+        "changed": changed,
+    }
+
+
+@todo(
+    9,
+    minutes=25,
+    further=True,
+    why=(
+        "Half of a backward pass is what no rank waits for. Taken apart, it can fill the bubble; but if the halves"
+        " compute the gradients between the layers twice, they cost half as much again as the whole."
+    ),
+    hints=(
+        (
+            "Which gradients does the backward pass compute on its way from the output to the input, and which of them"
+            " are a layer's starting point for its weights?"
+        ),
+        (
+            "torch.autograd.grad takes a list of tensors and gives their gradients in the same order, so one call finds"
+            " the input's and those between the layers. layer.parameters(recurse=False) are a layer's own weights. An"
+            " error is raised for any tensor that needs no gradient: leave those out first."
+        ),
+        (
+            "I: a list of the input, if it needs a gradient, and of the layers' outputs that need one; one call; keep"
+            " the outputs' part in passed. W: a loop over layers, outputs and kept gradients, with one call for each"
+            " layer that has weights to learn; then add to grad, with a new tensor."
+        ),
+    ),
+)
+def test_todo9_parts(student):
+    (seen,) = student.call(parts_on_rank, world=1, group=False).evidence
     for case in seen:
         told = (
             f"{'the first' if case['first'] else 'a'} stage{', some weights frozen' if case['frozen'] else ''}"
             f"{', the loss at its end' if case['last'] else ''}"
         )
-        for number, (got, right) in enumerate(zip(case["inputs"], case["right inputs"], strict=True)):
-            if right is None:
-                expect(
-                    got is None,
-                    f"backward_input, {told}: its input needs no gradient, and it returns one",
-                    "None",
-                    "a tensor",
-                )
-            else:
-                same = got is not None and got.shape == right.shape and torch.allclose(got, right, rtol=1e-4, atol=1e-6)
-                expect(
-                    same,
-                    f"backward_input, {told}: "
-                    + (
-                        f"nothing comes back for micro-batch {number}, whose input needs its gradient"
-                        if got is None
-                        else f"the gradient of the input of micro-batch {number} is another one"
-                    ),
-                    f"{right.abs().max():.5g} at most",
-                    (
-                        "None"
-                        if got is None
-                        else (
-                            f"off by {(got - right).abs().max():.3g}"
-                            if got.shape == right.shape
-                            else f"shape {list(got.shape)}"
-                        )
-                    ),
-                )
-        expect(
-            not case["early"],
-            f"backward_input, {told}: weights have a gradient already: {', '.join(case['early'][:3])}",
-            "none until backward_weights",
-            case["early"][:3],
-        )
-        in_input = [call for call in case["in input"] if call[0] == "weights"]
-        expect(
-            not in_input,
-            f"backward_input, {told}: it computes gradients of weights, of {len(in_input)} layers: nothing is left to"
-            " do later",
-            "only gradients between the layers",
-            f"{len(in_input)} of weights",
-        )
-        again = [call for call in case["in weights"] if call[0] == "input"]
-        expect(
-            not again,
-            f"backward_weights, {told}: it computes gradients between the layers again, {len(again)} times: what"
-            " backward_input has computed is to be kept",
-            "none",
-            f"{len(again)}",
-        )
-        right, got = (
-            {name: gradient for name, gradient in case[which].items() if not name.startswith("shift")}
-            for which in ("right", "gradients")
-        )
-        check_gradients(f"backward_weights, {told}, two micro-batches", right, got, 0, 0, REL["float32"])
-        for name in ("shift.one", "shift.other"):
-            right, got = case["right"][name], case["gradients"][name]
-            expect(
-                got is not None and torch.allclose(got, right, rtol=1e-4, atol=1e-6),
-                f"backward_weights, {told}: of two weights that are both added to the stream, one has another gradient"
-                " after two micro-batches; autograd may give both the same tensor: is it written into?",
-                right,
-                got,
-            )
-        learning = [n for n in range(3) if not (case["frozen"] and n == 1)]
-        calls = [call for call in case["in weights"] if call[0] == "weights"]
-        expect(
-            len(calls) == 2 * len(learning),
-            f"backward_weights, {told}: the gradients of {len(learning)} layers' weights for two micro-batches are"
-            f" computed {len(calls)} times",
-            2 * len(learning),
-            len(calls),
-        )
-        expect(
-            case["gone"],
-            f"backward_weights, {told}: after it, something still refers to the micro-batch that has passed",
-            "it can be freed",
-            "it is kept",
-        )
+        with hinted("I: which gradients are asked for, and in which order do they come back?"):
+            check_input_part(told, case)
+        with hinted("W: from which tensor does each layer's call begin, and with which gradient?"):
+            check_weights_part(told, case)
 
 
-def check_split_length(told, schedule, p, m):
-    for f, i, w in ((1, 1, 1), (2, 3, 1), (3, 3, 2)):
-        took, due = length_of(schedule, {"F": f, "I": i, "W": w}), m * (f + i + w) + (p - 1) * (f + i - w)
-        if m >= p:
-            expect(
-                took <= due,
-                f"{told}: with F, I and W of {f}, {i} and {w} s it takes {took} s; H1 takes {due} s",
-                f"{due} s",
-                f"{took} s",
-            )
+def check_input_part(told, case):
+    for number, (got, right) in enumerate(zip(case["inputs"], case["right inputs"], strict=True)):
+        what = f"backward_input, {told}:"
+        if right is None:
+            expect(got is None, f"{what} its input needs no gradient, and it returns one", "None", "a tensor")
+            continue
+        there = f"{what} nothing comes back for micro-batch {number}, whose input needs its gradient"
+        expect(got is not None, there, f"{right.abs().max():.5g} at most", "None")
+        same = got.shape == right.shape and torch.allclose(got, right, rtol=1e-4, atol=1e-6)
+        off = f"off by {(got - right).abs().max():.3g}" if got.shape == right.shape else f"shape {list(got.shape)}"
+        wrong = f"{what} the gradient of the input of micro-batch {number} is wrong"
+        expect(same, wrong, f"{right.abs().max():.5g} at most", off)
+    expect(
+        not case["early"],
+        f"backward_input, {told}: it sets the grad of {', '.join(case['early'][:3])}",
+        "no grad is changed",
+        case["early"][:3],
+    )
+    expect(
+        not case["changed"], f"backward_input, {told}: it changes the gradient that it is given", "the same", "changed"
+    )
+    in_input = [call for call in case["in input"] if call[0] == "weights"]
+    expect(
+        not in_input,
+        f"backward_input, {told}: it computes gradients of weights, of {len(in_input)} layers: nothing is left to do"
+        " later",
+        "only gradients between the layers",
+        f"{len(in_input)} of weights",
+    )
+
+
+def check_weights_part(told, case):
+    again = [call for call in case["in weights"] if call[0] == "input"]
+    expect(
+        not again,
+        f"backward_weights, {told}: it computes gradients between the layers again, {len(again)} times: what"
+        " backward_input has computed is to be kept",
+        "none",
+        f"{len(again)}",
+    )
+    right, got = (
+        {name: gradient for name, gradient in case[which].items() if not name.startswith("shift")}
+        for which in ("right", "gradients")
+    )
+    check_gradients(f"backward_weights, {told}, two micro-batches", right, got, 0, 0, REL["float32"])
+    for name in ("shift.one", "shift.other"):
+        right, got = case["right"][name], case["gradients"][name]
+        expect(
+            got is not None and torch.allclose(got, right, rtol=1e-4, atol=1e-6),
+            f"backward_weights, {told}: of two weights that are both added to the stream, one has the wrong gradient"
+            " after two micro-batches; autograd may give both the same tensor: is it written into?",
+            right,
+            got,
+        )
+    learning = [n for n in range(3) if not (case["frozen"] and n == 1)]
+    calls = [call for call in case["in weights"] if call[0] == "weights"]
+    expect(
+        len(calls) == 2 * len(learning),
+        f"backward_weights, {told}: the gradients of {len(learning)} layers' weights for two micro-batches are computed"
+        f" {len(calls)} times",
+        2 * len(learning),
+        len(calls),
+    )
+    expect(
+        case["gone"],
+        f"backward_weights, {told}: after it, something still refers to the micro-batch that has passed",
+        "it can be freed",
+        "it is kept",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 10: zero bubble
 
 
 @todo(
-    8,
-    minutes=35,
+    10,
+    minutes=15,
     further=True,
-    needs=(4, 5, 6),
+    needs=(4, 5, 6, 7, 9),
     why=(
-        "The bubble of 1F1B comes from waiting for gradients. But nobody waits for half of a backward pass. It is the"
+        "The bubble of 1F1B comes from waiting for gradients, and no rank waits for half of a backward pass. It is the"
         " one idea that has made bubbles smaller without more messages and without more memory; DeepSeek-V3 was trained"
         " with a schedule built on it."
     ),
     hints=(
+        "Start from your 1F1B. What becomes of each of its actions, and what is put in after which of them?",
         (
-            "I: all gradients that are between two layers, and no weight's. W: each layer by itself, from its output's"
-            " gradient. The schedule is your 1F1B, with W put in."
+            "action._replace(kind=…) is the same action of another kind. A deque of the W that are left gives the"
+            " oldest by popleft()."
         ),
         (
-            "torch.autograd.grad(passed.output, [input, *outputs], gradient, retain_graph=True) gives all of them in"
-            " order. Keep those of the outputs in passed. In W, per layer: torch.autograd.grad(output, weights, its"
-            " gradient), and only for weights whose requires_grad is True: asking for a frozen one's is an error. If"
-            " all that leads to a layer's output is frozen, that output needs no gradient: leave it out of I and W."
-            " Schedule: keep a deque of the W's that are left."
-        ),
-        (
-            "passed.layers keeps those whose output.requires_grad is True. found = torch.autograd.grad(...);"
-            " passed.gradients = found[len(inputs):]. W: for (layer, output), gradient: weights = those of"
-            " layer.parameters(recurse=False) that learn, if any; grad(output, weights, gradient, retain_graph=True),"
-            " added to weight.grad. Schedule: for each"
-            " action of 1F1B, F as it is, B as I, and after I of micro-batch j >= rank the oldest W; at the end the"
-            " other W's."
+            "For each action of the rank's 1F1B: append it, with I for B; after an I whose micro-batch is late enough"
+            " for this rank, append the oldest W. After the loop, append the W that are left."
         ),
     ),
 )
-def test_todo8_zero_bubble(student):
-    (seen,) = student.call(parts_on_rank, world=1, group=False).evidence
-    check_parts(seen)
+def test_todo10_zero_bubble(student):
     draw = student.draw("zero bubble")
     sizes = [(1, 3), (2, 1), (2, 5), (3, 3), (4, 8), (5, 2), (draw.randrange(5, 9), draw.randrange(8, 14))]
-    (seen,) = student.call(
-        schedules_on_rank, world=1, group=False, name="zero_bubble", sizes=sizes, refused=[]
-    ).evidence
-    for (p, m), schedule in zip(sizes, seen["schedules"], strict=True):
+    sizes.append((3, draw.randrange(4, 7)))
+    *_, run = schedules = schedules_of(student, "zero_bubble", sizes)
+    for (p, m), schedule in zip(sizes, schedules, strict=True):
         told = f"zero_bubble({p}, {m})"
         check_actions(told, schedule, p, m, 1, "FIW")
-        check_alive(told, schedule, "W", lambda rank, p=p, m=m: min(m, p))
+        check_alive(told, schedule, "W", [min(m, p)] * p)
         check_split_length(told, schedule, p, m)
-    m = draw.randrange(4, 7)
-    schedule = of_size(seen, sizes, student, "zero_bubble", (3, m))
-    run = check_run(student, f"zero bubble on 3 ranks, {m} micro-batches", schedule, 1, m, sizes_drawn(draw), frees="W")
-    for rank, events in enumerate(run.events):
-        weights = notes(events, ("weights",))
-        due = [number for kind, number, _ in schedule[rank] if kind == "W"]
-        seen_order = [number for number, _ in itertools.groupby(number for _, _, number in weights)]
-        expect(
-            seen_order == due,
-            f"zero bubble on 3 ranks: rank {rank} computes the weights' gradients in another order than the"
-            " schedule's W",
-            due,
-            seen_order,
-            rank,
+    (events,) = check_trials(student, [fixed_trial(draw, "zero bubble", run, sizes[-1][1])])
+    for rank, mine in enumerate(events):
+        wanted = [number for kind, number, _ in run[rank] if kind == "W"]
+        seen = [number for number, _ in itertools.groupby(number for _, _, number in notes(mine, ("weights",)))]
+        told = (
+            f"zero bubble on 3 ranks: rank {rank} computes the weights' gradients in an order that the schedule has not"
         )
+        expect(seen == wanted, told, wanted, seen, rank)
+
+
+def check_split_length(told, schedule, p, m):
+    if m < p:
+        return
+    for f, i, w in ((1, 1, 1), (2, 3, 1), (3, 3, 2)):
+        took, limit = length_of(schedule, {"F": f, "I": i, "W": w}), m * (f + i + w) + (p - 1) * (f + i - w)
+        message = f"{told}: with F, I and W of {f}, {i} and {w} s it takes {took} s; H1 takes {limit} s"
+        expect(took <= limit, message, f"{limit} s", f"{took} s")
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 9: predictions
+# TODO 11: predictions
 
 
 @todo(
-    9,
+    11,
     minutes=10,
     further=True,
     why=(
@@ -1852,62 +2199,66 @@ def test_todo8_zero_bubble(student):
         " Most papers' figures of pipelines are these three lines."
     ),
     hints=(
+        "The time is what a rank works, and what it waits. Its share is what it waits, over the time.",
         (
-            "The time is what a rank works, m (F + I + W), and what it waits. The share is what it waits over the time."
-            " The limits of your schedules are what is alive."
+            "What rank 0 waits for is the same number of ranks in every schedule; what it waits for each of them is"
+            " what the text lists. Alive: the limits stand in the docstrings of your schedules."
         ),
         (
-            "Waiting: (p - 1) (F + I + W), divided by v; for zero bubble (p - 1) (F + I - W). Share: 1 - work / time."
-            " Alive: m, min(m, p - rank), min(m, p); interleaved: the passes of its docstring over v."
-        ),
-        (
-            "step_seconds = m * (f + i + w) + bubble; bubble_share = 1 - m * (f + i + w) / step_seconds(...);"
-            " interleaved: min(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1) / v."
+            "step_seconds: m times the work, and p - 1 times a sum that depends on the name. bubble_share: one minus"
+            " work over step_seconds. most_alive: a number for each name; of interleaved, passes divided by v."
         ),
     ),
 )
-def test_todo9_predictions(student):
+def test_todo11_predictions(student):
+    draw = student.draw("predictions")
+    times, alive = predicted_times(draw), predicted_memory()
+    # Sums of a few numbers of float64, and a difference of two that may be close to one another.
+    with hinted("For GPipe, work it out by hand: one rank's work, and what p - 1 ranks add before it comes back."):
+        right = {key: answer for key, answer in times.items() if answer != 0}
+        check_answers(student, right, rel=1e-6, wrong="is not what the schedule gives")
+    with hinted(
+        "Which number do the docstrings of gpipe, one_f_one_b, interleaved and zero_bubble give for this rank?"
+    ):
+        check_answers(student, alive, rel=1e-6, wrong="is not what the schedule keeps")
+    nothing = [key for key, answer in times.items() if answer == 0]
+    questions = [list(arguments) for _, arguments in nothing]
+    (seen,) = student.call(bubbles_on_rank, world=1, group=False, questions=questions).evidence
+    for (name, arguments), answer in zip(nothing, seen, strict=True):
+        none = isinstance(answer, float) and abs(answer) < 1e-9
+        expect(none, f"{name}{arguments}: one rank waits for no other", 0.0, answer)
+
+
+def predicted_times(draw):
+    """The answers of step_seconds and bubble_share."""
     right = {}
-    for p, m, f, i, w in (
+    work = [
         (4, 8, 1.0, 1.0, 1.0),
         (1, 3, 2.0, 3.0, 1.0),
         (8, 64, 0.03, 0.04, 0.02),
         (2, 2, 1.0, 2.0, 0.5),
-    ):
-        work = m * (f + i + w)
-        for name, v, bubble in (
-            ("GPipe", 1, f + i + w),
-            ("1F1B", 1, f + i + w),
-            ("interleaved", 2, (f + i + w) / 2),
-            ("interleaved", 5, (f + i + w) / 5),
-            ("zero bubble", 1, f + i - w),
-        ):
-            took = work + (p - 1) * bubble
+        (draw.randrange(3, 9), 72, draw.uniform(1, 2), draw.uniform(2, 3), draw.uniform(1, 2)),
+    ]
+    for p, m, f, i, w in work:
+        bubbles = [("GPipe", 1, f + i + w), ("1F1B", 1, f + i + w), ("zero bubble", 1, f + i - w)]
+        bubbles += [("interleaved", v, (f + i + w) / v) for v in (2, 5)]
+        for name, v, bubble in bubbles:
+            took = m * (f + i + w) + (p - 1) * bubble
             right["step_seconds", (name, p, m, v, f, i, w)] = took
-            right["bubble_share", (name, p, m, v, f, i, w)] = 1 - work / took
-    for p, m, v in ((4, 8, 1), (4, 2, 1), (3, 3, 2), (4, 8, 4), (1, 4, 2)):
+            right["bubble_share", (name, p, m, v, f, i, w)] = 1 - m * (f + i + w) / took
+    return right
+
+
+def predicted_memory():
+    """The answers of most_alive, for sizes that the schedules take: of interleaved, whole groups of p."""
+    right = {}
+    for p, m, v in ((4, 8, 1), (4, 2, 1), (3, 3, 2), (4, 8, 4), (1, 4, 2), (2, 2, 3)):
         for rank in range(p):
-            alive = {"GPipe": m, "1F1B": min(m, p - rank), "zero bubble": min(m, p)} if v == 1 else {}
-            alive["interleaved"] = min(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1) / v
+            alive = {"GPipe": m, "1F1B": min(m, p - rank), "zero bubble": min(m, p)}
+            if v > 1:
+                alive = {"interleaved": min(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1) / v}
             right |= {("most_alive", (name, p, m, v, rank)): float(passes) for name, passes in alive.items()}
-    # Sums of a few numbers of float64, and a difference of two that may be close to one another.
-    check_answers(
-        student,
-        {key: answer for key, answer in right.items() if answer != 0},
-        rel=1e-6,
-        wrong="is not what the schedule gives",
-    )
-    nothing = [key for key, answer in right.items() if answer == 0]
-    (seen,) = student.call(
-        bubbles_on_rank, world=1, group=False, questions=[list(arguments) for _, arguments in nothing]
-    ).evidence
-    for (name, arguments), answer in zip(nothing, seen, strict=True):
-        expect(
-            isinstance(answer, float) and abs(answer) < 1e-9,
-            f"{name}{arguments}: one rank waits for nobody",
-            0.0,
-            answer,
-        )
+    return right
 
 
 def bubbles_on_rank(code, rank, world, questions):
@@ -1916,47 +2267,41 @@ def bubbles_on_rank(code, rank, world, questions):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 10: evaluation
+# TODO 12: evaluation
 
 
-def tell_on_rank(code, rank, world, value):
-    answer = code.on_all_ranks(value, rank, world)
-    return (
-        float(answer)
-        if isinstance(answer, (int, float)) or (isinstance(answer, torch.Tensor) and answer.numel() == 1)
-        else kind_of(answer)
-    )
+def tell_on_rank(code, rank, world, values):
+    return [number_in(code.on_all_ranks(value, rank, world)) for value in values]
 
 
-def evaluate_on_rank(code, rank, world, seed, v, m, rows, width, dtype):
-    """Two batches of which the second has fewer targets. One chunk is in training mode, the others are not."""
+def number_in(value):
+    single = isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    return float(value) if single else kind_of(value)
+
+
+def evaluate_on_rank(code, rank, world, seed, v, ms, rows, width, dtype):
+    """Two evaluations in a row, of two batches each, the second batch with fewer targets. One chunk is in training
+    mode, the others are not.
+    """
     merciless_messages()
+    return [evaluation(code, rank, world, seed + 500 * n, v, m, rows, width, dtype) for n, m in enumerate(ms)]
+
+
+def evaluation(code, rank, world, seed, v, m, rows, width, dtype):
+    mark(kind="trial")
     kind, watch = getattr(torch, dtype), Storages()
     chunks = [Work(c * world + rank, seed + 10 + c, width, kind, watch) for c in range(v)]
     for number, chunk in enumerate(chunks):
         chunk.train(number == rank % v)
-    rubbish = torch.full((rows, 1 + width), math.nan, dtype=kind)
     batches = []
     for number in range(2):
-        xs = (
-            inputs_of(seed + 100 * number, m + number, rows, width, kind)
-            if rank == 0
-            else [rubbish.clone() for _ in range(m + number)]
-        )
-        ys = (
-            evaluated_targets(seed, number, m, rows, width)
-            if rank == world - 1
-            else [torch.full((rows,), -1) for _ in range(m + number)]
-        )
-        batches.append(code.Batch(xs, ys, rubbish, share_of_loss(counted_in(ys))))
+        batch = batch_for(code, seed + 100 * number, rank, world, m + number, rows, width, dtype)
+        ys = evaluated_targets(seed, number, m, rows, width) if rank == world - 1 else batch.ys
+        batches.append(batch._replace(ys=ys, loss_of=share_of_loss(counted_in(ys))))
     mean = code.evaluate(chunks, batches, rank, world)
     return {
-        "mean": (
-            float(mean)
-            if isinstance(mean, (int, float)) or (isinstance(mean, torch.Tensor) and mean.numel() == 1)
-            else kind_of(mean)
-        ),
-        "modes": [chunk.training for chunk in chunks],
+        "mean": number_in(mean),
+        "modes": [[module.training for module in chunk.modules()] for chunk in chunks],
         "grads": torch.is_grad_enabled(),
         "learned": any(p.grad is not None for chunk in chunks for p in chunk.parameters()),
     }
@@ -1989,10 +2334,10 @@ def evaluated_alone(seeds, v, m, rows, width, dtype):
 
 
 @todo(
-    10,
+    12,
     minutes=30,
     further=True,
-    needs=(4, 5),
+    needs=(4, 5, 6),
     why=(
         "A rank that prints a loss of its own prints a number that is not the loss, and a rank that chooses the best"
         " checkpoint by it stops at another step than the others. An evaluation that keeps activations, as training"
@@ -2000,114 +2345,127 @@ def evaluated_alone(seeds, v, m, rows, width, dtype):
     ),
     hints=(
         (
-            "Who knows the loss? One rank. What brings what one rank has to all? And of several batches: sums and"
-            " counts, divided once."
+            "One rank knows the loss, and all need it, to the last digit. And several batches are not several means:"
+            " what is summed up, and what is it divided by?"
         ),
         (
-            "dist.broadcast of a float64 tensor from rank world - 1. execute(forward_only(…), …) under torch.no_grad()."
-            " A batch's loss is the sum of its shares; times its number of targets that count it is a sum again."
+            "dist.broadcast fills a tensor, whose dtype decides how many digits arrive. execute does forward passes"
+            " alone when the schedule has nothing else and autograd is off. A batch's losses are shares of its mean:"
+            " with its number of targets they become a sum again."
         ),
         (
-            "box = torch.tensor([value if rank == world - 1 else 0.0], dtype=torch.float64); dist.broadcast(box, world"
-            " - 1). total += counted * sum(losses), count += counted; on_all_ranks(total / count …). Remember"
-            " [chunk.training for chunk in chunks] before chunk.eval(), and chunk.train(mode) after."
+            "evaluate: remember the modes, eval(), execute each batch under no_grad, add sum and count where the losses"
+            " are, restore the modes with train(mode); at the end divide where there is something to divide, and tell"
+            " all ranks."
         ),
     ),
 )
-def test_todo10_evaluation(student):
+def test_todo12_evaluation(student):
     draw = student.draw("evaluation")
+    with hinted("Which rank has the value, and which dtype keeps all its digits?"):
+        check_told(student, draw)
+    with hinted("Only forward passes. In which order do they go through the chunks, so that no rank waits?"):
+        check_forward_only(student)
+    for world, v in ((2, 2), (3, 1)):
+        ms = [draw.randrange(3, 5), 3]
+        how = dict(v=v, **sizes_drawn(draw))
+        seeds = student.seeds(world)
+        run = student.call(evaluate_on_rank, world=world, seed=seeds, ms=ms, **how)
+        for number, (m, events) in enumerate(zip(ms, events_of_trials(run.events, 2), strict=True)):
+            mine = [seed + 500 * number for seed in seeds]
+            right = student.reference(evaluated_alone, seeds=mine, m=m, **how)
+            apart = abs(right["mean"] - right["mean of means"]) > 1e-3 * right["mean"]
+            premise(apart, "a mean of the batches' means")
+            again = ", the second evaluation in this process," if number else ","
+            told = f"evaluate{again} two batches on {world} ranks" + (f" with {v} chunks each" if v > 1 else "")
+            with hinted("Follow one batch: which mode, which schedule, what is added where, and what is put back?"):
+                check_evaluation(told, events, [left[number] for left in run.evidence], right, v, m, how)
+
+
+def check_told(student, draw):
+    """A loss is positive; but what is told may be any number, and none of its digits may be lost."""
     for world in (1, 2, 3):
-        value = draw.uniform(1, 9) + 1e-11
-        for rank, seen in enumerate(
-            student.call(tell_on_rank, world=world, value=Private([None] * (world - 1) + [value])).evidence
-        ):
-            expect(
-                seen == value,
-                f"on_all_ranks: the last of {world} rank{'s' if world > 1 else ''} has {value!r}, rank {rank} gets"
-                " something else",
-                value,
-                seen,
-                rank,
-            )
+        values = [draw.uniform(1, 9) + 1e-11, -draw.uniform(1, 9), 0.0, draw.uniform(1e9, 1e10)]
+        inputs = Private([[None] * len(values)] * (world - 1) + [values])
+        for rank, seen in enumerate(student.call(tell_on_rank, world=world, values=inputs).evidence):
+            for value, got in zip(values, seen, strict=True):
+                expect(
+                    got == value,
+                    f"on_all_ranks: the last of {world} rank{'s' if world > 1 else ''} has {value!r}, rank {rank} gets"
+                    " something else",
+                    value,
+                    got,
+                    rank,
+                )
+
+
+def check_forward_only(student):
     sizes = [(1, 1, 1), (2, 3, 1), (3, 2, 1), (4, 8, 1), (2, 4, 2), (3, 3, 3), (4, 6, 2)]
-    (seen,) = student.call(
-        schedules_on_rank, world=1, group=False, name="forward_only", sizes=sizes, refused=[]
-    ).evidence
-    for (p, m, v), schedule in zip(sizes, seen["schedules"], strict=True):
+    for (p, m, v), schedule in zip(sizes, schedules_of(student, "forward_only", sizes), strict=True):
         told = f"forward_only({p}, {m}, {v})"
         check_actions(told, schedule, p, m, v, "F")
         if v == 1 or m >= p:
-            took, due = length_of(schedule, {"F": 1}), m * v + p - 1
-            expect(took <= due, f"{told}: with F of 1 s it takes {took} s", f"{due} s", f"{took} s")
-    for world, v in ((2, 2), (3, 1)):
-        how = dict(v=v, m=draw.randrange(3, 5), **sizes_drawn(draw))
-        told = f"evaluate, two batches on {world} ranks" + (f" with {v} chunks each" if v > 1 else "")
-        seeds = student.seeds(world)
-        run = student.call(evaluate_on_rank, world=world, seed=seeds, **how)
-        right = student.reference(evaluated_alone, seeds=[*seeds], **how)
-        premise(abs(right["mean"] - right["mean of means"]) > 1e-3 * right["mean"], "a mean of the batches' means")
-        sound(told, run.events)
-        for rank, seen in enumerate(run.evidence):
-            close = isinstance(seen["mean"], float) and math.isclose(
-                seen["mean"], right["mean"], rel_tol=REL["float32"]
-            )
-            means = (
-                ": it is the mean of the batches' means"
-                if not close
-                and isinstance(seen["mean"], float)
-                and math.isclose(seen["mean"], right["mean of means"], rel_tol=1e-4)
-                else ""
-            )
-            expect(
-                close,
-                f"{told}: on rank {rank} the mean is not that of one process{means}",
-                f"{right['mean']:.6f}",
-                seen["mean"],
-                rank,
-            )
-            expect(
-                seen["mean"] == run.evidence[-1]["mean"],
-                f"{told}: rank {rank} has another mean than the last rank",
-                run.evidence[-1]["mean"],
-                seen["mean"],
-                rank,
-            )
-            passes = [e for e in run.events[rank] if e["e"] == "mark" and e.get("kind") == "forward"]
-            due = v * (2 * how["m"] + 1)
-            expect(
-                len(passes) == due, f"{told}: rank {rank} computes {len(passes)} forward passes", due, len(passes), rank
-            )
-            expect(
-                not any(e["training"] for e in passes),
-                f"{told}: rank {rank} evaluates in training mode, with dropout",
-                "eval mode",
-                "training mode",
-                rank,
-            )
-            expect(
-                not any(e["grad"] for e in passes),
-                f"{told}: rank {rank} evaluates with autograd on, which keeps activations",
-                "no_grad",
-                "autograd",
-                rank,
-            )
-            expect(
-                not seen["learned"] and not notes(run.events[rank], ("back",)),
-                f"{told}: rank {rank} goes backward in an evaluation",
-                "forward passes only",
-                "a backward pass",
-                rank,
-            )
-            modes = [number == rank % v for number in range(v)]
-            expect(
-                seen["modes"] == modes,
-                f"{told}: after it the chunks of rank {rank} are in another mode than before: is it training?",
-                modes,
-                seen["modes"],
-                rank,
-            )
-            expect(seen["grads"], f"{told}: after it autograd is off on rank {rank}", "on", "off", rank)
-        nbytes = how["rows"] * (1 + how["width"]) * 4
-        check_messages(
-            told, run, bytes_between(world, v, (2 * how["m"] + 1) * nbytes, back=False), collectives_allowed=True
+            took, limit = length_of(schedule, {"F": 1}), m * v + p - 1
+            expect(took <= limit, f"{told}: with F of 1 s it takes {took} s", f"{limit} s", f"{took} s")
+
+
+def check_evaluation(told, events, ranks, right, v, m, how):
+    world = len(ranks)
+    sound(told, events)
+    for rank, seen in enumerate(ranks):
+        mean = seen["mean"]
+        close = isinstance(mean, float) and math.isclose(mean, right["mean"], rel_tol=REL["float32"])
+        of_means = isinstance(mean, float) and math.isclose(mean, right["mean of means"], rel_tol=1e-4)
+        means = ": it is the mean of the batches' means" if of_means and not close else ""
+        expect(
+            close,
+            f"{told}: on rank {rank} the mean is not that of one process{means}",
+            f"{right['mean']:.6f}",
+            mean,
+            rank,
         )
+        last = ranks[-1]["mean"]
+        expect(mean == last, f"{told}: rank {rank} does not have the last rank's mean", last, mean, rank)
+        check_evaluating(told, events[rank], seen, rank, v * (2 * m + 1))
+        modes = [[number == rank % v] * len(mine) for number, mine in enumerate(seen["modes"])]
+        whole = [mine[0] for mine in seen["modes"]] == [mine[0] for mine in modes]
+        expect(
+            seen["modes"] == modes,
+            f"{told}: after it {'layers inside ' if whole else ''}the chunks of rank {rank} are not in the mode in"
+            " which they were",
+            "training" if modes[0][0] else "eval mode",
+            "the other mode",
+            rank,
+        )
+        expect(seen["grads"], f"{told}: after it autograd is off on rank {rank}", "on", "off", rank)
+    nbytes = how["rows"] * (1 + how["width"]) * BYTES[how["dtype"]]
+    sizes = bytes_between(world, v, (2 * m + 1) * nbytes, back=False)
+    check_messages(told, events, sizes, collectives_allowed=True)
+
+
+def check_evaluating(told, events, seen, rank, wanted):
+    passes = [e for e in events if e["e"] == "mark" and e.get("kind") == "forward"]
+    message = f"{told}: rank {rank} computes {len(passes)} forward passes"
+    expect(len(passes) == wanted, message, wanted, len(passes), rank)
+    for mode, words in (("train", "in training mode, with dropout"), ("mixed", "with layers in training mode")):
+        expect(
+            all(e["mode"] != mode for e in passes),
+            f"{told}: rank {rank} evaluates {words}",
+            "eval mode",
+            "training mode",
+            rank,
+        )
+    expect(
+        not any(e["grad"] for e in passes),
+        f"{told}: rank {rank} evaluates with autograd on, which keeps activations",
+        "no_grad",
+        "autograd",
+        rank,
+    )
+    expect(
+        not seen["learned"] and not notes(events, ("back",)),
+        f"{told}: rank {rank} goes backward in an evaluation",
+        "forward passes only",
+        "a backward pass",
+        rank,
+    )

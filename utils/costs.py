@@ -27,7 +27,7 @@ TAUGHT_IN = "09_strategy"  # no rank of that lesson's checks, or of an earlier o
 # What earlier lessons ask to predict; a release keeps this module sealed until they are right.
 GIVES_AWAY = """
 01_collectives/6 02_data_parallel/1 03_zero/1 03_zero/7 04_tensor_parallel/1 04_tensor_parallel/10
-05_pipeline_parallel/1 05_pipeline_parallel/9 06_context_parallel/7 07_expert_parallel/8
+05_pipeline_parallel/1 05_pipeline_parallel/11 06_context_parallel/7 07_expert_parallel/8
 """
 
 BUCKET = 25 * 2**20  # bytes that DDP sends at a time

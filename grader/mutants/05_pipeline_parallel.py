@@ -34,6 +34,8 @@ def put(action, tensor):
         local[kind, action.microbatch, target[0]] = tensor
     else:
         works.append(dist.isend(tensor, target[1], tag=tag(kind, action.microbatch, target[0])))
+        if len(works) > 10:
+            works.pop(0).wait()
 
 for action in schedule[rank]:
     j, stage = action.microbatch, stage_of(action, rank, world)
@@ -85,22 +87,6 @@ WRONG = [
         ],
         says="the slowest stage costs",
     ),
-    Answer(
-        2,
-        "like is the room for what arrives",
-        swap=(
-            ("x = torch.empty_like(like)\n    dist.recv(x, rank - 1)", "dist.recv(like, rank - 1)"),
-            ("x.requires_grad_()", "x = like.requires_grad_()"),
-        ),
-        says="the caller's `like`",
-    ),
-    Answer(
-        6,
-        "three early at most",
-        swap=("early = min(m, world - 1 - rank)", "early = min(m, world - 1 - rank, 3)"),
-        says="more than GPipe's",
-    ),
-    Answer(7, "early as with two chunks", swap=("(v - 1) * world)", "(min(v, 2) - 1) * world)"), says="gets stuck"),
     Answer(
         1,
         "attention is forgotten",
@@ -166,7 +152,7 @@ WRONG = [
         1,
         "too few pieces are cut all the same",
         swap=('raise ValueError(f"{n} pieces cannot be cut into {stages} stages")', "return [[n] for n in range(n)]"),
-        says="two pieces",
+        says="cannot make",
     ),
     Answer(
         1,
@@ -219,7 +205,7 @@ WRONG = [
             "{str(n - 1): model.blocks[n - 1] for n in pieces if 0 < n < last}",
             "{str(n - 1): model.blocks[n % len(model.blocks)] for n in pieces if 0 < n < last}",
         ),
-        says="has not the model's values",
+        says="does not have the model's values",
     ),
     Answer(
         1,
@@ -228,7 +214,7 @@ WRONG = [
             "model.blocks[n - 1] for n in pieces if 0 < n < last}",
             "type(model.blocks[0])(model.config['dim'], model.config['n_heads'], 0.2) for n in pieces if 0 < n < last}",
         ),
-        says="has not the model's values",
+        says="does not have the model's values",
     ),
     Answer(
         1,
@@ -259,6 +245,40 @@ WRONG = [
             ),
         ),
         says="position_embedding",
+    ),
+    Answer(1, "three blocks, always", swap=("last = len(model.blocks) + 1\n", "last = 4\n")),
+    Answer(
+        1,
+        "the model gives its blocks away",
+        swap=(
+            "self.norm, self.head = model.norm, model.head",
+            "self.norm, self.head = model.norm, model.head\n    del model.blocks",
+        ),
+        says="changes the model",
+    ),
+    Answer(
+        1,
+        "costs are changed on the way",
+        swap=("n = len(costs)\n", "n = len(costs)\nif n >= stages:\n    costs[0] += 0.5\n"),
+    ),
+    Answer(1, "too few pieces only by one", swap=("if n < stages:", "if n == stages - 1:")),
+    Answer(
+        1,
+        "a stage in eval mode",
+        swap=(
+            "x = self.dropout(",
+            "x = F.dropout(self.token_embedding(x) + self.position_embedding(positions_T), 0.0)\n    x = x if self.training else (",
+        ),
+        says="do not give what the model gives",
+    ),
+    Answer(
+        2,
+        "like is the room for what arrives",
+        swap=(
+            ("x = torch.empty_like(like)\n    dist.recv(x, rank - 1)", "dist.recv(like, rank - 1)"),
+            ("x.requires_grad_()", "x = like.requires_grad_()"),
+        ),
+        says="the caller's `like`",
     ),
     Answer(2, "what arrives asks for no gradient", swap=("    x.requires_grad_()\n", ""), says="stopped with"),
     Answer(
@@ -362,6 +382,27 @@ WRONG = [
         says="computes forward 0, forward 0",
     ),
     Answer(
+        2,
+        "the room of the first call",
+        swap=(
+            "x = torch.empty_like(like)\n",
+            "x = naive_step.__dict__.setdefault('room', torch.empty_like(like)).detach()\n",
+        ),
+        says="",
+    ),
+    Answer(
+        2,
+        "the first rank's input is asked for a gradient as well",
+        swap=("    x.requires_grad_()\n", "    pass\nx.requires_grad_()\n"),
+        says="the caller's x",
+    ),
+    Answer(
+        2,
+        "the last rank's gradient, averaged over the ranks",
+        swap=("loss.backward()", "(loss / world).backward()"),
+        says="is not that of one process",
+    ),
+    Answer(
         3,
         "cut along the tokens",
         [
@@ -373,7 +414,7 @@ WRONG = [
         ],
         says="the batch is the first dimension",
     ),
-    Answer(3, "not filled up", swap=("missing = m * rows - len(x)", "missing = 0"), says="have other shapes"),
+    Answer(3, "not filled up", swap=("missing = m * rows - len(x)", "missing = 0"), says="have the wrong shapes"),
     Answer(
         3,
         "the last rows are dropped",
@@ -384,13 +425,13 @@ WRONG = [
             None,
             None,
         ],
-        says="have other shapes",
+        says="have the wrong shapes",
     ),
     Answer(
         3,
         "filled up with targets that count",
         swap=("(missing, y.shape[1]), IGNORE", "(missing, y.shape[1]), 0"),
-        says="the rows that are filled up",
+        says="padding rows",
     ),
     Answer(
         3,
@@ -405,7 +446,7 @@ WRONG = [
         3,
         "rows that are the last one again",
         swap=("x.new_full((missing, x.shape[1]), 0)", "x[-1:].expand(missing, -1)"),
-        says="the rows that are filled up",
+        says="padding rows",
     ),
     Answer(
         3, "a mean of each micro-batch", swap=('reduction="sum") / counted', 'reduction="mean")'), says="shares are not"
@@ -441,7 +482,7 @@ WRONG = [
         3,
         "the whole batch at once",
         [None, None, "loss = loss_of_batch(y)(model(x), y)\nloss.backward()\nreturn loss.detach()"],
-        says="called on other inputs",
+        says="something else than the micro-batches",
     ),
     Answer(
         3,
@@ -470,6 +511,21 @@ WRONG = [
         "gradients of the last micro-batch",
         swap=("    loss.backward()", "    model.zero_grad()\n    loss.backward()"),
         says="is not that of one process",
+    ),
+    Answer(
+        3,
+        "counted for the batch of the last call",
+        swap=(
+            ("counted = max(1, int((y != IGNORE).sum()))", "loss_of_batch.counted = max(1, int((y != IGNORE).sum()))"),
+            ("/ counted", "/ loss_of_batch.counted"),
+        ),
+        says="shares are not",
+    ),
+    Answer(
+        3,
+        "padding is written into the batch",
+        swap=("missing = m * rows - len(x)\n", "missing = m * rows - len(x)\nx[x == 0] = 1\n"),
+        says="",
     ),
     Answer(4, "the empty schedule", ["return [[] for _ in range(world)]", None], says="does nothing"),
     Answer(4, "no schedule", ["return []", None], says="0 lists"),
@@ -511,22 +567,22 @@ WRONG = [
         4,
         "every action at once",
         [None, "return [[(0.0, seconds[a.kind]) for a in actions] for actions in schedule]"],
-        says="at another time",
+        says="at the wrong time",
     ),
     Answer(
         4,
         "one after the other on each rank, whatever it needs",
         swap=("max(free, ends.get(need, 0.0))", "free"),
-        says="at another time",
+        says="at the wrong time",
     ),
     Answer(
         4,
         "a rank's own actions may overlap",
         swap=("max(free, ends.get(need, 0.0))", "ends.get(need, 0.0)"),
-        says="at another time",
+        says="at the wrong time",
     ),
     Answer(
-        4, "every kind takes one second", swap=("begin + seconds[action.kind]", "begin + 1"), says="at another time"
+        4, "every kind takes one second", swap=("start + seconds[action.kind]", "start + 1"), says="at the wrong time"
     ),
     Answer(
         4,
@@ -555,27 +611,54 @@ WRONG = [
     Answer(
         4,
         "what gets stuck is left out",
-        swap=('raise ValueError(f"rank {rank} waits for ever for what {actions[len(times[rank])]} needs")', "pass"),
+        swap=('raise ValueError(f"rank {rank} waits forever for what {actions[len(times[rank])]} needs")', "pass"),
         says="raises nothing",
     ),
     Answer(4, "another error", swap=("raise ValueError(f", "raise RuntimeError(f"), says="raises RuntimeError"),
-    Answer(5, "a result goes to the rank above, always", swap=("step and 0 <= stage < stages", "step"), says="goes_to"),
     Answer(
-        5,
-        "chunks are forgotten",
-        swap=("stage = stage_of(action, source, world) + step", "stage = source + step"),
-        says="goes_to",
+        4,
+        "times are whole seconds",
+        swap=(
+            "times[rank].append((start, start +",
+            "start = int(start)\n            times[rank].append((start, start +",
+        ),
+        says="at the wrong time",
     ),
-    Answer(5, "W's result is sent", swap=('"W": 0}', '"W": -1}'), says="goes_to"),
+    Answer(
+        4,
+        "times are rounded",
+        swap=("start + seconds[action.kind]))", "round(start + seconds[action.kind], 1)))"),
+        says="at the wrong time",
+    ),
+    Answer(
+        4,
+        "the error says nothing",
+        swap=(
+            'ValueError(f"rank {rank} waits forever for what {actions[len(times[rank])]} needs")',
+            'ValueError("stuck")',
+        ),
+        says="does not name",
+    ),
+    Answer(
+        4,
+        "the error names the last action",
+        swap=("{actions[len(times[rank])]} needs", "{actions[-1]} needs"),
+        says="does not name",
+    ),
+    Answer(
+        4,
+        "the highest rank is named",
+        swap=(
+            "for rank, actions in enumerate(schedule):\n    if len(times[rank])",
+            "for rank, actions in reversed(list(enumerate(schedule))):\n    if len(times[rank])",
+        ),
+        says="does not name",
+    ),
     Answer(
         5,
         "zero gradients",
         [
-            None,
-            (
-                "passed.output.backward(None if gradient is None else torch.zeros_like(gradient))\nreturn"
-                " passed.input.grad"
-            ),
+            "passed.output.backward(None if gradient is None else torch.zeros_like(gradient))\nreturn passed.input.grad",
             None,
         ],
         says="all zeros",
@@ -583,43 +666,207 @@ WRONG = [
     Answer(
         5,
         "no backward pass",
-        [
-            None,
-            (
-                "return None if passed.input.grad is None and not passed.input.requires_grad else"
-                " torch.zeros_like(passed.input)"
-            ),
-            None,
-        ],
-        says="another one than the schedule says",
+        ["return None if not passed.input.requires_grad else torch.zeros_like(passed.input)", None],
+        says="not the one that the schedule asks for",
+    ),
+    Answer(
+        5,
+        "the output's gradient is passed on",
+        ["passed.output.backward(gradient)\nreturn passed.output.grad", None],
+        says="another stage needs its result",
     ),
     Answer(
         5,
         "activations detached",
         swap=(
-            "result.output = batch.loss_of(result.output, batch.ys[j])",
-            "result.output = batch.loss_of(result.output.detach().requires_grad_(), batch.ys[j])",
+            "passed.output = self.batch.loss_of(passed.output, self.batch.ys[j])",
+            "passed.output = self.batch.loss_of(passed.output.detach().requires_grad_(), self.batch.ys[j])",
         ),
         says="stopped with",
     ),
     Answer(
         5,
         "what arrives asks for no gradient",
-        swap=("take((True, j, stage)).requires_grad_(torch.is_grad_enabled())", "take((True, j, stage))"),
+        swap=("arrived.requires_grad_(torch.is_grad_enabled())", "arrived"),
+        says="another stage needs its result",
+    ),
+    Answer(
+        5,
+        "the batch's inputs are asked for gradients, too",
+        swap=(
+            "x = self.batch.xs[j] if stage == 0 else arrived.requires_grad_(torch.is_grad_enabled())",
+            "x = (self.batch.xs[j] if stage == 0 else arrived).requires_grad_(torch.is_grad_enabled())",
+        ),
+        says="the batch's inputs are asked for gradients",
+    ),
+    Answer(
+        5,
+        "what has gone forward is kept without autograd, too",
+        swap=("if passed.output.requires_grad:\n        self.passed", "if True:\n        self.passed"),
+        says="though no backward pass will come",
+    ),
+    Answer(
+        5,
+        "nothing of what has passed is freed",
+        swap=(
+            "return backward(self.passed.pop((j, stage)), arrived)",
+            "return backward(self.passed[j, stage], arrived)",
+        ),
+        says="still keeps",
+    ),
+    Answer(
+        5,
+        "what is alive is never let go",
+        swap=(
+            (
+                "return backward(self.passed.pop((j, stage)), arrived)",
+                "return backward(self.passed[j, stage], arrived)",
+            ),
+            ("passed.output.backward(gradient)", "passed.output.backward(gradient, retain_graph=True)"),
+        ),
+        says="bytes of activations",
+    ),
+    Answer(
+        5,
+        "W frees nothing",
+        swap=("return backward_weights(self.passed.pop((j, stage)))", "return backward_weights(self.passed[j, stage])"),
+        says="what stays of those that went backward",
+    ),
+    Answer(
+        5,
+        "I frees what W needs",
+        swap=(
+            "return backward_input(self.passed[j, stage], arrived)",
+            "return backward_input(self.passed.pop((j, stage)), arrived)",
+        ),
         says="stopped with",
     ),
-    Answer(5, "the empty run", [None, None, "return []"], says="raises nothing"),
     Answer(
         5,
-        "the schedule is looked at, and nothing is done",
-        [None, None, "in_ticks(schedule)\nreturn []"],
-        says="another one than the schedule says",
+        "only the micro-batch that came last",
+        swap=(
+            ("self.passed[j, stage] = passed", "self.last = passed"),
+            ("return backward(self.passed.pop((j, stage)), arrived)", "return backward(self.last, arrived)"),
+        ),
+        says="stopped with",
     ),
     Answer(
         5,
-        "all micro-batches at once",
+        "first in, first out",
+        swap=(
+            "return backward(self.passed.pop((j, stage)), arrived)",
+            "return backward(self.passed.pop(next(iter(self.passed))), arrived)",
+        ),
+        says="stopped with",
+    ),
+    Answer(
+        5,
+        "kept by micro-batch alone",
         [
             None,
+            """
+            j, stage = action.microbatch, stage_of(action, self.rank, self.world)
+            if action.kind == "F":
+                x = self.batch.xs[j] if stage == 0 else arrived.requires_grad_(torch.is_grad_enabled())
+                passed = Passed(self.chunks[action.chunk], x)
+                if stage == self.stages - 1:
+                    passed.output = self.batch.loss_of(passed.output, self.batch.ys[j])
+                    self.losses[j] = passed.output.detach()
+                if passed.output.requires_grad:
+                    self.passed[j] = passed
+                return passed.output.detach()
+            if action.kind == "I":
+                return backward_input(self.passed[j], arrived)
+            if action.kind == "W":
+                return backward_weights(self.passed.pop(j))
+            return backward(self.passed.pop(j), arrived)""",
+        ],
+    ),
+    Answer(
+        5,
+        "kept for all workers in one dictionary",
+        swap=(
+            ("self.passed[j, stage] = passed", "Worker.alive[j, stage] = passed"),
+            (
+                "return backward(self.passed.pop((j, stage)), arrived)",
+                "return backward(Worker.alive.get((j, stage)), arrived)",
+            ),
+        ),
+        edits=(("    def act(self, action: Action", "    alive = {}\n\n    def act(self, action: Action"),),
+        says="stopped with",
+    ),
+    Answer(
+        5,
+        "the chunk by its stage",
+        swap=("self.chunks[action.chunk]", "self.chunks[stage % len(self.chunks)]"),
+        says="not the one that the schedule asks for",
+    ),
+    Answer(
+        5,
+        "the last rank makes the loss, whatever the chunk",
+        swap=("if stage == self.stages - 1:", "if self.rank == self.world - 1:"),
+    ),
+    Answer(
+        5,
+        "stage 0 is every stage of rank 0",
+        swap=("if stage == 0 else arrived", "if self.rank == 0 else arrived"),
+        says="another stage needs its result",
+    ),
+    Answer(
+        5,
+        "losses keep their history",
+        swap=("self.losses[j] = passed.output.detach()", "self.losses[j] = passed.output"),
+        says="keep",
+    ),
+    Answer(
+        5,
+        "losses by the order of the passes",
+        swap=("self.losses[j] = passed.output.detach()", "self.losses[len(self.losses)] = passed.output.detach()"),
+        says="the loss of micro-batch 0 is wrong",
+    ),
+    Answer(
+        5,
+        "gradients are divided by the micro-batches",
+        swap=(
+            "self.batch.loss_of(passed.output, self.batch.ys[j])",
+            "self.batch.loss_of(passed.output, self.batch.ys[j]) / len(self.batch.xs)",
+        ),
+        says="is not that of one process",
+    ),
+    Answer(
+        5,
+        "activations are passed on with their history",
+        swap=("return passed.output.detach()", "return passed.output"),
+        says="has its history",
+    ),
+    Answer(
+        5,
+        "computed twice",
+        swap=("passed = Passed(", "self.chunks[action.chunk](x)\n    passed = Passed("),
+        says="not the one that the schedule asks for",
+    ),
+    Answer(5, "nothing is done", [None, "return self.batch.like"], says="not the one that the schedule asks for"),
+    Answer(6, "a result goes to the rank above, always", swap=("step and 0 <= stage < stages", "step"), says="goes_to"),
+    Answer(
+        6,
+        "chunks are forgotten",
+        swap=("stage = stage_of(action, source, world) + step", "stage = source + step"),
+        says="goes_to",
+    ),
+    Answer(6, "W's result is sent", swap=('"W": 0}', '"W": -1}'), says="goes_to"),
+    Answer(6, "I's result goes nowhere", swap=('"I": -1', '"I": 0'), says="goes_to"),
+    Answer(6, "the rank by the chunks", swap=("stage % world", "stage // (stages // world)"), says="goes_to"),
+    Answer(6, "the empty run", [None, "return []"], says="raises nothing"),
+    Answer(
+        6,
+        "the schedule is looked at, and nothing is done",
+        [None, "in_ticks(schedule)\nreturn []"],
+        says="not the one that the schedule asks for",
+    ),
+    Answer(
+        6,
+        "all micro-batches at once",
+        [
             None,
             """
         in_ticks(schedule)
@@ -644,7 +891,7 @@ WRONG = [
         says="something else than one micro-batch",
     ),
     Answer(
-        5,
+        6,
         "a schedule of its own",
         swap=(
             "for tick in in_ticks(schedule):",
@@ -653,25 +900,25 @@ WRONG = [
                 " else -a.chunk, a.microbatch)) for actions in schedule]\nfor tick in in_ticks(schedule):"
             ),
         ),
-        says="another one than the schedule says",
+        says="not the one that the schedule asks for",
     ),
     Answer(
-        5,
+        6,
         "the last micro-batch is skipped",
         swap=(
-            "leaving = act(tick[rank]) if rank in tick else None",
-            "leaving = act(tick[rank]) if rank in tick and tick[rank].microbatch < len(batch.xs) - 1 else batch.like",
+            "leaving = worker.act(action, arrived)",
+            "leaving = worker.act(action, arrived) if action.microbatch < len(batch.xs) - 1 else batch.like",
         ),
-        says="the schedule says",
+        says="the schedule asks for",
     ),
     Answer(
-        5,
+        6,
         "sent before it is received, on either side",
-        swap=("sending.append(dist.isend(leaving, target))", "dist.send(leaving, target)"),
-        edits=(
+        swap=(
+            ("sending.append(dist.isend(leaving, target))", "dist.send(leaving, target)"),
             (
-                "arriving[key] = room, dist.irecv(room, source)",
-                "dist.recv(room, source)\n                arriving[key] = room, None",
+                "arriving[place] = room, dist.irecv(room, source)",
+                "dist.recv(room, source)\n            arriving[place] = room, None",
             ),
             (
                 "for source, action in tick.items():",
@@ -681,10 +928,9 @@ WRONG = [
         says="deadlock",
     ),
     Answer(
-        5,
+        6,
         "received when needed, in the order of use",
         [
-            None,
             None,
             BY_TAGS.replace(", tag=tag(kind, j, stage)", "").replace(
                 ", tag=tag(kind, action.microbatch, target[0])", ""
@@ -693,143 +939,173 @@ WRONG = [
         says="",
     ),
     Answer(
-        5,
-        "what has gone forward is kept without autograd, too",
-        swap=("if result.output.requires_grad:\n        passed[j, stage] = result", "passed[j, stage] = result"),
-        says="though no backward pass will come",
-    ),
-    Answer(
-        5,
-        "nothing of what has passed is freed",
-        swap=("backward(passed.pop((j, stage)), gradient)", "backward(passed[j, stage], gradient)"),
-        says="what stays of those that went backward",
-    ),
-    Answer(
-        8,
-        "added in place to what autograd has given",
-        swap=(
-            "weight.grad = found if weight.grad is None else weight.grad + found",
-            "weight.grad = found if weight.grad is None else weight.grad.add_(found)",
-        ),
-        says="is it written into",
-    ),
-    Answer(
-        5,
+        6,
         "what is sent is not waited for",
         swap=("for work in sending:\n    work.wait()\n", ""),
         says="still in flight",
     ),
-    Answer(5, "what arrives is not waited for", swap=("    if work:\n        work.wait()\n", ""), says="in flight"),
     Answer(
-        5, "one room for all that arrives", swap=("room = torch.empty_like(batch.like)", "room = batch.like"), says=""
-    ),
-    Answer(
-        5,
-        "what is alive is never let go",
-        swap=("backward(passed.pop((j, stage)), gradient)", "backward(passed[j, stage], gradient)"),
-        edits=(
-            ("    passed.output.backward(gradient)\n", "    passed.output.backward(gradient, retain_graph=True)\n"),
+        6,
+        "all sends are waited for at the end",
+        swap=(
+            "    while len(sending) > 2 * world:  # posted so many ticks ago that the other end is posted as well, or soon\n        sending.popleft().wait()\n",
+            "",
         ),
-        says="bytes of activations",
+        says="let go of only in the end",
     ),
     Answer(
-        5,
-        "activations are sent with their history",
-        swap=("return result.output.detach()", "return result.output"),
-        edits=(
-            ("    passed.output.backward(gradient)\n", "    passed.output.backward(gradient, retain_graph=True)\n"),
+        6, "what arrives is not waited for", swap=("        if work:\n            work.wait()\n", ""), says="in flight"
+    ),
+    Answer(
+        6, "one room for all that arrives", swap=("room = torch.empty_like(batch.like)", "room = batch.like"), says=""
+    ),
+    Answer(
+        6,
+        "one room for each stage",
+        swap=(
+            (
+                "room = torch.empty_like(batch.like)",
+                "room = rooms.setdefault(place[::2], torch.empty_like(batch.like))",
+            ),
+            ("worker = Worker(chunks, batch, rank, world)", "rooms = {}\nworker = Worker(chunks, batch, rank, world)"),
         ),
-        says="bytes of activations",
+        says="",
     ),
     Answer(
-        5,
-        "losses keep their history",
-        swap=("losses[j] = result.output.detach()", "losses[j] = result.output"),
-        says="keep",
+        6,
+        "what arrives is taken in the order of arrival",
+        swap=(
+            (
+                "arrived, work = arriving.pop(place, (None, None))",
+                "arrived, work = arriving.pop(next((k for k in arriving if k[0] == place[0] and k[2] == place[2]), None), (None, None))",
+            ),
+        ),
+        says="is not that of one process",
     ),
     Answer(
-        5,
-        "losses by the order of the passes",
-        swap=("[losses[j] for j in sorted(losses)]", "list(losses.values())"),
-        says="the loss of micro-batch 0 is another one",
+        6,
+        "ticks of the first schedule of this length",
+        swap=(
+            "for tick in in_ticks(schedule):",
+            "in_ticks(schedule)\nticks = execute.__dict__.setdefault(tuple(map(len, schedule)), in_ticks(schedule))\nfor tick in ticks:",
+        ),
+        says="not the one that the schedule asks for",
     ),
     Answer(
-        5,
+        6,
+        "always float32",
+        swap=("room = torch.empty_like(batch.like)", "room = torch.empty(batch.like.shape)"),
+        says="a message and its receiver differ",
+    ),
+    Answer(
+        6,
+        "losses in the order of the passes",
+        swap=("[worker.losses[j] for j in sorted(worker.losses)]", "list(worker.losses.values())"),
+        says="the loss of micro-batch 0 is wrong",
+    ),
+    Answer(
+        6,
         "the loss is one sum",
-        swap=("[losses[j] for j in sorted(losses)]", "[sum(losses.values())] if losses else []"),
-        says="returns 1 losses",
+        swap=(
+            "[worker.losses[j] for j in sorted(worker.losses)]",
+            "[sum(worker.losses.values())] if worker.losses else []",
+        ),
+        says="has 1 losses",
     ),
     Answer(
-        5,
+        6,
         "what gets stuck is tried",
         swap=("for tick in in_ticks(schedule):", "for tick in [dict(enumerate(row)) for row in zip(*schedule)]:"),
         says="",
     ),
     Answer(
-        5,
-        "gradients are divided by the micro-batches",
-        swap=("batch.loss_of(result.output, batch.ys[j])", "batch.loss_of(result.output, batch.ys[j]) / len(batch.xs)"),
+        6,
+        "all gradients are sent twice",
+        swap=(
+            (
+                "sending.append(dist.isend(leaving, target))",
+                "sending.append(dist.isend(leaving, target))\n            sending.append(dist.isend(leaving, target))",
+            ),
+            (
+                "arriving[place] = room, dist.irecv(room, source)",
+                "dist.irecv(torch.empty_like(room), source).wait()\n            arriving[place] = room, dist.irecv(room, source)",
+            ),
+        ),
+        says="sends rank",
+    ),
+    Answer(
+        6,
+        "chunks of one rank send to themselves",
+        swap=(
+            (
+                "    if source == target == rank:\n            arriving[place] = leaving, None\n        elif source == rank",
+                "    if source == rank",
+            ),
+        ),
         says="",
     ),
     Answer(
-        5,
-        "all gradients are sent twice",
-        swap=(
-            "sending.append(dist.isend(leaving, target))",
-            "sending.append(dist.isend(leaving, target))\n            sending.append(dist.isend(leaving, target))",
-        ),
-        edits=(
-            (
-                "arriving[key] = room, dist.irecv(room, source)",
-                (
-                    "dist.irecv(torch.empty_like(room), source).wait()\n                arriving[key] = room,"
-                    " dist.irecv(room, source)"
-                ),
-            ),
-        ),
-        says="go",
+        6,
+        "works wait in a barrier",
+        swap=("    work.wait()\nreturn [", "    work.wait()\ndist.barrier()\nreturn ["),
+        says="calls barrier",
     ),
-    Answer(6, "all forwards first, called 1F1B", ["return gpipe(world, m)"], says="all forward passes come first"),
-    Answer(6, "the empty schedule", ["return [[] for _ in range(world)]"], says="does nothing"),
     Answer(
         6,
+        "losses told to all",
+        swap=(
+            "return [worker.losses[j] for j in sorted(worker.losses)]",
+            "losses = torch.stack([worker.losses[j] for j in sorted(worker.losses)]) if worker.losses else torch.zeros(len(batch.xs), dtype=batch.like.dtype)\ndist.broadcast(losses, world - 1)\nreturn list(losses)",
+        ),
+        says="",
+    ),
+    Answer(
+        7,
+        "three early at most",
+        swap=("early = min(m, world - 1 - rank)", "early = min(m, world - 1 - rank, 3)"),
+        says="more than GPipe's",
+    ),
+    Answer(7, "all forwards first, called 1F1B", ["return gpipe(world, m)"], says="all forward passes come first"),
+    Answer(7, "the empty schedule", ["return [[] for _ in range(world)]"], says="does nothing"),
+    Answer(
+        7,
         "one forward pass more than needed",
         swap=("min(m, world - 1 - rank)", "min(m, world - rank)"),
         says="passes are alive at once",
     ),
     Answer(
-        6,
+        7,
         "the same on all ranks",
         swap=("min(m, world - 1 - rank)", "min(m, world - 1)"),
         says="passes are alive at once",
     ),
     Answer(
-        6,
+        7,
         "one after the other",
         ["return [[Action(kind, j) for j in range(m) for kind in 'FB'] for _ in range(world)]"],
         says="takes",
     ),
-    Answer(6, "the ranks turned round", swap=("world - 1 - rank", "rank"), says="one_f_one_b"),
+    Answer(7, "the ranks turned round", swap=("world - 1 - rank", "rank"), says="one_f_one_b"),
     Answer(
-        6,
+        7,
         "the last backward passes are left out",
         swap=('actions += [Action("B", j) for j in range(m - early, m)]', "pass"),
         says="never does B",
     ),
     Answer(
-        6,
+        7,
         "backward before forward",
         swap=('[Action("F", early + j), Action("B", j)]', '[Action("B", j), Action("F", early + j)]'),
         says="",
     ),
     Answer(
-        6,
+        7,
         "more ranks than micro-batches",
         swap=("min(m, world - 1 - rank)", "world - 1 - rank"),
-        says="which is not to be done",
+        says="which does not exist here",
     ),
     Answer(
-        6,
+        7,
         "the last micro-batch is skipped",
         swap=(
             "for j in range(m - early):",
@@ -837,8 +1113,10 @@ WRONG = [
         ),
         says="",
     ),
+    Answer(7, "four ranks, always", swap=("world - 1 - rank", "max(0, 3 - rank)"), says="one_f_one_b"),
+    Answer(8, "early as with two chunks", swap=("(v - 1) * world)", "(min(v, 2) - 1) * world)"), says="gets stuck"),
     Answer(
-        7,
+        8,
         "not interleaved: chunk by chunk",
         swap=(
             "for first in range(0, m, world) for chunk in range(v) for j in range(world)]",
@@ -847,55 +1125,55 @@ WRONG = [
         says="",
     ),
     Answer(
-        7, "the backward passes come in the order of the chunks", swap=("v - 1 - chunk", "chunk"), says="interleaved"
+        8, "the backward passes come in the order of the chunks", swap=("v - 1 - chunk", "chunk"), says="interleaved"
     ),
     Answer(
-        7,
+        8,
         "all forwards first",
         swap=("min(m * v, 2 * (world - 1 - rank) + (v - 1) * world)", "m * v"),
         says="all forward passes come first",
     ),
     Answer(
-        7,
+        8,
         "fewer first passes than it needs",
         swap=("2 * (world - 1 - rank) + (v - 1) * world", "world - 1 - rank"),
         says="gets stuck",
     ),
     Answer(
-        7,
+        8,
         "one more for each rank behind, not two",
         swap=("2 * (world - 1 - rank)", "(world - 1 - rank)"),
         says="ranks wait for messages",
     ),
     Answer(
-        7,
+        8,
         "one too many",
         swap=("2 * (world - 1 - rank) + (v - 1) * world)", "2 * (world - 1 - rank) + (v - 1) * world + 1)"),
         says="passes are alive at once",
     ),
     Answer(
-        7,
+        8,
         "1F1B on chunk 0",
         ["if m % world:\n    raise ValueError\nreturn one_f_one_b(world, m)"],
         says="never does F0 of chunk 1",
     ),
     Answer(
-        7,
+        8,
         "any number of micro-batches",
-        swap=('raise ValueError(f"{m} micro-batches are no multiple of {world} ranks")', "pass"),
-        says="no multiple",
+        swap=('raise ValueError(f"{m} micro-batches are not a multiple of {world} ranks")', "pass"),
+        says="not a multiple",
     ),
     Answer(
-        7,
+        8,
         "the empty schedule",
         ["if m % world:\n    raise ValueError\nreturn [[] for _ in range(world)]"],
         says="does nothing",
     ),
     Answer(
-        7, "micro-batches counted anew in each group", swap=("(first + j, chunk)", "(j, chunk)"), says="never does F"
+        8, "micro-batches counted anew in each group", swap=("(first + j, chunk)", "(j, chunk)"), says="never does F"
     ),
     Answer(
-        7,
+        8,
         "chunk by chunk is 1F1B of each",
         [
             """
@@ -907,13 +1185,31 @@ WRONG = [
         says="gets stuck",
     ),
     Answer(
-        8,
-        "I is the whole backward pass",
-        ["passed.output.backward(gradient)\nreturn passed.input.grad", "pass", None],
-        says="weights have a gradient already",
+        8, "refused only if there are fewer than ranks", swap=("if m % world:", "if m < world:"), says="not a multiple"
     ),
     Answer(
         8,
+        "odd numbers are refused",
+        swap=("if m % world:", "if m % 2 and world % 2 == 0 or m < world:"),
+        says="not a multiple",
+    ),
+    Answer(
+        9,
+        "added in place to what autograd has given",
+        swap=(
+            "weight.grad = new if weight.grad is None else weight.grad + new",
+            "weight.grad = new if weight.grad is None else weight.grad.add_(new)",
+        ),
+        says="is it written into",
+    ),
+    Answer(
+        9,
+        "I is the whole backward pass",
+        ["passed.output.backward(gradient)\nreturn passed.input.grad", "pass"],
+        says="it sets the grad of",
+    ),
+    Answer(
+        9,
         "W goes through the whole stage again",
         [
             """
@@ -926,12 +1222,11 @@ WRONG = [
         weights = [w for layer in layers.values() for w in layer.parameters(recurse=False) if w.requires_grad]
         for w, g in zip(weights, torch.autograd.grad(passed.output, weights, passed.gradient)):
             w.grad = g if w.grad is None else w.grad + g""",
-            None,
         ],
         says="between the layers again",
     ),
     Answer(
-        8,
+        9,
         "I computes the weights' gradients, and W adds them",
         [
             """
@@ -944,39 +1239,38 @@ WRONG = [
             """
         for w, g in zip(passed.weights, passed.found):
             w.grad = g if w.grad is None else w.grad + g""",
-            None,
         ],
         says="nothing is left to do later",
     ),
     Answer(
-        8,
+        9,
         "the last micro-batch counts",
-        swap=("found if weight.grad is None else weight.grad + found", "found"),
+        swap=("new if weight.grad is None else weight.grad + new", "new"),
         says="is not that of one process",
     ),
-    Answer(8, "no weights' gradients", [None, "pass", None], says="no backward pass came here"),
+    Answer(9, "no weights' gradients", [None, "pass"], says="no backward pass came here"),
     Answer(
-        8,
+        9,
         "the first layer is left out",
         swap=("zip(passed.layers, passed.gradients, strict=True)", "list(zip(passed.layers, passed.gradients))[1:]"),
         says="no backward pass came here",
     ),
-    Answer(8, "frozen weights are asked for", swap=("if weight.requires_grad]", "]"), says="stopped with"),
-    Answer(8, "a frozen beginning is asked for", swap=(" if output.requires_grad]", "]"), says="stopped with"),
+    Answer(9, "frozen weights are asked for", swap=("if weight.requires_grad]", "]"), says="stopped with"),
+    Answer(9, "a frozen beginning is asked for", swap=(" if output.requires_grad]", "]"), says="stopped with"),
     Answer(
-        8,
+        9,
         "the first stage's input is asked for",
         swap=("[passed.input] if passed.input.requires_grad else []", "[passed.input]"),
         says="stopped with",
     ),
     Answer(
-        8,
+        9,
         "the input's gradient is that of the output",
         swap=("return found[0] if inputs else None", "return found[-1] if inputs else None"),
         says="the gradient of the input",
     ),
     Answer(
-        8,
+        9,
         "what has passed is kept",
         swap=(
             "for (layer, output), gradient in zip(",
@@ -984,35 +1278,67 @@ WRONG = [
         ),
         says="still refers to",
     ),
-    Answer(8, "1F1B with I and W side by side", swap=(" and action.microbatch >= rank", ""), says="takes"),
+    Answer(9, "its children's weights once more", swap=("layer.parameters(recurse=False)", "layer.parameters()")),
     Answer(
-        8,
+        9,
+        "the input's grad is set, too",
+        swap=(
+            "return found[0] if inputs else None",
+            "if inputs:\n    passed.input.grad = found[0]\nreturn found[0] if inputs else None",
+        ),
+        says="it sets the grad of passed.input",
+    ),
+    Answer(
+        9,
+        "a frozen layer ends it",
+        swap=("if not weights:\n        continue", "if not weights:\n        break"),
+        says="no backward pass came here",
+    ),
+    Answer(
+        9,
+        "the layers of the stage that passed first",
+        swap=(
+            "for (layer, output), gradient in zip(passed.layers, passed.gradients, strict=True):",
+            "gradients = backward_weights.__dict__.setdefault('first', passed.gradients)\nfor (layer, output), gradient in zip(passed.layers, gradients):",
+        ),
+    ),
+    Answer(
+        9,
+        "gradients between the layers are scaled in place",
+        swap=(
+            "return found[0] if inputs else None",
+            "if gradient is not None:\n    gradient.mul_(1.5)\nreturn found[0] if inputs else None",
+        ),
+        says="it changes the gradient",
+    ),
+    Answer(10, "1F1B with I and W side by side", swap=(" and action.microbatch >= rank", ""), says="takes"),
+    Answer(
+        10,
         "all W at the end",
         swap=(" and action.microbatch >= rank", " and action.microbatch >= m"),
         says="passes are alive at once",
     ),
     Answer(
-        8,
+        10,
         "W waits too long",
         swap=("action.microbatch >= rank", "action.microbatch > rank"),
         says="passes are alive at once",
     ),
     Answer(
-        8, "the last W are left out", swap=('mine + [Action("W", j) for j in weights]', "mine"), says="never does W"
+        10, "the last W are left out", swap=('mine + [Action("W", j) for j in weights]', "mine"), says="never does W"
     ),
-    Answer(8, "the newest W first", swap=("weights.popleft()", "weights.pop()"), says="zero_bubble"),
-    Answer(8, "B stays B", [None, None, "return one_f_one_b(world, m)"], says="never does I0"),
-    Answer(8, "the empty schedule", [None, None, "return [[] for _ in range(world)]"], says="does nothing"),
-    Answer(8, "its children's weights once more", swap=("layer.parameters(recurse=False)", "layer.parameters()")),
-    Answer(9, "p stages' waiting", swap=("(p - 1) * (f + i - w if", "p * (f + i - w if"), says="step_seconds"),
+    Answer(10, "the newest W first", swap=("weights.popleft()", "weights.pop()"), says="zero_bubble"),
+    Answer(10, "B stays B", ["return one_f_one_b(world, m)"], says="never does I0"),
+    Answer(10, "the empty schedule", ["return [[] for _ in range(world)]"], says="does nothing"),
+    Answer(11, "p stages' waiting", swap=("(p - 1) * (f + i - w if", "p * (f + i - w if"), says="step_seconds"),
     Answer(
-        9,
+        11,
         "interleaved divides the work, too",
         swap=("return m * (f + i + w) + bubble", "return m * (f + i + w) / v + bubble"),
         says="step_seconds",
     ),
     Answer(
-        9,
+        11,
         "no bubble at all",
         swap=(
             '(f + i - w if name == "zero bubble" else (f + i + w) / v)',
@@ -1020,9 +1346,9 @@ WRONG = [
         ),
         says="step_seconds",
     ),
-    Answer(9, "H2 for H1", swap=("f + i - w if", "f + i - 2 * w if"), says="step_seconds"),
+    Answer(11, "H2 for H1", swap=("f + i - w if", "f + i - 2 * w if"), says="step_seconds"),
     Answer(
-        9,
+        11,
         "the bubble over the work",
         swap=(
             "1 - m * (f + i + w) / step_seconds(name, p, m, v, f, i, w)",
@@ -1030,72 +1356,82 @@ WRONG = [
         ),
         says="bubble_share",
     ),
-    Answer(9, "in percent", swap=("return 1 - m", "return 100 - 100 * m"), says="bubble_share"),
-    Answer(9, "passes, not micro-batches", swap=(" / v\nreturn {", "\nreturn {"), says="most_alive"),
-    Answer(9, "1F1B keeps p everywhere", swap=('"1F1B": min(m, p - rank)', '"1F1B": min(m, p)'), says="most_alive"),
+    Answer(11, "in percent", swap=("return 1 - m", "return 100 - 100 * m"), says="bubble_share"),
+    Answer(11, "passes, not micro-batches", swap=(" / v\nreturn {", "\nreturn {"), says="most_alive"),
+    Answer(11, "1F1B keeps p everywhere", swap=('"1F1B": min(m, p - rank)', '"1F1B": min(m, p)'), says="most_alive"),
     Answer(
-        9,
+        11,
         "zero bubble keeps no more than 1F1B",
         swap=('"zero bubble": min(m, p)', '"zero bubble": min(m, p - rank)'),
         says="most_alive",
     ),
     Answer(
-        10,
+        11,
+        "the bubble of 1F1B is smaller than GPipe's",
+        swap=("(f + i + w) / v)", '(f + i + w) / (2 if name == "1F1B" else v))'),
+        says="step_seconds",
+    ),
+    Answer(
+        11,
+        "memory of rank 0 on every rank",
+        swap=('"1F1B": min(m, p - rank)', '"1F1B": min(m, p - 0 * rank)'),
+        says="most_alive",
+    ),
+    Answer(
+        12,
         "rank 0 tells",
         swap=("dist.broadcast(box, world - 1)", "dist.broadcast(box, 0)"),
         says="gets something else",
     ),
-    Answer(10, "nobody tells", swap=("dist.broadcast(box, world - 1)\n", ""), says="gets something else"),
-    Answer(10, "in float32", swap=("dtype=torch.float64", "dtype=torch.float32"), says="gets something else"),
+    Answer(12, "nobody tells", swap=("dist.broadcast(box, world - 1)\n", ""), says="gets something else"),
+    Answer(12, "in float32", swap=("dtype=torch.float64", "dtype=torch.float32"), says="gets something else"),
     Answer(
-        10,
+        12,
         "the mean over the ranks",
         swap=("dist.broadcast(box, world - 1)\n", "dist.all_reduce(box)\nbox /= world\n"),
         says="gets something else",
     ),
-    Answer(10, "the empty schedule", [None, "return [[] for _ in range(world)]", None], says="does nothing"),
-    Answer(10, "with backward passes", [None, "return gpipe(world, m)", None], says="forward_only"),
+    Answer(12, "the empty schedule", [None, "return [[] for _ in range(world)]", None], says="does nothing"),
+    Answer(12, "with backward passes", [None, "return gpipe(world, m)", None], says="forward_only"),
     Answer(
-        10,
+        12,
         "the first chunk only",
         swap=("for chunk in range(v) for j in range(m)]", "for chunk in range(1) for j in range(m)]"),
         says="of chunk 1",
     ),
     Answer(
-        10,
+        12,
         "a micro-batch through all chunks, then the next one",
         swap=("for chunk in range(v) for j in range(m)]", "for j in range(m) for chunk in range(v)]"),
         says="it takes",
     ),
-    Answer(10, "in training mode", swap=("for chunk in chunks:\n    chunk.eval()\n", ""), says="training mode"),
-    Answer(10, "modes are not restored", swap=("chunk.train(mode)", "pass"), says="another mode than before"),
+    Answer(12, "in training mode", swap=("for chunk in chunks:\n    chunk.eval()\n", ""), says="training mode"),
+    Answer(12, "modes are not restored", swap=("chunk.train(mode)", "pass"), says="not in the mode"),
+    Answer(12, "all chunks train afterwards", swap=("chunk.train(mode)", "chunk.train()"), says="not in the mode"),
+    Answer(12, "with autograd", swap=("with torch.no_grad():", "if True:"), says="autograd on"),
     Answer(
-        10, "all chunks train afterwards", swap=("chunk.train(mode)", "chunk.train()"), says="another mode than before"
-    ),
-    Answer(10, "with autograd", swap=("with torch.no_grad():", "if True:"), says="autograd on"),
-    Answer(
-        10,
+        12,
         "autograd stays off",
         swap=("with torch.no_grad():", "torch.set_grad_enabled(False)\nif True:"),
         says="autograd is off",
     ),
     Answer(
-        10,
+        12,
         "the mean of the batches' means",
         swap=(("total += counted * sum(", "total += sum("), ("count += counted", "count += 1")),
         says="the mean of the batches' means",
     ),
     Answer(
-        10, "what is ignored counts", swap=("int((y != IGNORE).sum())", "y.numel()"), says="is not that of one process"
+        12, "what is ignored counts", swap=("int((y != IGNORE).sum())", "y.numel()"), says="is not that of one process"
     ),
     Answer(
-        10,
+        12,
         "the first batch",
         swap=("for batch in batches:", "for batch in batches[:1]:"),
         says="is not that of one process",
     ),
     Answer(
-        10,
+        12,
         "each rank has its own",
         swap=(
             "return on_all_ranks(total / count if rank == world - 1 else None, rank, world)",
@@ -1104,7 +1440,7 @@ WRONG = [
         says="the mean is not",
     ),
     Answer(
-        10,
+        12,
         "goes backward as well",
         swap=(
             ("forward_only(world, len(batch.xs), len(chunks))", "forward_only(world, len(batch.xs), len(chunks))"),
@@ -1112,26 +1448,53 @@ WRONG = [
         ),
         says="autograd on",
     ),
+    Answer(
+        12,
+        "the largest of all ranks",
+        swap=("dist.broadcast(box, world - 1)\n", "dist.all_reduce(box, dist.ReduceOp.MAX)\n"),
+        says="gets something else",
+    ),
+    Answer(
+        12,
+        "sums in a default argument",
+        swap=(
+            ("total, count = 0.0, 0\n", ""),
+            (
+                "total += counted * sum(loss.double().item() for loss in losses)",
+                "so_far[0] += counted * sum(loss.double().item() for loss in losses)",
+            ),
+            ("count += counted", "so_far[1] += counted"),
+            ("on_all_ranks(total / count if", "on_all_ranks(so_far[0] / so_far[1] if"),
+        ),
+        edits=(
+            (
+                "def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, world: int) -> float:",
+                "def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, world: int, so_far=[0.0, 0]) -> float:",
+            ),
+        ),
+        says="is not that of one process",
+    ),
+    Answer(
+        12,
+        "the chunk's own mode alone",
+        swap=("chunk.eval()", "chunk.training = False"),
+        says="with layers in training mode",
+    ),
+    Answer(
+        12, "its layers stay in eval mode", swap=("chunk.train(mode)", "chunk.training = mode"), says="layers inside"
+    ),
+    Answer(
+        5,
+        "the last one that has passed stays",
+        swap=(
+            "return backward(self.passed.pop((j, stage)), arrived)",
+            "self.done = self.passed.pop((j, stage))\nreturn backward(self.done, arrived)",
+        ),
+        says="still keeps",
+    ),
 ]
 
 RIGHT = [
-    Answer(
-        5,
-        "the last one that has passed has a name",
-        swap=(
-            "    return backward(passed.pop((j, stage)), gradient)",
-            "    nonlocal done\n    done = passed.pop((j, stage))\n    return backward(done, gradient)",
-        ),
-        edits=(("    losses: dict[int, Tensor] = {}\n", "    losses: dict[int, Tensor] = {}\n    done = None\n"),),
-    ),
-    Answer(
-        8,
-        "added in place to a copy",
-        swap=(
-            "weight.grad = found if weight.grad is None else weight.grad + found",
-            "weight.grad = found.clone() if weight.grad is None else weight.grad.add_(found)",
-        ),
-    ),
     Answer(
         1,
         "a stage may cost so much: the least limit that will do",
@@ -1184,6 +1547,28 @@ RIGHT = [
         if self.final:
             x = self.head(self.norm(x))
         return x""",
+        ],
+    ),
+    Answer(
+        1,
+        "pieces of a dictionary, and a cut by halving the costs' limit",
+        [
+            "per_block = dim * (24 * dim + 4 * length)\nreturn [0.0, *n_layers * [float(per_block)], float(2 * vocab_size * dim)]",
+            """
+        if stages > len(costs):
+            raise ValueError("too few pieces")
+        if stages == 1:
+            return [list(range(len(costs)))]
+        best = None
+        for first in range(1, len(costs) - stages + 2):
+            rest = [[n + first for n in part] for part in cut(costs[first:], stages - 1)]
+            parts = [list(range(first)), *rest]
+            worst = max(sum(costs[n] for n in part) for part in parts)
+            if best is None or worst < best[0]:
+                best = worst, parts
+        return best[1]""",
+            None,
+            None,
         ],
     ),
     Answer(
@@ -1271,13 +1656,128 @@ RIGHT = [
                     there["F" if a.kind == "F" else "B", a.microbatch, s] = begin + seconds[a.kind]
                 break
             else:
-                raise ValueError("nobody can go on")
+                rank = min(r for r in range(world) if len(times[r]) < len(schedule[r]))
+                raise ValueError(f"deadlock: {schedule[rank][len(times[rank])]!r} of rank {rank}")
         return times""",
         ],
     ),
-    Answer(5, "messages by tags, received when needed", [None, None, BY_TAGS]),
+    Answer(
+        4,
+        "recursion from each action to what it needs",
+        [
+            None,
+            """
+        world, found, doing = len(schedule), {}, set()
+        place = {(a.kind if a.kind in "FW" else "B", a.microbatch, stage_of(a, r, world)): (r, n) for r, mine in enumerate(schedule) for n, a in enumerate(mine)}
+        last = max((s for _, _, s in place), default=0)
+
+        def end(r, n):
+            if (r, n) in found:
+                return found[r, n][1]
+            if (r, n) in doing:
+                raise KeyError
+            doing.add((r, n))
+            a = schedule[r][n]
+            s = stage_of(a, r, world)
+            begin = end(r, n - 1) if n else 0.0
+            if a.kind == "F":
+                need = ("F", a.microbatch, s - 1) if s else None
+            elif a.kind == "W":
+                need = ("B", a.microbatch, s)
+            else:
+                need = ("F", a.microbatch, s) if s == last else ("B", a.microbatch, s + 1)
+            if need:
+                begin = max(begin, end(*place[need]))
+            found[r, n] = begin, begin + seconds[a.kind]
+            return found[r, n][1]
+
+        times = [[] for _ in schedule]
+        for r, mine in enumerate(schedule):
+            for n, a in enumerate(mine):
+                doing.clear()
+                try:
+                    end(r, n)
+                except KeyError:
+                    raise ValueError(f"{a} can never begin: rank {r} waits") from None
+                times[r].append(found[r, n])
+        return times""",
+        ],
+    ),
     Answer(
         5,
+        "the last one that has passed has a name",
+        swap=(
+            "return backward(self.passed.pop((j, stage)), arrived)",
+            "done = self.passed.pop((j, stage))\ngiven = backward(done, arrived)\nreturn given",
+        ),
+    ),
+    Answer(
+        5,
+        "by autograd.backward, and a branch for each kind",
+        [
+            """
+        torch.autograd.backward(passed.output, gradient)
+        return passed.input.grad if passed.input.requires_grad else None""",
+            """
+        def forward(x):
+            first = self.rank == 0 and action.chunk == 0
+            last = self.rank == self.world - 1 and action.chunk == len(self.chunks) - 1
+            if first:
+                x = self.batch.xs[action.microbatch]
+            elif torch.is_grad_enabled():
+                x = x.requires_grad_()
+            passed = Passed(self.chunks[action.chunk], x)
+            stream = passed.output.detach()
+            if last:
+                passed.output = self.batch.loss_of(passed.output, self.batch.ys[action.microbatch])
+                self.losses[action.microbatch] = passed.output.detach().clone()
+            if torch.is_grad_enabled():
+                self.passed[action.microbatch, action.chunk] = passed
+            return None if last else stream
+
+        match action.kind:
+            case "F":
+                return forward(arrived)
+            case "I":
+                return backward_input(self.passed[action.microbatch, action.chunk], arrived)
+            case "W":
+                backward_weights(self.passed.pop((action.microbatch, action.chunk)))
+                return None
+        return backward(self.passed.pop((action.microbatch, action.chunk)), arrived)""",
+        ],
+    ),
+    Answer(
+        5,
+        "kept by chunk and micro-batch, in dictionaries of their own",
+        [
+            "passed.output.backward(gradient)\ngiven, passed.output = passed.input.grad, None\nreturn given",
+            """
+        j, c = action.microbatch, action.chunk
+        of_chunk = self.passed.setdefault(c, {})
+        if action.kind != "F":
+            one = of_chunk[j] if action.kind == "I" else of_chunk.pop(j)
+            if action.kind == "W":
+                return backward_weights(one)
+            return (backward_input if action.kind == "I" else backward)(one, arrived)
+        stage = c * self.world + self.rank
+        x = arrived
+        if stage == 0:
+            x = self.batch.xs[j]
+        else:
+            x.requires_grad = torch.is_grad_enabled()
+        one = Passed(self.chunks[c], x)
+        given = one.output.detach()
+        if stage + 1 == self.stages:
+            one.output = self.batch.loss_of(one.output, self.batch.ys[j])
+            self.losses[j] = one.output.detach()
+        if one.output.requires_grad:
+            of_chunk[j] = one
+        return given""",
+        ],
+    ),
+    Answer(6, "messages by tags, received when needed", [None, BY_TAGS]),
+    Answer(
+        6,
         "each tick's messages are waited for at once",
         swap=(
             (
@@ -1290,18 +1790,55 @@ RIGHT = [
         ),
     ),
     Answer(
-        5,
-        "by autograd.backward, and grads that are read from the tensor",
+        6,
+        "tick by tick with batch_isend_irecv, waited for one tick later",
         [
             None,
             """
-        torch.autograd.backward(passed.output, gradient)
-        return passed.input.grad if passed.input.requires_grad else None""",
-            None,
+        worker, there, before = Worker(chunks, batch, rank, world), {}, []
+        for tick in in_ticks(schedule):
+            action, given = tick.get(rank), None
+            if action is not None:
+                name = (action.kind if action.kind in "FW" else "B", action.microbatch, stage_of(action, rank, world))
+                tensor, works = there.pop(name, (None, []))
+                for work in works:
+                    work.wait()
+                given = worker.act(action, tensor)
+            works = []
+            for source, done in tick.items():
+                to = goes_to(done, source, world, worker.stages)
+                if to is None or rank not in (source, to[1]):
+                    continue
+                name = ("F" if done.kind == "F" else "B", done.microbatch, to[0])
+                if source == to[1]:
+                    there[name] = given, []
+                elif source == rank:
+                    works += dist.batch_isend_irecv([dist.P2POp(dist.isend, given, to[1])])
+                else:
+                    room = torch.empty_like(batch.like)
+                    there[name] = room, dist.batch_isend_irecv([dist.P2POp(dist.irecv, room, source)])
+            for work in before:
+                work.wait()
+            before = works
+        for work in before:
+            work.wait()
+        return [loss for _, loss in sorted(worker.losses.items())]""",
         ],
     ),
     Answer(
         6,
+        "a list of sends of the last ticks",
+        swap=(
+            ("sending: deque[dist.Work] = deque()", "sending = []"),
+            (
+                "    while len(sending) > 2 * world:  # posted so many ticks ago that the other end is posted as well,"
+                " or soon\n        sending.popleft().wait()\n",
+                "    for work in sending[:-3]:\n        work.wait()\n    sending = sending[-3:]\n",
+            ),
+        ),
+    ),
+    Answer(
+        7,
         "by asking who is alive",
         [
             """
@@ -1320,7 +1857,7 @@ RIGHT = [
         ],
     ),
     Answer(
-        6,
+        7,
         "as interleaved with one chunk",
         [
             """
@@ -1338,7 +1875,7 @@ RIGHT = [
         ],
     ),
     Answer(
-        7,
+        8,
         "by numbers of passes",
         [
             """
@@ -1361,7 +1898,15 @@ RIGHT = [
         ],
     ),
     Answer(
-        8,
+        9,
+        "added in place to a copy",
+        swap=(
+            "weight.grad = new if weight.grad is None else weight.grad + new",
+            "weight.grad = new.clone() if weight.grad is None else weight.grad.add_(new)",
+        ),
+    ),
+    Answer(
+        9,
         "W layer by layer from behind, by autograd.backward",
         [
             None,
@@ -1370,15 +1915,12 @@ RIGHT = [
             weights = [w for w in layer.parameters(recurse=False) if w.requires_grad]
             if weights:
                 torch.autograd.backward(output, gradient, inputs=weights, retain_graph=True)""",
-            None,
         ],
     ),
     Answer(
-        8,
+        10,
         "the schedule by counting who is alive",
         [
-            None,
-            None,
             """
         schedule = []
         for rank in range(world):
@@ -1397,11 +1939,29 @@ RIGHT = [
                     mine.append(Action("W", w))
                     w += 1
             schedule.append(mine)
-        return schedule""",
+        return schedule"""
         ],
     ),
     Answer(
-        9,
+        10,
+        "written down anew, without one_f_one_b",
+        """
+        def of_rank(rank):
+            early = min(m, world - 1 - rank)
+            late = [Action("F", j) for j in range(early)]
+            w = 0
+            for j in range(m):
+                if early + j < m:
+                    late.append(Action("F", early + j))
+                late.append(Action("I", j))
+                if j >= rank:
+                    late.append(Action("W", w))
+                    w += 1
+            return late + [Action("W", j) for j in range(w, m)]
+        return [of_rank(rank) for rank in range(world)]""",
+    ),
+    Answer(
+        11,
         "in other words",
         [
             """
@@ -1414,9 +1974,9 @@ RIGHT = [
             None,
         ],
     ),
-    Answer(10, "by all_reduce of what one has", swap=("dist.broadcast(box, world - 1)", "dist.all_reduce(box)")),
+    Answer(12, "by all_reduce of what one has", swap=("dist.broadcast(box, world - 1)", "dist.all_reduce(box)")),
     Answer(
-        10,
+        12,
         "groups of as many micro-batches as ranks, if it divides",
         [
             None,
@@ -1430,8 +1990,33 @@ RIGHT = [
         ],
     ),
     Answer(
-        10,
+        12,
         "by inference mode of each chunk's modules",
         swap=("with torch.no_grad():", "with torch.set_grad_enabled(False):"),
+    ),
+    Answer(
+        12,
+        "shares undone by the loss's own count, and the modes kept by module",
+        [
+            "boxes = [None] * world\ndist.all_gather_object(boxes, value)\nreturn boxes[-1]",
+            None,
+            """
+        before = {module: module.training for chunk in chunks for module in chunk.modules()}
+        sums = []
+        try:
+            for chunk in chunks:
+                chunk.train(False)
+            with torch.no_grad():
+                for batch in batches:
+                    shares = execute(forward_only(world, len(batch.xs), len(chunks)), chunks, batch, rank, world)
+                    if shares:
+                        n = int(torch.cat([y.flatten() for y in batch.ys]).ne(IGNORE).sum())
+                        sums.append((float(torch.stack(shares).double().sum()) * n, n))
+        finally:
+            for module, mode in before.items():
+                module.training = mode
+        mean = sum(s for s, _ in sums) / sum(n for _, n in sums) if sums else None
+        return on_all_ranks(mean, rank, world)""",
+        ],
     ),
 ]

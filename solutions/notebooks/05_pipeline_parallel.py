@@ -1,14 +1,19 @@
 # %% [markdown]
 # # Pipeline parallelism: each rank has some of the layers
 #
-# Data parallelism gives each rank all layers and a part of the batch. Pipeline parallelism gives each rank some of the
-# layers, a **stage**, and the whole batch goes through all stages. Only activations, and their gradients, go from one
-# rank to the next: no weights, no gradients of weights, and no collective. No other scheme sends so little, and so
-# large runs put pipelines across slow networks.
+# In data parallelism each rank has all layers and a part of the batch. In pipeline parallelism each rank has some of
+# the layers, a **stage**, and the whole batch passes through all stages. Only activations and their gradients travel,
+# from one rank to its neighbour: no weights, no gradients of weights, and no collective. Those messages are not always
+# few. But while one is on its way, both ranks can compute something else, and so pipelines bear slow networks.
 #
-# The price is waiting. A stage can begin only when the stage before it is done, and until then it is idle: the
-# **bubble**. In this lesson you cut a model into stages, run it, and build the four classical schedules that keep the
-# bubble small.
+# The price is waiting. A stage can start only when the stage before it is done; until then it is idle, and that idle
+# time is the **bubble**. In part 1 you cut a model into stages, run it, and write a program that executes any schedule;
+# then you fill it with the two classical schedules, GPipe and 1F1B. Part 2 makes the bubble smaller, predicts it, and
+# evaluates the model.
+#
+# *Builds on*: messages between ranks (`01_collectives`), and a loss that is summed over micro-batches, then divided
+# once (`02_data_parallel`). *Shapes*: B sequences of T tokens, model width D, V words in the vocabulary. The tensor
+# (B, T, D) that flows from block to block is called the **stream**.
 #
 # ![A model cut into four stages; activations go forward, gradients come back](../images/pipeline_stages.png)
 
@@ -42,30 +47,38 @@ from utils.memory import Storages
 from utils.model import TransformerLM
 
 # %% [markdown]
+# # Part 1: from one stage at a time to 1F1B
+#
 # ## Cut by cost
 #
 # The course's model is a chain of **pieces**: the embeddings (piece 0), the blocks (pieces 1 to $L$), and the last
-# norm with the head (piece $L+1$). A stage is some pieces in a row.
+# norm with the head (piece $L+1$). A stage is a run of consecutive pieces.
 #
 # A pipeline is as fast as its slowest stage: all others wait for it. So cut by what the pieces *cost*, not by how many
-# there are. A product of an $n \times k$ matrix with a $k \times m$ matrix takes $2nkm$ operations. Count the products
+# there are. The product of an $n \times k$ matrix with a $k \times m$ matrix takes $2nkm$ operations. Count the products
 # of a forward pass, for one token:
 #
-# - a block has the weights $q$, $k$, $v$ and $out$, each $D \times D$, and two of the MLP, $D \times 4D$ and $4D
-#   \times D$. Its attention compares the token with all $T$ tokens, and then adds up the values of all $T$: twice
-#   $2TD$ operations. (A kernel that leaves out what is masked saves up to half of that.)
+# - a block has the weights $q$, $k$, $v$ and $out$, each $D \times D$, and the two of the MLP, $D \times 4D$ and $4D
+#   \times D$. Its attention compares the token with all $T$ tokens, then sums the values of all $T$: twice $2TD$
+#   operations. (A kernel that skips what is masked saves up to half of that.)
 # - the head has one weight, $D \times V$.
-# - all else, embeddings and norms included, counts as nothing.
+# - everything else, embeddings and norms included, is neglected.
 #
-# The backward pass takes twice as much of everything, so it changes nothing about where to cut.
+# The backward pass takes twice as much everywhere, so it does not change where to cut.
 #
 # **Predict** which piece of a small model is the most expensive: 4 blocks, $D = 64$, $T = 64$, $V = 2000$.
 #
-# Then build a stage. It has its own pieces and *no other weights*: that is why it needs less memory. Keep the names
-# that parameters have in the whole model, so that the stages' state dictionaries together are a checkpoint of the
-# model: an `nn.ModuleDict` names its entries as an `nn.ModuleList` does, and may leave some out. (Here each rank
-# builds the whole model first and keeps its part, so that the first weights are the serial run's. A model that is too
-# large for that is built on the meta device.)
+# Then build a stage. It holds its own pieces and *no other weights*: that is why it needs less memory. Keep the names
+# that the parameters have in the whole model, so that the stages' state dictionaries together are a checkpoint of the
+# model: an `nn.ModuleDict` names its entries as an `nn.ModuleList` does, and may skip some. (Here each rank builds the
+# whole model first and keeps its part, so that the first weights are the serial run's. A model that is too large for
+# that is built on the meta device, where tensors have a shape and no memory.)
+#
+# | call | meaning |
+# |---|---|
+# | `itertools.combinations(range(1, n), k)` | all ways to choose k of the numbers 1 to n − 1, each in ascending order |
+# | `itertools.pairwise(numbers)` | neighbours: (first, second), (second, third), … |
+# | `nn.ModuleDict({"2": block})` | a module whose parameters are named `2.…` |
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -85,9 +98,7 @@ def cut(costs: Sequence[float], stages: int) -> list[list[int]]:
         ValueError: there are fewer pieces than stages.
     """
     # TODO 1, again: cut. Every piece is in one stage, and every stage has at least one piece. There are few
-    # ways to cut a model (for 20 pieces and 6 stages 11,628), so you may try them all:
-    # `combinations(range(1, n), k)` has all ways to choose k places out of n - 1, and `pairwise` goes through
-    # neighbours.
+    # ways to cut a model (11,628 for 20 pieces and 6 stages), so you may try them all.
     ### BEGIN SOLUTION
     n = len(costs)
     if n < stages:
@@ -104,7 +115,7 @@ def cut(costs: Sequence[float], stages: int) -> list[list[int]]:
 
 
 class Stage(nn.Module):
-    """Some pieces of a model, with their weights and with the names that these have in the model."""
+    """Some pieces of a model, with their weights under the names that they have in the model."""
 
     def __init__(self, model: TransformerLM, pieces: Sequence[int]) -> None:
         super().__init__()
@@ -121,7 +132,7 @@ class Stage(nn.Module):
         ### END SOLUTION
 
     def forward(self, x: Tensor) -> Tensor:
-        """From tokens (B, T), or the stream (B, T, D), to the stream, or in the last stage the logits (B, T, V)."""
+        """From tokens (B, T), or the stream (B, T, D), to the stream; in the last stage, to the logits (B, T, V)."""
         # TODO 1, again: compute these pieces as TransformerLM.forward does.
         ### BEGIN SOLUTION
         if hasattr(self, "token_embedding"):
@@ -177,8 +188,9 @@ for name, cuts in (("by number", [[0, 1], [2, 3], [4, 5]]), ("by cost", cut(cost
 # %% [markdown]
 # ## One stage at a time
 #
-# The plainest way to use several devices: the batch goes through all stages, and its gradients come back. It is what
-# `model.part1.to(0)`, `model.part2.to(1)` does. It makes room for a larger model, but no speed, as you will see.
+# The simplest way to use several devices: the batch passes through all stages, and then its gradients come back. It is
+# what `model.part1.to(0)`, `model.part2.to(1)` does. It makes room for a larger model, but it is no faster, as you will
+# see.
 #
 # A rank receives the stream from the rank before it. What has arrived is a fresh tensor of which autograd knows
 # nothing, so `x.requires_grad_()` asks for its gradient: that is what must be sent back. And what comes back from the
@@ -187,12 +199,12 @@ for name, cuts in (("by number", [[0, 1], [2, 3], [4, 5]]), ("by cost", cut(cost
 # | call | meaning |
 # |---|---|
 # | `torch.empty_like(tensor)` | room for a tensor of this shape and dtype |
-# | `dist.send(tensor, rank)`, `dist.recv(tensor, rank)` | a message; it is over when the call comes back |
+# | `dist.send(tensor, rank)`, `dist.recv(tensor, rank)` | a message; it is over when the call returns |
 # | `tensor.detach()` | the same numbers without their history: what is sent needs none |
-# | `output.backward(gradient)` | the backward pass from a tensor that is no loss, given the loss's gradient for it |
+# | `output.backward(gradient)` | the backward pass from a tensor that is not a loss, given the loss's gradient for it |
 #
-# From now on the stages may be any modules: the first one takes the batch's inputs, each gives something of the shape
-# and dtype of `like` to the next one, and `loss_of(output, y)` makes the loss of what the last one gives.
+# From now on a stage may be any module: the first takes the batch's inputs, each passes on a tensor with the shape and
+# dtype of `like`, and `loss_of(output, y)` makes the loss from the last one's output.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -204,15 +216,17 @@ def naive_step(
     This stage's parameters get their ``grad``.
 
     Args:
-        x: the batch's inputs, of use on the first rank only.
-        y: its targets, of use on the last rank only.
-        like: of the shape and dtype of what goes from a stage to the next one. What is in it is rubbish.
+        x: the batch's inputs; only the first rank's are meaningful.
+        y: its targets; only the last rank's are meaningful.
+        like: has the shape and dtype of what a stage passes on. Its numbers mean nothing.
+
+    These three are the caller's, and are left as they are.
 
     Returns:
         The loss, without history, on the last rank; None elsewhere.
     """
     # TODO 2: Send activations forward and gradients back, one stage at a time.
-    # With one rank alone, nothing is sent. The first rank has nobody to send a gradient to.
+    # With a single rank, nothing is sent. The first rank has no rank before it, so it sends no gradient.
     ### BEGIN SOLUTION
     if rank > 0:
         x = torch.empty_like(like)
@@ -237,10 +251,10 @@ def naive_step(
 check("05_pipeline_parallel/2")
 
 # %% [markdown]
-# Who worked when? To see a bubble, each rank needs a processor of its own, and your machine may have fewer than four.
-# So the stages of the next cells do not compute: their work is to *wait*, a known time for the forward pass (F), for
-# the gradient of the input (I) and for those of the weights (W). Any number of processes can wait side by side, so
-# what you see is the bubble that four devices would have. All else is real: autograd, messages, your code.
+# Which rank worked when? To see a bubble, each rank needs a processor of its own, and your machine may have fewer than
+# four. So the stages of the next cells do not compute. They *wait*, a known time for the forward pass (F), for the
+# gradient of the input (I) and for those of the weights (W). Any number of processes can wait side by side, so you see
+# the bubble that four devices would have. Everything else is real: autograd, messages, your code.
 
 # %%
 SECONDS = {"F": 0.04, "I": 0.04, "W": 0.04}  # of a whole rank's layers and one micro-batch
@@ -315,26 +329,26 @@ plots_pipeline.timelines({"one stage at a time": run.results})
 #
 # ## Micro-batches
 #
-# So cut the batch: while rank 1 works on one **micro-batch**, rank 0 can work on the next one. The law of this course
-# holds: loss and gradients are those of the whole batch. Gradients of several backward passes add up by themselves, so
-# the micro-batches' losses must *add up to* the loss. So they are not means: the loss is the mean over all targets of
-# the batch, and one micro-batch may have more targets equal to `IGNORE` than another.
+# So cut the batch: while rank 1 works on one **micro-batch**, rank 0 can work on the next. The law of this course
+# holds: loss and gradients are those of the whole batch. Gradients of several backward passes accumulate, so the
+# micro-batches' losses must *add up to* the loss. They are therefore not means: the loss is the mean over all targets
+# of the batch that count, and one micro-batch may have more targets equal to `IGNORE` than another.
 #
-# And all micro-batches must have one shape, since a rank makes room for what it receives before it knows what comes.
-# Where $m$ does not divide the batch, fill it up with rows that count nothing.
+# And all micro-batches must have one shape, because a rank makes room for what it receives before it arrives. Where $m$
+# does not divide the batch, fill it with padding rows, which the loss ignores.
 #
 # | call | meaning |
 # |---|---|
 # | `tensor.new_full((rows, columns), value)` | a tensor of the same dtype, filled with a value |
 # | `torch.cat([a, b])`, `tensor.split(rows)` | rows joined, and cut into pieces of so many rows |
-# | `F.cross_entropy(logits_NV, y_N, ignore_index=IGNORE, reduction="sum")` | the sum over the targets that count, not their mean |
+# | `F.cross_entropy(logits_NV, y_N, ignore_index=IGNORE, reduction="sum")` | the sum over the targets that count, not their mean. N = B · T: `logits.flatten(0, -2)`, `y.flatten()` |
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def split(x: Tensor, y: Tensor, m: int) -> tuple[list[Tensor], list[Tensor]]:
     """A batch, tokens (B, T) and targets (B, T), as m micro-batches of ceil(B / m) rows each, in order.
 
-    Rows that are missing in the last ones are token 0 and target IGNORE.
+    Padding rows, at the end, have token 0 and target IGNORE.
     """
     # TODO 3: Cut the batch into micro-batches whose losses add up to its loss. First, cut inputs and targets.
     ### BEGIN SOLUTION
@@ -352,7 +366,7 @@ def loss_of_batch(y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     It returns the micro-batch's share of the batch's loss.
     """
 
-    # TODO 3, again: the shares add up to the mean over all targets of the batch that count. Where none counts, to 0.
+    # TODO 3, again: the shares add up to the mean over all targets of the batch that count; if none counts, to 0.
     ### BEGIN SOLUTION
     counted = max(1, int((y != IGNORE).sum()))
 
@@ -369,8 +383,8 @@ def accumulate(model: nn.Module, x: Tensor, y: Tensor, m: int) -> Tensor:
 
     The batch's gradients are added to the parameters' ``grad``, which is None before.
     """
-    # TODO 3, again: forward and backward pass of one micro-batch, then of the next one, so that only one is alive
-    # at a time.
+    # TODO 3, again: forward and backward pass of one micro-batch, then of the next, so that only one at a time keeps
+    # its activations.
     ### BEGIN SOLUTION
     loss_of = loss_of_batch(y)
     losses = []
@@ -388,14 +402,14 @@ check("05_pipeline_parallel/3")
 # %% [markdown]
 # ## A schedule is data
 #
-# Who does what, in which order? That is a **schedule**: for each rank a list of actions. An action is the forward pass
-# (F) or backward pass (B) of one micro-batch. (A rank may have several **chunks** of the model, but that comes later;
-# so do I and W.)
+# Which rank does what, in which order? That is a **schedule**: for each rank a list of actions. An action is the
+# forward pass (F) or the backward pass (B) of one micro-batch through one stage. (In part 2 a rank has several stages,
+# its **chunks**, and B comes apart into I and W. The program that you write now can already do all that.)
 
 
 # %%
 class Action(NamedTuple):
-    kind: str  # "F" forward, "B" backward; or B in two parts: "I" for the input's gradient, and "W" for the weights'
+    kind: str  # "F" forward, "B" backward; or B in two parts: "I" for the input's gradient, "W" for the weights'
     microbatch: int  # from 0
     chunk: int = 0  # of this rank's chunks: chunk c of rank r is stage c * world + r
 
@@ -416,9 +430,9 @@ def stage_of(action: Action, rank: int, world: int) -> int:
 #
 # ![GPipe and 1F1B on four ranks with eight micro-batches](../images/pipeline_schedules.png)
 #
-# A schedule says in which order a rank works, not when. A rank begins an action when it is done with the one before
-# and when what the action needs is there. That is enough to compute all times, without running anything. What does an
-# action need?
+# A schedule says in which order a rank works, not when. A rank starts an action as soon as it has finished the one
+# before and what the action needs is there. That is enough to compute all times, without running anything. What does
+# an action need?
 #
 # | action of stage $s$ | needs |
 # |---|---|
@@ -426,7 +440,7 @@ def stage_of(action: Action, rank: int, world: int) -> int:
 # | B or I | the B or I of the same micro-batch on stage $s+1$; on the last stage its own F, that is, the loss |
 # | W | the I of the same micro-batch on the same stage |
 #
-# If a schedule is wrong, ranks may wait for each other for ever. The simulator sees it: none can go on, and some are
+# If a schedule is wrong, ranks may wait for each other forever. The simulator sees it: no rank can go on, and some are
 # not done.
 
 
@@ -442,15 +456,16 @@ def gpipe(world: int, m: int) -> Schedule:
 
 
 def simulate(schedule: Schedule, seconds: dict[str, float]) -> list[list[tuple[float, float]]]:
-    """When each action of each rank begins and ends; the first one begins at 0. Messages take no time.
+    """When each action of each rank starts and ends; the first one starts at 0. Messages take no time.
 
     Args:
-        seconds: what an action of each kind takes.
+        seconds: how long an action of each kind takes.
 
     Raises:
-        ValueError: some ranks would wait for ever; the text names the first of them, and the action that it cannot begin.
+        ValueError: some ranks would wait forever. The text names the lowest of them, and the action that it cannot
+            start, as `Action` writes it: "B0".
     """
-    # TODO 4, again: the times. Go round the ranks and let each do what it can, until none can do any more.
+    # TODO 4, again: the times. Visit the ranks in turn, let each do what it can, and stop when no rank can do any more.
     # The last stage is the largest number that occurs in the schedule.
     ### BEGIN SOLUTION
     world = len(schedule)
@@ -475,14 +490,14 @@ def simulate(schedule: Schedule, seconds: dict[str, float]) -> list[list[tuple[f
                 if need and need not in ends:
                     break
                 free = times[rank][-1][1] if times[rank] else 0.0
-                begin = max(free, ends.get(need, 0.0))
-                times[rank].append((begin, begin + seconds[action.kind]))
+                start = max(free, ends.get(need, 0.0))
+                times[rank].append((start, start + seconds[action.kind]))
                 if action.kind != "W":
                     ends["forward" if action.kind == "F" else "backward", action.microbatch, stage] = times[rank][-1][1]
                 moved = True
     for rank, actions in enumerate(schedule):
         if len(times[rank]) < len(actions):
-            raise ValueError(f"rank {rank} waits for ever for what {actions[len(times[rank])]} needs")
+            raise ValueError(f"rank {rank} waits forever for what {actions[len(times[rank])]} needs")
     return times
     ### END SOLUTION
 
@@ -509,46 +524,31 @@ plots_pipeline.timelines(
 # %% [markdown]
 # The **bubble** is the share of the ranks' time in which they wait. It shrinks as the number of micro-batches grows.
 #
-# ## Execute any schedule
+# ## Do one action
 #
-# To walk through a list of actions is easy. The messages are the difficult part:
+# To execute a schedule, a rank takes its actions one by one. Leave the messages aside at first: suppose that what an
+# action needs from another stage has `arrived`, and that what it returns will be sent on by somebody else.
 #
-# - *No buffers.* A send may last until its receive is posted: gloo stores nothing on the way, and NCCL does not
-#   promise to. In the picture above, rank 0 sends an activation to rank 1 while rank 1 sends a gradient to rank 0. If
-#   both call `dist.send` first, both wait for ever.
-# - *The same order at both ends.* Messages between two ranks arrive in the order in which they were sent, but a rank
-#   may use them in another one.
-# - *Nothing in flight.* Whoever returns before a message is over has not finished.
-#
-# One idea solves the first two problems: all ranks agree on one order of all messages, and each rank posts its ends
-# of them, `isend` and `irecv`, in that order. Where does the order come from? From the schedule, which all ranks know.
-# Let each action take one **tick** of an imagined clock: `in_ticks` says who does what in which tick. In each tick a
-# rank does its own action, if it has one, and *then* posts its ends of what the actions of that tick send, by the
-# number of the sender. A rank waits for what it receives only when it needs it. The one order
-# keeps ranks from waiting in a circle, whatever is stored on the way. To wait for each send at once would be right,
-# too, but slow: the sender would stand still until its neighbour reaches that tick. So it waits for its sends at the
-# very end. And a schedule that is wrong stops in the simulator, before anything runs.
-#
-# (The check asks that all messages get through where none is stored on the way, and that each is taken for what it is.
-# How you see to that is up to you.)
+# A micro-batch that has gone forward through a stage and not yet back is **alive**: its activations are kept. The given
+# `Passed` runs a stage and holds what the backward pass starts from. Between the two passes of one micro-batch, others
+# go forward and back; so a rank keeps one `Passed` for each that is alive, and no others. In training, this is where
+# the memory goes.
 
 
 # %%
 class Batch(NamedTuple):
     """A batch for a pipeline."""
 
-    xs: list[Tensor]  # inputs, by micro-batch; of use on the rank of the first stage only
-    ys: list[Tensor]  # targets, by micro-batch; of use on the rank of the last stage only
-    like: Tensor  # of the shape and dtype of what a stage gives to the next one
-    loss_of: Callable[
-        [Tensor, Tensor], Tensor
-    ]  # of what the last stage gives, and targets: the micro-batch's share of the loss
+    xs: list[Tensor]  # inputs, by micro-batch; only the first stage's rank has meaningful ones
+    ys: list[Tensor]  # targets, by micro-batch; only the last stage's rank has meaningful ones
+    like: Tensor  # has the shape and dtype of what a stage passes on; its numbers mean nothing
+    loss_of: Callable[[Tensor, Tensor], Tensor]  # (the last stage's output, targets) -> share of the batch's loss
 
 
 class Passed:
     """A micro-batch that has gone forward through a stage: what its backward pass starts from.
 
-    ``layers`` has the modules on the way that have weights of their own, and what each gave. (TODO 8 will need it.)
+    ``layers`` has the modules on the way that have weights of their own, and what each gave. (TODO 9 will need it.)
     """
 
     def __init__(self, stage: nn.Module, x: Tensor) -> None:
@@ -563,40 +563,16 @@ class Passed:
         self.layers.append((layer, output))
 
 
-def in_ticks(schedule: Schedule) -> list[dict[int, Action]]:
-    """For each tick the actions of the ranks that do something in it: rank -> action, by rank."""
-    begins = [[int(begin) for begin, _ in times] for times in simulate(schedule, dict.fromkeys("FBIW", 1))]
-    ticks: list[dict[int, Action]] = [
-        {} for _ in range(1 + max((max(mine, default=-1) for mine in begins), default=-1))
-    ]
-    for rank, (actions, mine) in enumerate(zip(schedule, begins, strict=True)):
-        for action, begin in zip(actions, mine, strict=True):
-            ticks[begin][rank] = action
-    return ticks
-
-
 # %% [markdown]
-# `dist.isend(tensor, rank)` and `dist.irecv(tensor, rank)` return a *work* at once, and `work.wait()` comes back when
-# the message is over. Until then the tensor belongs to the message. (Tags would be another way to tell messages apart,
-# which gloo has, but NCCL has not.)
+# | kind | what to do | what it needs from another stage |
+# |---|---|---|
+# | F | a `Passed` of the chunk and its input; on the last stage its output becomes the loss, by `batch.loss_of` | the stream, except on stage 0, which takes `batch.xs` |
+# | B | `backward(passed, gradient)` | the gradient, except on the last stage |
+# | I | `backward_input(passed, gradient)`, of TODO 9 | the same |
+# | W | `backward_weights(passed)`, of TODO 9 | nothing |
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def goes_to(action: Action, source: int, world: int, stages: int) -> tuple[int, int] | None:
-    """The stage that needs what an action of rank ``source`` makes, and the rank of that stage; None if no stage does.
-
-    There are ``stages`` stages in all.
-    """
-    # TODO 5: Execute any schedule, with messages that rely on no buffer. First, where do results go?
-    # The result of F goes to the next stage, that of B or I to the stage before, that of W to nobody. The last
-    # stage has no next one, and the first stage none before it.
-    ### BEGIN SOLUTION
-    step = {"F": 1, "B": -1, "I": -1, "W": 0}[action.kind]
-    stage = stage_of(action, source, world) + step
-    return (stage, stage % world) if step and 0 <= stage < stages else None
-    ### END SOLUTION
-
-
 def backward(passed: Passed, gradient: Tensor | None) -> Tensor | None:
     """The whole backward pass of a micro-batch through one stage; weights' gradients are added to their ``grad``.
 
@@ -606,15 +582,122 @@ def backward(passed: Passed, gradient: Tensor | None) -> Tensor | None:
     Returns:
         The gradient for ``passed.input``; None where that needs none, as on the first stage.
     """
-    # TODO 5, again: the backward pass. `tensor.backward(None)` is `tensor.backward()`.
+    # TODO 5: Do one action of a schedule, and keep what later ones need. First, the backward pass.
+    # `tensor.backward(None)` is `tensor.backward()`.
     ### BEGIN SOLUTION
     passed.output.backward(gradient)
     return passed.input.grad
     ### END SOLUTION
 
 
+class Worker:
+    """A rank at work on a schedule: its chunks, its batch, and what it keeps meanwhile."""
+
+    def __init__(self, chunks: Sequence[nn.Module], batch: Batch, rank: int, world: int) -> None:
+        self.chunks, self.batch, self.rank, self.world = chunks, batch, rank, world
+        self.stages = len(chunks) * world  # of all ranks; all have equally many
+        self.passed: dict[tuple[int, int], Passed] = {}  # (micro-batch, stage) -> what is alive
+        self.losses: dict[int, Tensor] = {}  # on the rank of the last stage: micro-batch -> its share of the loss
+
+    def act(self, action: Action, arrived: Tensor | None) -> Tensor | None:
+        """Do one action of this rank.
+
+        Args:
+            arrived: what the action needs from another stage, a fresh tensor without history; None if it needs nothing.
+
+        Returns:
+            What another stage needs of it: of F the chunk's output, without history; of B and I the gradient for the
+            chunk's input. Where no stage needs anything, the result is ignored.
+        """
+        # TODO 5, again: the four kinds of actions. What arrives for F must be asked for its gradient. Free what is not
+        # needed any more: nothing of a micro-batch stays after its B, or its W. Where autograd is off
+        # (`output.requires_grad` is False), as in an evaluation, no backward pass will come, so keep nothing at all.
+        # `losses` are kept without history.
+        ### BEGIN SOLUTION
+        j, stage = action.microbatch, stage_of(action, self.rank, self.world)
+        if action.kind == "F":
+            x = self.batch.xs[j] if stage == 0 else arrived.requires_grad_(torch.is_grad_enabled())
+            passed = Passed(self.chunks[action.chunk], x)
+            if stage == self.stages - 1:
+                passed.output = self.batch.loss_of(passed.output, self.batch.ys[j])
+                self.losses[j] = passed.output.detach()
+            if passed.output.requires_grad:
+                self.passed[j, stage] = passed
+            return passed.output.detach()
+        if action.kind == "I":
+            return backward_input(self.passed[j, stage], arrived)
+        if action.kind == "W":
+            return backward_weights(self.passed.pop((j, stage)))
+        return backward(self.passed.pop((j, stage)), arrived)
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_5", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("05_pipeline_parallel/5")
+
+# %% [markdown]
+# ## Send the results
+#
+# The messages are the difficult part:
+#
+# - *No buffers.* A send may last until its receive is posted: gloo stores nothing on the way, and NCCL does not
+#   promise to. In the picture above, rank 0 sends an activation to rank 1 while rank 1 sends a gradient to rank 0. If
+#   both call `dist.send` first, both wait forever.
+# - *The same order at both ends.* Messages between two ranks arrive in the order in which they were sent, but a rank
+#   may use them in a different one. (Tags would tell them apart. gloo has them, NCCL does not.)
+# - *Nothing in flight at the end.* A rank that returns before its messages are over has not finished.
+#
+# One idea solves the first two problems: all ranks agree on one order of all messages, and each rank posts its ends
+# of them, `isend` and `irecv`, in that order. The order comes from the schedule, which all ranks know. Let each action
+# take one **tick** of an imaginary clock; the given `in_ticks` says which actions happen in which tick. In each tick a
+# rank does its own action, if it has one, and *then* posts its ends of what the actions of that tick send, in the order
+# of the senders. With one common order, ranks cannot wait in a circle, whatever is stored on the way. And a schedule
+# that is wrong stops in the simulator, before anything runs.
+#
+# | call | meaning |
+# |---|---|
+# | `dist.isend(tensor, rank)`, `dist.irecv(tensor, rank)` | start a message and return a *work* at once |
+# | `work.wait()` | returns when the message is over. Until then, the tensor belongs to the message |
+#
+# When to wait? Wait for a receive when the tensor is needed, so that it can travel while the rank computes. Wait for a
+# send too early, and the sender stands still until its neighbour reaches that tick; wait for all sends at the end, and
+# their tensors stay in memory, $m$ of them, though only a few micro-batches are alive. Some ticks later is right: by
+# then the neighbour has posted its end.
+
+
+# %%
+def in_ticks(schedule: Schedule) -> list[dict[int, Action]]:
+    """For each tick the actions of the ranks that do something in it: rank -> action, by rank."""
+    starts = [[int(start) for start, _ in times] for times in simulate(schedule, dict.fromkeys("FBIW", 1))]
+    ticks: list[dict[int, Action]] = [
+        {} for _ in range(1 + max((max(mine, default=-1) for mine in starts), default=-1))
+    ]
+    for rank, (actions, mine) in enumerate(zip(schedule, starts, strict=True)):
+        for action, start in zip(actions, mine, strict=True):
+            ticks[start][rank] = action
+    return ticks
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def goes_to(action: Action, source: int, world: int, stages: int) -> tuple[int, int] | None:
+    """The stage that needs the result of an action of rank ``source``, and that stage's rank; None if no stage does.
+
+    There are ``stages`` stages in all.
+    """
+    # TODO 6: Execute any schedule, with messages that rely on no buffer. First, where do results go?
+    # The result of F goes to the next stage, that of B or I to the stage before, that of W nowhere. The last stage
+    # has no next one, and the first stage none before it.
+    ### BEGIN SOLUTION
+    step = {"F": 1, "B": -1, "I": -1, "W": 0}[action.kind]
+    stage = stage_of(action, source, world) + step
+    return (stage, stage % world) if step and 0 <= stage < stages else None
+    ### END SOLUTION
+
+
 def execute(schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank: int, world: int) -> list[Tensor]:
     """Do this rank's part of a schedule: of the chunks' weights, gradients are added to ``grad``.
+
+    However many micro-batches there are, only a few sends are in flight at once.
 
     Args:
         chunks: this rank's stages; chunk c is stage c * world + rank. All ranks have equally many.
@@ -623,73 +706,47 @@ def execute(schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank:
         On the rank of the last stage the losses by micro-batch, without history; elsewhere an empty list.
 
     Raises:
-        ValueError: before anything is sent, if the ranks would wait for ever.
+        ValueError: before anything is computed or sent, if the ranks would wait forever.
     """
-    # TODO 5, again: the actions and the messages. For B call `backward`, for I `backward_input` with the same
-    # arguments, for W `backward_weights(passed)` (TODO 8 writes these two). For each micro-batch, one message crosses
-    # each boundary between two stages forward, and one back; between two chunks on the same rank, nothing is sent.
-    # Free what is not needed any more: of a micro-batch nothing stays after its backward pass, and where autograd is
-    # off (`output.requires_grad` is False) nothing is kept at all.
+    # TODO 6, again: the messages. A `Worker` does the actions. For each micro-batch, one message crosses each boundary
+    # between two stages forward, and one back; between two chunks of the same rank, nothing is sent. What arrives has
+    # the shape and dtype of `batch.like`.
     ### BEGIN SOLUTION
-    stages = len(chunks) * world
-    passed: dict[tuple[int, int], Passed] = {}  # (micro-batch, stage) -> what its backward pass needs
+    worker = Worker(chunks, batch, rank, world)
     arriving: dict[tuple[bool, int, int], tuple[Tensor, dist.Work | None]] = {}  # (forward?, micro-batch, stage)
     sending: deque[dist.Work] = deque()
-    losses: dict[int, Tensor] = {}
-
-    def take(key: tuple[bool, int, int]) -> Tensor:
-        tensor, work = arriving.pop(key)
-        if work:
-            work.wait()
-        return tensor
-
-    def forward(j: int, stage: int) -> Tensor:
-        x = batch.xs[j] if stage == 0 else take((True, j, stage)).requires_grad_(torch.is_grad_enabled())
-        result = Passed(chunks[stage // world], x)
-        if stage == stages - 1:
-            result.output = batch.loss_of(result.output, batch.ys[j])
-            losses[j] = result.output.detach()
-        if result.output.requires_grad:
-            passed[j, stage] = result
-        return result.output.detach()
-
-    def act(action: Action) -> Tensor | None:
-        j, stage = action.microbatch, stage_of(action, rank, world)
-        if action.kind == "F":
-            return forward(j, stage)
-        if action.kind == "W":
-            return backward_weights(passed.pop((j, stage)))
-        gradient = None if stage == stages - 1 else take((False, j, stage))
-        if action.kind == "I":
-            return backward_input(passed[j, stage], gradient)
-        return backward(passed.pop((j, stage)), gradient)
-
     for tick in in_ticks(schedule):
-        leaving = act(tick[rank]) if rank in tick else None
+        leaving = None
+        if rank in tick:
+            action = tick[rank]
+            place = action.kind == "F", action.microbatch, stage_of(action, rank, world)
+            arrived, work = arriving.pop(place, (None, None))
+            if work:
+                work.wait()
+            leaving = worker.act(action, arrived)
         for source, action in tick.items():
-            stage, target = goes_to(action, source, world, stages) or (None, None)
-            key = action.kind == "F", action.microbatch, stage
+            stage, target = goes_to(action, source, world, worker.stages) or (None, None)
+            place = action.kind == "F", action.microbatch, stage
             if source == target == rank:
-                arriving[key] = leaving, None
+                arriving[place] = leaving, None
             elif source == rank and target is not None:
                 sending.append(dist.isend(leaving, target))
             elif target == rank:
                 room = torch.empty_like(batch.like)
-                arriving[key] = room, dist.irecv(room, source)
+                arriving[place] = room, dist.irecv(room, source)
         while len(sending) > 2 * world:  # posted so many ticks ago that the other end is posted as well, or soon
             sending.popleft().wait()
     for work in sending:
         work.wait()
-    return [losses[j] for j in sorted(losses)]
+    return [worker.losses[j] for j in sorted(worker.losses)]
     ### END SOLUTION
 
 
-# %% nbgrader={"grade": true, "grade_id": "test_5", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
-check("05_pipeline_parallel/5")
+# %% nbgrader={"grade": true, "grade_id": "test_6", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("05_pipeline_parallel/6")
 
 # %% [markdown]
-# Look at a real run, below what was predicted. The boxes have the numbers of the micro-batches; the bubble stands
-# beside them.
+# Look at a real run, below the prediction. The boxes show the numbers of the micro-batches; each title has the bubble.
 
 
 # %%
@@ -728,17 +785,17 @@ plots_pipeline.timelines({"GPipe, predicted": predicted(gpipe(4, 8)), "GPipe, me
 # ## 1F1B
 #
 # With GPipe, a rank keeps the activations of all $m$ micro-batches until the backward passes begin: more micro-batches
-# mean a smaller bubble, but more memory. **1F1B** (one forward, one backward) starts each backward pass as early as it
-# can: rank $r$ begins with one forward pass for each rank *after* it, and then does one forward and one backward pass in
-# turns, until there are no more forward passes; the rest are backward passes.
+# mean a smaller bubble, but more memory. **1F1B** (one forward, one backward) starts each backward pass as early as
+# possible: rank $r$ starts with one forward pass for each rank *after* it, and then alternates forward and backward
+# passes until no forward pass is left; the rest are backward passes.
 #
-# **Predict** how many micro-batches are alive at most on rank $r$ of $p$, that is, gone forward and not yet back.
+# **Predict** how many micro-batches are alive at most on rank $r$ of $p$.
 
 
-# %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def one_f_one_b(world: int, m: int) -> Schedule:
     """1F1B: as fast as GPipe; at most min(m, world - r) micro-batches are alive on rank r."""
-    # TODO 6: Run one forward, one backward. It must also be right for fewer micro-batches than ranks.
+    # TODO 7: Run one forward, one backward. It must also be right for fewer micro-batches than ranks.
     ### BEGIN SOLUTION
     schedule = []
     for rank in range(world):
@@ -752,15 +809,15 @@ def one_f_one_b(world: int, m: int) -> Schedule:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade": true, "grade_id": "test_6", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
-check("05_pipeline_parallel/6")
+# %% nbgrader={"grade": true, "grade_id": "test_7", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("05_pipeline_parallel/7")
 
 # %%
 plots_pipeline.timelines({"1F1B, predicted": predicted(one_f_one_b(4, 8)), "1F1B, measured": measured("1F1B")})
 
 # %% [markdown]
-# The bubble is that of GPipe. What has changed is the memory. Here it is in bytes, for stages of the language model:
-# those of all tensors that autograd keeps at once for the backward pass, at the worst moment.
+# The bubble is that of GPipe; what has changed is the memory. Here it is in bytes, for stages of the language model:
+# all tensors that autograd keeps for the backward pass, at the worst moment.
 
 
 # %%
@@ -800,12 +857,88 @@ peaks = {name: run_on_ranks("05_pipeline_parallel/peak_bytes", [name] * 4).resul
 plots_pipeline.alive(peaks, {"GPipe": [8] * 4, "1F1B": [min(8, 4 - rank) for rank in range(4)]})
 
 # %% [markdown]
+# Now train the language model by both, and by one process, on the same batches. Only the rank of the last stage has
+# the losses.
+
+
+# %%
+def batch_of(step: int, rows: int = 8) -> tuple[Tensor, Tensor]:
+    """Tokens and targets; some targets are IGNORE."""
+    draw = torch.Generator().manual_seed(step)
+    x, y = torch.randint(MODEL["vocab_size"], (2, rows, 16), generator=draw)
+    return x, torch.where(torch.rand(y.shape, generator=draw) < 0.3 * torch.rand(rows, 1, generator=draw), IGNORE, y)
+
+
+def train(name: str, rank: int, world: int) -> tuple[list[nn.Module], list[float]]:
+    """This rank's chunks after five steps, and the steps' losses; they are empty but on the last rank."""
+    model, m = small_model(), 4
+    v = 2 if name == "interleaved" else 1
+    stages = cut(costs_of_pieces(4, MODEL["dim"], 16, MODEL["vocab_size"]), world * v)
+    chunks = [Stage(model, stages[chunk * world + rank]) for chunk in range(v)]
+    del model
+    optimizer = torch.optim.SGD([p for chunk in chunks for p in chunk.parameters()], lr=0.5)
+    losses = []
+    for step in range(5):
+        mine = execute(schedule_of(name, world, m), chunks, make_batch(*batch_of(step), m), rank, world)
+        losses += [float(sum(mine))] if mine else []
+        optimizer.step()
+        optimizer.zero_grad()
+    return chunks, losses
+
+
+def losses_by(name: str, rank: int, world: int) -> list[float]:
+    return train(name, rank, world)[1]
+
+
+def losses_alone(_: None, rank: int, world: int) -> list[float]:
+    """The same in one process; and the loss of an evaluation, for part 2."""
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for step in range(5):
+        loss = model(*batch_of(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    x, y = (torch.cat(parts) for parts in zip(batch_of(100), batch_of(101, rows=3), strict=True))
+    with torch.no_grad():
+        return [*losses, model(x, y).item()]
+
+
+# %%
+alone = run_on_ranks("05_pipeline_parallel/losses_alone", [None]).results[0]
+print(f"{'loss of step':12}", *(f"{step:7}" for step in range(1, 6)))
+print(f"{'one process':12}", *(f"{loss:.5f}" for loss in alone[:5]))
+for name in ("GPipe", "1F1B"):
+    losses = run_on_ranks("05_pipeline_parallel/losses_by", [name] * 2).results[-1]
+    print(f"{name:12}", *(f"{loss:.5f}" for loss in losses))
+
+# %% [markdown]
+# ### What you have now
+#
+# - A stage is a run of layers, cut by cost, because all wait for the slowest. It holds nothing of the other stages.
+# - Activations go forward and gradients back; the losses of micro-batches are shares that add up to the batch's loss.
+# - A schedule is data: a simulator gives its times, and finds a deadlock before anything is sent.
+# - A common order of all messages keeps ranks from waiting in a circle, whatever is stored on the way.
+# - GPipe and 1F1B have the same bubble, smaller with more micro-batches. GPipe keeps $m$ alive, 1F1B at most $p-r$.
+#
+# This is a good place to stop. 1F1B is what most training runs use. The script `pipeline_training` needs only this
+# part.
+
+# %% [markdown]
+# # Part 2: smaller bubbles
+#
+# *Recap.* A schedule is, for each rank, a list of actions: F and B of a micro-batch, on one of the rank's chunks.
+# `simulate` computes its times, `execute` runs it, and `one_f_one_b` is the one to beat: each rank waits $p-1$ times for
+# a forward and a backward pass. (If you come back to this notebook, run the cells of part 1 first.)
+#
 # ## Interleaved
 #
-# In the bubble a rank waits for the first micro-batch to come down the pipeline. It comes earlier if the stages are
-# smaller. So give each rank $v$ chunks ([arXiv:2104.04473](https://arxiv.org/abs/2104.04473)): with $p$ ranks the
-# model is cut into $vp$ stages, and chunk $c$ of rank $r$ is stage $cp + r$. A micro-batch goes round all ranks $v$
-# times. The bubble is $v$ times smaller, and messages are $v$ times more.
+# At the start, a rank waits until the first micro-batch has come down the pipeline. It arrives earlier if the stages
+# are smaller. So give each rank $v \ge 2$ chunks ([arXiv:2104.04473](https://arxiv.org/abs/2104.04473)): with $p$ ranks
+# the model is cut into $vp$ stages, and chunk $c$ of rank $r$ is stage $cp + r$. A micro-batch passes all ranks $v$
+# times. The bubble is $v$ times smaller, and there are $v$ times as many messages.
 #
 # The order of a rank's forward passes: the first $p$ micro-batches through chunk 0, the same $p$ through chunk 1, and
 # so on through all chunks; then the next $p$ micro-batches likewise. So $m$ must be a multiple of $p$. Backward passes
@@ -813,27 +946,26 @@ plots_pipeline.alive(peaks, {"GPipe": [8] * 4, "1F1B": [min(8, 4 - rank) for ran
 #
 # ![Interleaved, and zero bubble, on four ranks with eight micro-batches](../images/pipeline_late_schedules.png)
 #
-# Again a rank begins with some forward passes, then does one forward and one backward pass in turns, and ends with
-# backward passes. How many are the first ones? For the last rank, just those that come before its first *last chunk*:
-# $(v-1)p$. For each rank before that, two more: the way down to the last rank is one longer, and so is the way back.
-# (In the simulator one more for each is enough, and keeps less: its messages take no time. Real ones do, and the
-# second one hides it.)
+# Again a rank starts with some forward passes, then alternates forward and backward passes, and ends with backward
+# passes. How many come first? For the last rank, just those before its first pass through its *last chunk*: $(v-1)p$.
+# Each rank before it needs two more: the way down to the last rank is one longer, and so is the way back. (In the
+# simulator one more would do, and keep less: its messages take no time. Real ones do, and the second one hides it.)
 
 
-# %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def interleaved(world: int, m: int, v: int) -> Schedule:
-    """1F1B with v chunks on each rank.
+    """1F1B with v chunks on each rank, v of 2 or more.
 
     On rank r, at most min(m v, 2 (world - 1 - r) + (v - 1) world + 1) passes are alive: a pass is one micro-batch in
     one chunk.
 
     Raises:
-        ValueError: m is no multiple of ``world``.
+        ValueError: m is not a multiple of ``world``.
     """
-    # TODO 7: Interleave chunks. (With v = 1 it is another way to write a 1F1B.)
+    # TODO 8: Interleave chunks.
     ### BEGIN SOLUTION
     if m % world:
-        raise ValueError(f"{m} micro-batches are no multiple of {world} ranks")
+        raise ValueError(f"{m} micro-batches are not a multiple of {world} ranks")
     order = [(first + j, chunk) for first in range(0, m, world) for chunk in range(v) for j in range(world)]
     forward = [Action("F", j, chunk) for j, chunk in order]
     backward = [Action("B", j, v - 1 - chunk) for j, chunk in order]
@@ -848,8 +980,8 @@ def interleaved(world: int, m: int, v: int) -> Schedule:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade": true, "grade_id": "test_7", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
-check("05_pipeline_parallel/7")
+# %% nbgrader={"grade": true, "grade_id": "test_8", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("05_pipeline_parallel/8")
 
 # %%
 plots_pipeline.timelines(
@@ -857,44 +989,37 @@ plots_pipeline.timelines(
 )
 
 # %% [markdown]
-# Two shades are the two chunks. The waits of a chunk are half as long as those of a stage before, since it has half as
-# many layers.
+# The two shades are the two chunks. A chunk waits half as long as a stage did before, since it has half as many layers.
 #
-# ## Zero bubble
+# ## Take the backward pass apart
 #
-# A backward pass makes two kinds of gradients. That of the *input* is what the rank before waits for. Those of the
-# *weights* nobody waits for until the optimizer's step. So do them apart
-# ([arXiv:2401.10241](https://arxiv.org/abs/2401.10241)): I as early as possible, and W where the rank would idle.
+# A backward pass makes two kinds of gradients. The rank before waits for the *input's*. No rank waits for the
+# *weights'*: they are needed only in the optimizer's step. So compute them separately
+# ([arXiv:2401.10241](https://arxiv.org/abs/2401.10241)): I as early as possible, and W where the rank would be idle.
 #
 # Autograd can do either, without any new kernel:
 #
 # | call | meaning |
 # |---|---|
-# | `torch.autograd.grad(output, tensors, gradient)` | the gradients for these tensors only, as a tuple. No `grad` is set, and what these do not need is not computed |
-# | `…, retain_graph=True` | what autograd keeps for the backward pass stays, so that there can be another one |
+# | `torch.autograd.grad(output, tensors, gradient)` | the gradients for these tensors only, as a tuple. No `grad` is set, and nothing else is computed. `output` may be a list, with a list of gradients |
+# | `…, retain_graph=True` | autograd keeps what it needs for a backward pass, so that there can be another one |
 #
-# There is one trap. `grad(output, weights)` for W would go through the whole stage once more, from behind, and compute
-# all the gradients between the layers *again*: together, I and W would take half as long again as B. So in I, ask for
-# the gradients of *all layers' outputs*, too, and keep them; `passed.layers` has the layers and their outputs. In W,
-# each layer goes from its own output to its own weights. No gradient is computed twice. (It
-# takes each weight to be used once on the way: one used twice would be reached through the other use as well.)
-#
-# The schedule: **H1** of the paper. The forward passes and I are in the order of 1F1B, with I for B. Rank $r$ lets its
-# first $r$ W wait: from its I of micro-batch $r$ on, each I is followed by the oldest W that is left; what is left in
-# the end comes last. So the ranks at the end, who begin late, fill their bubble with W's. On each rank at most $p$
-# micro-batches are alive, counted until their W: no more than what 1F1B needs on rank 0. (What is kept from I to W are
-# also the gradients of the layers' outputs.)
+# There is one trap. `grad(output, weights)` for W would go back through the whole stage once more, and compute all the
+# gradients between the layers *again*: together, I and W would take half as long again as B. So let I ask for more than
+# the input's gradient, and keep what it gets, so that W can go from each layer's own output to that layer's own weights
+# and no gradient is computed twice. `passed.layers` has the layers and their outputs. (This takes each weight to be
+# used once in a pass: one used twice would be reached through the other use as well.)
 
 
-# %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def backward_input(passed: Passed, gradient: Tensor | None) -> Tensor | None:
     """The first part of a backward pass: returns the gradient for ``passed.input``, or None where that needs none.
 
-    ``gradient`` is as for `backward`. No ``grad`` is changed. Keep in attributes of ``passed`` what `backward_weights`
-    will need.
+    ``gradient`` is as for `backward`. No ``grad`` is changed, that of ``passed.input`` included. Keep in attributes of
+    ``passed`` what `backward_weights` will need.
     """
-    # TODO 8: Take the backward pass apart, and fill the bubble with the weights' part. First, the input's part.
-    # If all before it is frozen, a layer's output needs no gradient, and autograd will not be asked for one.
+    # TODO 9: Take the backward pass apart. First, the input's part.
+    # If everything before a layer is frozen, its output needs no gradient, and autograd cannot be asked for one.
     ### BEGIN SOLUTION
     passed.layers = [(layer, output) for layer, output in passed.layers if output.requires_grad]
     inputs = [passed.input] if passed.input.requires_grad else []
@@ -907,22 +1032,35 @@ def backward_input(passed: Passed, gradient: Tensor | None) -> Tensor | None:
 
 def backward_weights(passed: Passed) -> None:
     """The second part: the weights' gradients are added to their ``grad``."""
-    # TODO 8, again: the weights' part. A ``grad`` may be None yet. Frozen weights (`requires_grad` is False) get none.
+    # TODO 9, again: the weights' part. A ``grad`` may still be None. Frozen weights (`requires_grad` is False) get none.
     ### BEGIN SOLUTION
     for (layer, output), gradient in zip(passed.layers, passed.gradients, strict=True):
         weights = [weight for weight in layer.parameters(recurse=False) if weight.requires_grad]
         if not weights:
             continue
-        for weight, found in zip(
-            weights, torch.autograd.grad(output, weights, gradient, retain_graph=True), strict=True
-        ):
-            weight.grad = found if weight.grad is None else weight.grad + found
+        found = torch.autograd.grad(output, weights, gradient, retain_graph=True)
+        for weight, new in zip(weights, found, strict=True):
+            weight.grad = new if weight.grad is None else weight.grad + new
     ### END SOLUTION
 
 
+# %% nbgrader={"grade": true, "grade_id": "test_9", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("05_pipeline_parallel/9")
+
+# %% [markdown]
+# ## Zero bubble
+#
+# Now the schedule, **H1** of the paper. The forward passes and I are in the order of 1F1B, with I for B. Rank $r$
+# postpones its first $r$ W: from its I of micro-batch $r$ on, each I is followed by the oldest W that is left; those
+# left at the end come last. So the last ranks, which start late, fill their bubble with W. On each rank at most $p$
+# micro-batches are alive, counted until their W: no more than 1F1B needs on rank 0. (From I to W, the gradients of the
+# layers' outputs are kept as well.)
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def zero_bubble(world: int, m: int) -> Schedule:
     """Schedule H1: at most min(m, world) micro-batches are alive on a rank, counted until their W."""
-    # TODO 8, again: the schedule.
+    # TODO 10: Fill the bubble with the weights' part.
     ### BEGIN SOLUTION
     schedule = []
     for rank, actions in enumerate(one_f_one_b(world, m)):
@@ -936,8 +1074,8 @@ def zero_bubble(world: int, m: int) -> Schedule:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade": true, "grade_id": "test_8", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
-check("05_pipeline_parallel/8")
+# %% nbgrader={"grade": true, "grade_id": "test_10", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("05_pipeline_parallel/10")
 
 # %%
 plots_pipeline.timelines(
@@ -947,14 +1085,14 @@ plots_pipeline.timelines(
 # %% [markdown]
 # ## Predict
 #
-# You have seen four schedules, in pictures. To choose one you want formulas. Let the layers of one rank, all its
+# You have seen four schedules in pictures. To choose one you want formulas. Let the layers of one rank, all its
 # chunks together, take $F$ seconds for the forward pass of a micro-batch, $I$ for the gradients between the layers and
-# of the input, $W$ for the weights'. Working, a rank takes $m(F+I+W)$, whatever the schedule. What comes on top is the
-# bubble. Look at rank 0 in the pictures: what does it wait for?
+# of the input, $W$ for the weights'. A rank works $m(F+I+W)$, whatever the schedule; the bubble comes on top. Look at
+# rank 0 in the pictures: what does it wait for?
 #
-# - GPipe, 1F1B: until the first micro-batch is back, it waits for $p-1$ other ranks' forward and backward passes.
-# - Interleaved: these are of chunks, $v$ times smaller.
-# - Zero bubble H1: nobody waits for W, and each rank fills a part of its bubble with the W's that it has left. What
+# - GPipe, 1F1B: until the first micro-batch is back, it waits for the forward and backward passes of $p-1$ other ranks.
+# - Interleaved: the same, but the passes are those of chunks, $v$ times shorter.
+# - Zero bubble H1: no rank waits for W, and each rank fills a part of its bubble with the W that it has left. What
 #   remains is $(p-1)(F+I-W)$. (For $m \ge p$ and $W \le I$. The paper's H2 has $(p-1)(F+I-2W)$, with up to $2p-1$
 #   micro-batches alive.)
 #
@@ -962,13 +1100,13 @@ plots_pipeline.timelines(
 # as a multiple of what one micro-batch leaves in all its layers.
 
 
-# %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% nbgrader={"grade": false, "grade_id": "todo_11", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def step_seconds(name: str, p: int, m: int, v: int, f: float, i: float, w: float) -> float:
     """Seconds of a step by "GPipe", "1F1B", "interleaved" or "zero bubble".
 
-    v is the number of chunks on a rank; only "interleaved" has more than 1.
+    v is the number of chunks on a rank: 2 or more for "interleaved", else 1.
     """
-    # TODO 9: Predict time, bubble and memory of each schedule. First, the time.
+    # TODO 11: Predict time, bubble and memory of each schedule. First, the time.
     ### BEGIN SOLUTION
     bubble = (p - 1) * (f + i - w if name == "zero bubble" else (f + i + w) / v)
     return m * (f + i + w) + bubble
@@ -977,7 +1115,7 @@ def step_seconds(name: str, p: int, m: int, v: int, f: float, i: float, w: float
 
 def bubble_share(name: str, p: int, m: int, v: int, f: float, i: float, w: float) -> float:
     """The share of the ranks' time in which they wait, from 0 to 1."""
-    # TODO 9, again: the bubble.
+    # TODO 11, again: the bubble.
     ### BEGIN SOLUTION
     return 1 - m * (f + i + w) / step_seconds(name, p, m, v, f, i, w)
     ### END SOLUTION
@@ -985,7 +1123,7 @@ def bubble_share(name: str, p: int, m: int, v: int, f: float, i: float, w: float
 
 def most_alive(name: str, p: int, m: int, v: int, rank: int) -> float:
     """Activations that a rank keeps at most, as a multiple of those of one micro-batch in all layers of the rank."""
-    # TODO 9, again: the memory. The docstrings of your schedules say how many passes are alive, and a pass in one of v
+    # TODO 11, again: the memory. The docstrings of your schedules say how many passes are alive, and a pass in one of v
     # chunks is 1 / v of a micro-batch.
     ### BEGIN SOLUTION
     if name == "interleaved":
@@ -994,8 +1132,8 @@ def most_alive(name: str, p: int, m: int, v: int, rank: int) -> float:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade": true, "grade_id": "test_9", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
-check("05_pipeline_parallel/9")
+# %% nbgrader={"grade": true, "grade_id": "test_11", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("05_pipeline_parallel/11")
 
 # %%
 for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
@@ -1008,25 +1146,25 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
     )
 
 # %% [markdown]
-# Play with it: 64 micro-batches, 16 ranks, a W that is shorter than I. Does a smaller bubble pay for $v$ times the
-# messages? What becomes of the memory of rank 0?
+# Play with it: 64 micro-batches, 16 ranks, a W that is shorter than I. Is a smaller bubble worth $v$ times the
+# messages? What happens to the memory of rank 0?
 #
 # ## Evaluation, and the log
 #
-# Only the last rank knows the loss. But the log is written by rank 0, and the best checkpoint is chosen by all; so all
-# need it. And an evaluation is a pipeline, too: of forward passes only, without autograd, which keeps nothing. Its
-# mean is over all targets of all batches that count.
+# Only the last rank knows the loss. But rank 0 writes the log, and all ranks must agree on the best checkpoint; so all
+# need it. And an evaluation is a pipeline, too: forward passes only, without autograd, which keep nothing. Its mean is
+# over all targets of all batches that count.
 #
 # | call | meaning |
 # |---|---|
-# | `dist.broadcast(tensor, rank)` | brings what this rank has in the tensor to all |
-# | `module.train(mode)`, `module.training` | switches dropout and the like; which mode it is in |
+# | `dist.broadcast(tensor, rank)` | gives all ranks what this rank has in the tensor |
+# | `module.train(mode)`, `module.eval()`, `module.training` | switches dropout and the like, in the module and all its children; tells which mode it is in |
 
 
-# %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% nbgrader={"grade": false, "grade_id": "todo_12", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def on_all_ranks(value: float | None, rank: int, world: int) -> float:
-    """What the last rank has as ``value``, on all ranks, as exact as float64. On the others ``value`` is None."""
-    # TODO 10: Evaluate through the pipeline, and tell all ranks the loss. First, from the last rank to all.
+    """The last rank's ``value``, on all ranks, as exact as float64. On the others ``value`` is None."""
+    # TODO 12: Evaluate through the pipeline, and tell all ranks the loss. First, from the last rank to all.
     ### BEGIN SOLUTION
     box = torch.tensor([value if rank == world - 1 else 0.0], dtype=torch.float64)
     dist.broadcast(box, world - 1)
@@ -1037,9 +1175,9 @@ def on_all_ranks(value: float | None, rank: int, world: int) -> float:
 def forward_only(world: int, m: int, v: int) -> Schedule:
     """The forward passes of m micro-batches through v chunks on each rank.
 
-    Any order is right that does not get stuck, and in which no rank waits once it has begun, at least for m >= world.
+    Any order is right that does not get stuck, and in which no rank waits once it has started, at least for m >= world.
     """
-    # TODO 10, again: the schedule.
+    # TODO 12, again: the schedule.
     ### BEGIN SOLUTION
     return [[Action("F", j, chunk) for chunk in range(v) for j in range(m)] for _ in range(world)]
     ### END SOLUTION
@@ -1048,9 +1186,9 @@ def forward_only(world: int, m: int, v: int) -> Schedule:
 def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, world: int) -> float:
     """The mean loss over all targets of all batches that are not IGNORE, on every rank. Each batch has at least one.
 
-    Evaluated in eval mode, without autograd; afterwards each chunk is in the mode in which it was.
+    Evaluated in eval mode, without autograd; afterwards each chunk is back in its mode.
     """
-    # TODO 10, again: evaluate. A batch's losses are shares of its own mean, and another batch may have more targets.
+    # TODO 12, again: evaluate. A batch's losses are shares of its own mean, and another batch may have more targets.
     ### BEGIN SOLUTION
     modes = [chunk.training for chunk in chunks]
     total, count = 0.0, 0
@@ -1069,83 +1207,51 @@ def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, w
     ### END SOLUTION
 
 
-# %% nbgrader={"grade": true, "grade_id": "test_10", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
-check("05_pipeline_parallel/10")
+# %% nbgrader={"grade": true, "grade_id": "test_12", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("05_pipeline_parallel/12")
 
 # %% [markdown]
-# Now all of it together: the language model, trained by each schedule on the same batches as one process.
+# Now all of it together: the language model, trained by each schedule on the same batches as one process, and
+# evaluated. What is printed comes from rank 0, which has neither the losses nor the head.
 
 
 # %%
-def batch_of(step: int, rows: int = 8) -> tuple[Tensor, Tensor]:
-    """Tokens and targets; some targets count nothing."""
-    draw = torch.Generator().manual_seed(step)
-    x, y = torch.randint(MODEL["vocab_size"], (2, rows, 16), generator=draw)
-    return x, torch.where(torch.rand(y.shape, generator=draw) < 0.3 * torch.rand(rows, 1, generator=draw), IGNORE, y)
-
-
-def train(name: str, rank: int, world: int) -> list[float]:
-    """Losses of five steps, and of an evaluation."""
-    model, m = small_model(), 4
-    v = 2 if name == "interleaved" else 1
-    stages = cut(costs_of_pieces(4, MODEL["dim"], 16, MODEL["vocab_size"]), world * v)
-    chunks = [Stage(model, stages[chunk * world + rank]) for chunk in range(v)]
-    del model
-    optimizer = torch.optim.SGD([p for chunk in chunks for p in chunk.parameters()], lr=0.5)
-    losses = []
-    for step in range(5):
-        losses_here = execute(schedule_of(name, world, m), chunks, make_batch(*batch_of(step), m), rank, world)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(on_all_ranks(float(sum(losses_here)) if losses_here else None, rank, world))
-    return [
-        *losses,
-        evaluate(chunks, [make_batch(*batch_of(100), m), make_batch(*batch_of(101, rows=3), m)], rank, world),
-    ]
-
-
-def train_alone(_: None, rank: int, world: int) -> list[float]:
-    """The same in one process."""
-    model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    losses = []
-    for step in range(5):
-        loss = model(*batch_of(step))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    x, y = (torch.cat(parts) for parts in zip(batch_of(100), batch_of(101, rows=3), strict=True))
-    with torch.no_grad():
-        return [*losses, model(x, y).item()]
+def train_and_evaluate(name: str, rank: int, world: int) -> list[float]:
+    """Losses of five steps, and of an evaluation on two batches of unequal size; on every rank."""
+    chunks, losses = train(name, rank, world)
+    losses = [on_all_ranks(losses[step] if losses else None, rank, world) for step in range(5)]
+    batches = [make_batch(*batch_of(100), 4), make_batch(*batch_of(101, rows=3), 4)]
+    return [*losses, evaluate(chunks, batches, rank, world)]
 
 
 # %%
-alone = run_on_ranks("05_pipeline_parallel/train_alone", [None]).results[0]
+print(f"{'loss of step':12}", *(f"{step:7}" for step in range(1, 6)), "  evaluation")
 print(f"{'one process':12}", *(f"{loss:.5f}" for loss in alone))
 for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
-    losses = run_on_ranks("05_pipeline_parallel/train", [name] * 2).results[0]
+    losses = run_on_ranks("05_pipeline_parallel/train_and_evaluate", [name] * 2).results[0]
     print(f"{name:12}", *(f"{loss:.5f}" for loss in losses))
 
 # %% [markdown]
 # ## What it costs, and when to use it
 #
 # - **Bytes.** A boundary between two stages costs $B \cdot T \cdot D$ numbers each way, for the whole batch, however
-#   many weights the stages have. Data-parallel training sends each gradient about twice, ZeRO-3 three times, tensor
-#   parallelism several times the stream *in each layer*. And a message goes to one neighbour, at a time when others
-#   compute.
-# - **Time.** The bubble. It is small where micro-batches are many: $m \ge 4p$ for GPipe and 1F1B gives less than 20 %.
-#   But the batch cannot grow for ever, and micro-batches that are too small do not fill a GPU.
-# - **Memory.** Weights, gradients and optimizer state are shared out by stages. Activations are not: rank 0 of a 1F1B
-#   pipeline keeps $p$ micro-batches of $1/p$ of the layers, as much as one device keeps of one micro-batch of all
+#   many weights the stages have. That can be more than data parallelism sends: a model of 7 billion weights in 8 copies
+#   of 8 stages, 2,048 sequences of 2,048 tokens a step, in 16 bits, sends 8.6 GB through each boundary and back, and
+#   sums 3.3 GB of gradients. What counts is what waits. A stage's message has the time of another micro-batch; the sum
+#   of the gradients comes at the end of the step, and tensor parallelism waits for the stream several times *in each
+#   layer*.
+# - **Time.** The bubble. It is small with many micro-batches: $m \ge 4p$ for GPipe and 1F1B gives less than 20 %. But
+#   the batch cannot grow without limit, and micro-batches that are too small do not fill a GPU.
+# - **Memory.** Weights, gradients and optimizer state are divided among the stages. Activations are not: rank 0 of a
+#   1F1B pipeline keeps $p$ micro-batches of $1/p$ of the layers, as much as one device keeps of one micro-batch of all
 #   layers. GPipe keeps $m/p$ times as much.
-# - **Balance.** All wait for the slowest stage. In a small model, the head with its large vocabulary is worth a stage
-#   of its own. And a weight that two stages use, such as a tied head, would need its gradients added up between them.
+# - **Balance.** All ranks wait for the slowest stage. In a small model, the head with its large vocabulary is worth a
+#   stage of its own. And a weight that two stages use, such as a tied head, would need its gradients summed over both.
 #
 # Use a pipeline **when** the model does not fit a node and the network between nodes is slow: tensor parallelism
-# within a node, pipelines over nodes, data parallelism over all that. **Do not** use it when the model fits with FSDP
-# and the network can carry that, which is simpler and has no bubble; nor for small batches, such as answering one
-# request; nor where layers cost very different amounts, or samples do.
+# within a node, pipelines across nodes, data parallelism over everything. **Do not** use it when the model fits with
+# FSDP and the network can carry that, which is simpler and has no bubble; nor for small batches, such as answering one
+# request; nor where layers, or samples, cost very different amounts.
 #
 # | schedule | when |
 # |---|---|
@@ -1160,16 +1266,32 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 #
 # | in `pipeline_training` | here |
 # |---|---|
-# | `--pp N`; the rest of the ranks are data-parallel | `world`: all ranks are one pipeline |
+# | `--pp N`; the other ranks are data-parallel | `world`: all ranks are one pipeline |
+# | `cut`: every stage has a block | `cut` |
 # | `PipelineStage(module, index, number, device)` | `Stage`, and the stage's number |
-# | `--schedule gpipe`, `1f1b`, `interleaved`, `zero-bubble` | `gpipe`, `one_f_one_b`, `interleaved`, `zero_bubble`: in torch, too, lists of actions for each rank (`ScheduleGPipe`, `Schedule1F1B`, `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`) |
+# | `--schedule gpipe`, `1f1b`, `interleaved`, `zero-bubble` | `gpipe`, `one_f_one_b`, `interleaved`, `zero_bubble`. torch's first two, `ScheduleGPipe` and `Schedule1F1B`, are loops written by hand; `ScheduleInterleaved1F1B` and `ScheduleInterleavedZeroBubble` are lists of actions for each rank, as here. The last is not H1 but an interleaved schedule that also postpones W |
 # | `--microbatches M` | m |
 # | `schedule.step(x, target=y, losses=…)` on all ranks: the first stage uses x, the last one y | `execute` |
-# | `loss_fn` is a sum over the global count, with `scale_grads=False` | `loss_of_batch`: torch would divide the gradients by m once more |
+# | `loss_fn` is a sum of losses, and all gradients are divided once | `loss_of_batch` |
 # | `schedule.eval(…)` | `evaluate` |
-# | the loss is sent to all ranks | `on_all_ranks` |
+# | the loss is summed over all ranks | `on_all_ranks` |
 #
-# What it adds are the gradients' all-reduce over the data-parallel ranks, once a step and not in each micro-batch; a
-# norm for clipping that is summed over all stages; and one checkpoint that the serial script can load.
+# It adds the gradients' all-reduce over the data-parallel ranks, once a step and not in each micro-batch; a norm for
+# clipping that is summed over all stages; and one checkpoint that the serial script can load.
+#
+# ## In five lines
+#
+# - Stages divide the weights, not the activations; they are cut by cost, because all wait for the slowest.
+# - The bubble is $(p-1)/(m+p-1)$ of the time for GPipe and 1F1B: more micro-batches make it smaller.
+# - 1F1B keeps $p-r$ micro-batches on rank $r$ where GPipe keeps $m$, in the same time.
+# - Interleaved divides the bubble by $v$ and multiplies the messages by $v$; zero bubble fills it with W.
+# - One order of all messages, known to all ranks, and no reliance on buffers: so a schedule cannot deadlock.
+#
+# *Papers.* GPipe: [arXiv:1811.06965](https://arxiv.org/abs/1811.06965). 1F1B: PipeDream,
+# [arXiv:1806.03377](https://arxiv.org/abs/1806.03377), and with one version of the weights, as here,
+# [arXiv:2006.09503](https://arxiv.org/abs/2006.09503). Interleaved: Megatron-LM,
+# [arXiv:2104.04473](https://arxiv.org/abs/2104.04473). Zero bubble: [arXiv:2401.10241](https://arxiv.org/abs/2401.10241).
+# Both directions at once, in a run of 671 billion parameters: DeepSeek-V3,
+# [arXiv:2412.19437](https://arxiv.org/abs/2412.19437).
 #
 # Next: `pipeline_training`.
