@@ -784,7 +784,8 @@ def test_todo9_epoch(student):
 )
 def test_todo11_print(student):
     def lines(text):
-        return [line for line in text.splitlines() if line.strip()]
+        # Without those that say now and then how far a long run is: they depend on the clock.
+        return [line for line in text.splitlines() if line.strip() and not line.startswith("step ")]
 
     right = len(lines(serial_run(student).stdout[0]))
     for nodes, world in LAYOUTS:

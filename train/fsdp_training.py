@@ -52,7 +52,12 @@ from utils.arguments import training_parser, whole
 from utils.checkpoints import check_sharded
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
+<<<<<<< HEAD
 from utils.distributed import cleanup, fail, print0, save0, set_batch_size
+=======
+from utils.distributed import check_divides, cleanup, fail, print0, save0
+from utils.job import prepare, say_what_runs
+>>>>>>> a91e3ea (Rank 0's first line says what runs where; a job that was granted GPUs and sees none is refused)
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
@@ -287,6 +292,7 @@ def find_epoch(step: int, an_epoch: int) -> tuple[int, int]:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    prepare(args)  # the device that --device asks for
     rank, local_rank, world_size, device = setup()
     set_batch_size(args, world_size)
     mesh = make_mesh(device, world_size, args)
@@ -320,6 +326,7 @@ def main(argv: list[str] | None = None) -> None:
         fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run is of {total_steps}")
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, append=bool(args.resume))
+    say_what_runs(args, device)
     with device_memory(args.device_memory, device), metrics:
         for epoch in range(first_epoch, args.epochs):
             samplers[0].set_epoch(epoch)

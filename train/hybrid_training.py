@@ -69,6 +69,7 @@ from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.distributed import cleanup, fail, launch_environment, print0, save0
 from utils.hybrid import add_hybrid_flags, check_hybrid, joined
+from utils.job import prepare, say_what_runs
 from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
@@ -369,6 +370,7 @@ def save_checkpoint(own: nn.Module, mesh: DeviceMesh, config: dict[str, Any], pa
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    prepare(args)  # the device that --device asks for
     rank, local_rank, world_size, device = setup()
     mesh = make_mesh(device, args)
     sets, vocab_size = make_sets(args)
@@ -402,6 +404,7 @@ def main(argv: list[str] | None = None) -> None:
         fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run is of {total_steps}")
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, append=bool(args.resume))
+    say_what_runs(args, device)
     with device_memory(args.device_memory, device), metrics:
         for epoch in range(first_epoch, args.epochs):
             samplers[0].set_epoch(epoch)

@@ -38,7 +38,12 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 from utils.arguments import training_parser
 from utils.data import IGNORE, EpochOrder, ShardSampler, Windows
 from utils.device_memory import device_memory
+<<<<<<< HEAD
 from utils.distributed import cleanup, fail, launch_environment, print0, save0, set_batch_size
+=======
+from utils.distributed import check_divides, cleanup, fail, launch_environment, print0, save0
+from utils.job import prepare, say_what_runs
+>>>>>>> a91e3ea (Rank 0's first line says what runs where; a job that was granted GPUs and sees none is refused)
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.optional import lacks
@@ -199,6 +204,7 @@ class Report(L.Callback):
         self.out, self.best, self.epoch = Path(args.out), math.inf, 0
 
     def on_fit_start(self, trainer: L.Trainer, module: LitModel) -> None:
+        say_what_runs(self.args, module.device)
         self.start = self.last_time = time.perf_counter()
         self.last_step = 0
 
@@ -262,6 +268,7 @@ def save_checkpoint(trainer: L.Trainer, module: LitModel, path: Path, epoch: int
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    prepare(args)  # the device that --device asks for
     rank, local_rank, world_size = launch_environment()
     set_batch_size(args, world_size)
     sets, vocab_size = make_sets(args)

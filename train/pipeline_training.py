@@ -56,6 +56,7 @@ from utils.after_ddp import global_mean, setup
 from utils.arguments import training_parser
 from utils.data import IGNORE, ShardSampler
 from utils.distributed import cleanup, launch_environment, print0, save0
+from utils.job import prepare, say_what_runs
 from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
@@ -335,6 +336,7 @@ def save_checkpoint(
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    prepare(args)  # the device that --device asks for
     rank, local_rank, world_size, device = setup()
     mesh = make_mesh(device, world_size, args)
     sets, vocab_size = make_sets(args)
@@ -351,7 +353,9 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
     step, best, start = 0, math.inf, time.perf_counter()
-    with Metrics(out, rank, total_steps, args.tensorboard, args.record) as metrics:
+    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
+    say_what_runs(args, device)
+    with metrics:
         for epoch in range(args.epochs):
             samplers[0].set_epoch(epoch)
             step, train_loss = train_epoch(

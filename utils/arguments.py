@@ -3,14 +3,10 @@
 import argparse
 import math
 import re
-import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import torch
-
-from utils.distributed import fail, print0
-from utils.products import has_units
+from utils.distributed import fail
 
 # What --size stands for. laptop: a step of about a second on one core. gpu: 136 million parameters; a step keeps an
 # A100 busy for some 0.2 s in bfloat16, so that four of them have something to divide, and fits its 40 GB. node: 2.7
@@ -45,12 +41,6 @@ class Parser(argparse.ArgumentParser):
         for name, value in SIZES[args.size].items():
             if getattr(args, name) is None:
                 setattr(args, name, value)
-        if getattr(args, "dtype", "") == "bfloat16" and not torch.cuda.is_available() and not has_units("cpu"):
-            print0(
-                "this processor has no units for bfloat16: with --dtype bfloat16 it rounds, but is no faster than with"
-                " float32",
-                file=sys.stderr,
-            )
         return args, unknown
 
 
@@ -91,6 +81,7 @@ def training_parser(name: str) -> Parser:
     add("--workers", type=whole(0), default=0, help="processes that load data; 0: this text is in memory already")
     add("--log-every", type=whole(1), default=10, help="steps from one line in metrics.jsonl to the next")
     add("--tensorboard", action="store_true", help="write the metrics for TensorBoard, too")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if torch sees them, else CPUs")
     add("--device-memory", type=size, metavar="SIZE", help="end where a rank's tensors take more, say 300MB")
     add("--record", action="store_true", help="note what each rank uses, once a second, for ./workbook report")
     return parser

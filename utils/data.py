@@ -20,6 +20,7 @@ __all__ = [
     "EpochOrder",
     "ShardSampler",
     "Windows",
+    "corpus_name",
     "download_wikitext2",
     "load_corpus",
     "wikitext2_is_cached",
@@ -60,8 +61,7 @@ def load_corpus(name: str | None) -> Corpus:
     Raises:
         DataError: there is no such corpus, or it cannot be read.
     """
-    if name is None:
-        name = "wikitext-2" if wikitext2_is_cached() else "builtin"
+    name = corpus_name(name)
     if name == "random":
         return _random_corpus()
     if name == "wikitext-2":
@@ -71,6 +71,13 @@ def load_corpus(name: str | None) -> Corpus:
     if Path(name).is_dir():
         return _encode(name, {split: _read_split(Path(name), split) for split in SPLITS})
     raise DataError(f"--data {name}: no such folder; give a folder, wikitext-2, builtin or random")
+
+
+def corpus_name(name: str | None) -> str:
+    """The corpus that `load_corpus` takes for this name: itself, or the default that stands for None."""
+    if name is None:
+        return "wikitext-2" if wikitext2_is_cached() else "builtin"
+    return name
 
 
 def _encode(name: str, lines: dict[str, Iterable[str]]) -> Corpus:

@@ -1,19 +1,23 @@
-"""The record of a run: one JSON object a line, and a progress bar for whoever watches."""
+"""The record of a run: one JSON object a line, and for whoever watches a progress bar, or a line now and then."""
 
 import json
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from utils.distributed import fail
+from utils.distributed import fail, is_rank0
+
+
+PULSE = 30.0  # seconds from one line to the next, where there is no terminal for a bar
 
 
 class Metrics:
     """Write `folder/metrics.jsonl`; rank 0 does.
 
     Use it as a context manager. On a terminal a progress bar stands below what is
-    printed; elsewhere, as in a batch job's output, there is none.
+    printed; elsewhere, as in a batch job's output, a line says every half minute how far the run is.
 
     Args:
         folder: made if missing; an old record in it is replaced, unless `append`.
@@ -34,6 +38,7 @@ class Metrics:
         append: bool = False,
     ) -> None:
         self.file = self.writer = self.bar = self.recorder = None
+        self.total_steps, self.first, self.said = total_steps, None, time.monotonic()
         folder = Path(folder)
         try:
             if record:
@@ -74,6 +79,23 @@ class Metrics:
         if self.bar is not None and kind == "step":
             loss, speed = f"loss {values['loss']:.3f}", f"{values['tokens_per_s']:,.0f} tokens/s"
             self.bar.update(self.task, completed=step, loss=loss, speed=speed)
+        elif kind == "step" and is_rank0():
+            self.say_progress(step, values["loss"], values["tokens_per_s"])
+
+    def say_progress(self, step: int, loss: float, tokens_per_s: float) -> None:
+        """A line, unless there was one just now. The time left is that of the steps, without evaluation."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first = step, now
+        if now - self.said < PULSE:
+            return
+        self.said = now
+        line = f"step {step}/{self.total_steps or '?'}: loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s"
+        before, begun = self.first
+        if step > before and self.total_steps:
+            minutes = (self.total_steps - step) * (now - begun) / (step - before) / 60
+            line += f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
+        print(line, flush=True)
 
     def __enter__(self) -> "Metrics":
         if self.recorder is not None:

@@ -26,7 +26,12 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 from utils.arguments import training_parser
 from utils.data import IGNORE, DataError, EpochOrder, Windows, load_corpus
 from utils.device_memory import device_memory
+<<<<<<< HEAD
 from utils.distributed import fail, set_batch_size
+=======
+from utils.distributed import fail
+from utils.job import prepare, say_what_runs
+>>>>>>> a91e3ea (Rank 0's first line says what runs where; a job that was granted GPUs and sees none is refused)
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 
@@ -177,6 +182,7 @@ def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    prepare(args)  # the device that --device asks for
     rank, local_rank, world_size, device = setup()
     set_batch_size(args, world_size)
     sets, vocab_size = make_sets(args)
@@ -195,6 +201,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = min(total_steps, args.max_steps or total_steps)
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
+    say_what_runs(args, device)
     with device_memory(args.device_memory, device), metrics:
         for epoch in range(args.epochs):
             train_loss, step = train_epoch(model, train_loader, optimizer, device, args, metrics, epoch, step)

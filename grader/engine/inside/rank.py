@@ -99,7 +99,7 @@ def settle(job: dict, run: Path, number: int) -> None:
     os.chdir(work)
     nodes = job["world"] if job["devices"] else job["nodes"]  # with its GPU a rank is alone, as on a node of its own
     a_node = job["world"] // nodes
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "PMI", "PALS_", "OMPI_"))]:
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "PMI", "PALS_", "OMPI_", "PBS_"))]:
         del os.environ[name]
     os.environ.update(
         RANK=str(number),
@@ -111,6 +111,7 @@ def settle(job: dict, run: Path, number: int) -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(20_000 + zlib.crc32(str(run).encode()) % 20_000),  # nobody listens; the run's, so not a habit's
         TORCHELASTIC_RUN_ID="workbook",
+        WORKBOOK_STARTER=str(os.getppid()),  # the server, as torchrun's agent: see utils/starter.py
         HF_HUB_OFFLINE="1",
     )
     if gpus := job["devices"]:

@@ -1,0 +1,106 @@
+"""What a run is: the device that it was granted, and the line that says so before the first step."""
+
+import argparse
+import os
+import socket
+import sys
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+
+from utils.data import corpus_name
+from utils.distributed import launch_environment, print0
+from utils.products import has_units
+from utils.starter import end_with_starter
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Make sure, before anything else, that this process ends with its launcher and has the device of --device.
+
+    Exits with code 2 where there should be GPUs and torch sees none: a job that trains on CPUs without a word wastes
+    the hours of the GPUs. It must come before the first call of torch.cuda, which looks at the environment once.
+    """
+    end_with_starter()
+    with suppress(AttributeError):  # in a notebook it is no file
+        sys.stdout.reconfigure(line_buffering=True)  # in a batch job's file, each line is there at once
+    if args.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    by, granted = granted_gpus()
+    if args.device != "cpu" and (granted or args.device == "cuda") and not torch.cuda.is_available():
+        asked = f"{by} has granted {granted} GPUs" if granted else "--device cuda asks for a GPU"
+        _refuse(f"{asked} on {socket.gethostname()}, but torch sees none: {why_no_gpu()}")
+    if args.dtype == "bfloat16" and not torch.cuda.is_available() and not has_units("cpu"):
+        print0(
+            "this processor has no units for bfloat16: with --dtype bfloat16 it rounds, but is no faster than with"
+            " float32",
+            file=sys.stderr,
+        )
+
+
+def granted_gpus() -> tuple[str, int]:
+    """Who has granted GPUs on this node to this job, and how many; ("", 0) where none are known of.
+
+    Slurm says so. PBS does not: there the site's settings know what its nodes have (utils/site.sh). Not
+    CUDA_VISIBLE_DEVICES, which our batch files set themselves, whatever was granted.
+    """
+    env = os.environ
+    for by, name in (("Slurm", "SLURM_GPUS_ON_NODE"), ("PBS", "SITE_GPUS" if "PBS_JOBID" in env else "")):
+        if env.get(name, "").isdecimal() and int(env[name]):
+            return by, int(env[name])
+    return "", 0
+
+
+def why_no_gpu() -> str:
+    """What is wrong with this process's torch or environment, and what to do about it."""
+    cpu = "with --device cpu it trains on CPUs"
+    if torch.version.cuda is None:
+        return (
+            f"torch {torch.__version__} of {sys.executable} is built for CPUs. On a login node, `rm -r .venv` and"
+            f" ./workbook start install the one for GPUs; WORKBOOK_PYTHON=… takes the site's own; {cpu}"
+        )
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
+        return f"CUDA_VISIBLE_DEVICES hides them all, see your batch file; {cpu}"
+    return (
+        f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, and the driver may be older: nvidia-smi"
+        f" shows what it takes; {cpu}"
+    )
+
+
+def _refuse(message: str) -> None:
+    # One line a node, not from rank 0 only: it may be another node than its own that has none.
+    if launch_environment().local_rank == 0:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(2)
+
+
+def nodes() -> int:
+    """On how many nodes this run is, by its launcher."""
+    env = os.environ
+    for name in ("GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES"):  # torchrun (its agents), srun
+        if name in env:
+            return int(env[name])
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE", "MPI_LOCALNRANKS"):  # Open MPI, Polaris, Intel MPI
+        if name in env:
+            return -(-int(env.get("WORLD_SIZE", "1")) // int(env[name]))
+    return 1
+
+
+def say_what_runs(args: argparse.Namespace, device: torch.device) -> None:
+    """Rank 0's first line: nodes, ranks, device, backend, dtype, torch and data, as they are now."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if dist.is_initialized():
+        ranks, backend = _count(dist.get_world_size(), "rank"), f", {dist.get_backend()}"
+    elif processes > 1:  # before the TODO that joins them
+        ranks, backend = f"{processes} processes", ", no process group (each trains alone)"
+    else:
+        ranks, backend = "1 process", ""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print0(
+        f"{_count(nodes(), 'node')}, {ranks} on {name}{backend}, {args.dtype}, torch {torch.__version__},"
+        f" data {corpus_name(args.data)}"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number > 1)

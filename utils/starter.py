@@ -1,0 +1,59 @@
+"""A process that ends when its launcher is gone, even by `kill -9`, which nothing can catch."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+STARTER = "WORKBOOK_STARTER"  # the launcher's process number, as `./workbook run` and utils/bin/torchrun pass it on
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that the kernel sends when the parent ends
+POLL = 1.0  # seconds, where the kernel sends none
+
+
+def end_with_starter() -> None:
+    """Let this process be killed when its launcher ends, or kill it now if that is too late.
+
+    torchrun and `./workbook run` are launchers. Without one nothing happens: what a shell has started with `&` or
+    nohup outlives the shell, as always. DataLoader's workers look after themselves.
+    """
+    told = os.environ.pop(STARTER, "")  # popped: it is not the starter of what this process starts
+    if not told and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    starter = int(told or os.getppid())
+    if not told and _is_adopted():
+        _end()
+    if sys.platform == "linux" and os.getppid() == starter:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != starter:  # it ended just before, and the kernel will say nothing
+            _end()
+    else:
+        threading.Thread(target=_watch, args=(starter,), daemon=True).start()
+
+
+def _is_adopted() -> bool:
+    """Whether torchrun, which has not said its number, ended before this process could ask for its parent's.
+
+    torchrun makes each of its processes the leader of a session, and runs the same Python. A leader whose parent runs
+    something else has been adopted, by init or by a service manager. Where /proc says nothing, the answer is no.
+    """
+    with suppress(OSError):
+        if os.getsid(0) == os.getpid():
+            return Path("/proc/self/exe").readlink() != Path(f"/proc/{os.getppid()}/exe").readlink()
+    return False
+
+
+def _watch(starter: int) -> None:
+    while True:
+        try:
+            os.kill(starter, 0)  # asks only whether it is there
+        except ProcessLookupError:
+            _end()
+        time.sleep(POLL)
+
+
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
