@@ -3,14 +3,17 @@
 import itertools
 import os
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
 from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
+
+if TYPE_CHECKING:
+    from grader.engine.jobs.scheduler import State
 
 
 def run_once(script: Path, nproc: int, args: list[str], out: Path, dry_run: bool = False, most: int = 0) -> int:
@@ -23,11 +26,25 @@ def run_once(script: Path, nproc: int, args: list[str], out: Path, dry_run: bool
     options += ["--record"] * ("--record" not in args)
     typed, run = (machine.launch_command(script, nproc, [*args, *options], quiet) for quiet in (False, True))
     say(f"[dim]$ OMP_NUM_THREADS={threads} {escape(machine.shown(typed))}[/]")
-    return 0 if dry_run else machine.call(run, env={**os.environ, "OMP_NUM_THREADS": threads})
+    return 0 if dry_run else machine.call(run, {**os.environ, "OMP_NUM_THREADS": threads})
 
 
 def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bool) -> int:
-    """Submit a lesson's batch file, follow it, and return its exit code; if `dry_run`, only show the command."""
+    """Submit a lesson's batch file, follow it, report on its run, and return its exit code; if `dry_run`, only show."""
+    from grader.engine.jobs import scheduler
+
+    job = submit(lesson, nodes, batch, args, dry_run)
+    if job is None:
+        return 0
+    ended = follow(*job)
+    if ended is None:
+        return 130
+    say_report(lessons.COURSE / out_folder(args, str(scheduler.run_folder(job[1], ended))), began=0.0)
+    return ended.code
+
+
+def submit(stem: str, nodes: int, batch: str, args: list[str], dry_run: bool = False) -> tuple[str, str] | None:
+    """Submit sbatch/STEM.sbatch or .pbs: the scheduler's kind and the job's number; None if `dry_run`."""
     import shlex
 
     from grader.engine.jobs import scheduler
@@ -38,29 +55,30 @@ def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bo
             "there is neither sbatch nor qsub here: go to a login node of a cluster; --dry-run shows what would be"
             " submitted"
         )
-    options = shlex.split(batch)
     try:
-        commands = {
-            kind: scheduler.command(lesson, kind, nodes, options, args) for kind in kinds[:1] or ("sbatch", "pbs")
-        }
-        for kind, command in commands.items():
+        options = shlex.split(batch)
+        for kind in kinds[:1] or ("sbatch", "pbs"):
+            command = scheduler.command(stem, kind, nodes, options, args)
             say(f"[dim]$ {escape(shlex.join(command))}[/]")
             if todo := scheduler.account_is_missing(kind, options):
                 say(f"[dim]before it is submitted: {escape(todo)}[/]") if dry_run else fail(todo)
-        if dry_run:
-            return 0
-        kind = kinds[0]
-        job = scheduler.submit(commands[kind])
+        return None if dry_run else (kind, scheduler.submit(command))
     except ValueError as problem:
         fail(problem)
-    stop, began = "scancel" if kind == "sbatch" else "qdel", time.time()
+
+
+def follow(kind: str, job: str) -> "State | None":
+    """Show a job's output until it is over; None on Ctrl-C, which leaves it alone."""
+    from grader.engine.jobs import scheduler
+
     try:
-        code = scheduler.follow(kind, job, lambda text: (sys.stdout.write(text), sys.stdout.flush())).code
-        say_report(lessons.COURSE / out_folder(args, f"runs/{lesson}"), began)
-        return code
+        return scheduler.follow(kind, job, lambda text: (sys.stdout.write(text), sys.stdout.flush()))
+    except ValueError as problem:
+        fail(problem, code=1)
     except KeyboardInterrupt:
+        stop = "scancel" if kind == "sbatch" else "qdel"
         say(f"\njob {job} goes on; {stop} {job} ends it")
-        return 130
+        return None
 
 
 def values_of(option: str, args: list[str]) -> list[str]:

@@ -51,7 +51,7 @@ def run(
     for count in counts:
         folder = out / f"nproc-{count}" if len(counts) > 1 else out
         code = code or run_once(script, count, args or [], folder, dry_run, counts[-1])
-    if not dry_run:
+    if not dry_run and code != 130:
         say_report(out, began)
     raise typer.Exit(code)
 

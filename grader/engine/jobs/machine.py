@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from grader.engine.lesson import lessons
+from utils.starter import STARTER
+
 
 def found() -> dict[str, str]:
     """What `start` says it found: a name and a few words each."""
@@ -43,13 +46,13 @@ def found() -> dict[str, str]:
 
 
 def launch_command(script: Path, nproc: int, args: list[str], quiet: bool = False) -> list[str]:
-    """What to type to run a script in `nproc` processes on this node; if `quiet`, with our torchrun.py for torchrun."""
+    """What to type to run a script in `nproc` processes on this node; if `quiet`, with our utils/bin/torchrun."""
     if nproc == 1:
         return [sys.executable, str(script), *args]
     torchrun = Path(sys.executable).with_name("torchrun")
     start = [str(torchrun)] if torchrun.exists() else [sys.executable, "-m", "torch.distributed.run"]
     if quiet:
-        start = [sys.executable, "-P", str(Path(__file__).with_name("torchrun.py"))]
+        start = [sys.executable, "-P", str(lessons.COURSE / "utils" / "bin" / "torchrun")]
     return [*start, "--standalone", f"--nproc-per-node={nproc}", str(script), *args]
 
 
@@ -59,17 +62,30 @@ def shown(command: list[str]) -> str:
     return shlex.join(part.removeprefix(here) for part in command)
 
 
-def call(command: list[str], **how: object) -> int:
-    """Run a command on this terminal and return its exit code; on Ctrl-C or SIGTERM it ends before we do."""
-    process = subprocess.Popen(command, **how)
-    # Ctrl-C reaches it from the terminal; torchrun needs a while then to end its processes.
-    old = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
-    }
+def call(command: list[str], env: dict[str, str]) -> int:
+    """Run a command on this terminal and return its exit code; it does not outlive us, whatever ends us.
+
+    On Ctrl-C or SIGTERM it is told to end by SIGTERM, at the second one by SIGKILL, and the exit code is 130 or 143.
+    """
+    stops: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        process.kill() if stops else process.terminate()
+        stops.append(number)
+
+    # Ignored, which the command inherits: a Ctrl-C of the terminal reaches it, too, and would make a traceback.
+    old = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     try:
+        process = subprocess.Popen(command, env={**env, STARTER: str(os.getpid())})
+        for number in (signal.SIGINT, signal.SIGTERM):
+            old.setdefault(number, signal.getsignal(number))
+            signal.signal(number, stop)
         code = process.wait()
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+    if stops:
+        shown_again = "\033[?25h\n" if sys.stdout.isatty() else ""  # a progress bar had hidden the cursor
+        print(f"{shown_again}stopped by {'Ctrl-C' if stops[0] == signal.SIGINT else 'SIGTERM'}", flush=True)
+        return 128 + stops[0]
     return code if code >= 0 else 128 - code  # as a shell says it

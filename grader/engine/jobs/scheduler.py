@@ -3,18 +3,21 @@
 ./workbook run ddp_training --nodes 2 --batch "--time=00:10:00" -- --epochs 1
 """
 
+import codecs
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from grader.engine.lesson import lessons
 
 POLL = 1.0  # seconds between two questions to the scheduler, which serves everybody
+PATIENCE = 300.0  # seconds for which one that does not answer is asked again
 
 
 class State(NamedTuple):
@@ -24,6 +27,12 @@ class State(NamedTuple):
     over: bool
     code: int
     output: Path
+    job_name: str = ""
+
+
+def run_folder(job: str, state: State) -> Path:
+    """Where the batch files have a job write, unless its arguments name another folder."""
+    return Path("runs") / f"{state.job_name}-{job.partition('.')[0]}"
 
 
 def kinds() -> list[str]:
@@ -69,45 +78,92 @@ def submit(what: list[str]) -> str:
     return found.group()
 
 
-def state(kind: str, job: str) -> State:
+def state(kind: str, job: str) -> State | None:
+    """What the scheduler says of a job now; None if it says nothing, as happens when it is busy or restarts."""
     if kind == "sbatch":
-        said = ask("scontrol", "-o", "show", "job", job)
-        known = dict(part.partition("=")[::2] for part in said.split())
-        name = known.get("JobState", "UNKNOWN")
-        over = name not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING")
-        code = int(known.get("ExitCode", "1:0").partition(":")[0]) or int(name != "COMPLETED")
-        return State(name, over, code, Path(known.get("StdOut", "/nowhere")))
+        said = ask("scontrol", "-o", "show", "job", job) or ask(
+            "sacct", "-j", job, "-X", "-n", "-P", "-o", "State,ExitCode,JobName"
+        )
+        return of_slurm(said)
     said = ask("qstat", "-x", "-f", job).replace("\n\t", "")
     known = dict(re.findall(r"^\s*(\w+) = (.*)$", said, re.MULTILINE))
-    letter = known.get("job_state", "F")
-    name = {"Q": "PENDING", "H": "HELD", "R": "RUNNING", "E": "ENDING"}.get(letter, "ENDED")
-    return State(
-        name,
-        letter in "FX",
-        int(known.get("Exit_status", "1")),
-        Path(known.get("Output_Path", "/nowhere").partition(":")[2]),
-    )
+    if "job_state" not in known:
+        return None
+    name = {"Q": "PENDING", "H": "HELD", "R": "RUNNING", "E": "ENDING"}.get(known["job_state"], "ENDED")
+    output = Path(known.get("Output_Path", "").partition(":")[2] or "/nowhere")
+    return State(name, name == "ENDED", int(known.get("Exit_status", "1")), output, known.get("Job_Name", ""))
+
+
+def of_slurm(said: str) -> State | None:
+    """What one line of scontrol says, or of sacct, which remembers a job that slurmctld has forgotten."""
+    known = dict(part.partition("=")[::2] for part in said.split())
+    if "|" in said:
+        known = dict(zip(("JobState", "ExitCode", "JobName"), said.splitlines()[0].split("|"), strict=False))
+        known["JobState"] = known["JobState"].split()[0]  # CANCELLED by 1000
+    if "JobState" not in known:
+        return None
+    name = known["JobState"]
+    over = name not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING")
+    code = int(known.get("ExitCode", "1:0").partition(":")[0]) or int(name != "COMPLETED")
+    return State(name, over, code, Path(known.get("StdOut", "/nowhere")), known.get("JobName", ""))
 
 
 def ask(*what: str) -> str:
-    return subprocess.run(what, capture_output=True, text=True, check=False).stdout
+    """What a command of the scheduler prints; "" if it fails, or is not there."""
+    try:
+        done = subprocess.run(what, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout
 
 
-def follow(kind: str, job: str, show) -> State:
-    """Pass on what a job prints, as it comes, and what becomes of it, until it is over."""
-    before, read = "", 0
+def look_again(kind: str, job: str) -> str:
+    """What to type to see a job that is no longer followed."""
+    return f"scontrol show job {job}" if kind == "sbatch" else f"qstat -x -f {job}"
+
+
+def follow(kind: str, job: str, show: Callable[[str], object]) -> State:
+    """Pass on what a job prints, as it comes, and what becomes of it, until it is over.
+
+    A scheduler that does not answer is asked again, ever more rarely, for PATIENCE seconds. Raises ValueError, with
+    what to do, if it has not answered by then; the job may run on.
+    """
+    last, silent_since, pause = None, 0.0, POLL
+    tail = Tail()
     while True:
         now = state(kind, job)  # first: what is printed after it is read in the next turn
-        if now.output.is_file():
-            with now.output.open("rb") as output:
-                output.seek(read)
-                new = output.read()
-            read += len(new)
-            if new:
-                show(new.decode(errors="replace"))
-        if now.name != before:
-            show(f"job {job}: {now.name}\n")
-            before = now.name
-        if now.over:
-            return now
-        time.sleep(POLL)
+        if now is None:
+            silent_since = silent_since or time.monotonic()
+            if time.monotonic() - silent_since > PATIENCE:
+                raise ValueError(
+                    f"the scheduler has said nothing of job {job} for {PATIENCE / 60:.0f} min; it may still run:"
+                    f" {look_again(kind, job)}" + (f", and its output is {last.output}" if last else "")
+                )
+            pause = min(2 * pause, 30.0)
+        else:
+            silent_since, pause = 0.0, POLL
+            changed = f"job {job}: {now.name}\n" if last is None or now.name != last.name else ""
+            if last and not now.output.is_file():
+                now = now._replace(output=last.output)  # sacct does not know where it is
+            # That it runs comes before what it prints, that it is over after that.
+            show(tail.new(now.output) + changed if now.over else changed + tail.new(now.output))
+            if now.over:
+                return now
+            last = now
+        time.sleep(pause)
+
+
+class Tail:
+    """What a file has more than when it was last asked for."""
+
+    def __init__(self) -> None:
+        self.read, self.decoder = 0, codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def new(self, path: Path) -> str:
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            file.seek(self.read)
+            more = file.read()
+        self.read += len(more)
+        return self.decoder.decode(more)
