@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 SMALL = (
     "--data random --epochs 1 --max-steps 4 --batch-size 12 --seq-len 16 --dim 16 --heads 2 --layers 2 --log-every 2"
-    " --lr 0.1 --optimizer sgd"
+    " --lr 0.1 --optimizer sgd --device cpu"
 ).split()
 HERE = ["--cpus-per-task=2"]  # a node of JURECA has more
 

@@ -1,0 +1,143 @@
+"""What a run says of itself before the first step, and what it refuses: a job that is not what it seems."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from grader.engine.lesson import lessons
+from utils import job, metrics
+from utils.arguments import training_parser
+from utils.metrics import Metrics
+
+SCRIPTS = sorted((lessons.COURSE / "train").glob("*.py"))  # as given: no TODO is done
+SMALL = (
+    "--data random --epochs 1 --max-steps 2 --batch-size 12 --seq-len 16 --dim 16 --heads 2 --layers 2 --log-every 1"
+).split()
+ON_SLURM = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "4"}
+ON_PBS = {"PBS_JOBID": "7.here", "SITE_GPUS": "4"}
+
+
+def run(script, tmp_path, *flags, processes=1, **env):
+    start = [sys.executable, str(script)]
+    if processes > 1:
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        start.append(str(script))
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PBS_", "SITE_"))}
+    return subprocess.run(
+        [*start, *SMALL, "--out", str(tmp_path / "run"), *flags],
+        env={**plain, "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_granted_gpus_that_torch_does_not_see_are_refused(script, tmp_path):
+    """Before any TODO, in one line, and nothing is written."""
+    if script.stem == "lightning_training":
+        pytest.importorskip("lightning")
+    done = run(script, tmp_path, **ON_SLURM, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2 and done.stdout == "", done
+    assert re.match(r"error: Slurm has granted 4 GPUs on \S+, but torch sees none: ", done.stderr), done
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "flag", "by"),
+    [
+        (ON_SLURM, "auto", "Slurm has granted 4 GPUs"),
+        (ON_PBS, "auto", "PBS has granted 4 GPUs"),
+        ({}, "cuda", "--device cuda asks for a GPU"),
+        (ON_SLURM, "cpu", ""),
+        ({}, "auto", ""),
+        ({"SITE_GPUS": "4"}, "auto", ""),  # the site's settings alone are no job
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, "auto", ""),  # which says nothing of what was granted
+    ],
+)
+def test_what_is_refused(env, flag, by, monkeypatch, capsys):
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "PBS_", "SITE_", "CUDA_VISIBLE"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # monkeypatch puts back what `prepare` changes
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    args = training_parser("x").parse_args(["--device", flag])
+    if not by:
+        assert job.prepare(args) is None
+        return
+    with pytest.raises(SystemExit) as stop:
+        job.prepare(args)
+    assert stop.value.code == 2 and capsys.readouterr().err.startswith(f"error: {by} on ")
+
+
+@pytest.mark.parametrize(
+    ("build", "env", "words"),
+    [
+        (None, {}, ["is built for CPUs", "rm -r .venv", "./workbook start", "--device cpu"]),
+        ("13.0", {"CUDA_VISIBLE_DEVICES": ""}, ["CUDA_VISIBLE_DEVICES hides them"]),
+        ("13.0", {"CUDA_VISIBLE_DEVICES": "0"}, ["CUDA 13.0", "driver", "nvidia-smi"]),
+    ],
+)
+def test_the_refusal_names_cause_and_mend(build, env, words, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", build)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert all(word in job.why_no_gpu() for word in words)
+
+
+def test_cpu_insists(monkeypatch):
+    """--device cpu hides the GPUs from all that asks for them afterwards, the student's lines too."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    job.prepare(training_parser("x").parse_args(["--device", "cpu"]))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("lesson", "processes", "said"),
+    [
+        ("single_gpu_training", 1, "1 node, 1 process on CPU, float32"),
+        ("ddp_training", 2, "1 node, 2 processes on CPU, no process group (each trains alone), float32"),
+        ("fsdp_training", 2, "1 node, 2 ranks on CPU, gloo, float32"),
+    ],
+)
+def test_rank_0_says_first_what_runs(lesson, processes, said, tmp_path):
+    """As given: before ddp_training's TODO 1, two processes are no two ranks, and the line says so."""
+    done = run(lessons.COURSE / "train" / f"{lesson}.py", tmp_path, "--device", "cpu", processes=processes)
+    assert done.returncode == 0, done
+    first = done.stdout.splitlines()[0]
+    assert first == f"{said}, torch {torch.__version__}, data random" and done.stdout.count("torch ") == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "count"),
+    [
+        ({}, 1),
+        ({"GROUP_WORLD_SIZE": "3", "WORLD_SIZE": "12"}, 3),
+        ({"SLURM_STEP_NUM_NODES": "2"}, 2),
+        ({"PMI_LOCAL_SIZE": "4", "WORLD_SIZE": "8"}, 2),
+    ],
+)
+def test_nodes(env, count, monkeypatch):
+    names = "GROUP_WORLD_SIZE SLURM_STEP_NUM_NODES OMPI_COMM_WORLD_LOCAL_SIZE PMI_LOCAL_SIZE MPI_LOCALNRANKS WORLD_SIZE"
+    for name in names.split():
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert job.nodes() == count
+
+
+def test_a_line_now_and_then_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):
+    """On rank 0, once the time is up; with what is left by the speed so far."""
+    clock = iter([0.0, 10.0, 20.0, 40.0, 50.0])
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: next(clock))
+    with Metrics(tmp_path, total_steps=100) as log:
+        for step in (10, 20, 40, 50):
+            log.log("step", step, loss=2.5, tokens_per_s=1234.5)
+    # 30 steps since the first line took 30 s, and 60 are to come
+    assert capsys.readouterr().out == "step 40/100: loss 2.500, 1,234 tokens/s, about 1 min left\n"
