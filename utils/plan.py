@@ -1,11 +1,16 @@
 """What a plan is about: a model, a machine, and a way to spread the one over the other.
 
-Descriptions only, no formula: what a plan costs is computed in `utils/costs.py`. Sizes are numbers of parameters, of
-tokens or of layers; memory is in bytes, time in seconds, speed in FLOPs or bytes a second.
+Descriptions only, no formula: what a plan costs is computed in `utils/costs`. The machines and models that have names
+are files, read by `utils/catalogue.py`. Sizes are numbers of parameters, of tokens or of layers; memory is in bytes,
+time in seconds, speed in FLOPs or bytes a second.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+# What a block is made of. "gpt": LayerNorm, an MLP of two matrices with GELU, learned positions (GPT-2; the course's).
+# "llama": RMSNorm, an MLP of three matrices with SwiGLU (arXiv:2002.05202), rotary positions (arXiv:2104.09864).
+BLOCKS = ("gpt", "llama")
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,31 @@ class Model:
     experts: int = 0  # MLPs in each block, each as large as the one MLP of a model without; 0: no mixture
     active: int = 1  # experts that a token goes to
     tied: bool = False  # whether the head is the embedding table, as in GPT-2; the course's is not
+    mlp: int = 0  # f, the width inside an MLP; 0: 4 h
+    key_heads: int = 0  # heads of keys and values, which groups of heads have in common (arXiv:2305.13245); 0: a
+    head: int = 0  # the width of a head; 0: h / a
+    block: str = "gpt"  # one of BLOCKS
+    parallel: bool = False  # attention and MLP side by side, after one norm (GPT-J, PaLM)
+
+    @property
+    def inner(self) -> int:
+        """f"""
+        return self.mlp or 4 * self.hidden
+
+    @property
+    def queries(self) -> int:
+        """Numbers of a token's queries; as many come out of attention."""
+        return self.heads * self.head if self.head else self.hidden
+
+    @property
+    def keys(self) -> int:
+        """Numbers of a token's keys; its values have as many."""
+        return self.queries // self.heads * (self.key_heads or self.heads)
+
+    @property
+    def matrices(self) -> int:
+        """Of an MLP."""
+        return 3 if self.block == "llama" else 2
 
 
 class Precision(NamedTuple):
@@ -37,12 +67,18 @@ PRECISIONS = {
     "float32": Precision(4, 4, 8, 4, 4, 4),
     # 03_zero: bfloat16 weights, float32 masters; gradients are summed in float32.
     "mixed": Precision(2, 2, 12, 2, 2, 4),
-    # fsdp_training --dtype bfloat16: float32 shards, gathered in bfloat16.
+    # fsdp_training --dtype bfloat16, torchtitan: float32 shards, gathered in bfloat16.
     "sharded": Precision(4, 4, 8, 2, 2, 4),
     # Megatron-LM (arXiv:2205.05198, figure 1): 18 bytes, with float32 gradients; they are sent in 16 bits.
     "megatron": Precision(2, 4, 12, 2, 2, 2),
+    # DeepSpeed's BF16_Optimizer: gradients in bfloat16, and added up and sent in float32.
+    "deepspeed": Precision(2, 6, 12, 2, 2, 4),
+    # Llama 3 (arXiv:2407.21783, section 3.3.2), Megatron-Core: gradients are added up and sent in float32.
+    "float32-gradients": Precision(2, 4, 12, 2, 2, 4),
 }
 
+# "gather" is of keys and values (arXiv:2407.21783, section 3.3.2).
+CONTEXTS = ("ring", "ulysses", "gather")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 
@@ -51,7 +87,7 @@ class Plan:
     """How a model is trained on `world` = dp · shard · tp · pp · cp ranks.
 
     The ranks of an axis are neighbours in this order: tp, cp, shard, dp, pp. So tensor parallel has the fastest links,
-    and only a pipeline's messages, the smallest, go the farthest.
+    and only a pipeline's messages, which wait for nobody but the next stage, go the farthest.
     """
 
     batch: int  # sequences in a step, over all ranks
@@ -67,16 +103,19 @@ class Plan:
     reshard: str = "blocks"  # whose gathered weights stage 3 frees between the passes: "none", "blocks" or "all"
     schedule: str = "1f1b"  # of the pipeline, one of SCHEDULES
     chunks: int = 1  # v, stages on each rank; only "interleaved" has several
-    context: str = "ring"  # how cp attends: "ring" or "ulysses"
+    context: str = "ring"  # how cp attends, one of CONTEXTS
     sequence_parallel: str = "keep"  # between the tensor-parallel parts: "off", "keep" what is gathered, or "regather"
     scatter: bool = False  # each tensor-parallel rank sends only its part of what goes to the next stage
-    recompute: str = "none"  # in the backward pass: "none", "selective" (attention's scores), "full" (each block)
+    recompute: str = "none"  # in the backward pass, one of RECOMPUTES
     early_stop: bool = True  # computing again ends when all is there that the backward pass needs, as torch's does
     fused_attention: bool = True  # scores never reach the memory (FlashAttention; torch's scaled_dot_product_attention)
     whole_logits: bool = False  # all words' scores of a micro-batch at once; the course's loss makes them in pieces
     dropout: bool = False  # masks are kept, one byte a number
     overlap: bool = True  # of data-parallel messages with the computation
     precision: str = "mixed"  # one of PRECISIONS
+    overlap_tp: bool = False  # tensor-parallel messages in pieces, beside the products (async TP, tp-comm-overlap)
+    compiled: bool = False  # what is no product is fused: torch.compile, or kernels of one's own
+    fp8: bool = False  # the blocks' products in 8 bits, whatever the precision of the rest
 
     @property
     def world(self) -> int:
@@ -102,6 +141,12 @@ class Plan:
         return PRECISIONS[self.precision]
 
 
+# What is computed a second time, in the backward pass. "selective": attention's scores (arXiv:2205.05198); with fused
+# attention, which never keeps them, nothing. "ops": all but attention and every second product, as torchtitan's
+# selective checkpointing of operations. "full": each block.
+RECOMPUTES = ("none", "selective", "ops", "full")
+
+
 class Link(NamedTuple):
     """Between two devices."""
 
@@ -109,9 +154,10 @@ class Link(NamedTuple):
     latency: float  # seconds of a message without content
 
 
-# Fitted to table 1 of arXiv:2104.04473, ten models on 32 to 3,072 A100s, so that the largest error is least. Nothing
-# else is fitted. How far off they are in other tables: tests/test_costs.py.
-DEVICE_SHARE, LINK_SHARE = 0.76, 0.70
+# Shares of what data sheets say that programs get, fitted to published runs: utils/costs/published.py. The first is for
+# devices that none was fitted for, whose files say nothing better: the mean of an A100 and an H100.
+
+DEVICE_SHARE, MEMORY_SHARE, LINK_SHARE = 0.66, 0.775, 0.690
 
 
 @dataclass(frozen=True)
@@ -125,28 +171,9 @@ class Machine:
     node: int  # devices in a node
     inside: Link  # between devices of a node
     between: Link  # between nodes
-    device_share: float = DEVICE_SHARE  # of peak and memory_bandwidth, that programs reach
+    device_share: float = DEVICE_SHARE  # of peak, that large products reach in a long run
     link_share: float = LINK_SHARE  # of the links' bandwidths
-
-
-MODELS = {
-    "1b": Model(2048, 24, 16, vocabulary=32_000, sequence=2048),
-    "7b": Model(4096, 32, 32, vocabulary=32_000, sequence=2048),
-    "13b": Model(5120, 40, 40, vocabulary=32_000, sequence=2048),
-    "70b": Model(8192, 80, 64, vocabulary=32_000, sequence=2048),
-    "175b": Model(12288, 96, 96, vocabulary=51_200, sequence=2048),
-}
-
-# An A100 makes 312 TFLOP/s in bfloat16; 300 GB/s leave it by NVLink, one way. An HDR InfiniBand or Slingshot 11 adapter
-# sends 25 GB/s. A message between two GPUs of a node takes some 3 µs, between nodes 8 µs.
-A100 = {"peak": 312e12, "inside": Link(300e9, 3e-6)}
-JURECA = Machine(  # JURECA-DC, https://apps.fz-juelich.de/jsc/hps/jureca/configuration.html: two HDR adapters a node
-    "JURECA-DC", memory=40 * 2**30, memory_bandwidth=1.555e12, node=4, between=Link(12.5e9, 8e-6), **A100
-)
-POLARIS = Machine(  # https://docs.alcf.anl.gov/polaris/hardware-overview/machine-overview: two Slingshot 11 adapters
-    "Polaris", memory=40 * 2**30, memory_bandwidth=1.555e12, node=4, between=Link(12.5e9, 8e-6), **A100
-)
-SELENE = Machine(  # arXiv:2104.04473, section 5: an HDR adapter for each of eight GPUs
-    "Selene", memory=80 * 2**30, memory_bandwidth=2.039e12, node=8, between=Link(25e9, 8e-6), **A100
-)
-MACHINES = {"jureca": JURECA, "polaris": POLARIS, "selene": SELENE}
+    memory_share: float = MEMORY_SHARE  # of memory_bandwidth
+    peak_fp8: float = 0.0  # FLOPs a second in 8 bits; 0: it has none
+    power: float = 0.0  # watts of a device, with its part of a node's; 0: not known
+    chip: str = ""  # the kind of device, by which published runs are found

@@ -32,6 +32,10 @@ class Picture:
         self.draw().savefig(png, dpi=110)
         return png.getvalue()
 
+    def save(self, path: "Path") -> None:
+        """In the format that the path's ending names, such as .png or .svg."""
+        self.draw().savefig(path, dpi=110)
+
 
 def messages(sent: Sequence["Message"], title: str) -> Picture:
     """Who sent how many bytes to whom, and the messages in rounds and by the clock, a colour for each sender."""

@@ -11,19 +11,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Costs = dict[str, float]  # bytes or seconds, by kind
+GIB = 2**30  # bytes
+
+
+AXES = ("dp", "shard", "tp", "pp", "cp", "ep")
+
+
+def axes_in_words(plan: Plan) -> str:
+    """Its axes of more than one rank."""
+    axes = [f"{axis} {getattr(plan, axis)}" for axis in AXES if getattr(plan, axis) > 1]
+    return " · ".join(axes) or "one device"
 
 
 def spoken(plan: Plan) -> str:
-    """A plan in a few words: its axes of more than one rank, its micro-batch, what it computes again."""
-    axes = [
-        f"{axis} {getattr(plan, axis)}" for axis in ("dp", "shard", "tp", "pp", "cp", "ep") if getattr(plan, axis) > 1
-    ]
+    """A plan in a few words: its axes, its micro-batch, what it computes again."""
     again = "" if plan.recompute == "none" else f", {plan.recompute} recompute"
-    return f"{' · '.join(axes) or 'one device'}, micro-batch {plan.micro_batch}{again}"
+    return f"{axes_in_words(plan)}, micro-batch {plan.micro_batch}{again}"
 
 
-def costs(found: Sequence[tuple[Plan, Costs, Costs]], machine: Machine, title: str = "") -> Picture:
-    """For each plan its memory and its seconds, by kind, as bars; the line is what a device has."""
+def costs(found: Sequence[tuple[Plan, Costs, Costs]], machine: Machine, usable: float, title: str = "") -> Picture:
+    """For each plan its memory and its seconds, by kind, as bars; the line is what plans may hold of a device."""
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure
@@ -31,9 +38,12 @@ def costs(found: Sequence[tuple[Plan, Costs, Costs]], machine: Machine, title: s
         figure = Figure(figsize=(13, 1.9 + 0.42 * len(found)), layout="constrained")
         figure.suptitle(title or machine.name)
         left, right = figure.subplots(1, 2, sharey=True)
-        bars(left, [{kind: value / 1e9 for kind, value in memory.items()} for _, memory, _ in found])
-        left.axvline(machine.memory / 1e9, color="#d55e00", linewidth=1.5)
-        left.set(xlabel="GB on a device", xlim=(0, 1.05 * machine.memory / 1e9))
+        bars(left, [{kind: value / GIB for kind, value in memory.items()} for _, memory, _ in found])
+        has, limit = machine.memory / GIB, usable * machine.memory / GIB
+        left.axvline(limit, color="#d55e00", linewidth=1.5)
+        told = f"limit: {limit:.1f} of {has:.1f} GiB"
+        left.text(limit, len(found) - 0.5, told, fontsize=7, rotation=90, ha="right", va="bottom", color="#d55e00")
+        left.set(xlabel="GiB on a device", xlim=(0, 1.05 * has))
         bars(right, [seconds for _, _, seconds in found])
         right.set(xlabel="seconds of a step")
         left.set_yticks(range(len(found)), [spoken(plan) for plan, _, _ in found], fontsize=8)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from utils.plan import MACHINES, MODELS, Machine, Model, Plan
+from utils import catalogue
+from utils.plan import Machine, Model, Plan
 from utils.plots import COLOURS, Picture
 
 if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
@@ -245,9 +246,13 @@ class Planner:
             return
         powers = ipywidgets.SelectionSlider
         controls = {
-            "model": ipywidgets.Dropdown(options=list(MODELS), value=self.model, description="model"),
+            "model": ipywidgets.Dropdown(
+                options=catalogue.names(catalogue.MODELS), value=self.model, description="model"
+            ),
             "gpus": powers(options=[2**n for n in range(10)], value=self.gpus, description="GPUs"),
-            "machine": ipywidgets.Dropdown(options=list(MACHINES), value=self.machine, description="machine"),
+            "machine": ipywidgets.Dropdown(
+                options=catalogue.names(catalogue.MACHINES), value=self.machine, description="machine"
+            ),
             "batch": powers(options=[2**n for n in range(3, 12)], value=self.batch, description="batch"),
         }
         for control in controls.values():
@@ -255,13 +260,13 @@ class Planner:
         shown = ipywidgets.interactive_output(show, controls)
         both = ipywidgets.VBox([ipywidgets.HBox(list(controls.values())), shown])
         good = [choice for choice in self.plans() if not choice.rejected]
-        static = table(MODELS[self.model], MACHINES[self.machine], good[:SHOWN])
+        static = table(catalogue.model(self.model), catalogue.machine(self.machine), good[:SHOWN])
         display(both._repr_mimebundle_() | {"text/markdown": static}, raw=True)  # the page shows what it can
 
     def plans(self) -> list[Any]:
         from utils import costs
 
-        return costs.plans(MODELS[self.model], self.gpus, MACHINES[self.machine], self.batch)
+        return costs.plans(catalogue.model(self.model), self.gpus, catalogue.machine(self.machine), self.batch)
 
 
 def planner() -> Planner:
@@ -275,9 +280,9 @@ def show(model: str, gpus: int, machine: str, batch: int) -> None:
 
     from utils import costs
 
-    chosen = costs.plans(MODELS[model], gpus, MACHINES[machine], batch)
+    chosen = costs.plans(catalogue.model(model), gpus, catalogue.machine(machine), batch)
     good = [choice for choice in chosen if not choice.rejected]
-    display(Markdown(table(MODELS[model], MACHINES[machine], good[:SHOWN])))
+    display(Markdown(table(catalogue.model(model), catalogue.machine(machine), good[:SHOWN])))
     rejected = len(chosen) - len(good)
     reasons = [choice.rejected.partition(":")[0] for choice in chosen if choice.rejected]
     counted = ", ".join(f"{reason} {reasons.count(reason):,}" for reason in dict.fromkeys(reasons))
@@ -286,7 +291,7 @@ def show(model: str, gpus: int, machine: str, batch: int) -> None:
         names = [f"{number}: {axes_of(choice.plan)}" for number, choice in enumerate(good[:SHOWN], start=1)]
         memories = dict(zip(names, [choice.memory for choice in good], strict=False))
         times = dict(zip(names, [choice.seconds for choice in good], strict=False))
-        for picture in (memory(memories, MACHINES[machine].memory), seconds(times)):
+        for picture in (memory(memories, catalogue.machine(machine).memory), seconds(times)):
             display(Image(picture._repr_png_()))
 
 

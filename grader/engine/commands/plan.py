@@ -1,16 +1,15 @@
 """The command that plans a training: all ways to spread a model over a machine, and what each costs."""
 
-import csv
+import math
 import os
+import re
 import subprocess
-from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
 from grader.engine.commands.arguments import LEARN, app
 from grader.engine.commands.screen import console, fail, say
@@ -18,85 +17,221 @@ from grader.engine.lesson import lessons, seals
 from grader.engine.lesson.progress import right
 
 if TYPE_CHECKING:
-    from utils.costs import Choice
-    from utils.plan import Machine, Model
+    from utils.plan import Machine, Model, Plan
 
-SCHEDULES = "gpipe, 1f1b, interleaved or zero-bubble"
-STYLE = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
-COLUMNS = ("dp", "shard", "tp", "pp", "cp", "ep")
+MOST = 10_000_000  # devices
+ENDINGS = (".png", ".svg", ".csv", ".json")
+SETTLED = ("dp", "shard", "tp", "pp", "cp", "ep", "micro_batch", "zero", "chunks")  # numbers that --check may name
+WORDS = ("schedule", "context", "recompute", "sequence_parallel")  # words that it may
+UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be planned."""
+
+    model: "Model"
+    machine: "Machine"
+    gpus: int
+    batch: int
+    like: "Plan"
+    tokens: float  # of the whole training; 0: not said
+    title: str
 
 
 @app.command(rich_help_panel=LEARN)
 def plan(
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="1b, 7b, 13b, 70b, 175b, or hidden,layers,heads,words,tokens")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="7b, gpt2, llama3-8b, …; a file like those in utils/models; a Hugging Face config.json; or"
+            " hidden,layers,heads,words,tokens",
+        ),
     ] = "7b",
-    gpus: Annotated[int, typer.Option(metavar="N", help="devices, over all nodes")] = 64,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", help="devices, over all nodes  [default: 64; with here, all]")
+    ] = None,
     machine: Annotated[
-        str, typer.Option(metavar="NAME", help="jureca, polaris, selene, or here, which is measured")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="jureca, polaris, h100, …; a file like those in utils/machines; or here, which is measured",
+        ),
     ] = "jureca",
     batch: Annotated[int | None, typer.Option(metavar="N", help="sequences in a step  [default: 4 a device]")] = None,
-    schedule: Annotated[str, typer.Option(metavar="NAME", help=f"of a pipeline: {SCHEDULES}")] = "1f1b",
-    best: Annotated[int, typer.Option(metavar="N", help="plans to show")] = 10,
-    rejected: Annotated[bool, typer.Option("--rejected", help="show each rejected plan, too")] = False,
+    sequence: Annotated[
+        int | None, typer.Option(metavar="N", help="tokens of a sequence  [default: the model's]")
+    ] = None,
+    tokens: Annotated[
+        str, typer.Option(metavar="N", help="of the whole training, as 300B or 15T: days, GPU-hours, energy")
+    ] = "",
+    check: Annotated[str, typer.Option(metavar="PLAN", help="one plan, as dp=64,tp=8,pp=16, and what it costs")] = "",
+    schedule: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="of a pipeline: gpipe, 1f1b, interleaved, zero-bubble  [default: 1f1b or interleaved, the faster]",
+        ),
+    ] = "",
     precision: Annotated[
         str,
-        typer.Option(metavar="NAME", help="mixed, sharded, megatron or float32", show_default="mixed; on CPUs float32"),
+        typer.Option(
+            metavar="NAME",
+            help="mixed, sharded, megatron, deepspeed, float32-gradients or float32",
+            show_default="mixed; on CPUs float32",
+        ),
     ] = "",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="the picture  [default: runs/plan/NAME.png]")] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="what is no product is fused, as by torch.compile")
+    ] = False,
+    fp8: Annotated[bool, typer.Option("--fp8", help="the blocks' products in 8 bits")] = False,
+    async_tp: Annotated[bool, typer.Option("--async-tp", help="tensor-parallel messages beside the products")] = False,
+    best: Annotated[int, typer.Option(metavar="N", help="plans to show")] = 10,
+    rejected: Annotated[bool, typer.Option("--rejected", help="show each rejected plan, too")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="a .png, .svg, .csv or .json  [default: runs/plan/NAME.png and .csv]"),
+    ] = None,
 ) -> None:
     """Plan a training: all ways to spread a model over devices, the fastest first, and why not the others."""
     try:
         from utils import costs
     except ImportError:
-        fail(seals.waits_for("plan", right()) if "plan" in seals.sealed() else "utils/costs.py is missing")
-    from utils.plan import PRECISIONS, SCHEDULES, Plan
+        fail(seals.waits_for("plan", right()) if "plan" in seals.sealed() else "utils/costs is missing")
+    from grader.engine.commands import planned
 
-    shape = model_named(model)
-    if gpus < 1:
-        fail(f"--gpus {gpus}: at least one")
-    batch = 4 * gpus if batch is None else batch
-    if batch < 1:
-        fail(f"--batch {batch}: at least one sequence")
-    if schedule not in SCHEDULES:
-        fail(f"--schedule {schedule}: there are {', '.join(SCHEDULES)}")
-    if precision and precision not in PRECISIONS:
-        fail(f"--precision {precision}: there are {', '.join(PRECISIONS)}")
     if best < 1:
         fail(f"--best {best}: at least one")
-    picture = out or lessons.COURSE / "runs" / "plan" / f"{model.replace(',', '-')}-{gpus}-{machine}.png"
+    if out and out.suffix not in ENDINGS:
+        fail(f"--out {out}: by its ending, one of {', '.join(ENDINGS)}")
     if out and not out.absolute().parent.is_dir():
         fail(f"--out {out}: there is no folder {out.parent}")
-    host = machine_named(machine, gpus)
-    precision = precision or ("float32" if host.name == "this machine" and not has_gpus() else "mixed")
-    like = Plan(batch, schedule=schedule, chunks=2 if schedule == "interleaved" else 1, precision=precision)
-
-    found = costs.plans(shape, gpus, host, batch, like)
-    possible = [choice for choice in found if not choice.rejected]
-    devices = f"{gpus} device{'s' if gpus > 1 else ''}"
-    say(
-        f"{model}: {costs.parameters(shape) / 1e9:.2f} billion parameters, {shape.sequence:,} tokens; {devices} of"
-        f" {host.name} with {host.memory / 2**30:.0f} GiB; {batch} sequences a step, {schedule}, {like.precision}"
-    )
-    say(
-        f"[dim]fitted: {host.device_share:.2f} of a device's peak and of its memory's, {host.link_share:.2f} of a"
-        " link's bandwidth[/]"
-    )
-    if possible:
-        show(possible[:best], shape, host)
-    say(told_of_rejected([choice for choice in found if choice.rejected], len(found)))
-    if rejected:
-        show_rejected([choice for choice in found if choice.rejected])
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    write(found, picture.with_suffix(".csv"))
+    if out and out.is_dir():
+        fail(f"--out {out}: that is a folder")
+    settled = settings_of(check)
+    if gpus is None and settled:
+        gpus = math.prod(settled.get(axis, 1) for axis in ("dp", "shard", "tp", "pp", "cp"))
+    job = described(model, machine, gpus, batch, sequence, tokens, precision)
+    job = replace(job, like=replace(with_schedule(job.like, schedule), compiled=compiled, fp8=fp8, overlap_tp=async_tp))
+    if fp8 and not job.machine.peak_fp8:
+        fail(f"--fp8: {job.machine.name} has no products in 8 bits")
+    planned.introduce(job)
+    if settled:
+        raise typer.Exit(planned.one(job, plan_of(job, settled), costs))
+    choose = [kind for kind in (*costs.AXES, *costs.SETTINGS) if kind != "schedule" or not schedule]
+    with console.status("comparing all plans …"):
+        found = costs.plans(job.model, job.gpus, job.machine, job.batch, job.like, choose)
+    possible = costs.distinct([choice for choice in found if not choice.rejected])
+    planned.tell(job, found, possible[:best], rejected)
+    name = re.sub(r"[^\w.-]+", "-", f"{model}-{job.gpus}-{machine}")
+    files = [out] if out else [lessons.COURSE / "runs" / "plan" / f"{name}{ending}" for ending in (".png", ".csv")]
+    for file in files:
+        if planned.write(job, found, possible[:best], file):
+            say(f"wrote {escape(str(file))}")
     if not possible:
-        fail(f"no plan is possible; {picture.with_suffix('.csv')} has every one, and why not", code=1)
-    from utils import plots_plan
+        fail("no plan is possible", code=1)
 
-    title = f"{model} on {devices} of {host.name}, {batch} sequences a step"
-    drawn = plots_plan.costs([(c.plan, c.memory, c.seconds) for c in possible[:best]], host, title)
-    picture.write_bytes(drawn._repr_png_())
-    say(f"wrote {escape(str(picture))}, and every plan to {escape(picture.with_suffix('.csv').name)} beside it")
+
+# What is asked for
+
+
+def described(
+    model: str, machine: str, gpus: int | None, batch: int | None, sequence: int | None, tokens: str, precision: str
+) -> Job:
+    """What the options say, checked."""
+    from utils import catalogue
+    from utils.plan import PRECISIONS, Plan
+
+    if precision and precision not in PRECISIONS:
+        fail(f"--precision {precision}: there are {', '.join(PRECISIONS)}")
+    if gpus is not None and not 1 <= gpus <= MOST:
+        fail(f"--gpus {gpus}: from 1 to {MOST:,}")
+    if sequence is not None and not 1 <= sequence <= MOST:
+        fail(f"--sequence {sequence}: from 1 to {MOST:,} tokens")
+    whole = number_of(tokens)
+    try:
+        shape = catalogue.model(model)
+        host = measured(gpus) if machine == "here" else catalogue.machine(machine)
+    except catalogue.Unreadable as problem:
+        fail(problem)
+    except OSError as problem:
+        fail(f"{problem.filename}: {problem.strerror}")
+    gpus = gpus or (host.node if machine == "here" else 64)
+    batch = 4 * gpus if batch is None else batch
+    if not 1 <= batch <= 1000 * MOST:
+        fail(f"--batch {batch}: from 1 to {1000 * MOST:,} sequences")
+    shape = replace(shape, sequence=sequence or shape.sequence)
+    if whole and whole < batch * shape.sequence:
+        fail(f"--tokens {tokens}: less than one step, which has {batch * shape.sequence:,}")
+    precision = precision or ("float32" if machine == "here" and not has_gpus() else "mixed")
+    title = f"{model} on {gpus:,} device{'s' if gpus > 1 else ''} of {host.name}, {batch:,} sequences a step"
+    return Job(shape, host, gpus, batch, Plan(batch, precision=precision), whole, title)
+
+
+def number_of(text: str) -> float:
+    """300B, 15T, 1e12 as a number; "" as 0."""
+    if not text:
+        return 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([kmbgt]?)", text.strip().lower())
+    number = float(found[1]) * UNITS[found[2]] if found else 0.0
+    if not 1 <= number <= 1e18:
+        fail(f"--tokens {text}: a number such as 300B, 15T or 1e12")
+    return number
+
+
+def with_schedule(like: "Plan", schedule: str) -> "Plan":
+    from utils.plan import SCHEDULES
+
+    if schedule and schedule not in SCHEDULES:
+        fail(f"--schedule {schedule}: there are {', '.join(SCHEDULES)}")
+    return replace(like, schedule=schedule or "1f1b")
+
+
+def settings_of(check: str) -> dict[str, int | str]:
+    """dp=64,tp=8 as numbers and words, checked."""
+    found: dict[str, int | str] = {}
+    for part in filter(None, (part.strip() for part in check.split(","))):
+        name, sign, value = part.partition("=")
+        if not sign:
+            fail(f"--check {check}: {part} is no setting, such as tp=8")
+        if name in found:
+            fail(f"--check {check}: {name} twice")
+        if name in WORDS:
+            found[name] = value
+        elif name in SETTLED:
+            if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= MOST):
+                fail(f"--check {check}: {name} is {value!r}, and must be a number from 1 to {MOST:,}")
+            found[name] = int(value)
+        else:
+            fail(f"--check {check}: no setting {name!r}; there are {', '.join((*SETTLED, *WORDS))}")
+    if check and not found:
+        fail("--check: a plan, such as dp=64,tp=8,pp=16")
+    return found
+
+
+def plan_of(job: Job, settled: dict[str, int | str]) -> "Plan":
+    """The plan that --check describes."""
+    from utils.plan import CONTEXTS, RECOMPUTES, SCHEDULES
+
+    allowed = {"schedule": SCHEDULES, "context": CONTEXTS, "recompute": RECOMPUTES}
+    allowed["sequence_parallel"] = ("off", "keep", "regather")
+    for name, words in allowed.items():
+        if settled.get(name, words[0]) not in words:
+            fail(f"--check: {name} is {settled[name]!r}; there are {', '.join(words)}")
+    if settled.get("zero", 1) > 3:
+        fail(f"--check: zero is {settled['zero']}; there are 1, 2, 3")
+    plan = replace(job.like, **settled)
+    if settled.get("chunks", 1) > 1 and "schedule" not in settled:
+        plan = replace(plan, schedule="interleaved")
+    if plan.schedule != "interleaved" and plan.chunks > 1:
+        fail(f"--check: {plan.schedule} has one chunk on each rank; only interleaved has {plan.chunks}")
+    if plan.world != job.gpus:
+        fail(f"--check: dp · shard · tp · pp · cp is {plan.world:,}, and --gpus {job.gpus:,}")
+    return plan
+
+
+# This machine
 
 
 def has_gpus() -> bool:
@@ -105,106 +240,24 @@ def has_gpus() -> bool:
     return torch.cuda.is_available()
 
 
-def model_named(name: str) -> "Model":
-    from utils.plan import MODELS, Model
-
-    if name in MODELS:
-        return MODELS[name]
-    sizes = name.split(",")
-    if len(sizes) != 5 or not all(size.isdecimal() and int(size) for size in sizes):
-        given = f"{len(sizes)} numbers; " if len(sizes) > 1 else ""
-        fail(f"--model {name}: {given}there are {', '.join(MODELS)}; or give hidden,layers,heads,words,tokens")
-    model = Model(*map(int, sizes))
-    if model.hidden % model.heads:
-        fail(f"--model {name}: {model.hidden} does not divide by {model.heads} heads")
-    return model
-
-
-def machine_named(name: str, gpus: int) -> "Machine":
-    from utils.plan import MACHINES
-
-    if name in MACHINES:
-        return MACHINES[name]
-    if name != "here":
-        fail(f"--machine {name}: there are {', '.join(MACHINES)} and here")
+def devices_here() -> int:
     import torch
 
+    return torch.cuda.device_count() or os.cpu_count() or 1
+
+
+def measured(gpus: int | None) -> "Machine":
+    """This machine, by so many ranks, at most one on each device or core."""
     from grader.engine.jobs import machine
     from utils import this_machine
 
-    ranks = min(gpus, torch.cuda.device_count() or os.cpu_count() or 1)
+    here = devices_here()
+    if gpus is not None and gpus > here:
+        fail(f"--gpus {gpus}: here are {here} {'GPU' if has_gpus() else 'core'}{'s' if here > 1 else ''}")
     script = lessons.COURSE / "utils" / "this_machine.py"
     done = subprocess.run(
-        machine.launch_command(script, ranks, [], quiet=True), capture_output=True, text=True, check=False
+        machine.launch_command(script, gpus or here, [], quiet=True), capture_output=True, text=True, check=False
     )
     if done.returncode:
         fail(f"this machine could not be measured: {(done.stderr.strip() or 'it says nothing').splitlines()[-1]}")
     return this_machine.from_json(done.stdout.strip().splitlines()[-1])
-
-
-def show(choices: "list[Choice]", model: "Model", machine: "Machine") -> None:
-    """The plans that can be, the fastest first."""
-    from utils import costs
-
-    axes = [axis for axis in COLUMNS if axis != "ep" or model.experts]
-    table = Table("", *axes, "micro", "again", "GB", "s", "MFU", "beside products", **STYLE)
-    for column in table.columns[:-1]:
-        column.justify = "right"
-    for number, (plan, _, memory, seconds) in enumerate(choices, start=1):
-        table.add_row(
-            str(number),
-            *(str(getattr(plan, axis)) for axis in axes),
-            str(plan.micro_batch),
-            plan.recompute,
-            f"{sum(memory.values()) / 1e9:.1f}",
-            f"{sum(seconds.values()):.3g}",
-            f"{costs.share_of_peak(model, plan, machine):.0%}",
-            beside_products(seconds),
-        )
-    console.print(table, soft_wrap=False)
-
-
-def beside_products(seconds: dict[str, float]) -> str:
-    """The other parts of a step that take a twentieth of it or more; at most two, the longest first."""
-    step = sum(seconds.values())
-    others = [kind for kind in seconds if kind != "products" and seconds[kind] >= step / 20]
-    longest = sorted(others, key=seconds.__getitem__, reverse=True)[:2]
-    return ", ".join(f"{kind} {seconds[kind] / step:.0%}" for kind in longest)
-
-
-def told_of_rejected(choices: "list[Choice]", total: int) -> str:
-    """How many there are for each reason, and the nearest miss of each."""
-    lines = [f"{total - len(choices)} of {total} plans are possible; rejected:"]
-    for kind, count in Counter(choice.rejected.partition(":")[0] for choice in choices).most_common():
-        first = next(choice for choice in choices if choice.rejected.startswith(kind))
-        lines.append(f"  {count:5} {escape(first.rejected)}  [dim]({named(first)})[/]")
-    return "\n".join([*lines, "[dim]  --rejected shows each[/]"] if choices else lines[:1])
-
-
-def show_rejected(choices: "list[Choice]") -> None:
-    table = Table("plan", "why not", **STYLE)
-    for choice in choices:
-        table.add_row(named(choice), escape(choice.rejected))
-    console.print(table, soft_wrap=False)
-
-
-def named(choice: "Choice") -> str:
-    from utils.plots_plan import spoken
-
-    return spoken(choice.plan)
-
-
-def write(choices: "list[Choice]", path: Path) -> None:
-    """Every plan, with what it costs or why it cannot be."""
-    settings = (*COLUMNS, "micro_batch", "recompute")
-    bytes_of = list(dict.fromkeys(kind for choice in choices for kind in choice.memory))
-    seconds_of = list(dict.fromkeys(kind for choice in choices for kind in choice.seconds))
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(
-            [*settings, "rejected", *(f"{kind}, B" for kind in bytes_of), *(f"{kind}, s" for kind in seconds_of)]
-        )
-        for plan, why, memory, seconds in choices:
-            row = [getattr(plan, name) for name in settings]
-            costs = [*(memory.get(kind, "") for kind in bytes_of), *(seconds.get(kind, "") for kind in seconds_of)]
-            rows.writerow([*row, why, *costs])

@@ -1,0 +1,228 @@
+"""What `plan` says and writes: tables, files, and how far off they may be."""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from grader.engine.commands.screen import console, say
+from utils import costs
+from utils.costs import published
+from utils.plots_plan import GIB, axes_in_words, spoken
+
+if TYPE_CHECKING:
+    from grader.engine.commands.plan import Job
+    from utils.costs import Choice
+    from utils.plan import Plan
+
+STYLE = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
+AXES = ("dp", "shard", "tp", "pp", "cp", "ep")
+SETTINGS = (*AXES, "micro_batch", "zero", "schedule", "chunks", "context", "sequence_parallel", "recompute")
+MOST_ROWS = 1_000_000  # of a file
+
+
+def introduce(job: "Job") -> None:
+    """What is planned, and which memory there is."""
+    model, machine, like = job.model, job.machine, job.like
+    nodes = -(-job.gpus // machine.node)
+    how = [like.precision, *(word for word, on in (("compiled", like.compiled), ("fp8", like.fp8)) if on)]
+    say(
+        f"{escape(job.title)}: {costs.parameters(model) / 1e9:.2f} billion parameters, {model.sequence:,} tokens a"
+        f" sequence; {nodes:,} node{'s' if nodes > 1 else ''} of {machine.node}; {', '.join(how)}"
+    )
+    usable = costs.USABLE * machine.memory
+    say(
+        f"[dim]A device has {machine.memory / GIB:.1f} GiB, of which {usable / GIB:.1f} are the limit: a tenth is left"
+        f" to the driver, to NCCL and to gaps between tensors. Products reach {machine.device_share:.0%} of the peak,"
+        f" memory {machine.memory_share:.0%}, links {machine.link_share:.0%} of their bandwidth.[/]"
+    )
+
+
+def tell(job: "Job", found: "Sequence[Choice]", shown: "Sequence[Choice]", rejected: bool) -> None:
+    """The plans that can be, and why the others cannot."""
+    if shown:
+        show(job, shown)
+        tell_of_roomy(job, found, shown)
+        if job.tokens:
+            tell_of_training(job, shown[0])
+        tell_of_errors(job)
+    misses = [choice for choice in found if choice.rejected]
+    say(told_of_rejected(misses, len(found)))
+    if rejected:
+        table = Table("plan", "why not", **STYLE)
+        for choice in misses:
+            table.add_row(spoken(choice.plan), escape(choice.rejected))
+        console.print(table, soft_wrap=False)
+
+
+def show(job: "Job", choices: "Sequence[Choice]") -> None:
+    """The fastest plan of each way to cut the model."""
+    table = Table(**STYLE)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("axes", min_width=14)
+    table.add_column("at a time", justify="right")
+    table.add_column("settings", min_width=11)
+    for name in ("GiB", "s a step", "tokens/s", "of peak"):
+        table.add_column(name, justify="right", min_width=5)
+    table.add_column("beside products", min_width=9)
+    for number, choice in enumerate(choices, start=1):
+        table.add_row(
+            str(number),
+            axes_in_words(choice.plan),
+            str(choice.plan.micro_batch),
+            settings_in_words(choice.plan),
+            f"{choice.held / GIB:.1f}",
+            f"{choice.step:.3g}",
+            f"{job.batch * job.model.sequence / choice.step:,.0f}",
+            f"{costs.share_of_peak(job.model, choice.plan, job.machine):.0%}",
+            beside_products(choice.seconds),
+        )
+    console.print(table, soft_wrap=False)
+
+
+def settings_in_words(plan: "Plan") -> str:
+    """ZeRO's stage, the pipeline's schedule, how context parallel attends, what is computed again."""
+    words = [f"ZeRO-{plan.zero}"] if plan.shard > 1 else []
+    if plan.pp > 1:
+        words.append(f"{plan.schedule} × {plan.chunks}" if plan.chunks > 1 else plan.schedule)
+    if plan.cp > 1:
+        words.append(plan.context)
+    if plan.tp > 1 and plan.sequence_parallel == "regather":
+        words.append("gather again")
+    if plan.recompute != "none":
+        words.append(f"recompute {plan.recompute}")
+    return ", ".join(words)
+
+
+def beside_products(seconds: dict[str, float]) -> str:
+    """The other parts of a step that take a twentieth of it or more; at most two, the longest first."""
+    step = sum(seconds.values())
+    others = [kind for kind in seconds if kind != "products" and seconds[kind] >= step / 20]
+    longest = sorted(others, key=seconds.__getitem__, reverse=True)[:2]
+    return ", ".join(f"{kind} {seconds[kind] / step:.0%}" for kind in longest)
+
+
+def tell_of_roomy(job: "Job", found: "Sequence[Choice]", shown: "Sequence[Choice]") -> None:
+    """The fastest that leaves a tenth of the limit free, if it is not the fastest of all."""
+    if costs.roomy(shown[0], job.machine):
+        return
+    roomy = next((choice for choice in found if not choice.rejected and costs.roomy(choice, job.machine)), None)
+    if roomy is None:
+        say("No plan leaves a tenth of that memory free.")
+        return
+    say(
+        f"With a tenth of that memory free, the fastest is {spoken(roomy.plan)}: {roomy.step:.3g} s a step"
+        f" ({roomy.step / shown[0].step - 1:+.0%}), {roomy.held / GIB:.1f} GiB."
+    )
+
+
+def tell_of_training(job: "Job", choice: "Choice") -> None:
+    """Days, GPU-hours and energy of all tokens, by the fastest plan."""
+    steps = job.tokens / (job.batch * job.model.sequence)
+    hours = steps * choice.step / 3600
+    energy = f", {hours * job.gpus * job.machine.power / 1e9:,.3g} GWh" if job.machine.power else ""
+    if job.machine.power and hours * job.gpus * job.machine.power < 1e8:
+        energy = f", {hours * job.gpus * job.machine.power / 1e6:,.3g} MWh"
+    by = f" by the boards' {job.machine.power:.0f} W" if job.machine.power else ""
+    say(
+        f"{job.tokens:.3g} tokens by the first plan: {steps:,.0f} steps, {hours / 24:,.3g} days,"
+        f" {hours * job.gpus:,.0f} GPU-hours{energy}{by}; without restarts, checkpoints and evaluation."
+    )
+
+
+def tell_of_errors(job: "Job") -> None:
+    """What the planner predicted of published runs on such devices."""
+    families = published.families_of(job.machine)
+    if families[0].name == "others":
+        say(f"[dim]Of {job.machine.chip or 'such devices'} no run is in the table. How far off, elsewhere:[/]")
+    else:
+        say("[dim]How far off, for published runs on such devices:[/]")
+    for family in families:
+        say(f"[dim]  {family.told()}[/]")
+
+
+def told_of_rejected(choices: "Sequence[Choice]", total: int) -> str:
+    """How many there are for each reason, and the nearest miss of each."""
+    lines = [f"{total - len(choices):,} of {total:,} plans are possible; rejected:"]
+    for kind, count in Counter(choice.rejected.partition(":")[0] for choice in choices).most_common():
+        first = next(choice for choice in choices if choice.rejected.startswith(kind))
+        lines.append(f"  {count:6,} {escape(first.rejected)}  [dim]({spoken(first.plan)})[/]")
+    return "\n".join([*lines, "[dim]  --rejected shows each[/]"] if choices else lines[:1])
+
+
+def one(job: "Job", plan: "Plan", costs: ModuleType) -> int:
+    """What one plan costs, by kind. Returns the exit code."""
+    choice = costs.judge(job.model, plan, job.machine)
+    if reason := costs.does_not_divide(job.model, plan) or choice.rejected:
+        say(f"{spoken(plan)} cannot be: {escape(reason)}")
+    if not choice.memory:
+        return 1
+    table = Table("memory of the fullest device", "GiB", **STYLE)
+    for kind, held in choice.memory.items():
+        table.add_row(kind, f"{held / GIB:.2f}")
+    table.add_row("together", f"{choice.held / GIB:.2f}")
+    table.columns[1].justify = "right"
+    console.print(table, soft_wrap=False)
+    if choice.seconds:
+        table = Table("time of a step", "s", "", **STYLE)
+        for kind, seconds in choice.seconds.items():
+            table.add_row(kind, f"{seconds:.3f}", f"{seconds / choice.step:.0%}")
+        table.add_row("together", f"{choice.step:.3f}", "")
+        table.columns[1].justify = table.columns[2].justify = "right"
+        console.print(table, soft_wrap=False)
+        share = costs.share_of_peak(job.model, plan, job.machine)
+        say(f"{job.batch * job.model.sequence / choice.step:,.0f} tokens/s; {share:.0%} of the peak")
+        if job.tokens:
+            tell_of_training(job, choice)
+        tell_of_errors(job)
+    return 1 if choice.rejected else 0
+
+
+def write(job: "Job", found: "Sequence[Choice]", shown: "Sequence[Choice]", file: Path) -> bool:
+    """A file by its ending: a picture of the plans shown, or all plans as CSV or JSON. False: nothing to draw."""
+    if file.suffix in (".png", ".svg"):
+        if not shown:
+            return False
+        from utils import plots_plan
+
+        drawn = plots_plan.costs([choice[:1] + choice[2:] for choice in shown], job.machine, costs.USABLE, job.title)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        drawn.save(file)
+        return True
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".json":
+        plans = [described(job, choice) for choice in found[:MOST_ROWS]]
+        file.write_text(json.dumps({"title": job.title, "plans": plans}, indent=1) + "\n", "utf-8")
+    else:
+        write_csv(job, found[:MOST_ROWS], file)
+    return True
+
+
+def described(job: "Job", choice: "Choice") -> dict[str, Any]:
+    """A plan with what it costs or why it cannot be."""
+    told: dict[str, Any] = {name: getattr(choice.plan, name) for name in SETTINGS}
+    told |= {"rejected": choice.rejected, "memory, B": choice.memory, "seconds": choice.seconds}
+    if choice.seconds:
+        told["tokens/s"] = job.batch * job.model.sequence / choice.step
+    return told
+
+
+def write_csv(job: "Job", choices: "Sequence[Choice]", file: Path) -> None:
+    bytes_of = list(dict.fromkeys(kind for choice in choices for kind in choice.memory))
+    seconds_of = list(dict.fromkeys(kind for choice in choices for kind in choice.seconds))
+    with file.open("w", newline="", encoding="utf-8") as opened:
+        rows = csv.writer(opened)
+        kinds = (*(f"{kind}, B" for kind in bytes_of), *(f"{kind}, s" for kind in seconds_of))
+        rows.writerow([*SETTINGS, "rejected", "tokens/s", *kinds])
+        for choice in choices:
+            speed = job.batch * job.model.sequence / choice.step if choice.seconds else ""
+            costs = [*(choice.memory.get(kind, "") for kind in bytes_of)]
+            costs += [choice.seconds.get(kind, "") for kind in seconds_of]
+            rows.writerow([*(getattr(choice.plan, name) for name in SETTINGS), choice.rejected, speed, *costs])

@@ -1,0 +1,257 @@
+"""The time of a step, by what it goes to.
+
+What a device reaches depends on the work. A product takes the time of its FLOPs at a share of the peak, plus that of
+its matrices at a share of the memory's bandwidth: so small ones are slower. What is no product only reads and writes
+memory. A message takes its bytes at a share of the link's bandwidth, and a latency for each step of its ring or tree.
+Three shares, then, and all else is counted; `utils/costs/published.py` says on which runs they were fitted.
+"""
+
+import math
+from typing import NamedTuple
+
+from utils.costs.counts import block_products, flops, held_parameters, layers_of, mlp_parameters, most_layers
+from utils.costs.memory import every_second, tokens
+from utils.costs.messages import Sent, messages
+from utils.plan import Link, Machine, Model, Plan
+
+TAUGHT_IN = "09_strategy"
+
+
+def step_time(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
+    """Seconds of a step by what they go to; their sum is the step.
+
+    "products" (of matrices), "traffic" (what only reads and writes memory: norms, GELU, softmax, …), "recompute", then
+    messages: "tp", "cp" (a ring hides some), "ep", "pp", "data" (what nothing hides of shard and dp); and "bubble",
+    "optimizer".
+    """
+    m, block, head = plan.micro_batches, block_seconds(model, plan, machine), head_seconds(model, plan, machine)
+    layers, heads = slowest_stage(model, plan, block, head)
+    counted = messages(model, plan)
+    sent = {axis: seconds_of(axis, each, plan, machine) for axis, each in counted.items()}
+    # What is sent beside the computing is read from memory and written to it, which that has not for itself meanwhile.
+    passing_by = 2 * (counted["shard"].bytes + counted["dp"].bytes) if plan.overlap else 0.0
+    passing_by /= machine.memory_bandwidth * machine.memory_share
+    forward = layers * (block["products"] + block["traffic"])
+    backward = layers * (block["products back"] + block["traffic back"] + block["recompute"])
+    if plan.context == "ring" and plan.overlap:  # keys and values pass on while those at hand are used
+        sent["cp"] = max(0.0, sent["cp"] - m * layers * block["attention"])
+    if plan.overlap_tp:  # in t pieces, of which one waits, and the others go on beside products
+        beside = m * layers * (block["products"] + block["products back"] - block["attention"])
+        sent["tp"] = sent["tp"] / plan.tp + max(0.0, sent["tp"] * (1 - 1 / plan.tp) - beside)
+    passing = sent["tp"] + sent["cp"] + sent["ep"]  # within the passes, of all micro-batches
+    one = forward + backward + passing / m  # micro-batch, of all layers of a rank
+    split = (forward + passing / m / 2, one / 2 - forward / 2, one / 2 - forward / 2)
+    seconds = {
+        "products": m * (layers * (block["products"] + block["products back"]) + heads * head["products"]),
+        "traffic": m * (layers * (block["traffic"] + block["traffic back"]) + heads * head["traffic"]) + passing_by,
+        "recompute": m * layers * block["recompute"],
+        "tp": sent["tp"],
+        "cp": sent["cp"],
+        "ep": sent["ep"],
+        "pp": sent["pp"] * (m + (plan.pp - 1) / plan.chunks) / m,
+        "bubble": waits(plan, split) if plan.pp > 1 else 0.0,
+        "optimizer": optimizer_seconds(model, plan, machine),
+    }
+    return seconds | {"data": exposed(plan, sent, m * one, backward, layers)}
+
+
+def slowest_stage(model: Model, plan: Plan, block: dict[str, float], head: dict[str, float]) -> tuple[int, int]:
+    """Blocks and heads of the stage that all others wait for: the last, which has the head, or one with more blocks."""
+    last, most = layers_of(model, plan, plan.pp - 1), most_layers(model, plan)
+    one = sum(block.values()) - block["attention"]
+    return (last, 1) if last * one + sum(head.values()) >= most * one else (most, 0)
+
+
+# Computing
+
+
+def block_seconds(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
+    """Seconds of one block and micro-batch: products and traffic of the forward pass, those of the backward pass, and
+    what that computes again. Of the products, those of attention.
+    """
+    h, q, k, t = model.hidden, model.queries, model.keys, plan.tp
+    rows, speed = tokens(model, plan), machine.memory_bandwidth * machine.memory_share
+    products = block_products(model) / t
+    # Numbers of a token that the products read and write.
+    wide = model.inner * model.matrices * (model.active if model.experts else 1)
+    numbers = 4 * h + (2 * q + 2 * k + wide) / t
+    dense = product_seconds(products, rows, numbers, plan.bytes.activation, machine, plan.fp8)
+    # Fused, attention leaves out what the mask hides, half of it, and does the rest at about half the speed of a large
+    # product (FlashAttention-2, arXiv:2307.08691, section 4.1; on H100s arXiv:2407.08608, figure 5): so all counts.
+    # Going back it makes five products of two, and reaches 63 % of the peak where the forward pass reaches 73 %.
+    attention = 4 * rows * model.sequence * q / t / (machine.peak * machine.device_share)
+    attention_back = (5 / 2 * 73 / 63 if plan.fused_attention else 2) * attention
+    passes, scores = passes_of_block(model, plan), passes_of_scores(model, plan)
+    traffic, traffic_back = (rows * (one + other) / speed for one, other in zip(passes, scores, strict=True))
+    again = {
+        "none": 0.0,
+        "selective": 0.0 if plan.fused_attention else attention + rows * scores.forward / speed,
+        "ops": dense * every_second(model)[1] / block_products(model) + rows * passes.forward / speed,
+        "full": dense + attention + traffic,
+    }[plan.recompute]
+    if plan.recompute == "full" and plan.early_stop:  # the last product's result is needed by nothing
+        again -= dense * mlp_parameters(model) / model.matrices / block_products(model)
+    return {
+        "products": dense + attention,
+        "products back": 2 * dense + attention_back,
+        "attention": attention + attention_back,
+        "traffic": traffic,
+        "traffic back": traffic_back,
+        "recompute": again,
+    }
+
+
+class Passes(NamedTuple):
+    """Bytes that a token has read and written, beside the products."""
+
+    forward: float
+    backward: float
+
+
+def passes_of_block(model: Model, plan: Plan) -> Passes:
+    """Of norms, residuals, positions and the MLP's function, operation by operation.
+
+    w bytes are read or written of a number. "gpt": a norm reads and writes the stream, a residual reads two and writes
+    one; GELU reads and writes, and has its bias added. "llama": not fused, RMSNorm and rotary positions are some
+    operations each, in float32 for 16 bits; fused, a residual and the norm after it are one pass.
+    """
+    w, h, t = plan.bytes.activation, model.hidden, plan.tp
+    mask, norms = int(plan.dropout), 1 if model.parallel else 2
+    in_parts = t if plan.sequence_parallel != "off" else 1
+    inner = model.inner / t * (model.active if model.experts else 1)
+    rotated = (model.queries + model.keys) / t
+    if model.block == "gpt":
+        forward = norms * (5 * w + mask) * h / in_parts + 2 * w * inner
+        backward = norms * (4 * w + mask * (2 * w + 1)) * h / in_parts + 3 * w * inner
+        return Passes(forward, backward)
+    if plan.compiled:  # norm: read two, write two; rotate: in place; SwiGLU: read two, write one; back: two and two
+        forward = norms * 4 * w * h / in_parts + 2 * w * rotated + 3 * w * inner
+        backward = norms * 5 * w * h / in_parts + 2 * w * rotated + 5 * w * inner
+        return Passes(forward, backward)
+    casts = 2 * (w + 4) if w < 4 else 0  # to float32 and back
+    norm = casts + 8 + 4 + 8 + 2 * w  # square, mean, scale, times the weight
+    rotate = casts + 8
+    forward = norms * (norm + 3 * w) * h / in_parts + rotate * rotated + 5 * w * inner
+    backward = norms * (2 * norm + 3 * w) * h / in_parts + rotate * rotated + 9 * w * inner
+    return Passes(forward, backward)
+
+
+def passes_of_scores(model: Model, plan: Plan) -> Passes:
+    """Of attention's scores, where they are written: softmax and dropout read and write them; back, twice as many
+    products do, too.
+    """
+    if plan.fused_attention:
+        return Passes(0.0, 0.0)
+    w, mask = plan.bytes.activation, int(plan.dropout)
+    scores = model.heads * model.sequence / plan.tp
+    return Passes(scores * (4 * w + mask * (2 * w + 1)), scores * (7 * w + mask * (2 * w + 1)))
+
+
+def product_seconds(parameters: float, rows: float, numbers: float, w: int, machine: Machine, fp8: bool) -> float:
+    """The forward pass of products with so many parameters, whose operands and results have so many numbers a row.
+
+    As if it first moved its matrices, then computed: smooth where the roofline (Williams et al. 2009), which takes the
+    longer of the two, has its edge. In 8 bits the speed is higher, but what goes in (all weights, half the numbers) is
+    read once more for its largest number, and read and written to be cast (arXiv:2209.05433; torchao's float8).
+    """
+    speed, peak = machine.memory_bandwidth * machine.memory_share, machine.peak
+    nbytes = w * (parameters + rows * numbers)
+    if fp8 and machine.peak_fp8:
+        peak = machine.peak_fp8
+        nbytes = (2 * w + 2) * (parameters + rows * numbers / 2) + w * rows * numbers / 2
+    return 2 * rows * parameters / (peak * machine.device_share) + nbytes / speed
+
+
+def head_seconds(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
+    """Seconds of the head and its loss, of one micro-batch, on the rank that has them.
+
+    The softmax and its gradient go over the logits about eight times in float32; fused, three.
+    """
+    rows, words, w = tokens(model, plan), model.vocabulary / plan.tp, plan.bytes.activation
+    passes = (3 if plan.compiled else 8) * 4 * rows * words
+    product = product_seconds(words * model.hidden, rows, model.hidden + words, w, machine, fp8=False)
+    return {"products": 3 * product, "traffic": passes / (machine.memory_bandwidth * machine.memory_share)}
+
+
+def optimizer_seconds(model: Model, plan: Plan, machine: Machine) -> float:
+    """Memory sets its pace. It reads gradients three times, for clipping too; state and weights it reads and writes."""
+    size = plan.bytes
+    own = held_parameters(model, plan, 0) / plan.shard
+    each = 3 * size.gradient + 2 * size.state + 2 * size.weight
+    return own * each / (machine.memory_bandwidth * machine.memory_share)
+
+
+# Waiting
+
+
+def bubble(plan: Plan, work: tuple[float, float, float] = (1.0, 1.0, 1.0)) -> float:
+    """The share of a step, from 0 to 1, in which a pipeline's ranks wait, if all stages take equally long.
+
+    `work`: seconds of a micro-batch's forward pass in all layers of a rank, of the gradients that go back through them,
+    and of the weights' gradients.
+    """
+    waiting = waits(plan, work)
+    return waiting / (plan.micro_batches * sum(work) + waiting)
+
+
+def waits(plan: Plan, work: tuple[float, float, float]) -> float:
+    """Seconds that a rank waits in a step: (p - 1) / v micro-batches (PTD-P, section 2.2; zero bubble, section 2.3)."""
+    forward, inputs, weights = work
+    if plan.schedule == "zero-bubble":
+        return (plan.pp - 1) * (forward + inputs - weights)
+    return (plan.pp - 1) * (forward + inputs + weights) / plan.chunks
+
+
+def ranks_of(axis: str, plan: Plan) -> tuple[int, int]:
+    """Ranks of a line of this axis, and how far apart two neighbours are, in the order of ranks that `Plan` has."""
+    strides = {"tp": 1, "cp": plan.tp, "shard": plan.tp * plan.cp, "dp": plan.tp * plan.cp * plan.shard}
+    strides |= {"ep": strides["shard"], "pp": plan.world // plan.pp}
+    sizes = {"tp": plan.tp, "cp": plan.cp, "shard": plan.shard, "dp": plan.dp, "ep": plan.ep, "pp": plan.pp}
+    return sizes[axis], strides[axis]
+
+
+def link_of(axis: str, plan: Plan, machine: Machine) -> Link:
+    """What a rank of this axis sends over.
+
+    A ring that leaves the node crosses its edge once for each member that it has there, with as many network adapters.
+    """
+    size, stride = ranks_of(axis, plan)
+    if stride * size <= machine.node:  # with dp, those of cp are in it, too
+        return machine.inside
+    if axis in ("pp", "ep"):
+        return machine.between
+    neighbours = max(1, min(size, machine.node // stride))
+    if axis == "dp":
+        neighbours *= max(1, min(plan.cp, machine.node // plan.tp))
+    return Link(min(machine.inside.bandwidth, neighbours * machine.between.bandwidth), machine.between.latency)
+
+
+def seconds_of(axis: str, sent: Sent, plan: Plan, machine: Machine) -> float:
+    """Bytes over the link, and latencies: of a ring's steps; sums over many ranks take those of a double binary tree
+    (Sanders et al. 2009, as in NCCL), twice its depth.
+    """
+    link = link_of(axis, plan, machine)
+    steps = sent.messages
+    if axis == "dp" and (ranks := plan.dp * plan.cp) > 1:
+        steps *= min(1.0, math.ceil(math.log2(ranks)) / (ranks - 1))
+    return steps * link.latency + sent.bytes / (link.bandwidth * machine.link_share)
+
+
+def exposed(plan: Plan, sent: dict[str, float], computing: float, backward: float, layers: int) -> float:
+    """Seconds of the data-parallel messages that nothing hides.
+
+    Stage 3 gathers and reduces a block while others compute, in every micro-batch; all else is sent once, while the
+    last micro-batch goes back. The last unit of all is waited for.
+    """
+    if not plan.overlap:
+        return sent["shard"] + sent["dp"]
+    throughout = sent["shard"] if plan.zero == 3 else 0.0
+    at_the_end = sent["shard"] + sent["dp"] - throughout
+    last = (throughout / plan.micro_batches + at_the_end) / (layers + 1)
+    return max(0.0, throughout - computing) + max(0.0, at_the_end - backward) + last
+
+
+def share_of_peak(model: Model, plan: Plan, machine: Machine) -> float:
+    """MFU, model FLOPs utilization (PaLM): `flops` of the batch as a share of what all devices could do in a step."""
+    seconds = sum(step_time(model, plan, machine).values())
+    return flops(model, plan.batch * model.sequence) / (plan.world * machine.peak * seconds)
