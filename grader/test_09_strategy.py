@@ -13,7 +13,7 @@
 | 9    | when to stop                               | the formulas                                                    |       |
 | 10   | frameworks                                 | the two tables                                                  |       |
 
-TODOs 6 to 8 have references of their own here: the planner's formulas are finer (utils/costs.py), and what it gives is
+TODOs 6 to 8 have references of their own here: the planner's formulas are finer (utils/costs), and what it gives is
 not asked for.
 """  # noqa: E501
 

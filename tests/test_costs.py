@@ -16,7 +16,7 @@ from grader.engine.ranks.messages import cases, collectives, rehearse
 from utils import catalogue, costs, loss
 from utils.model import TransformerLM
 from utils.costs.published import families, families_of, runs
-from utils.plan import LINK_SHARE, MEMORY_SHARE, Machine, Model, Plan
+from utils.plan import LINK_SHARE, MEMORY_SHARE, Model, Plan
 
 sys.path.insert(0, str(lessons.COURSE / "benchmarks"))
 
@@ -308,7 +308,9 @@ def test_machines_of_one_chip_reach_what_was_fitted(chip):
         machine = catalogue.machine(name)
         if machine.chip != chip:
             continue
-        power = machine.power if name in ("h100", "h100-500w", "h100-pcie") else {"A100": fitted.power, "H100": 700}[chip]
+        power = (
+            machine.power if name in ("h100", "h100-500w", "h100-pcie") else {"A100": fitted.power, "H100": 700}[chip]
+        )
         reached = fitted.peak * fitted.device_share * (power / fitted.power) ** (1 / 3)
         assert machine.peak * machine.device_share == pytest.approx(reached, rel=0.01), name
 

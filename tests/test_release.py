@@ -226,32 +226,41 @@ def test_nothing_is_sealed_for_a_lesson_that_does_not_go_out(course, tmp_path):
     assert {"utils/after_ddp.py", "train/fsdp_training.py"} <= contents(tmp_path / "alone")
 
 
+MORE = 'TAUGHT_IN = "09_strategy"\n'  # the rest of the package
 COSTS = 'TAUGHT_IN = "09_strategy"\nGIVES_AWAY = """\nddp_training/1 01_collectives/1 03_zero/7\n"""\n'
 
 
+def write_costs(course):
+    (course / "utils" / "costs").mkdir()
+    (course / "utils" / "costs" / "__init__.py").write_text(COSTS)
+    (course / "utils" / "costs" / "memory.py").write_text(MORE)
+
+
 def test_a_command_that_gives_answers_away_is_sealed_until_they_are_right(course, tmp_path, monkeypatch):
-    (course / "utils" / "costs.py").write_text(COSTS)
+    write_costs(course)
     said = release.release(tmp_path / "out")
     assert said[0] == "the command plan is sealed until 2 TODOs are right: it has their answers"
-    assert "utils/costs.py" not in contents(tmp_path / "out")
+    assert not any(name.startswith("utils/costs") for name in contents(tmp_path / "out"))
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
     assert seals.sealed() == {"plan": ["01_collectives/1", "ddp_training/1"]}
     assert "plan is sealed" in seals.waits_for("plan", set()) and "./workbook open plan" in seals.waits_for("plan", [])
     assert seals.unseal_due({"ddp_training/1"}) == []
     assert seals.unseal_due({"ddp_training/1", "01_collectives/1"}) == ["plan"]
-    assert (tmp_path / "out" / "utils" / "costs.py").read_text() == COSTS
+    assert (tmp_path / "out" / "utils" / "costs" / "__init__.py").read_text() == COSTS
+    assert (tmp_path / "out" / "utils" / "costs" / "memory.py").read_text() == MORE
 
 
 def test_a_lesson_that_uses_what_gives_answers_away_waits_for_them_too(course, tmp_path, monkeypatch):
     (course / "solutions" / "train" / "hybrid_training.py").write_text(
         "from utils.costs import flops\n\nprint(flops)\n"
     )
-    (course / "utils" / "costs.py").write_text(COSTS)
+    write_costs(course)
     release.release(tmp_path / "out")
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
     assert seals.sealed()["hybrid_training"] == ["01_collectives/1", "ddp_training/1"]
     seals.unseal("hybrid_training")
-    assert (tmp_path / "out" / "utils" / "costs.py").is_file()
+    assert (tmp_path / "out" / "utils" / "costs" / "__init__.py").is_file()
+    assert (tmp_path / "out" / "utils" / "costs" / "memory.py").is_file()
     seals.unseal("plan")  # finds it there
 
 

@@ -1,4 +1,4 @@
-"""The machine that this runs on, measured in a few seconds: a `Machine` for `utils/costs.py`.
+"""The machine that this runs on, measured in a few seconds: a `Machine` for `utils/costs`.
 
 torchrun --standalone --nproc-per-node 2 utils/this_machine.py     # prints it as JSON; ./workbook plan does so
 """
@@ -56,6 +56,7 @@ def measure(device: torch.device, size: int = 1024, dtype: torch.dtype = torch.f
         between=link,
         device_share=1.0,
         link_share=1.0,
+        memory_share=1.0,
     )
 
 

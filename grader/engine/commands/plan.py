@@ -116,9 +116,10 @@ def plan(
     job = replace(job, like=replace(with_schedule(job.like, schedule), compiled=compiled, fp8=fp8, overlap_tp=async_tp))
     if fp8 and not job.machine.peak_fp8:
         fail(f"--fp8: {job.machine.name} has no products in 8 bits")
+    one = plan_of(job, settled) if settled else None
     planned.introduce(job)
-    if settled:
-        raise typer.Exit(planned.one(job, plan_of(job, settled), costs))
+    if one:
+        raise typer.Exit(planned.one(job, one))
     choose = [kind for kind in (*costs.AXES, *costs.SETTINGS) if kind != "schedule" or not schedule]
     with console.status("comparing all plans …"):
         found = costs.plans(job.model, job.gpus, job.machine, job.batch, job.like, choose)

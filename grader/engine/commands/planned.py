@@ -5,7 +5,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -157,7 +156,7 @@ def told_of_rejected(choices: "Sequence[Choice]", total: int) -> str:
     return "\n".join([*lines, "[dim]  --rejected shows each[/]"] if choices else lines[:1])
 
 
-def one(job: "Job", plan: "Plan", costs: ModuleType) -> int:
+def one(job: "Job", plan: "Plan") -> int:
     """What one plan costs, by kind. Returns the exit code."""
     choice = costs.judge(job.model, plan, job.machine)
     if reason := costs.does_not_divide(job.model, plan) or choice.rejected:

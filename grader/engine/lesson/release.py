@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -149,13 +149,15 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
             for module, todos in given.items():
                 used = _imports(text, lessons.module_name(module, folder))
                 if used and lessons.comes_after(stem, taught[module]) and module not in files[stem]:
-                    files[stem].append(module)
+                    files[stem] += _whole(module, taught)
                     opened_by.setdefault(stem, set()).update(todos)
     lines = []
     for command, module in seals.COMMANDS.items():
         if todos := given.get(folder / module):
             until = [f"{lesson}/{number}" for lesson, number in sorted(todos, key=_in_order)]
-            seals.seal(folder, command, {module: (folder / module).read_text("utf-8")}, until)
+            packed = _whole(folder / module, taught)
+            texts = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in packed}
+            seals.seal(folder, command, texts, until)
             lines.append(f"the command {command} is sealed until {len(until)} TODOs are right: it has their answers")
     for stem in [stem for stem in released if stem in opened_by]:
         packed = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in files[stem]}
@@ -165,9 +167,16 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
         lines.append(f"{stem} is sealed until {len(until)} TODOs of {names} are right: it begins with their solutions")
         for path in _files_of(folder, stem):
             path.unlink()
-    for module in given:
-        module.unlink()
+    for path in {path for module in given for path in _whole(module, taught)}:
+        path.unlink()
     return lines
+
+
+def _whole(module: Path, modules: Collection[Path]) -> list[Path]:
+    """A module; of a package's first file, all those of the package."""
+    if module.name != "__init__.py":
+        return [module]
+    return [other for other in modules if module.parent in other.parents]
 
 
 def _imports(text: str, module: str) -> bool:

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from grader.engine.lesson import lessons
 
 FOLDER = Path("grader") / "sealed"
-# Commands that need a module of the library which gives answers away: they are sealed like a lesson.
-COMMANDS = {"plan": "utils/costs.py"}
+# Commands that need a module or a package of the library which gives answers away: they are sealed like a lesson.
+COMMANDS = {"plan": "utils/costs/__init__.py"}
 REVEALED = "solutions.seal"
 
 
