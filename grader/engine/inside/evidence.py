@@ -5,6 +5,7 @@ code. JSON and safetensors can only hold values.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,7 @@ def write(stem: Path, value: Any) -> None:
 
     def encode(item: Any) -> Any:
         if hasattr(item, "to_local"):  # a DTensor: the part of it that is here, and where it belongs
-            from torch.distributed.tensor import _utils  # here: on ranks it is loaded already, and the judge needs none
-
-            _, first = _utils.compute_local_shape_and_global_offset(item.shape, item.device_mesh, item.placements)
-            return {"dict": {"part": encode(item.to_local()), "first": list(first), "shape": list(item.shape)}}
+            return {"dict": {"part": encode(item.to_local()), "first": first_of(item), "shape": list(item.shape)}}
         if isinstance(item, torch.Tensor):
             name = str(len(tensors))
             tensors[name] = item.detach().cpu().contiguous().clone()
@@ -43,6 +41,26 @@ def write(stem: Path, value: Any) -> None:
     safetensors.torch.save_file(tensors, f"{stem}.safetensors")
     with written_whole(Path(f"{stem}.json")) as part:
         part.write_text(json.dumps(tree))
+
+
+def first_of(tensor: Any) -> list[int]:
+    """Where the part of a DTensor that is on this rank begins, in each dimension.
+
+    Counted here: torch's own `compute_local_shape_and_global_offset` (2.13) is wrong for some uneven sizes that both
+    fully_shard and tensor parallelism cut ("currently, we cannot handle strided sharding if the dp dimension is not
+    even", torch/distributed/_state_dict_utils.py). Each cut is torch.chunk's, and a strided one comes after the others:
+    fully_shard cuts what tensor parallelism has left.
+    """
+    from torch.distributed.tensor.placement_types import _StridedShard  # here: only ranks with DTensors need it
+
+    first, size, mesh = [0] * tensor.dim(), list(tensor.shape), tensor.device_mesh
+    cuts = [(axis, placement) for axis, placement in enumerate(tensor.placements) if hasattr(placement, "dim")]
+    for axis, placement in sorted(cuts, key=lambda cut: isinstance(cut[1], _StridedShard)):
+        left, length = size[placement.dim], math.ceil(size[placement.dim] / mesh.size(axis))
+        begin = min(left, mesh.get_local_rank(axis) * length)
+        first[placement.dim] += begin
+        size[placement.dim] = min(length, left - begin)
+    return first
 
 
 def decoded(value: dict) -> Any:
