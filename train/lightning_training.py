@@ -38,12 +38,8 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 from utils.arguments import training_parser
 from utils.data import IGNORE, EpochOrder, ShardSampler, Windows
 from utils.device_memory import device_memory
-<<<<<<< HEAD
 from utils.distributed import cleanup, fail, launch_environment, print0, save0, set_batch_size
-=======
-from utils.distributed import check_divides, cleanup, fail, launch_environment, print0, save0
 from utils.job import prepare, say_what_runs
->>>>>>> a91e3ea (Rank 0's first line says what runs where; a job that was granted GPUs and sees none is refused)
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.optional import lacks

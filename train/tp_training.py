@@ -67,12 +67,8 @@ from utils.arguments import training_parser, whole
 from utils.checkpoints import check_sharded
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
-<<<<<<< HEAD
 from utils.distributed import cleanup, fail, print0, save0, set_batch_size
-=======
-from utils.distributed import check_divides, cleanup, fail, print0, save0
 from utils.job import prepare, say_what_runs
->>>>>>> a91e3ea (Rank 0's first line says what runs where; a job that was granted GPUs and sees none is refused)
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
