@@ -6,7 +6,7 @@ import sys
 import pytest
 from matplotlib.image import imread
 
-from utils import costs, plots_strategy  # noqa: F401  costs is there to be taken away
+from utils import catalogue, costs, plots_strategy  # noqa: F401  costs is there to be taken away
 from utils.plan import Plan
 
 
@@ -54,6 +54,20 @@ def test_where_no_widget_runs_the_page_has_the_table(displayed):
     plots_strategy.Planner(gpus=8, batch=64)._ipython_display_()
     data = displayed[-1]
     assert "application/vnd.jupyter.widget-view+json" in data and data["text/markdown"].startswith("| |")
+
+
+def test_a_lessons_seconds_stand_beside_the_planners(monkeypatch):
+    model, machine = catalogue.model("7b"), catalogue.machine("jureca")
+    plans = [Plan(256, 4, shard=64), Plan(256, 4, dp=8, tp=4, pp=2)]
+
+    def lesson(model, plan, machine):
+        return {"computing": 1.5, "data": 0.5}
+
+    both = plots_strategy.beside_planner(lesson, model, plans, machine)
+    assert shown(both).ndim == 3
+    monkeypatch.setitem(sys.modules, "utils.costs", None)
+    monkeypatch.delattr("utils.costs")
+    assert shown(plots_strategy.beside_planner(lesson, model, plans, machine)).shape != shown(both).shape
 
 
 def test_where_the_costs_are_sealed_the_planner_says_so(displayed, monkeypatch):

@@ -106,6 +106,31 @@ def seconds(plans: Mapping[str, Mapping[str, float]]) -> Picture:
     return Picture(lambda: stacked(plans, 1.0, "seconds a step"))
 
 
+def beside_planner(
+    lesson: Callable[[Model, Plan, Machine], Mapping[str, float]], model: Model, plans: Sequence[Plan], machine: Machine
+) -> Picture:
+    """Seconds of a step by what they go to, for each plan by the lesson's formulas and by the planner's, and how far
+    apart they are. Where the planner is sealed, the lesson's alone.
+    """
+    bars: dict[str, Mapping[str, float]] = {}
+    for plan in plans:
+        mine, name = lesson(model, plan, machine), f"{axes_of(plan)}, {plan.micro_batch} at a time"
+        try:
+            from utils import costs
+        except ImportError:
+            bars[name] = mine
+            continue
+        theirs = costs.step_time(model, plan, machine)
+        ratio = sum(mine.values()) / sum(theirs.values())
+        bars[f"{name}: yours, {ratio:.2f} of"] = mine
+        bars[f"{name}: the planner's"] = {
+            "computing": theirs["products"] + theirs["recompute"],
+            **{kind: theirs[kind] for kind in ("tp", "ep", "pp", "cp", "bubble", "data")},
+            "not in yours": theirs["traffic"] + theirs["optimizer"],
+        }
+    return Picture(lambda: stacked(bars, 1.0, "seconds a step"))
+
+
 def stacked(bars: Mapping[str, Mapping[str, float]], unit: float, label: str, limit: float | None = None) -> "Figure":
     """Horizontal bars in parts."""
     from matplotlib.figure import Figure
