@@ -125,8 +125,9 @@ def made_batch(seed, sizes, rows=None):
 
 def cut_by_check(model, stage, n_stages):
     from utils.after_pipeline import Layers
+    from utils.pipeline import by_number
 
-    return Layers(model, stage, n_stages)
+    return Layers(model, by_number(len(model.blocks), n_stages)[stage])
 
 
 def split_by_check(layers, mesh, sequence):
@@ -380,7 +381,7 @@ def cut_on_rank(code, rank, world, layers):
         "It is pipeline_training's make_stages, up to the memory. Which numbers does rank r have, if it takes every "
         "p-th of n_stages?",
         "mesh.size(), mesh.get_local_rank() and mesh.get_group() are of the pipeline, since mesh is that axis.",
-        "for stage in range(r, n_stages, p): append PipelineStage(Layers(model, stage, n_stages), stage, n_stages, "
+        "for stage in range(r, n_stages, p): append PipelineStage(Layers(model, blocks[stage]), stage, n_stages, "
         "device, group=mesh.get_group()).",
     ),
 )

@@ -1,24 +1,20 @@
 """Checks and hints of pipeline_training.
 
-| TODO | achievement                    | evidence                                                           | needs  |
-|------|--------------------------------|--------------------------------------------------------------------|--------|
-| 1    | the layers of a stage          | names and places of all stages of drawn models; their product      |        |
-| 2    | this rank's stages             | numbers, group, memory on 4 ranks; one and two stages a rank       |        |
-| 3    | the serial run's first weights | first_weights() on 4 ranks; who built a model; the largest message |        |
-| 4    | the loss of a micro-batch      | sums, gradients, where targets are ignored unequally; bfloat16     |        |
-| 5    | the schedule                   | order of the passes on 3 and 4 ranks; what is alive; gradients     |        |
-| 6    | a batch through the pipeline   | gradients and losses on 3 ranks; who talks to whom                 |        |
-| 7    | gradients over the data axis   | sum_gradients() on 2 × 2 and 1 × 3 ranks; messages                 |        |
-| 8    | the norm of the whole gradient | clip_gradients() on 2 × 2 and 3 × 1 ranks                          |        |
-| 9    | one shape                      | fill() of drawn sizes                                              |        |
-| 10   | evaluation                     | evaluate() on 2 × 2 ranks, where shares differ and one is empty    |        |
-| 11   | one file of the whole model    | who writes; that it loads here, by torch.load(weights_only=True)   |        |
-| 12   | samples along the data axis    | make_samplers() on 2 × 2 and 3 × 1 ranks                           |        |
-| 13   | the grid, and the whole run    | make_mesh(); main() on 4 and 2 ranks against the serial run        | 1 – 12 |
+| TODO | achievement                     | evidence                                                            | needs |
+|------|---------------------------------|---------------------------------------------------------------------|-------|
+| 1    | the model cut by cost           | the slowest stage of drawn models and heads                         |       |
+| 2    | this rank's stages              | numbers, layers, group, memory on 4 ranks; one and two stages a rank |      |
+| 3    | the serial run's first weights  | first_weights() on 4 ranks; who built a model; the largest message  |       |
+| 4    | micro-batches that add up       | sums, gradients, targets ignored unequally; bfloat16; each schedule's gradients on 3 ranks | |
+| 5    | a batch through the pipeline    | gradients and losses on 3 ranks; evaluate() on 2 × 2, where shares differ and one is empty | |
+| 6    | gradients over the data axis    | sum_gradients() on 2 × 2, 1 × 3 and 3 × 1 ranks; messages           |       |
+| 7    | the norm of the whole gradient  | clip_gradients() on 2 × 2 and 3 × 1 ranks                           |       |
+| 8    | one file of the whole model     | who writes; that it loads here, twice, by torch.load(weights_only=True) | |
+| 9    | the grid, samples, the whole run | make_mesh() on 6 ranks, make_samplers(); main() on 4 and 2 ranks against the serial run | 1 – 8 |
 
 Stages are cut by the check itself, unless cutting is what is checked: so a TODO can be judged before or without the
-others. The order of the work is seen inside the stages, in the passes themselves, whatever made the schedule.
-"""
+others.
+"""  # noqa: E501
 
 import math
 from argparse import Namespace
@@ -41,6 +37,7 @@ from grader.kit import (
     each_once,
     elements,
     expect,
+    hinted,
     kind_of,
     mains_on_rank,
     mark,
@@ -64,10 +61,10 @@ SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=3, max_len=8)
 CPU = torch.device("cpu")
 
 
-def made_args(code, *flags):
-    return code.parse_args(
-        ["--batch-size", "12", "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "8", *flags]
-    )
+def made_args(code, *flags, pp=1, data=1):
+    """Flags as a run on such a grid has them: 12 sequences, 8 blocks, micro-batches of one sequence."""
+    sizes = "--batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 8".split()
+    return code.parse_args([*sizes, "--pp", str(pp), "--microbatches", str(12 // data), *flags])
 
 
 def made_mesh(pp, data):
@@ -82,16 +79,15 @@ def made_model(seed, **more):
 
 
 class Cut(nn.Module):
-    """A stage, cut by the check itself."""
+    """A stage with these blocks, cut by the check itself."""
 
-    def __init__(self, model, stage, n_stages, bfloat16=False):
+    def __init__(self, model, blocks, bfloat16=False):
         super().__init__()
         self.bfloat16, self.dropout = bfloat16, model.dropout
-        first, last, blocks = stage == 0, stage == n_stages - 1, len(model.blocks)
+        first, last = blocks.start == 0, blocks.stop == len(model.blocks)
         self.token_embedding = model.token_embedding if first else None
         self.position_embedding = model.position_embedding if first else None
-        mine = [i for i in range(blocks) if i * n_stages // blocks == stage]
-        self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in mine})
+        self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in blocks})
         self.norm, self.head = (model.norm, model.head) if last else (None, None)
 
     def forward(self, x):
@@ -100,6 +96,17 @@ class Cut(nn.Module):
         for block in self.blocks.values():
             x = block(x)
         return x if self.norm is None else self.norm(x)
+
+
+def blocks_of(blocks, n_stages):
+    """The blocks of each stage; the first stage has what does not divide."""
+    later = blocks // n_stages
+    borders = [0, *(blocks - later * k for k in reversed(range(n_stages)))]
+    return [range(*pair) for pair in zip(borders, borders[1:])]
+
+
+def cut_stage(model, stage, n_stages, bfloat16=False):
+    return Cut(model, blocks_of(len(model.blocks), n_stages)[stage], bfloat16)
 
 
 def made_stage(module, stage, n_stages, group):
@@ -113,7 +120,7 @@ def cut_stages(mesh, turns=1, **more):
     pp, model = mesh["pp"], made_model(0, **more)
     n_stages = turns * pp.size()
     mine = range(pp.get_local_rank(), n_stages, pp.size())
-    return [made_stage(Cut(model, k, n_stages), k, n_stages, pp.get_group()) for k in mine]
+    return [made_stage(cut_stage(model, k, n_stages), k, n_stages, pp.get_group()) for k in mine]
 
 
 def loss_sum(module, h, y):
@@ -166,106 +173,122 @@ def described(value):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 1: the layers of a stage
+# TODO 1: cut by cost
 
 
-def layers_on_rank(code, rank, world, sizes):
-    left = []
-    for blocks, n_stages in sizes:
-        model = made_model(0, n_layers=blocks).eval()
-        x, _ = batch(1, 2)
-        stages = [code.Layers(model, stage, n_stages) for stage in range(n_stages)]
-        seen = [[name for name, _ in stage.named_parameters()] for stage in stages]
-        with torch.no_grad():
-            right, h = model(x), x
-            names = sorted(name for stage in seen for name in stage)
-            if names == sorted(
-                name for name, _ in model.named_parameters()
-            ):  # else a stage would get what it can't take
-                for stage in stages:
-                    h = stage(h)
-                h = model.head(h)
-        same = h.shape == right.shape and bool((h - right).abs().max() < 1e-5)
-        own = all(p is dict(model.named_parameters()).get(name) for s in stages for name, p in s.named_parameters())
-        left.append({"names": seen, "same": same, "own": own})
-    return left
+def cuts_on_rank(code, rank, world, questions):
+    return [plain_ranges(code.cut(*question)) for question in questions]
 
 
-def block_of(name):
-    """The number of the block that a weight belongs to; None for the others."""
-    parts = name.split(".")
-    return int(parts[1]) if parts[0] == "blocks" and len(parts) > 1 and parts[1].isdigit() else None
+def plain_ranges(value):
+    """Lists of numbers as evidence can hold them; else in words what it is."""
+    if isinstance(value, (list, tuple)) and all(isinstance(part, (range, list, tuple)) for part in value):
+        kinds = [[int(i) for i in part] for part in value]
+        return {"blocks": kinds, "ranges": all(isinstance(part, range) for part in value)}
+    return described(value)
+
+
+def slowest_of(numbers, head):
+    """What the slowest stage costs, in blocks: so many in each, and in the last the head."""
+    return max(*numbers[:-1], numbers[-1] + head) if len(numbers) > 1 else numbers[0] + head
+
+
+def least_slowest(blocks, n_stages, head):
+    """By trying how many blocks the last stage has."""
+    if n_stages == 1:
+        return blocks + head
+    others = n_stages - 1
+    return min(max(math.ceil((blocks - n) / others), n + head) for n in range(1, blocks - others + 1))
+
+
+def by_number(blocks, n_stages, head):
+    return [blocks // n_stages + (k < blocks % n_stages) for k in range(n_stages)]
+
+
+def with_last(blocks, n_stages, last):
+    return [*by_number(blocks - last, n_stages - 1, 0), last]
+
+
+def by_mean(blocks, n_stages, head):
+    """The last stage has what is missing to the mean, rounded."""
+    last = round((blocks + head) / n_stages - head)
+    return with_last(blocks, n_stages, min(max(1, last), blocks - n_stages + 1))
+
+
+def by_mean_of_others(blocks, n_stages, head):
+    """As if the other stages could have parts of blocks."""
+    choices = range(1, blocks - n_stages + 2)
+    return with_last(blocks, n_stages, min(choices, key=lambda n: max((blocks - n) / (n_stages - 1), n + head)))
+
+
+def filled_up(blocks, n_stages, head):
+    """Stages filled one after the other, each up to its part of the whole."""
+    borders, mean = [0], (blocks + head) / n_stages
+    for stage in range(1, n_stages):
+        borders.append(min(max(borders[-1] + 1, round(mean * stage)), blocks - (n_stages - stage)))
+    return [b - a for a, b in zip(borders, [*borders[1:], blocks])]
+
+
+def drawn_cut(draw, wrong):
+    """A model of which this cut, which looks right, is not the best."""
+    while True:
+        n_stages = draw.randint(2, 5)
+        blocks, head = draw.randint(n_stages + 1, 14), draw.randint(1, 20) / 4
+        if slowest_of(wrong(blocks, n_stages, head), head) > least_slowest(blocks, n_stages, head):
+            return blocks, n_stages, head
 
 
 @todo(
     1,
-    minutes=30,
-    why="What a stage does not hold costs it nothing: neither memory nor work nor a place in the optimizer. And with "
-    "the names of "
-    "the whole model, the stages' weights together are its state dict, which any script can load.",
+    minutes=15,
+    why="All ranks of a pipeline wait for its slowest stage. With WikiText-2's 33,278 words and a width of 768, the "
+    "head "
+    "costs as much as 3.4 blocks: of 12 blocks on two ranks, 6 and 6 make one step as long as 9.4 blocks, 8 and 4 as "
+    "long as 8.",
     hints=(
-        "Four of the five are of the first or the last stage alone, else None. Which blocks does stage k of n have, "
-        "if n does not divide?",
-        "nn.ModuleDict takes a dictionary with strings as keys: str(i) for block i. The shares meet at ceil(k * "
-        "blocks / n).",
-        "begin, end = (math.ceil(k * len(model.blocks) / n_stages) for k in (stage, stage + 1)); then "
-        "{str(i): model.blocks[i] for i in range(begin, end)}, and the others as model.norm if stage == n_stages - 1 "
-        "else None.",
+        "Only one number is to be chosen: how many blocks the last stage has. What does the slowest of the other "
+        "stages "
+        "have then?",
+        "The other stages divide the rest as evenly as they can: the largest of them has math.ceil of a quotient. "
+        "by_number makes their ranges. min(…, key=…) chooses.",
+        "Try every number of blocks for the last stage from 1 up to what leaves one to each other stage; the slowest "
+        "stage is the larger one of two numbers; keep the best, and put the last range behind those of by_number.",
     ),
 )
-def test_todo1_layers(student):
-    draw = student.draw("layers")
-    n = draw.randint(2, 4)
-    # The last one is such that stages of ceil(blocks / n), until there are no more, differ by more than one.
-    sizes = [(3, 1), (n, n), (2 * n, n), (draw.choice((5, 7)), 2), (7, 4), draw.choice(((4, 3), (5, 4), (10, 3)))]
-    (found,) = student.call(layers_on_rank, world=1, group=False, sizes=sizes).evidence
-    for (blocks, n_stages), left in zip(sizes, found, strict=True):
-        told = f"of {blocks} blocks in {n_stages} stage{'s' if n_stages > 1 else ''},"
-        shares = [sorted({block_of(name) for name in names} - {None}) for names in left["names"]]
-        right = [
-            [*range(math.ceil(k * blocks / n_stages), math.ceil((k + 1) * blocks / n_stages))] for k in range(n_stages)
-        ]
-        for stage, (seen, wanted, names) in enumerate(zip(shares, right, left["names"], strict=True)):
-            last = stage == n_stages - 1
-            expect(len(seen) < blocks or n_stages == 1, f"{told} stage {stage} holds all blocks", wanted, seen)
-            if seen != wanted and seen == [*range(len(wanted))]:
-                raise Wrong(
-                    f"{told} the keys of the blocks of stage {stage} begin at 0: in the whole model they have other "
-                    f"names",
-                    wanted,
-                    seen,
-                )
-            expect(seen == wanted, f"{told} stage {stage} does not hold the blocks that are its share", wanted, seen)
-            for name, here in (
-                ("token_embedding", stage == 0),
-                ("position_embedding", stage == 0),
-                ("norm", last),
-                ("head", last),
-            ):
-                found_here = any(part.startswith(f"{name}.") for part in names)
-                where = "first" if "embedding" in name else "last"
-                expect(
-                    found_here == here,
-                    f"{told} stage {stage} {'lacks' if here else 'holds'} the {name}, which belongs to the {where} "
-                    f"stage",
-                    name if here else "none",
-                    "none" if here else name,
-                )
-        names = sorted(name for stage in left["names"] for name in stage)
-        whole_model = sorted(name for name, _ in TransformerLM(**SIZES | {"n_layers": blocks}).named_parameters())
-        expect(
-            names == whole_model,
-            f"{told} the names are not those of the whole model",
-            sorted(set(whole_model) - set(names))[:1] or "no other name",
-            sorted(set(names) - set(whole_model))[:1] or "they are missing",
-        )
-        expect(left["own"], f"{told} weights are not the model's own, but copies", "the model's modules", "others")
-        expect(
-            left["same"],
-            f"{told} one stage after the other does not give what the model gives",
-            "the model's logits",
-            "others",
-        )
+def test_todo1_cut(student):
+    draw = student.draw("cut")
+    fixed = [(3, 1, 5.0), (4, 4, 9.0), (6, 2, 0.1), (12, 2, 3.4), (12, 4, 3.4), (2, 2, 20.0), (7, 3, 30.0), (8, 8, 0.5)]
+    tempting = (by_number, by_mean, by_mean_of_others, filled_up)
+    questions = fixed + [drawn_cut(draw, wrong) for wrong in tempting for _ in range(3)]
+    (found,) = student.call(cuts_on_rank, world=1, group=False, questions=questions).evidence
+    for (blocks, n_stages, head), seen in zip(questions, found, strict=True):
+        check_cut(blocks, n_stages, head, seen)
+
+
+def check_cut(blocks, n_stages, head, seen):
+    told = f"cut({blocks}, {n_stages}, {head:g})"
+    listed = isinstance(seen, dict)
+    expect(listed, f"{told} does not return a list of ranges", f"{n_stages} ranges", seen)
+    expect(seen["ranges"], f"{told} returns lists, of which Layers could not read start and stop", "ranges", "lists")
+    parts = seen["blocks"]
+    expect(len(parts) == n_stages, f"{told} makes {len(parts)} stages", n_stages, len(parts))
+    expect(all(parts), f"{told} has a stage without a block", "at least one in each", parts)
+    everything = [i for part in parts for i in part]
+    expect(
+        everything == [*range(blocks)], f"{told} does not have each block once, in order", [*range(blocks)], everything
+    )
+    numbers = [len(part) for part in parts]
+    took, best = slowest_of(numbers, head), least_slowest(blocks, n_stages, head)
+    equal = (
+        " They have equally many blocks, and the last one has the head, too." if max(numbers) - min(numbers) < 2 else ""
+    )
+    expect(
+        took <= best + 1e-9,
+        f"{told}: of stages with {numbers} blocks the slowest costs as much as {took:g} blocks; {best:g} is possible."
+        f"{equal}",
+        f"{best:g}",
+        f"{took:g}",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -273,14 +296,15 @@ def test_todo1_layers(student):
 
 
 def stages_on_rank(code, rank, world, grids):
-    code.Layers = Cut  # TODO 1 is judged by itself
+    code.Layers, code.cut = (
+        Cut,
+        lambda blocks, n_stages, head: blocks_of(blocks, n_stages),
+    )  # TODO 1 is judged by itself
     left = []
     for pp, data, kind, dtype in grids:
-        args = made_args(
-            code, "--pp", str(pp), "--schedule", kind, "--microbatches", "6" if data > 1 else "4", "--dtype", dtype
-        )
+        args = made_args(code, "--schedule", kind, "--dtype", dtype, pp=pp, data=data)
         with torch.device("meta"):
-            model = TransformerLM(**SIZES | {"n_layers": 8})
+            model = TransformerLM(**SIZES | {"n_layers": 9})
         mesh = made_mesh(pp, data)
         mark(name="make")
         with Peak() as peak:
@@ -288,15 +312,7 @@ def stages_on_rank(code, rank, world, grids):
         if not isinstance(stages, (list, tuple)) or not all(hasattr(stage, "submod") for stage in stages):
             left.append(described(stages))
             continue
-        left.append([{
-            "stage": stage.stage_index, "of": stage.num_stages,
-            "group": sorted(dist.get_process_group_ranks(stage.group)),
-            "held": elements(stage.submod.parameters()), "meta": sum(p.is_meta for p in stage.submod.parameters()),
-            "bfloat16": bool(getattr(stage.submod, "bfloat16", False)),
-            "names": [name for name, _ in stage.submod.named_parameters()],
-            "right": {n: p.numel() for n, p in Cut(model, stage.stage_index, stage.num_stages).named_parameters()},
-            "peak": peak.most // 4, "whole": sum(p.numel() for p in model.parameters()),
-        } for stage in stages])  # fmt: skip
+        left.append([left_of(stage, model) | {"peak": peak.most // 4} for stage in stages])
         mark(name="back")
         for stage in stages:
             for parameter in stage.submod.parameters():
@@ -304,116 +320,116 @@ def stages_on_rank(code, rank, world, grids):
     return left
 
 
+def left_of(stage, model):
+    module = stage.submod
+    right = (
+        cut_stage(model, stage.stage_index, stage.num_stages)
+        if stage.num_stages <= len(model.blocks)
+        else Cut(model, range(9))
+    )
+    return {
+        "stage": stage.stage_index,
+        "of": stage.num_stages,
+        "group": sorted(dist.get_process_group_ranks(stage.group)),
+        "held": elements(module.parameters()),
+        "meta": sum(p.is_meta for p in module.parameters()),
+        "bfloat16": bool(getattr(module, "bfloat16", False)),
+        "names": [name for name, _ in module.named_parameters()],
+        "right": {name: p.numel() for name, p in right.named_parameters()},
+        "whole": sum(p.numel() for p in model.parameters()),
+    }
+
+
 @todo(
     2,
     minutes=20,
-    why="A stage knows its number, how many there are, and over which group it talks to its neighbours. With the "
-    "whole world as its group, stage 1 of "
-    "one pipeline would send to stage 2 of another.",
+    why="A stage knows its number, how many there are, and over which group it talks to its neighbours. With the whole "
+    "world as its group, stage 1 of one pipeline would send to stage 2 of another.",
     hints=(
-        "Which numbers does rank r have of 0 … n - 1, if it takes every p-th? There is a range for that.",
-        'PipelineStage(module, number, how_many, device, group=...). mesh["pp"] is this rank\'s pipeline: size(), '
-        "get_local_rank(), get_group(). "
-        "A module on the device “meta” gets memory by to_empty(device=...).",
-        "for stage in range(r, n_stages, p): layers = Layers(model, stage, n_stages, "
-        "bfloat16).to_empty(device=device), then append PipelineStage(layers, "
-        'stage, n_stages, device, group=mesh["pp"].get_group()).',
+        "Which of the numbers 0 … n_stages - 1 does rank r have, if it takes every p-th? And where do its blocks "
+        "stand?",
+        "A range with a step gives the numbers. Layers takes the blocks of one stage and the dtype; it is on the "
+        "device "
+        "“meta” until to_empty gives it memory. PipelineStage wants a group: of which axis?",
+        "One loop over this rank's stage numbers: make the Layers of that stage, give them memory, wrap them in a "
+        "PipelineStage with the same number, and append it.",
     ),
 )
 def test_todo2_stages(student):
-    world = 4
     grids = [
         (2, 2, "1f1b", "float32"),
         (4, 1, "zero-bubble", "float32"),
         (4, 1, "interleaved", "float32"),
         (2, 2, "interleaved", "bfloat16"),
     ]
-    run = student.call(stages_on_rank, world=world, grids=grids)
+    run = student.call(stages_on_rank, world=4, grids=grids)
     for rank, left in enumerate(run.evidence):
-        for (pp, data, kind, dtype), stages in zip(grids, left, strict=True):
-            told = f"with --schedule {kind} on {pp} × {data} ranks,"
-            expect(
-                isinstance(stages, list),
-                f"{told} make_stages does not return a list of PipelineStage",
-                "a list",
-                stages,
-                rank,
-            )
-            chunks = 2 if kind == "interleaved" else 1
-            here, n_stages = rank // data, pp * chunks
-            right = [here + k * pp for k in range(chunks)]
-            seen = [stage["stage"] for stage in stages]
-            expect(
-                seen == right,
-                f"{told} rank {here} of its pipeline does not have the stages that are its own",
-                right,
-                seen,
-                rank,
-            )
-            group = [rank % data + k * data for k in range(pp)]
-            for stage in stages:
-                expect(
-                    stage["of"] == n_stages,
-                    f"{told} stage {stage['stage']} is told of another number of stages",
-                    n_stages,
-                    stage["of"],
-                    rank,
-                )
-                expect(
-                    stage["group"] == group,
-                    f"{told} stage {stage['stage']} sends to other ranks than those of its pipeline",
-                    group,
-                    stage["group"],
-                    rank,
-                )
-                expect(
-                    not stage["meta"],
-                    f"{told} {stage['meta']} weights of stage {stage['stage']} have no memory yet",
-                    "all on the device",
-                    "on meta",
-                    rank,
-                )
-                wrapped = [name for name in stage["names"] if name.startswith("module.")]
-                expect(
-                    not wrapped,
-                    f"{told} stage {stage['stage']} is wrapped, by DDP for example, which counts on one backward pass "
-                    "a step: a stage has one for each micro-batch",
-                    "Layers",
-                    wrapped[:1],
-                    rank,
-                )
-                share = sum(stage["right"].values())
-                expect(
-                    stage["held"] == share and set(stage["names"]) == set(stage["right"]),
-                    f"{told} stage {stage['stage']} has memory for {stage['held']:,} weights",
-                    f"{share:,}, those of its layers",
-                    f"{stage['held']:,}",
-                    rank,
-                )
-                expect(
-                    stage["bfloat16"] == (dtype == "bfloat16"),
-                    f"{told} with --dtype {dtype} the layers compute in another dtype",
-                    dtype,
-                    "bfloat16" if stage["bfloat16"] else "float32",
-                    rank,
-                )
-            share, peak = sum(sum(stage["right"].values()) for stage in stages), stages[0]["peak"]
-            # Twice, for those who take memory for a layer and then move it.
-            expect(
-                peak < min(2 * share, 0.9 * stages[0]["whole"]),
-                f"{told} make_stages takes memory for {peak:,} weights on rank {rank}, other stages' among them",
-                f"{share:,}, those of its own stages",
-                f"{peak:,}",
-                rank,
-            )
+        for grid, stages in zip(grids, left, strict=True):
+            check_stages_of(rank, grid, stages)
     talk = [call for case in cases(run.events)[1::2] for call in collectives(case)]
     expect(
         not talk,
-        f"a backward pass through a stage calls {talk[0].op if talk else ''}: gradients would be summed up over the "
-        "ranks in each micro-batch, and those of the micro-batches before once more",
-        "no collective: TODO 7 sums up, once a step",
+        f"a backward pass through a stage calls {talk[0].op if talk else ''}: gradients would be summed over the ranks "
+        "in each micro-batch, and those of the micro-batches before once more",
+        "no collective: TODO 6 sums, once a step",
         f"{len(talk)} collectives",
         talk[0].rank if talk else None,
+    )
+
+
+def check_stages_of(rank, grid, stages):
+    pp, data, kind, dtype = grid
+    told = f"with --schedule {kind} on {pp} × {data} ranks,"
+    listed = isinstance(stages, list)
+    expect(listed, f"{told} make_stages does not return a list of PipelineStage", "a list", stages, rank)
+    chunks = 2 if kind == "interleaved" else 1
+    here = rank // data
+    right, seen = [here + k * pp for k in range(chunks)], [stage["stage"] for stage in stages]
+    wrong = f"{told} rank {here} of its pipeline does not have the stages that are its own"
+    expect(seen == right, wrong, right, seen, rank)
+    group = [rank % data + k * data for k in range(pp)]
+    for stage in stages:
+        check_stage(f"{told} stage {stage['stage']}", stage, pp * chunks, group, dtype, rank)
+    share, peak = sum(sum(stage["right"].values()) for stage in stages), stages[0]["peak"]
+    # Twice, for those who take memory for a layer and then move it.
+    expect(
+        peak < min(2 * share, 0.9 * stages[0]["whole"]),
+        f"{told} make_stages takes memory for {peak:,} weights on rank {rank}, including other stages'",
+        f"{share:,}, those of its own stages",
+        f"{peak:,}",
+        rank,
+    )
+
+
+def check_stage(told, stage, n_stages, group, dtype, rank):
+    expect(stage["of"] == n_stages, f"{told} is told the wrong number of stages", n_stages, stage["of"], rank)
+    strangers = f"{told} sends to ranks that are not those of its pipeline"
+    expect(stage["group"] == group, strangers, group, stage["group"], rank)
+    empty = f"{stage['meta']} weights of {told.removeprefix('with ')} have no memory yet"
+    expect(not stage["meta"], empty, "all on the device", "on meta", rank)
+    wrapped = [name for name in stage["names"] if name.startswith("module.")]
+    expect(
+        not wrapped,
+        f"{told} is wrapped, by DDP for example, which counts on one backward pass a step: a stage has one for each "
+        "micro-batch",
+        "Layers",
+        wrapped[:1],
+        rank,
+    )
+    share = sum(stage["right"].values())
+    expect(
+        stage["held"] == share and set(stage["names"]) == set(stage["right"]),
+        f"{told} does not hold its own layers: it has memory for {stage['held']:,} weights",
+        f"{share:,}, those of its layers",
+        f"{stage['held']:,}",
+        rank,
+    )
+    expect(
+        stage["bfloat16"] == (dtype == "bfloat16"),
+        f"{told} with --dtype {dtype}: the layers compute in the wrong dtype",
+        dtype,
+        "bfloat16" if stage["bfloat16"] else "float32",
+        rank,
     )
 
 
@@ -424,8 +440,10 @@ def test_todo2_stages(student):
 LONG = {"n_layers": 6}
 
 
-def first_on_rank(code, rank, world, seed, pp, turns):
-    """Ranks that have drawn other numbers before: only what is sent can be equal."""
+def first_on_rank(code, rank, world, seeds, pp, turns):
+    """Ranks that have drawn different numbers before, so that only what is sent can be equal; from one seed, then from
+    another.
+    """
     built = []  # this rank's models with weights
     init = TransformerLM.init_weights
 
@@ -436,16 +454,20 @@ def first_on_rank(code, rank, world, seed, pp, turns):
 
     with torch.device("meta"):
         model = TransformerLM(**SIZES | LONG)
-    stages = cut_stages(made_mesh(pp, world // pp), turns, **LONG)
-    for p in parameters_of(stages).values():
-        nn.init.constant_(p, math.nan)
-    args = made_args(code, "--seed", str(seed), "--pp", "1", "--microbatches", "1")
+    mesh, left = made_mesh(pp, world // pp), []
+    made = [cut_stages(mesh, turns, **LONG) for _ in seeds]
     TransformerLM.init_weights = count
-    torch.manual_seed(1000 + rank)
-    mark(name="first")
-    with Peak(parameters_of(stages).values()) as peak:
-        code.first_weights(stages, model, args)
-    return {"built": len(built), "weights": parameters_of(stages), "peak": peak.most}
+    for seed, stages in zip(seeds, made, strict=True):
+        for p in parameters_of(stages).values():
+            nn.init.constant_(p, math.nan)
+        args = made_args(code, "--seed", str(seed), pp=pp, data=world // pp)
+        torch.manual_seed(1000 + rank)
+        built.clear()
+        mark(name="first")
+        with Peak(parameters_of(stages).values()) as peak:
+            code.first_weights(stages, model, args)
+        left.append({"built": len(built), "weights": parameters_of(stages), "peak": peak.most})
+    return left
 
 
 def serial_weights(seed):
@@ -455,77 +477,82 @@ def serial_weights(seed):
 @todo(
     3,
     minutes=25,
-    why="Stages that draw their weights by themselves make another model than one process would, and each number of "
-    "stages yet another. If they all draw "
-    "from the same seed, stages even repeat each other. And a model that is built whole on every rank must fit on "
-    "every rank, which the cut "
-    "was to spare it.",
+    why="Stages that draw their own weights make a different model than one process would, and each number of stages "
+    "yet another. If they all draw from the same seed, stages even repeat each other. And a model that is built whole "
+    "on "
+    "every rank must fit on every rank, which the cut was to spare it.",
     hints=(
-        "One rank knows them all, and goes through them by name; the others follow the same list of names and shapes, "
-        "which model has.",
-        "dist.broadcast(tensor, 0) fills the tensor on all ranks with rank 0's: the others give one of the same "
-        "shape, torch.empty(weight.shape, "
-        "device=...). copy_ fills a weight in place.",
-        "whole_model = TransformerLM(**model.config) on rank 0, else model; for name, weight in "
-        "whole_model.named_parameters(): broadcast it, and "
-        "if name in weights(stages), copy_ it there.",
+        "One rank knows all weights, and goes through them by name. What do the others have that tells them which "
+        "tensor "
+        "comes next, and of which shape?",
+        "model on the device “meta” has names and shapes. A broadcast needs a tensor of the same shape on every rank; "
+        "torch.empty(…, device=…) makes room. copy_ fills a weight in place.",
+        "Rank 0 sets the seed and builds the model; then all ranks loop over the same named_parameters(): room, rank 0 "
+        "fills it, broadcast, and whoever has a weight of that name copies it. Nothing is kept beyond its turn.",
     ),
 )
 def test_todo3_first_weights(student):
-    seed = student.draw("first").randrange(1, 1000)
-    right = student.reference(serial_weights, seed=seed)
-    whole = 4 * sum(weight.numel() for weight in right.values())
+    seeds = student.draw("first").sample(range(1, 1000), 2)
     for ranks, pp, turns in ((4, 2, 1), (3, 3, 2)):
-        run = student.call(first_on_rank, world=ranks, seed=seed, pp=pp, turns=turns)
-        for rank, mine in enumerate(run.evidence):
-            for name, weight in mine["weights"].items():
-                what = "has no content yet" if weight.isnan().any() else "is not the serial run's"
-                expect(
-                    torch.equal(weight, right[name]),
-                    f"on {ranks} ranks, {pp} of them in a pipeline{with_stages(turns)}, the first {name} {what}",
-                    "the weights that a single process draws by --seed",
-                    "others",
-                    rank,
-                )
-        owners = [rank for rank, mine in enumerate(run.evidence) if mine["built"]]
+        run = student.call(first_on_rank, world=ranks, seeds=seeds, pp=pp, turns=turns)
+        for number, seed in enumerate(seeds):
+            told = f"on {ranks} ranks, {pp} of them in a pipeline{with_stages(turns)}"
+            if number:
+                told += ", in the second call, with another seed"
+            right = student.reference(serial_weights, seed=seed)
+            check_first(told, [left[number] for left in run.evidence], cases(run.events)[number], right)
+
+
+def check_first(told, ranks, events, right):
+    for rank, mine in enumerate(ranks):
+        for name, weight in mine["weights"].items():
+            what = "has no content yet" if weight.isnan().any() else "is not the serial run's"
+            expect(
+                torch.equal(weight, right[name]),
+                f"{told}, the first {name} {what}",
+                "the weights that a single process draws by --seed",
+                "different ones",
+                rank,
+            )
+    owners = [rank for rank, mine in enumerate(ranks) if mine["built"]]
+    expect(
+        len(owners) <= 1,
+        f"{told}, ranks {', '.join(map(str, owners))} have each had the whole model in memory",
+        "one rank at most",
+        f"ranks {owners}",
+        owners[-1] if owners else None,
+    )
+    largest, whole = 4 * max(w.numel() for w in right.values()), 4 * sum(w.numel() for w in right.values())
+    for rank, mine in enumerate(events):
+        most = max((event["bytes"] for event in mine if event["e"] == "op"), default=0)
+        # Twice, for those who send other things with it.
         expect(
-            len(owners) <= 1,
-            f"ranks {', '.join(map(str, owners))} have each had the whole model in memory",
-            "one rank at most",
-            f"ranks {owners}",
-            owners[-1] if owners else None,
+            most <= 2 * largest,
+            f"{told}, rank {rank} gets {most:,} bytes in one message: more than a weight, so it holds other stages' "
+            "weights, too",
+            f"at most {largest:,} bytes, those of the largest weight",
+            f"{most:,} bytes",
+            rank,
         )
-        largest = 4 * max(weight.numel() for weight in right.values())
-        (first,) = cases(run.events)
-        for rank, events in enumerate(first):
-            most = max((event["bytes"] for event in events if event["e"] == "op"), default=0)
-            # Twice, for those who send other things with it.
-            expect(
-                most <= 2 * largest,
-                f"rank {rank} gets {most:,} bytes in one message: more than a weight, so that it holds other stages' "
-                f"weights, too",
-                f"at most {largest:,} bytes, those of the largest weight",
-                f"{most:,} bytes",
-                rank,
-            )
-        for rank, mine in enumerate(run.evidence):
-            expect(
-                mine["built"] or mine["peak"] < 0.9 * whole,
-                f"rank {rank} has {mine['peak']:,} bytes of weights at one moment: what other stages have is kept, too",
-                f"its own, and one more at a time; the whole model has {whole:,} bytes",
-                f"{mine['peak']:,} bytes",
-                rank,
-            )
+    for rank, mine in enumerate(ranks):
+        expect(
+            mine["built"] or mine["peak"] < 0.9 * whole,
+            f"{told}, rank {rank} has {mine['peak']:,} bytes of weights at one moment: what other stages have is kept, "
+            "too",
+            f"its own, and one more at a time; the whole model has {whole:,} bytes",
+            f"{mine['peak']:,} bytes",
+            rank,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 4: the loss of a micro-batch
+# TODO 4: micro-batches that add up
 
 
 def loss_on_rank(code, rank, world, seed):
     left = []
     for bfloat16 in (False, True):
-        layers = Cut(made_model(seed), 1, 2, bfloat16)
+        layers = cut_stage(made_model(seed), 1, 2, bfloat16)
         for h, y in micro_batches(seed):
             h.requires_grad_()
             layers.zero_grad()
@@ -551,7 +578,7 @@ def micro_batches(seed):
 
 
 def serial_losses(seed):
-    weight = Cut(made_model(seed), 1, 2).head.weight
+    weight = cut_stage(made_model(seed), 1, 2).head.weight
     found = []
     for h, y in micro_batches(seed):
         h.requires_grad_()
@@ -565,59 +592,6 @@ def serial_losses(seed):
             "targets": int((y != IGNORE).sum()), "positive": int((y > 0).sum()),
         })  # fmt: skip
     return found
-
-
-@todo(
-    4,
-    minutes=10,
-    why="The mean over a batch is the mean of the micro-batches' means only if each has equally many targets. With "
-    "padding, or a short last window, it has not, and "
-    "the loss and all gradients depend on the number of micro-batches: the difference is small, so nobody notices.",
-    hints=(
-        "What has to be done to a mean to make it a sum again?",
-        "(y != IGNORE).sum() is how many targets count.",
-        "head_loss(...) times (y != IGNORE).sum().",
-    ),
-)
-def test_todo4_loss(student):
-    seed = student.draw("loss").randrange(1000)
-    right = student.reference(serial_losses, seed=seed)
-    (left,) = student.call(loss_on_rank, world=1, group=False, seed=seed).evidence
-    for k, seen in enumerate(left):
-        wanted, bfloat16 = right[k % len(right)], k >= len(right)
-        n, loss = wanted["targets"], seen["loss"]
-        told = f"of a micro-batch with {n} targets, loss_of{' in bfloat16' if bfloat16 else ''}"
-        # bfloat16 has 8 bits; 0.3 % of a sum was measured, and 1 % of a gradient.
-        rel, rel_grad = (2e-2, 5e-2) if bfloat16 else (REL, REL)
-        expect(isinstance(loss, float), f"{told} returns no tensor of one number", "a scalar", loss)
-        if not math.isclose(loss, wanted["loss"], rel_tol=rel, abs_tol=1e-6):
-            what = (
-                "the mean over its targets, not the sum"
-                if n and math.isclose(loss, wanted["loss"] / n, rel_tol=rel)
-                else "not the sum of its losses: word 0 is a target like any other"
-                if n and math.isclose(loss, wanted["loss"] / n * wanted["positive"], rel_tol=rel)
-                else "not the sum of its losses"
-            )
-            raise Wrong(f"{told} returns {what}", wanted["loss"], loss)
-        for name, grad, wanted_grad in zip(("h", "the head's weight"), seen["grads"], wanted["grads"], strict=True):
-            expect(grad.numel() > 0, f"{told} gives {name} no gradient", "a gradient", "none")
-            expect(
-                close(grad, wanted_grad, rel_grad),
-                f"{told} gives {name} another gradient than one process does",
-                wanted_grad,
-                grad,
-            )
-    exact, rough = left[0]["loss"], left[len(right)]["loss"]
-    expect(
-        exact != rough,
-        "with layers.bfloat16 the loss is that of float32 to the last bit: the head does not compute in bfloat16",
-        "bfloat16",
-        "float32",
-    )
-
-
-# ---------------------------------------------------------------------------------------------------
-# TODO 5: the schedule
 
 
 class Note(torch.autograd.Function):
@@ -672,19 +646,17 @@ def serial_toy(seed, n_stages, m):
     return {"grads": [stage.weight.grad for stage in stages], "losses": losses}
 
 
-def schedule_on_rank(code, rank, world, seed, kind, m):
-    """Two steps, for in the first one the stages agree on shapes, and run once more for that."""
-    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+def schedules_on_rank(code, rank, world, seed, kinds):
+    """Of each schedule two steps, for in the first one the stages agree on shapes, and run once more for that."""
+    return [schedule_on_rank(code, rank, world, seed, kind, m) for kind, m in kinds]
 
+
+def schedule_on_rank(code, rank, world, seed, kind, m):
     log: list = []
     chunks = 2 if kind == "interleaved" else 1
     toys = [Toy(rank + k * world, log) for k in range(chunks)]
     stages = [made_stage(toy, toy.stage, chunks * world, dist.group.WORLD) for toy in toys]
     schedule = code.make_schedule(stages, toy_loss, Namespace(schedule=kind, microbatches=m, pp=world))
-    if not hasattr(schedule, "step"):
-        return described(schedule)
-    if chunks > 1 and isinstance(schedule, PipelineScheduleSingle):
-        return f"{kind_of(schedule)}, which runs one stage alone"  # and would wait for itself
     x, y = toy_batch(seed, 2 * m)
     for _ in range(2):
         log.clear()
@@ -698,72 +670,83 @@ def schedule_on_rank(code, rank, world, seed, kind, m):
     return {"log": log, "rows": rows, "grads": grads, "losses": losses}
 
 
-def alive(log):
-    """The most micro-batches that are between their two passes at a time: of one stage, or of all on this rank."""
-    last = {(stage, k): place for place, (kind, stage, k) in enumerate(log) if kind != "F"}
-    held, most = set(), 0
-    for place, (kind, stage, k) in enumerate(log):
-        if kind == "F":
-            held.add((stage, k))
-            most = max(most, len(held))
-        elif last[stage, k] == place:
-            held.discard((stage, k))
-    return most
+@todo(
+    4,
+    minutes=15,
+    why="The mean over a batch is the mean of the micro-batches' means only if each has equally many targets. With "
+    "padding, or a short last window, they do not, and the loss and all gradients depend on the number of "
+    "micro-batches. "
+    "Divided twice, gradients are m times too small, and clipping and Adam hide it.",
+    hints=(
+        "Which two divisions are there already, and by what? Which of them is right if micro-batches have different "
+        "numbers of targets?",
+        "Sums can be added, means cannot. head_loss returns a mean over the targets of y that are not IGNORE.",
+        "loss_of: a mean times the number that it was divided by. scale_grads: is there anything left for torch to "
+        "divide?",
+    ),
+)
+def test_todo4_loss(student):
+    with hinted("What turns a mean over some targets back into their sum?"):
+        check_loss_of(student)
+    with hinted("The gradients are already those of a sum over micro-batches. Who divides them, and by what?"):
+        check_scale(student)
 
 
-def split_backward(log):
-    """Of how many micro-batches the weights' gradient came later than the input's, with other work between."""
-    at = {tuple(event): place for place, event in enumerate(log)}
-    return sum(
-        place > at["B", stage, k] + 1 for (kind, stage, k), place in at.items() if kind == "W" and ("B", stage, k) in at
+def check_loss_of(student):
+    seed = student.draw("loss").randrange(1000)
+    right = student.reference(serial_losses, seed=seed)
+    (left,) = student.call(loss_on_rank, world=1, group=False, seed=seed).evidence
+    for k, seen in enumerate(left):
+        wanted, bfloat16 = right[k % len(right)], k >= len(right)
+        n, loss = wanted["targets"], seen["loss"]
+        told = f"of a micro-batch with {n} targets, loss_of{' in bfloat16' if bfloat16 else ''}"
+        # bfloat16 has 8 bits; 0.3 % of a sum was measured, and 1 % of a gradient.
+        rel, rel_grad = (2e-2, 5e-2) if bfloat16 else (REL, REL)
+        expect(isinstance(loss, float), f"{told} returns no tensor of one number", "a scalar", loss)
+        if not math.isclose(loss, wanted["loss"], rel_tol=rel, abs_tol=1e-6):
+            what = (
+                "the mean over its targets, not the sum"
+                if n and math.isclose(loss, wanted["loss"] / n, rel_tol=rel)
+                else "not the sum of its losses: word 0 is a target like any other"
+                if n and math.isclose(loss, wanted["loss"] / n * wanted["positive"], rel_tol=rel)
+                else "not the sum of its losses"
+            )
+            raise Wrong(f"{told} returns {what}", wanted["loss"], loss)
+        for name, grad, wanted_grad in zip(("h", "the head's weight"), seen["grads"], wanted["grads"], strict=True):
+            expect(grad.numel() > 0, f"{told} gives {name} no gradient", "a gradient", "none")
+            expect(
+                close(grad, wanted_grad, rel_grad),
+                f"{told} gives {name} a gradient that is not that of one process",
+                wanted_grad,
+                grad,
+            )
+    exact, rough = left[0]["loss"], left[len(right)]["loss"]
+    expect(
+        exact != rough,
+        "with layers.bfloat16 the loss is that of float32 to the last bit: the head does not compute in bfloat16",
+        "bfloat16",
+        "float32",
     )
 
 
-@todo(
-    5,
-    minutes=20,
-    why="A pipeline waits for its first micro-batch to reach the last stage, and at the end for the last gradient to "
-    "come back: its bubble. GPipe keeps "
-    "all m micro-batches alive meanwhile; 1F1B at most as many as there are stages behind it, and itself, with the "
-    "same bubble; more and smaller stages halve the bubble for "
-    "twice the messages; and the gradients of the weights, which nobody waits for, can fill it.",
-    hints=(
-        "The table names the four classes. What they share is the number of micro-batches, the loss and whether "
-        "gradients are scaled.",
-        "The loss that you are given is a sum, so scale_grads=False. The first two take stages[0], the others the "
-        "list.",
-        'how = {"n_microbatches": args.microbatches, "loss_fn": loss, "scale_grads": False}; then, for example, '
-        'if args.schedule == "gpipe": return ScheduleGPipe(stages[0], **how).',
-    ),
-)
-def test_todo5_schedule(student):
-    draw = student.draw("schedule")
+def check_scale(student):
+    draw, world = student.draw("schedule"), 3
     seed = draw.randrange(1000)
-    for world in (3, 4):
-        many = 2 * world  # the flags let more than one round of p only in whole rounds
-        chosen = {
-            "gpipe": draw.randint(5, 7),
-            "1f1b": draw.randint(world + 1, world + 2),
-            "interleaved": many,
-            "zero-bubble": many,
-        }
-        for kind, m in chosen.items():  # one run each: where one gets stuck, those before it are judged
-            ranks = student.call(schedule_on_rank, world=world, seed=seed, kind=kind, m=m).evidence
-            told = f"with --schedule {kind} and {m} micro-batches on {world} ranks,"
-            stages = "two stages" if kind == "interleaved" else "a stage"
-            for rank, left in enumerate(ranks):
-                expect(
-                    isinstance(left, dict),
-                    f"{told} make_schedule returns no schedule for {stages} a rank",
-                    "an object with step and eval",
-                    left,
-                    rank,
-                )
-            n_stages = world * (2 if kind == "interleaved" else 1)
-            check_work(told, ranks, m, world)
-            check_toys(told, ranks, student.reference(serial_toy, seed=seed, n_stages=n_stages, m=m), m, world)
-            for rank, left in enumerate(ranks):
-                check_order(told, kind, left["log"], m, world, rank)
+    # The flags let more than one round of p only in whole rounds.
+    kinds = [
+        ("gpipe", draw.randint(5, 7)),
+        ("gpipe", 2),
+        ("1f1b", draw.randint(world + 1, world + 2)),
+        ("interleaved", 2 * world),
+        ("zero-bubble", 2 * world),
+    ]
+    ranks = student.call(schedules_on_rank, world=world, seed=seed, kinds=kinds).evidence
+    for number, (kind, m) in enumerate(kinds):
+        told = f"with --schedule {kind} and {m} micro-batches on {world} ranks,"
+        n_stages = world * (2 if kind == "interleaved" else 1)
+        mine = [left[number] for left in ranks]
+        check_work(told, mine, m, world)
+        check_toys(told, mine, student.reference(serial_toy, seed=seed, n_stages=n_stages, m=m), m, world)
 
 
 def check_work(told, ranks, m, world):
@@ -773,7 +756,7 @@ def check_work(told, ranks, m, world):
             expect(len(rows) > 0, f"{told} stage {stage} runs no forward pass", f"{m} micro-batches", "none", rank)
             expect(
                 len(rows) > 1,
-                f"{told} stage {stage} runs the whole batch at once: nobody can work meanwhile",
+                f"{told} stage {stage} runs the whole batch at once: no other rank can work meanwhile",
                 f"{m} micro-batches of 2 rows",
                 f"{len(rows)} of {rows[0]} rows",
                 rank,
@@ -820,60 +803,8 @@ def check_toys(told, ranks, right, m, world):
     )
 
 
-def check_order(told, kind, log, m, world, rank):
-    stages = sorted({event[1] for event in log})
-    forwards = [place for place, event in enumerate(log) if event[0] == "F"]
-    backwards = [place for place, event in enumerate(log) if event[0] != "F"]
-    most = alive(log)
-    if kind == "gpipe":
-        expect(
-            max(forwards) < min(backwards),
-            f"{told} stage {rank} begins to go back before all forward passes are over: that is not GPipe",
-            "all forward passes first",
-            f"at most {most} of {m} alive",
-            rank,
-        )
-    if kind == "1f1b":
-        bound = min(m, world - rank)
-        expect(
-            most <= bound,
-            f"{told} stage {rank} keeps the activations of {most} micro-batches at a time: it is to go back as soon "
-            f"as it can",
-            f"at most {bound}",
-            most,
-            rank,
-        )
-    if kind == "interleaved":
-        first, second = ([place for place in forwards if log[place][1] == stage] for stage in stages)
-        expect(
-            min(second) < max(first),
-            f"{told} rank {rank} runs stage {stages[1]} only after all of stage {stages[0]}: the stages do not take "
-            f"turns",
-            "in turns",
-            "one after the other",
-            rank,
-        )
-        expect(
-            most < 2 * m,
-            f"{told} rank {rank} keeps all {2 * m} forward passes of its two stages alive, and goes back only then",
-            f"fewer than {2 * m}",
-            most,
-            rank,
-        )
-    if kind == "zero-bubble" and rank > 0:
-        expect(
-            split_backward(log) > 0,
-            f"{told} stage {rank} computes the gradient of its weights at once, with that of its input: nothing is "
-            f"left to fill the bubble "
-            "with",
-            "the weights' gradients later, where it would wait",
-            "both at once",
-            rank,
-        )
-
-
 # ---------------------------------------------------------------------------------------------------
-# TODO 6: a batch through the pipeline
+# TODO 5: a batch through the pipeline
 
 MICRO = 6
 
@@ -907,19 +838,29 @@ def serial_sum(seed, rows):
 
 
 @todo(
-    6,
-    minutes=10,
-    why="This one call is the pipeline: it cuts, sends, receives, runs both passes in the schedule's order, and waits "
-    "for what is still on its way. Only the last stage sees a "
-    "loss; a rank that reported one of its own would report nothing.",
+    5,
+    minutes=20,
+    why="One call is the pipeline: it cuts, sends, receives, runs the passes in the schedule's order, and waits for "
+    "what "
+    "is still on its way. Only the last stage sees a loss. A rank that reports one of its own reports nothing, and one "
+    "that counts targets whose losses it does not have makes the validation loss too small.",
     hints=(
-        "One call for the passes, then add up what it has left in the list, where it has left something.",
-        "losses = []; schedule.step(x, target=y, losses=losses, return_outputs=False). torch.stack makes one tensor "
-        "of a list of scalars.",
-        "return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device).",
+        "One call for the passes; then look at what it has left in the list, on this rank. Where it has left nothing, "
+        "what does the function return, and what is added?",
+        "torch.stack makes one tensor of a list of scalars; on an empty list it fails. detach() cuts the graph off. "
+        "Padding rows have no target that counts.",
+        "Both parts: an empty list, the call with losses= and return_outputs=False, then the sum of the list, or zero. "
+        "In an evaluation sum and count belong together: both are added on the same rank, or neither.",
     ),
 )
-def test_todo6_train_batch(student):
+def test_todo5_batches(student):
+    with hinted("One call for the passes. What is the sum of a list that may be empty, and may still have its graph?"):
+        check_training(student)
+    with hinted("The same without backward passes. On which ranks are the losses, and so the targets to be counted?"):
+        check_evaluating(student)
+
+
+def check_training(student):
     seed = student.draw("train").randrange(1000)
     for world, turns in ((3, (1, 2)), (1, (1,))):  # of a pipeline of one stage, this one is the first and the last
         run = student.call(train_on_rank, world=world, seed=seed, turns=turns)
@@ -932,54 +873,16 @@ def check_batches(student, seed, ranks, second, many):
     world = len(ranks)
     for k in range(2):
         right = student.reference(serial_sum, seed=seed + k, rows=2 * MICRO)
-        for rank, left in enumerate(ranks):
-            seen, told = left[k], f"on rank {rank} of {world}{with_stages(many)}, batch {k + 1} of 2:"
-            wanted = right["loss"] if rank == world - 1 else 0.0
-            expect(
-                seen["loss"] is not None,
-                f"{told} train_batch returns no number",
-                "a tensor of one number",
-                seen["kind"],
-                rank,
-            )
-            parameters = sum(len(other[k]["grads"]) for other in ranks)
-            expect(parameters > 0, f"{told} train_batch leaves no gradient", "gradients on all stages", "none", rank)
-            for name, grad in seen["grads"].items():
-                goal = right["grads"][name]
-                if not close(grad, goal):
-                    what = (
-                        "it is zero" if not grad.any() else "some micro-batch is missing, or counts twice, or is scaled"
-                    )
-                    raise Wrong(
-                        f"{told} the gradient of {name} is not that of the sum of all losses: {what}", goal, grad, rank
-                    )
-            expect(
-                not seen["graph"],
-                f"{told} what train_batch returns still has its graph, which keeps all activations alive",
-                "a detached tensor",
-                "one with a graph",
-                rank,
-            )
-            close_loss = math.isclose(seen["loss"], wanted, rel_tol=REL, abs_tol=1e-9)
-            if rank == world - 1 and not close_loss:
-                what = (
-                    "it is the mean over micro-batches"
-                    if math.isclose(seen["loss"], wanted / MICRO, rel_tol=REL)
-                    else "the last stage is this rank's second one"
-                    if many > 1 and seen["loss"] == 0
-                    else "each target is to count once"
-                )
-                raise Wrong(
-                    f"{told} train_batch does not return the sum of the losses: {what}", wanted, seen["loss"], rank
-                )
-            expect(
-                close_loss,
-                f"{told} train_batch returns a loss, which only the last stage can know",
-                0,
-                seen["loss"],
-                rank,
-            )
-        names = sorted(name for left in ranks for name in left[k]["grads"])
+        of_batch = [left[k] for left in ranks]
+        for rank, seen in enumerate(of_batch):
+            told = f"on rank {rank} of {world}{with_stages(many)}, batch {k + 1} of 2:"
+            plain = seen["loss"] is not None
+            expect(plain, f"{told} train_batch returns no number", "a tensor of one number", seen["kind"], rank)
+            some = any(other["grads"] for other in of_batch)
+            expect(some, f"{told} train_batch leaves no gradient", "gradients on all stages", "none", rank)
+            check_trained(told, seen, right, rank)
+            check_reported_loss(told, seen["loss"], right["loss"] if rank == world - 1 else 0.0, many, rank)
+        names = sorted(name for seen in of_batch for name in seen["grads"])
         lost = sorted(set(right["grads"]) - set(names))
         where = f"in batch {k + 1} of 2 on {world} rank{'s' if world > 1 else ''}{with_stages(many)}"
         expect(
@@ -992,17 +895,106 @@ def check_batches(student, seed, ranks, second, many):
     expect(
         not talk,
         f"train_batch calls {talk[0].op if talk else ''}: between stages there are messages, and gradients are summed "
-        f"up later, once a step",
+        f"later, once a step",
         "messages alone",
         f"{len(talk)} collectives",
         talk[0].rank if talk else None,
     )
 
 
-# ---------------------------------------------------------------------------------------------------
-# TODO 7: gradients over the data axis
+def check_trained(told, seen, right, rank):
+    for name, grad in seen["grads"].items():
+        goal = right["grads"][name]
+        if not close(grad, goal):
+            what = "it is zero" if not grad.any() else "some micro-batch is missing, or counts twice, or is scaled"
+            wrong = f"{told} the gradient of {name} is not that of the sum of all losses: {what}"
+            raise Wrong(wrong, goal, grad, rank)
+    expect(
+        not seen["graph"],
+        f"{told} what train_batch returns still has its graph, which keeps all activations alive",
+        "a detached tensor",
+        "one with a graph",
+        rank,
+    )
 
-GRIDS = (((2, 2),), ((1, 3), (3, 1)))  # of each run
+
+def check_reported_loss(told, loss, wanted, many, rank):
+    """`wanted` is 0 on a rank that has no last stage."""
+    same = math.isclose(loss, wanted, rel_tol=REL, abs_tol=1e-9)
+    if wanted and not same:
+        what = (
+            "it is the mean over micro-batches"
+            if math.isclose(loss, wanted / MICRO, rel_tol=REL)
+            else "the last stage is this rank's second one"
+            if many > 1 and loss == 0
+            else "each target is to count once"
+        )
+        raise Wrong(f"{told} train_batch does not return the sum of the losses: {what}", wanted, loss, rank)
+    expect(same, f"{told} train_batch returns a loss, which only the rank of the last stage can know", 0, loss, rank)
+
+
+LENGTHS = (11, 1)  # on 2 pipelines in batches of 4: 2 and 2 batches, the last ones short; and 1 and none
+
+
+def text(windows):
+    return Windows(torch.arange(windows * 8 - 3) * 7 % 50, 8, 0, drop_last=False)
+
+
+def evaluate_on_rank(code, rank, world, grid, turns):
+    from utils.data import ShardSampler
+
+    mesh = made_mesh(*grid)
+    args, left = made_args(code, pp=grid[0], data=grid[1]), []
+    for many in turns:
+        stages, means = cut_stages(mesh, many, **LONG), []
+        schedule = one_f_one_b(stages, 4)
+        for length in LENGTHS:
+            mine = ShardSampler(text(length), mesh["data"].get_local_rank(), grid[1])
+            loader = torch.utils.data.DataLoader(text(length), batch_size=4, sampler=mine)
+            means.append(float(code.evaluate(stages, schedule, loader, CPU, args)))
+        left.append({"means": means, "grads": any(p.grad is not None for p in parameters_of(stages).values())})
+    return left
+
+
+def serial_evaluation():
+    model, means = made_model(0, **LONG), []
+    for length in LENGTHS:
+        x, y = (torch.stack(parts) for parts in zip(*text(length), strict=True))
+        means.append(model(x, y).item())
+    return means
+
+
+def check_evaluating(student):
+    right = student.reference(serial_evaluation)
+    premise(abs(right[0] - right[1]) > 1e-3, "one set in place of the other")
+    for grid, turns in (((2, 2), (1, 2)), ((3, 1), (1,))):
+        run = student.call(evaluate_on_rank, world=math.prod(grid), grid=grid, turns=turns)
+        for k, many in enumerate(turns):
+            check_means(grid, many, right, [left[k] for left in run.evidence])
+
+
+def check_means(grid, many, right, ranks):
+    pp, told = grid[0], f"on {grid[0]} × {grid[1]} ranks{with_stages(many)},"
+    for rank, left in enumerate(ranks):
+        for length, mean, wanted in zip(LENGTHS, left["means"], right, strict=True):
+            if not math.isclose(mean, wanted, rel_tol=REL):
+                what = (
+                    f"a loss {pp} times too small: do ranks without the last stage count targets?"
+                    if math.isclose(mean * pp, wanted, rel_tol=REL)
+                    else "no number: does the rank count targets whose second stage is the last?"
+                    if many > 1 and math.isnan(mean)
+                    else "not the loss that one process finds: is each target counted once, and nothing else?"
+                )
+                samples = f"{length} sample{'s' if length > 1 else ''}"
+                raise Wrong(f"{told} evaluate() of {samples} gives rank {rank} {what}", wanted, mean, rank)
+        expect(not left["grads"], f"{told} evaluate() leaves gradients", "none", "gradients", rank)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 6: gradients over the data axis
+
+GRIDS = (((2, 2, 2),), ((1, 3, 1), (3, 1, 2)))  # of each run: stages, copies, stages a rank
+TARGETS = {1: (17,), 2: (17, 27), 3: (17, 0, 37)}  # of each of so many copies: a short batch may have none
 
 
 def drawn_gradients(module, seed):
@@ -1010,59 +1002,71 @@ def drawn_gradients(module, seed):
     return {name: torch.randn(p.shape, generator=draw) for name, p in sorted(module.named_parameters())}
 
 
+def drawn_for(stages, seed):
+    """Gradients for all stages of a rank, by name."""
+    return {name: grad for k, stage in enumerate(stages) for name, grad in drawn_gradients(stage, seed + k).items()}
+
+
+def give_gradients(stages, grads):
+    for name, parameter in parameters_of(stages).items():
+        parameter.grad = grads[name].clone()
+
+
 def sum_on_rank(code, rank, world, seed, grids):
     left = []
-    for grid in grids:
-        mesh = made_mesh(*grid)
-        [stage] = cut_stages(mesh)
-        for name, grad in drawn_gradients(stage.submod, seed).items():
-            stage.submod.get_parameter(name).grad = grad
-        n_targets = torch.tensor(17 + 10 * mesh["data"].get_local_rank())
+    for pp, data, turns in grids:
+        mesh = made_mesh(pp, data)
+        stages = cut_stages(mesh, turns, **LONG)
+        give_gradients(stages, drawn_for([stage.submod for stage in stages], seed))
+        n_targets = torch.tensor(TARGETS[data][mesh["data"].get_local_rank()])
+        before = n_targets.item()
         mark(name="sum")
-        code.sum_gradients([stage], n_targets, mesh)
+        code.sum_gradients(stages, n_targets, mesh)
         mark(name="")
-        left.append({"grads": named_gradients(stage.submod)})
+        grads = {name: p.grad for name, p in parameters_of(stages).items() if p.grad is not None}
+        left.append({"grads": grads, "kept": n_targets.item() == before})
     return left
 
 
 def serial_sums(grid, seeds):
-    """For each rank the sum of its row's gradients over the row's targets, and the two that are easily taken for it."""
-    pp, data = grid
+    """For each rank the sum of its row's gradients over the row's targets, and those that are easily taken for it."""
+    pp, data, turns = grid
     found = []
     for rank in range(pp * data):
-        module = Cut(made_model(0), rank // data, pp)
-        row = [drawn_gradients(module, seeds[rank // data * data + d]) for d in range(data)]
-        targets = [17 + 10 * d for d in range(data)]
+        first, model = rank // data * data, made_model(0, **LONG)
+        modules = [cut_stage(model, rank // data + k * pp, pp * turns) for k in range(turns)]
+        row = [drawn_for(modules, seeds[first + d]) for d in range(data)]
+        targets = TARGETS[data]
+        means = [{name: grad / n for name, grad in grads.items()} for grads, n in zip(row, targets) if n]
         found.append({
             "right": {name: sum(grads[name] for grads in row) / sum(targets) for name in row[0]},
-            "own": {name: row[rank % data][name] / targets[rank % data] for name in row[0]},
-            "means": {name: sum(grads[name] / n
-                     for grads, n in zip(row, targets, strict=True)) / data for name in row[0]},
+            "own": {name: grad / max(1, targets[rank % data]) for name, grad in row[rank % data].items()},
+            "means": {name: sum(mean[name] for mean in means) / data for name in row[0]},
             "sums": {name: sum(grads[name] for grads in row) for name in row[0]},
         })  # fmt: skip
     return found
 
 
 @todo(
-    7,
+    6,
     minutes=15,
-    why="Ranks that have the same layers must make the same step, or their weights drift apart. Summed up in every "
-    "micro-batch, m times as much is sent, and what was summed up "
-    "before is summed up again: the gradients are wrong as well.",
+    why="Ranks that have the same layers must make the same step, or their weights drift apart. Summed in every "
+    "micro-batch, m times as much is sent, and what was summed before is summed again: the gradients are wrong as "
+    "well.",
     hints=(
-        "Flatten, put one behind the other, the number of targets last; one all-reduce; divide by the last element; "
-        "and back into the gradients.",
-        "torch.cat of p.grad.flatten() for each p, and n_targets.float().view(1). flat.split(list_of_sizes) cuts it "
-        "again, view_as gives the shape back.",
-        'dist.all_reduce(flat, group=mesh["data"].get_group()); sums = flat[:-1] / flat[-1]; then for each parameter '
-        "and its part of sums.split(...): "
-        "parameter.grad.copy_(part.view_as(parameter)).",
+        "Which ranks have the same layers, and which axis of the mesh are they on? What must be summed besides the "
+        "gradients, so that all divide by the same number?",
+        "torch.cat of flattened gradients makes one tensor, to which the number of targets can be appended; flat.split "
+        "cuts it again, and view_as gives the shape back. dist.all_reduce takes group=….",
+        "Flatten and join, the number of targets last; one all-reduce over the axis of the copies; divide the rest by "
+        "the "
+        "last element; copy each part back into its gradient, for all stages of the rank.",
     ),
 )
-def test_todo7_sum_gradients(student):
+def test_todo6_sum_gradients(student):
     for grids in GRIDS:
-        world = math.prod(grids[0])
-        seeds, told = student.seeds(world), " and ".join(f"{pp} × {data}" for pp, data in grids)
+        world = grids[0][0] * grids[0][1]
+        seeds, told = student.seeds(world), " and ".join(f"{pp} × {data}" for pp, data, _ in grids)
         try:
             run = student.call(sum_on_rank, world=world, seed=seeds, grids=grids)
         except Fault as fault:
@@ -1084,7 +1088,7 @@ def check_sums(grid, ranks, calls, right):
         ("means", "the mean of the pipelines' means"),
         ("sums", "the sum, not divided by the targets"),
     )
-    told = f"on {grid[0]} × {grid[1]} ranks"
+    told = f"on {grid[0]} × {grid[1]} ranks{with_stages(grid[2])}"
     for rank, seen in enumerate(ranks):
         goals = right[rank]
         for name, goal in goals["right"].items():
@@ -1096,7 +1100,9 @@ def check_sums(grid, ranks, calls, right):
                     "not the sum over its row, divided by the row's targets",
                 )
                 raise Wrong(f"{told} the gradient of {name} is {what}", goal, grad, rank)
-    for rank in range(len(ranks)):
+    for rank, seen in enumerate(ranks):
+        changed = f"{told} the caller's n_targets is changed on rank {rank}"
+        expect(seen["kept"], changed, "as it was", "the sum", rank)
         mine = [call for call in calls if call.rank == rank]
         foreign = [call for call in mine if call.world != grid[1]]
         expect(
@@ -1116,274 +1122,133 @@ def check_sums(grid, ranks, calls, right):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 8: clipping
+# TODO 7: clipping
 
 CLIPS = (0.05, 0.0, 1e4)
 
 
 def clip_on_rank(code, rank, world, seed, grid):
-    mesh = made_mesh(*grid)
-    [stage] = cut_stages(mesh)
+    pp, data, turns = grid
+    mesh = made_mesh(pp, data)
+    stages = cut_stages(mesh, turns, **LONG)
     left = []
     for clip in CLIPS:
-        for name, grad in drawn_gradients(stage.submod, seed + mesh["pp"].get_local_rank()).items():
-            stage.submod.get_parameter(name).grad = grad
-        norm = code.clip_gradients(
-            [stage], mesh, made_args(code, "--clip", str(clip), "--pp", "1", "--microbatches", "1")
-        )
-        left.append(
-            {
-                "norm": norm if isinstance(norm, (int, float)) else described(norm),
-                "grads": named_gradients(stage.submod),
-            }
-        )
+        give_gradients(stages, drawn_for([stage.submod for stage in stages], seed + 10 * mesh["pp"].get_local_rank()))
+        norm = code.clip_gradients(stages, mesh, made_args(code, "--clip", str(clip), pp=pp, data=data))
+        grads = {name: p.grad for name, p in parameters_of(stages).items() if p.grad is not None}
+        left.append({"norm": norm if isinstance(norm, (int, float)) else described(norm), "grads": grads})
     return left
 
 
-def whole_gradient(seed, pp):
-    return {
-        name: grad
-        for stage in range(pp)
-        for name, grad in drawn_gradients(Cut(made_model(0), stage, pp), seed + stage).items()
-    }
+def whole_gradient(seed, pp, turns):
+    model, found = made_model(0, **LONG), {}
+    for rank in range(pp):
+        found |= drawn_for([cut_stage(model, rank + k * pp, pp * turns) for k in range(turns)], seed + 10 * rank)
+    return found
+
+
+@todo(
+    7,
+    minutes=15,
+    why="Each stage has another part of the gradient, with another norm. If each clips by its own, the parts are "
+    "scaled "
+    "by different numbers, and the step goes in another direction: the model depends on how many stages there are. And "
+    "the norm is the first thing to look at when a loss jumps.",
+    hints=(
+        "Each rank knows the norm of its part. What of it can be added, and along which axis are the parts different?",
+        "get_total_norm takes a list of gradients; the tensor that it returns can be squared, all-reduced over a "
+        "group, "
+        "and rooted. clip_grads_with_norm_ takes a limit: without one it is math.inf.",
+        "Square, sum over the ranks that have different layers, root; clip all own parameters with this one norm, by "
+        "args.clip or without limit; return the norm as a float.",
+    ),
+)
+def test_todo7_clip(student):
+    seed = student.draw("clip").randrange(1000)
+    for grid in ((2, 2, 2), (3, 1, 1)):
+        pp, data, turns = grid
+        grads = student.reference(whole_gradient, seed=seed, pp=pp, turns=turns)
+        right = math.sqrt(sum(grad.double().square().sum().item() for grad in grads.values()))
+        premise(CLIPS[0] < right / 2 and right < CLIPS[2], "gradients that are not clipped")
+        run = student.call(clip_on_rank, world=pp * data, seed=seed, grid=grid)
+        for rank, left in enumerate(run.evidence):
+            for clip, seen in zip(CLIPS, left, strict=True):
+                check_clipped(
+                    f"with --clip {clip:g} on {pp} × {data} ranks{with_stages(turns)}",
+                    grid,
+                    clip,
+                    seen,
+                    right,
+                    grads,
+                    rank,
+                )
+
+
+def check_clipped(told, grid, clip, seen, right, grads, rank):
+    norm = seen["norm"]
+    own = math.sqrt(sum(grads[name].double().square().sum().item() for name in seen["grads"]))
+    told_norm = f"{told}, clip_gradients"
+    expect(isinstance(norm, (int, float)), f"{told_norm} returns no number on rank {rank}", "a float", norm, rank)
+    if not math.isclose(norm, right, rel_tol=REL):
+        what = (
+            "it is that of this rank's part"
+            if math.isclose(norm, own, rel_tol=REL)
+            else f"it counts each stage {grid[1]} times"
+            if grid[1] > 1 and math.isclose(norm, right * math.sqrt(grid[1]), rel_tol=REL)
+            else "it is not the whole gradient's"
+        )
+        raise Wrong(f"{told_norm} returns the wrong norm on rank {rank}: {what}", right, norm, rank)
+    factor = min(1.0, clip / right) if clip else 1.0
+    for name, grad in seen["grads"].items():
+        if not close(grad, grads[name] * factor):
+            untouched = close(grad, grads[name])
+            what = "is not clipped" if untouched else "is not the whole gradient's, scaled by one number"
+            wanted = f"norm {grads[name].norm() * factor:.4g}"
+            raise Wrong(f"{told} the gradient of {name} {what}", wanted, f"norm {grad.norm():.4g}", rank)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 8: one file
+
+
+def save_on_rank(code, rank, world, grid):
+    """Twice at one path, and between the two the weights are changed."""
+    files = record_files()
+    pp, data, turns = grid
+    mesh = made_mesh(pp, data)
+    stages = cut_stages(mesh, turns, **LONG)
+    with Peak() as peak:
+        for epoch in (2, 3):
+            code.save_checkpoint(stages, mesh, SIZES | LONG, Path("saved") / "model.pt", epoch)
+            with torch.no_grad():
+                for p in parameters_of(stages).values():
+                    p.add_(1.0 if epoch == 2 else 0.0)
+    return {"files": [f for f in files if f.endswith("saved/model.pt")], "peak": peak.most}
 
 
 @todo(
     8,
     minutes=15,
-    further=True,
-    why="Each stage has another part of the gradient, with another norm. If each clips by its own, the parts are "
-    "scaled by different numbers, and the step goes in another direction: the "
-    "model depends on how many stages there are. And the norm is the first thing to look at when a loss jumps.",
-    hints=(
-        "Each rank finds the square of the norm of its part. Over which axis are squares to be summed up, and over "
-        "which not?",
-        'nn.utils.get_total_norm(list_of_gradients).square(), dist.all_reduce with group=mesh["pp"].get_group(), sqrt; '
-        "nn.utils.clip_grads_with_norm_(parameters, limit, norm). Without a limit it is math.inf.",
-        'square = nn.utils.get_total_norm([p.grad for p in parameters]).square(); all-reduce it over "pp"; norm = '
-        "square.sqrt(); "
-        "clip_grads_with_norm_(parameters, args.clip or math.inf, norm); return norm.item().",
-    ),
-)
-def test_todo8_clip(student):
-    seed = student.draw("clip").randrange(1000)
-    for grid in ((2, 2), (3, 1)):
-        world = grid[0] * grid[1]
-        grads = student.reference(whole_gradient, seed=seed, pp=grid[0])
-        right = math.sqrt(sum(grad.double().square().sum().item() for grad in grads.values()))
-        premise(CLIPS[0] < right / 2 and right < CLIPS[2], "gradients that are not clipped")
-        run = student.call(clip_on_rank, world=world, seed=seed, grid=grid)
-        for rank, left in enumerate(run.evidence):
-            for clip, seen in zip(CLIPS, left, strict=True):
-                told, norm = f"with --clip {clip:g} on {grid[0]} × {grid[1]} ranks, clip_gradients", seen["norm"]
-                own = math.sqrt(sum(grads[name].double().square().sum().item() for name in seen["grads"]))
-                expect(
-                    isinstance(norm, (int, float)), f"{told} returns no number on rank {rank}", "a float", norm, rank
-                )
-                if not math.isclose(norm, right, rel_tol=REL):
-                    what = (
-                        "it is that of this stage's part"
-                        if math.isclose(norm, own, rel_tol=REL)
-                        else f"it counts each stage {grid[1]} times"
-                        if math.isclose(norm, right * math.sqrt(grid[1]), rel_tol=REL)
-                        else "it is not the whole gradient's"
-                    )
-                    raise Wrong(f"{told} returns the wrong norm on rank {rank}: {what}", right, norm, rank)
-                factor = min(1.0, clip / right) if clip else 1.0
-                for name, grad in seen["grads"].items():
-                    if not close(grad, grads[name] * factor):
-                        what = (
-                            "is not clipped"
-                            if close(grad, grads[name])
-                            else "is not the whole gradient's, scaled by one number"
-                        )
-                        raise Wrong(
-                            f"with --clip {clip:g} on {grid[0]} × {grid[1]} ranks the gradient of {name} {what}",
-                            f"norm {grads[name].norm() * factor:.4g}",
-                            f"norm {grad.norm():.4g}",
-                            rank,
-                        )
-
-
-# ---------------------------------------------------------------------------------------------------
-# TODO 9: one shape
-
-
-def fill_on_rank(code, rank, world, sizes):
-    left = []
-    for b, rows in sizes:
-        x, y = batch(b, b)
-        pair = code.fill(x.clone(), y.clone(), rows)
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(t, torch.Tensor) for t in pair):
-            left.append(described(pair))
-            continue
-        left.append({"x": pair[0], "y": pair[1], "types": [str(t.dtype).removeprefix("torch.") for t in pair]})
-    return left
-
-
-@todo(
-    9,
-    minutes=10,
-    further=True,
-    why="Each stage has set aside memory for micro-batches of one shape. When a shorter one comes, the last stage "
-    "stops with an error about sizes, and the others wait for "
-    "it. Dropping the short batch would be easy, and then the validation loss would be that of other text.",
-    hints=(
-        "How many rows are missing? New rows go below those that are there, in x and in y.",
-        "x.new_zeros(n, T) and y.new_full((n, T), IGNORE) have the dtype and the device of x and y; torch.cat puts "
-        "rows together. n may be 0.",
-        "missing = rows - len(x); return torch.cat([x, x.new_zeros(missing, x.shape[1])]) and the same for y with "
-        "new_full((missing, y.shape[1]), IGNORE).",
-    ),
-)
-def test_todo9_fill(student):
-    draw = student.draw("fill")
-    rows = draw.randint(5, 9)
-    sizes = [(draw.randint(2, rows - 1), rows), (rows, rows), (1, rows)]
-    (left,) = student.call(fill_on_rank, world=1, group=False, sizes=sizes).evidence
-    for (b, rows), seen in zip(sizes, left, strict=True):
-        told = f"fill() of {b} row{'s' if b > 1 else ''} to {rows}"
-        expect(isinstance(seen, dict), f"{told} returns no pair of tensors", "x and y", seen)
-        x, y = batch(b, b)
-        for name, old, new in (("x", x, seen["x"]), ("y", y, seen["y"])):
-            expect(tuple(new.shape) == (rows, 8), f"{told} gives {name} another shape", (rows, 8), tuple(new.shape))
-            expect(
-                torch.equal(new[:b], old),
-                f"{told} changes the rows of {name} that were there",
-                "the same rows first",
-                "others",
-            )
-        expect(seen["types"] == ["int64", "int64"], f"{told} changes the dtype", "int64", seen["types"])
-        expect(
-            bool((seen["y"][b:] == IGNORE).all()),
-            f"{told} adds rows whose targets count",
-            IGNORE,
-            sorted({*seen["y"][b:].flatten().tolist()} - {IGNORE})[:1],
-        )
-        ids = seen["x"][b:]
-        expect(
-            not ids.numel() or 0 <= int(ids.min()) <= int(ids.max()) < 50,
-            f"{told} puts into x what is no token, and can not be embedded",
-            "0, say",
-            int(ids.min()) if ids.numel() else None,
-        )
-
-
-# ---------------------------------------------------------------------------------------------------
-# TODO 10: evaluation
-
-LENGTHS = (11, 1)  # on 2 pipelines in batches of 4: 2 and 2 batches, the last ones short; and 1 and none
-
-
-def text(windows):
-    return Windows(torch.arange(windows * 8 - 3) * 7 % 50, 8, 0, drop_last=False)
-
-
-def filled(x, y, rows):
-    missing = rows - len(x)
-    return torch.cat([x, x.new_zeros(missing, 8)]), torch.cat([y, y.new_full((missing, 8), IGNORE)])
-
-
-def evaluate_on_rank(code, rank, world, grid, turns):
-    from utils.data import ShardSampler
-
-    code.fill = filled  # TODO 9 is judged by itself
-    mesh = made_mesh(*grid)
-    args, left = made_args(code, "--pp", "1", "--microbatches", "1"), []
-    for many in turns:
-        stages, means = cut_stages(mesh, many, **LONG), []
-        schedule = one_f_one_b(stages, 4)
-        for length in LENGTHS:
-            mine = ShardSampler(text(length), mesh["data"].get_local_rank(), grid[1])
-            loader = torch.utils.data.DataLoader(text(length), batch_size=4, sampler=mine)
-            means.append(float(code.evaluate(stages, schedule, loader, CPU, args)))
-        left.append({"means": means, "grads": any(p.grad is not None for p in parameters_of(stages).values())})
-    return left
-
-
-def serial_evaluation():
-    model, means = made_model(0, **LONG), []
-    for length in LENGTHS:
-        x, y = (torch.stack(parts) for parts in zip(*text(length), strict=True))
-        means.append(model(x, y).item())
-    return means
-
-
-@todo(
-    10,
-    minutes=15,
-    further=True,
-    why="The validation loss decides which weights are kept, on a rank that may not know it. Sums and counts of all "
-    "ranks, those that know nothing with zeros, give each "
-    "rank the same mean.",
-    hints=(
-        "It is TODO 6 without the backward passes. What does a rank without the last stage add?",
-        "losses = []; schedule.eval(x, target=y, losses=losses, return_outputs=False). Rows that fill added have no "
-        "target that counts.",
-        "if losses: total += torch.stack(losses).double().sum(), and count += (y != IGNORE).sum().",
-    ),
-)
-def test_todo10_evaluate(student):
-    right = student.reference(serial_evaluation)
-    premise(abs(right[0] - right[1]) > 1e-3, "one set in place of the other")
-    for grid, turns in (((2, 2), (1, 2)), ((3, 1), (1,))):
-        run = student.call(evaluate_on_rank, world=math.prod(grid), grid=grid, turns=turns)
-        for k, many in enumerate(turns):
-            check_means(grid, many, right, [left[k] for left in run.evidence])
-
-
-def check_means(grid, many, right, ranks):
-    pp, told = grid[0], f"on {grid[0]} × {grid[1]} ranks{with_stages(many)},"
-    for rank, left in enumerate(ranks):
-        for length, mean, wanted in zip(LENGTHS, left["means"], right, strict=True):
-            if not math.isclose(mean, wanted, rel_tol=REL):
-                what = (
-                    f"a loss {pp} times too small: do ranks without the last stage count targets?"
-                    if math.isclose(mean * pp, wanted, rel_tol=REL)
-                    else "no number: does the rank count targets whose second stage is the last?"
-                    if many > 1 and math.isnan(mean)
-                    else "another loss than one process finds: is each target counted once, and nothing else?"
-                )
-                samples = f"{length} sample{'s' if length > 1 else ''}"
-                raise Wrong(f"{told} evaluate() of {samples} gives rank {rank} {what}", wanted, mean, rank)
-        expect(not left["grads"], f"{told} evaluate() leaves gradients", "none", "gradients", rank)
-
-
-# ---------------------------------------------------------------------------------------------------
-# TODO 11: one file
-
-
-def save_on_rank(code, rank, world, grid):
-    files = record_files()
-    mesh = made_mesh(*grid)
-    stages = cut_stages(mesh, **LONG)
-    with Peak() as peak:
-        code.save_checkpoint(stages, mesh, SIZES | LONG, Path("saved") / "model.pt", 3)
-    return {"files": [f for f in files if f.endswith("saved/model.pt")], "peak": peak.most}
-
-
-@todo(
-    11,
-    minutes=15,
-    further=True,
     why="To use a model one wants a file that loads anywhere: on one device, by a script that knows nothing of "
-    "stages. Rank 0's own weights are the first stage, and nothing else.",
+    "stages. Rank 0's own weights are some layers, and nothing else.",
     hints=(
-        "Which ranks have something that rank 0 lacks? Those of its pipeline: where is their place on the data axis?",
-        'parts = [None] * mesh["pp"].size() on rank 0, else None; dist.gather_object(own, parts, '
-        'group=mesh["pp"].get_group(), group_dst=0). '
-        'mesh["data"].get_local_rank() is 0 in rank 0\'s pipeline.',
-        "After it, on rank 0, make one dictionary of all parts: {name: weight for part in parts for name, weight in "
-        "part.items()}; and save0 it as before.",
+        "Which ranks have something that rank 0 lacks, and where are they on the data axis? The others need not take "
+        "part.",
+        "gather_object is called by all ranks of its group, and by no other; only its first rank gives a list, with a "
+        "place for each. What arrives is one dictionary a rank.",
+        "In rank 0's pipeline: gather own over the group of the stages; then, on rank 0 alone, one dictionary of all "
+        "parts takes the place of own. save0 writes it, as before.",
     ),
 )
-def test_todo11_save(student):
-    for grid in ((2, 2), (3, 1)):
+def test_todo8_save(student):
+    for grid in ((2, 2, 2), (3, 1, 1)):
         run = student.call(save_on_rank, world=grid[0] * grid[1], grid=grid)
         one_writer(run)
-        right = student.reference(serial_weights, seed=0)
-        check_checkpoint(run.files["saved/model.pt"], right)
-        whole = 4 * sum(weight.numel() for weight in right.values())
+        first = student.reference(serial_weights, seed=0)
+        check_checkpoint(
+            run.files["saved/model.pt"], {name: weight + 1.0 for name, weight in first.items()}, epoch=3, earlier=first
+        )
+        whole = 4 * sum(weight.numel() for weight in first.values())
         for rank, seen in enumerate(run.evidence[1:], start=1):
             expect(
                 seen["peak"] < 0.9 * whole,
@@ -1395,78 +1260,9 @@ def test_todo11_save(student):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 12: samples
+# TODO 9: the grid, and the samples; the law of the course
 
 SET_SIZES = (38, 11, 9)
-
-
-def samplers_on_rank(code, rank, world, seed, grid):
-    sets = [torch.utils.data.TensorDataset(torch.arange(size)) for size in SET_SIZES]
-    args = made_args(code, "--seed", str(seed), "--pp", "1", "--microbatches", "1")
-    samplers = code.make_samplers(sets, made_mesh(*grid), args)
-    if not isinstance(samplers, (tuple, list)) or len(samplers) != 3:
-        return described(samplers)
-    epochs = []
-    for epoch in range(2):
-        if hasattr(samplers[0], "set_epoch"):
-            samplers[0].set_epoch(epoch)
-        epochs.append([int(i) for i in samplers[0]])
-    return [*epochs, *([int(i) for i in sampler] for sampler in samplers[1:])]
-
-
-@todo(
-    12,
-    minutes=15,
-    further=True,
-    why="In a pipeline x goes in at one end and y at the other. If each rank reads samples of its own, the loss "
-    "compares predictions for one text with the words of another: "
-    "it falls to that of a model that knows only which words are frequent, and stays there.",
-    hints=(
-        "Count pipelines, not ranks: how many are there, and which one is this rank in?",
-        'mesh["data"].size() and mesh["data"].get_local_rank(). DistributedSampler takes num_replicas and rank, '
-        "ShardSampler(dataset, rank, world_size).",
-        'DistributedSampler(train, num_replicas=mesh["data"].size(), rank=mesh["data"].get_local_rank(), '
-        "shuffle=True, seed=args.seed, drop_last=True), "
-        "and ShardSampler(validation, rank, size) with the same two numbers.",
-    ),
-)
-def test_todo12_samplers(student):
-    seed = student.draw("samplers").randrange(1000)
-    for pp, data in ((2, 2), (3, 1), (1, 3)):
-        world, told = pp * data, f"on {pp} × {data} ranks"
-        ranks = student.call(samplers_on_rank, world=world, seed=seed, grid=(pp, data)).evidence
-        for rank, seen in enumerate(ranks):
-            expect(isinstance(seen, list), f"{told} make_samplers does not return three samplers", "three", seen, rank)
-            head = ranks[rank % data]
-            for name, mine, its in zip(("training", "training", "validation", "test"), seen, head, strict=True):
-                expect(
-                    mine == its,
-                    f"{told} ranks {rank % data} and {rank} are stages of one pipeline, and read different {name} "
-                    f"samples",
-                    its[:6],
-                    mine[:6],
-                    rank,
-                )
-        for name, size, k in (("validation", SET_SIZES[1], 2), ("test", SET_SIZES[2], 3)):
-            each_once(name, [ranks[d][k] for d in range(data)], size)
-        for epoch in range(2):
-            order = torch.randperm(SET_SIZES[0], generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-            steps = SET_SIZES[0] // 6
-            share = 6 // data
-            for step in range(steps):
-                wanted = sorted(order[step * 6 : step * 6 + 6])
-                seen = sorted(i for d in range(data) for i in ranks[d][epoch][step * share : step * share + share])
-                expect(
-                    seen == wanted,
-                    f"{told} step {step + 1} of epoch {epoch + 1}, of 6 samples, does not train on the samples of the "
-                    f"serial run",
-                    wanted,
-                    seen,
-                )
-
-
-# ---------------------------------------------------------------------------------------------------
-# TODO 13: the grid; the law of the course
 
 # SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
 ARGV = (
@@ -1478,19 +1274,34 @@ RUNS = (
     (4, "--pp 4 --schedule zero-bubble --microbatches 4"),
     (2, "--pp 2 --schedule 1f1b --microbatches 3"),
 )
-PIPELINES = (2, 4, 1)  # --pp on 4 ranks
+PIPELINES = (2, 3, 6, 1)  # --pp on 6 ranks
 KEPT = ("held", "steps", "still_in_a_group", "files")  # of a run: no weights, which lie in stages
 
 
 def mesh_on_rank(code, rank, world, pipelines):
+    """The ranks along each axis, of each mesh."""
     meshes = []
     for pp in pipelines:
-        mesh = code.make_mesh(CPU, world, made_args(code, "--pp", str(pp), "--microbatches", "3" if pp == 1 else "6"))
+        mesh = code.make_mesh(CPU, world, made_args(code, pp=pp, data=world // pp))
         names = getattr(mesh, "mesh_dim_names", None)
-        meshes.append(
-            {"names": list(names or ()), "ranks": mesh.mesh.tolist() if hasattr(mesh, "mesh") else described(mesh)}
-        )
+        axes = {name: mesh[name].mesh.flatten().tolist() for name in names or ()}
+        meshes.append({"axes": axes, "kind": described(mesh)})
     return meshes
+
+
+def samplers_on_rank(code, rank, world, seed, grid):
+    pp, data = grid
+    sets = [torch.utils.data.TensorDataset(torch.arange(size)) for size in SET_SIZES]
+    args = made_args(code, "--seed", str(seed), pp=pp, data=data)
+    samplers = code.make_samplers(sets, made_mesh(*grid), args)
+    if not isinstance(samplers, (tuple, list)) or len(samplers) != 3:
+        return described(samplers)
+    epochs = []
+    for epoch in range(3):
+        if hasattr(samplers[0], "set_epoch"):
+            samplers[0].set_epoch(epoch)
+        epochs.append([int(i) for i in samplers[0]])
+    return [epochs, *([int(i) for i in sampler] for sampler in samplers[1:])]
 
 
 def serial_run(student, argv=ARGV):
@@ -1526,99 +1337,149 @@ def same_weights(told, serial, run, out, pp):
 
 
 @todo(
-    13,
-    minutes=10,
-    further=True,
-    needs=(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
-    why="Where a rank stands in the grid decides over which wires its messages go. An all-reduce of all gradients "
-    "between nodes takes longer than the pipeline saves; activations of one "
-    "micro-batch hardly take time there. So stages are spread over nodes, and copies are neighbours.",
+    9,
+    minutes=25,
+    needs=(1, 2, 3, 4, 5, 6, 7, 8),
+    why="Where a rank stands in the grid decides over which wires its messages go: an all-reduce of all gradients "
+    "between "
+    "nodes can take longer than the pipeline saves. And if each rank reads samples of its own, the loss compares "
+    "predictions for one text with the words of another: it falls to that of a model that knows only which words are "
+    "frequent, and stays there.",
     hints=(
-        "How many rows has the grid, if a column is a pipeline of args.pp ranks? And how many columns?",
-        "init_device_mesh(device.type, (rows, columns), ...) fills the grid row by row, so neighbours are in one row.",
-        "The shape is (args.pp, world_size // args.pp).",
+        "Count stages and copies: which axis is how long? Then ask of each axis how much it sends, whether anything "
+        "can "
+        "be computed meanwhile, and whether its ranks read the same samples.",
+        "init_device_mesh(device_type, sizes, mesh_dim_names=names): the last axis varies fastest from rank to rank. A "
+        "sampler needs two numbers, which both come from one axis of the mesh.",
+        "The axis with the neighbours comes last in sizes and in names. For all three samplers: how many shares there "
+        "are, and which one is this rank's, in place of the world's size and the rank.",
     ),
 )
-def test_todo13_mesh(student):
-    world = 4
-    for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, pipelines=PIPELINES).evidence):
-        for pp, mesh in zip(PIPELINES, meshes, strict=True):
-            data, seen, told = world // pp, mesh["ranks"], f"with --pp {pp} on {world} ranks"
-            right = [list(range(row * data, (row + 1) * data)) for row in range(pp)]
+def test_todo9_grid(student):
+    with hinted("Which ranks are neighbours in your grid, and what do they send each other?"):
+        world = 6
+        for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, pipelines=PIPELINES).evidence):
+            for pp, mesh in zip(PIPELINES, meshes, strict=True):
+                check_mesh(f"with --pp {pp} on {world} ranks", mesh, pp, world // pp, rank)
+    with hinted("All ranks of a pipeline read the same samples. How many shares are there, then?"):
+        check_samplers(student)
+    with hinted("Each TODO is right by itself. What is the first number that differs, and which TODO makes it?"):
+        check_whole_runs(student)
+
+
+def check_mesh(told, mesh, pp, data, rank):
+    axes = mesh["axes"]
+    names = sorted(axes)
+    kind = mesh["kind"]
+    expect(bool(axes), f"{told} make_mesh returns no mesh with names", "a DeviceMesh", kind, rank)
+    expect(
+        names == ["data", "pp"],
+        f"{told} the axes have other names, by which they are looked up",
+        ["data", "pp"],
+        names,
+        rank,
+    )
+    expect(
+        len(axes["pp"]) == pp,
+        f"{told} the axis pp has {len(axes['pp'])} ranks, and data {len(axes['data'])}",
+        f"{pp} stages, {data} pipelines",
+        f"{len(axes['pp'])} stages, {len(axes['data'])} pipelines",
+        rank,
+    )
+    copies, stages = [rank // data * data + d for d in range(data)], [rank % data + k * data for k in range(pp)]
+    expect(
+        sorted(axes["data"]) == copies,
+        f"{told} the ranks that sum gradients with rank {rank} are not its neighbours: what sends most goes between "
+        f"nodes",
+        copies,
+        axes["data"],
+        rank,
+    )
+    expect(
+        sorted(axes["pp"]) == stages and axes["pp"] == stages and axes["data"] == copies,
+        f"{told} the ranks along an axis do not go upwards, as those of a process group do: stages would send to "
+        f"others",
+        {"pp": stages, "data": copies},
+        axes,
+        rank,
+    )
+
+
+def check_samplers(student):
+    seed = student.draw("samplers").randrange(1000)
+    for pp, data in ((2, 3), (3, 1), (2, 2)):
+        told = f"on {pp} × {data} ranks"
+        ranks = student.call(samplers_on_rank, world=pp * data, seed=seed, grid=(pp, data)).evidence
+        for rank, seen in enumerate(ranks):
+            listed = isinstance(seen, list)
+            expect(listed, f"{told} make_samplers does not return three samplers", "three", seen, rank)
+            head = ranks[rank % data]
+            for name, mine, its in zip(("training", "validation", "test"), seen, head, strict=True):
+                expect(
+                    mine == its,
+                    f"{told} ranks {rank % data} and {rank} are stages of one pipeline, and read different {name} "
+                    f"samples",
+                    its[:6],
+                    mine[:6],
+                    rank,
+                )
+        for name, size, k in (("validation", SET_SIZES[1], 1), ("test", SET_SIZES[2], 2)):
+            each_once(name, [ranks[d][k] for d in range(data)], size)
+        check_training_samples(told, [ranks[d][0] for d in range(data)], seed)
+
+
+def check_training_samples(told, ranks, seed):
+    """`ranks`: of each pipeline its samples, epoch by epoch. A step takes 6; what is left over is dropped."""
+    data, size = len(ranks), SET_SIZES[0]
+    for epoch in range(3):
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        share = 6 // data
+        for step in range(size // 6):
+            wanted = sorted(order[step * 6 : step * 6 + 6])
+            seen = sorted(i for mine in ranks for i in mine[epoch][step * share : step * share + share])
+            wrong = (
+                f"{told} step {step + 1} of epoch {epoch + 1}, of 6 samples, trains on other samples than one process"
+            )
+            expect(seen == wanted, wrong, wanted, seen)
+        for rank, mine in enumerate(ranks):
             expect(
-                isinstance(seen, list) and all(isinstance(row, list) for row in seen),
-                f"{told} there is no grid of ranks, with rows and columns",
-                right,
-                seen,
+                len(mine[epoch]) == size // data,
+                f"{told} pipeline {rank} has {len(mine[epoch])} training samples of {size}: where they do not divide, "
+                "some are repeated until all pipelines have equally many",
+                f"{size // data}, and the rest is dropped",
+                len(mine[epoch]),
                 rank,
             )
-            size = (len(seen), len(seen[0]))
-            expect(
-                size == (pp, data),
-                f"{told} the grid is {size[0]} × {size[1]}: pipelines of {size[0]}, and {size[1]} of them",
-                f"{pp} × {data}",
-                f"{size[0]} × {size[1]}",
-                rank,
-            )
-            expect(
-                seen == right,
-                f"{told} neighbours do not have the same layers, so that gradients are summed up between nodes",
-                right,
-                seen,
-                rank,
-            )
-            expect(
-                mesh["names"] == ["pp", "data"],
-                f"{told} the axes have other names, by which they are looked up",
-                ["pp", "data"],
-                mesh["names"],
-                rank,
-            )
-    serial = serial_run(student)
+
+
+def check_whole_runs(student):
+    world, serial = 4, serial_run(student)
     losses = [line["loss"] for line in reported(serial) if line["kind"] == "step"]
     premise(abs(losses[-1] - losses[0]) > 0.01, "a model that does not learn")
     psi = sum(weight.numel() for weight in serial.evidence[0]["weights"].values())
-    run = student.call(
-        mains_on_rank,
-        world=world,
-        group=None,
-        runs=[[ranks, [*ARGV, *flags.split()]] for ranks, flags in RUNS],
-        data=corpus(student),
-        keep=KEPT,
-    )
+    runs = [[ranks, [*ARGV, *flags.split()]] for ranks, flags in RUNS]
+    run = student.call(mains_on_rank, world=world, group=None, runs=runs, data=corpus(student), keep=KEPT)
     for case, (ranks, flags) in enumerate(RUNS):
         told, pp = f"on {ranks} ranks with {flags}", int(flags.split()[1])
-        for rank, left in enumerate(run.evidence):
-            if left[case] is None:
-                continue
-            seen = left[case]
-            expect(
-                seen["steps"] == len(losses),
-                f"{told} the optimizer of rank {rank} steps {seen['steps']} times",
-                len(losses),
-                seen["steps"],
-                rank,
-            )
-            expect(
-                seen["held"] < psi,
-                f"{told} the optimizer of rank {rank} holds all {psi:,} weights",
-                "its stages alone",
-                f"{seen['held']:,}",
-                rank,
-            )
-            expect(
-                not seen["still_in_a_group"],
-                f"{told} rank {rank} ends without leaving the process group",
-                "no group",
-                "a group",
-                rank,
-            )
-        total = sum(left[case]["held"] for left in run.evidence if left[case]) * pp // ranks
-        expect(
-            total == psi,
-            f"{told} the stages of the pipelines hold {total:,} weights together",
-            f"{psi:,}",
-            f"{total:,}",
-        )
+        left = [mine[case] for mine in run.evidence if mine[case]]
+        for rank, seen in enumerate(left):
+            check_rank_of_run(told, rank, seen, len(losses), psi)
+        total = sum(seen["held"] for seen in left) * pp // ranks
+        together = f"{told} the stages of the pipelines hold {total:,} weights together"
+        expect(total == psi, together, f"{psi:,}", f"{total:,}")
         same_report(f"{told},", reported(serial), reported(run, f"out-{case}"))
         same_weights(f"{told},", serial, run, f"out-{case}", pp)
+
+
+def check_rank_of_run(told, rank, seen, steps, psi):
+    made = f"{told} the optimizer of rank {rank} steps {seen['steps']} times"
+    expect(seen["steps"] == steps, made, steps, seen["steps"], rank)
+    expect(
+        seen["held"] < psi,
+        f"{told} the optimizer of rank {rank} holds all {psi:,} weights",
+        "its stages alone",
+        f"{seen['held']:,}",
+        rank,
+    )
+    stays = f"{told} rank {rank} ends without leaving the process group"
+    expect(not seen["still_in_a_group"], stays, "no group", "a group", rank)

@@ -73,7 +73,7 @@ from utils.job import prepare, say_what_runs
 from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.pipeline import stages_a_rank
+from utils.pipeline import by_number, stages_a_rank
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
 
 ORDER = ("batch_size", "seq_len", "seed")  # with other ones, the position in an epoch means other samples
@@ -166,10 +166,11 @@ def cut(model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argp
     # TODO 2: Make the stages of this rank, and take no memory for them.
     # With p ranks in a pipeline, rank r of it has stage r, and with stages_a_rank(p, args) of 2 stage r + p, too. A mesh
     # of one axis needs no name: mesh.size(), mesh.get_local_rank(), mesh.get_group() are of that axis.
-    # Layers(model, stage, n_stages) takes a stage's layers from the model; they stay on the device “meta”: what is
-    # to be shared out twice more should never be there whole. PipelineStage(layers, stage, n_stages, device, group=…).
+    # by_number(len(model.blocks), n_stages) has the blocks of every stage: equally many, as the planner counts them.
+    # Layers(model, blocks) takes a stage's layers from the model; they stay on the device “meta”: what is to be split
+    # twice more should never be there whole. PipelineStage(layers, stage, n_stages, device, group=…).
     alone, _ = dist.new_subgroups(1)  # until then, each rank is a pipeline by itself
-    return [PipelineStage(Layers(model, 0, 1), 0, 1, device, group=alone)]
+    return [PipelineStage(Layers(model, range(len(model.blocks))), 0, 1, device, group=alone)]
 
 
 def split(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:

@@ -8,20 +8,46 @@ One process:    python train/pipeline_training.py
 More nodes:     sbatch sbatch/pipeline_training.sbatch          (JURECA)
                 qsub sbatch/pipeline_training.pbs               (Polaris)
 
-With FSDP every rank runs all layers and fetches their weights for it. Here each rank keeps some layers, and
-the activations travel: forward from stage to stage, and their gradients back. That is far less to send, so
-stages may stand on different nodes. While one stage works on a micro-batch, the next one works on the
-micro-batch before it; a schedule says in which order. What comes out is what one process would have computed.
+With FSDP every rank runs all layers and fetches their weights for it. Here each rank keeps some layers, and the
+activations travel: forward from stage to stage, and their gradients back. While a message is on its way, both ranks can
+work on other micro-batches, so stages may be on different nodes. What comes out is what one process would have computed.
 
-It starts as the solution of fsdp_training.py, less what it does not need (what came before that is in
-utils/after_ddp.py), and runs at every stage: until the last TODO there is one pipeline stage, and all ranks
-share the batch. Fill the TODOs in the order of their numbers, which is not always that of the lines;
-`./workbook check pipeline_training` says how far you are.
+It builds on 05_pipeline_parallel, part 1 (stages, micro-batches, schedules), and starts as the solution of
+fsdp_training.py, less what it does not need (what came before that is in utils/after_ddp.py). It runs at every stage:
+until the last TODO there is one pipeline stage, and all ranks share the batch. Fill the TODOs in the order of their
+numbers, which is not always that of the lines; `./workbook check pipeline_training` says how far you are.
+
+The ranks are a grid, a DeviceMesh with two axes: along "pp" are the stages of one pipeline, along "data" the ranks that
+have the same layers and share the batch. Shapes: B sequences of a batch, b of a micro-batch, T tokens, D width.
+
+    mesh["pp"].size()                  how many ranks this axis has
+    mesh["pp"].get_local_rank()        which of them this rank is, from 0
+    mesh["pp"].get_group()             the process group of the ranks along this axis, to be given as group=…
+    PipelineStage(module, number, n_stages, device, group=…)
+                                       a stage for torch's schedules, which talks to the ranks of the group
+    module.to_empty(device=device)     memory, not yet filled, for a module on the device "meta", where tensors have none
+    schedule.step(x, target=y, losses=a_list, return_outputs=False)
+                                       cuts x and y into micro-batches and does all passes; all ranks make this call.
+                                       The first stage takes x, the last one y, and leaves its losses in the list
+    schedule.eval(…)                   the same with forward passes alone
+    dist.gather_object(obj, list_of_None_or_None, group=…, group_dst=0)
+                                       brings objects of all ranks of a group to its first one, which alone gives a list
+                                       with a place for each
 
 Why not wrap a stage in DDP? It counts one backward pass for each forward pass, and a pipeline makes several forward
 passes first. With GPipe, in torch 2.13, the second step ends in "INTERNAL ASSERT FAILED … rebuilt_param_indices_";
-with static_graph=True it runs, and the last stage's gradients are wrong by half. So gradients are summed up by hand,
-once a step (TODO 7); fully_shard, from the lesson before, would be right, too.
+with static_graph=True it runs, and the last stage's gradients are wrong by half. So gradients are summed by hand, once
+a step (TODO 6); fully_shard, from the lesson before, would be right, too.
+
+In five lines:
+- Cut by cost: all ranks wait for the slowest stage, and the last one has the head.
+- torch's schedules do the passes and the messages; you give them stages, a loss, and the number of micro-batches.
+- Losses are sums; everything is divided once, by the number of targets of all pipelines.
+- Gradients are summed over ranks with the same layers, the norm for clipping over ranks with different ones.
+- The ranks of a pipeline read the same samples; copies of a stage are neighbours, because they send most.
+
+Papers: GPipe, https://arxiv.org/abs/1811.06965; 1F1B and interleaved, https://arxiv.org/abs/2104.04473; zero bubble,
+https://arxiv.org/abs/2401.10241; all of it in one PyTorch code base, TorchTitan, https://arxiv.org/abs/2410.06511.
 """
 
 import argparse
@@ -60,7 +86,7 @@ from utils.job import prepare, say_what_runs
 from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.pipeline import add_pipeline_flags, check_pipeline, stages_a_rank
+from utils.pipeline import add_pipeline_flags, by_number, check_pipeline, stages_a_rank
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
 
 
@@ -75,19 +101,22 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -> DeviceMesh:
-    """The ranks in a grid. Each column is a pipeline; the ranks of a row have the same layers and share the batch."""
-    # TODO 13: Arrange the ranks in pipelines of args.pp.
-    # Neighbours are on one node, where links are fast, and the sum of the gradients sends most: so neighbours
-    # share a row, and the next stage is further away. With this, all that you have written becomes a pipeline.
+    """The ranks in a grid with the axes "pp" and "data"."""
+    # TODO 9: Lay out the ranks, and deal out the samples to fit.
+    # init_device_mesh fills the grid row by row, so the ranks along its last axis are neighbours: on one node, where
+    # links are fast. In a step, a stage sends its neighbour the stream of a micro-batch at a time, while it works on
+    # another one; the ranks with the same layers sum all gradients of a stage, and wait for it. Which axis gets the
+    # neighbours? With args.pp stages along "pp", all that you have written becomes a pipeline.
     return init_device_mesh(device.type, (1, world_size), mesh_dim_names=("pp", "data"))
 
 
 def make_samplers(sets: Sets, mesh: DeviceMesh, args: argparse.Namespace) -> Samplers:
     """Which samples this rank reads, in which order."""
     train, validation, test = sets
-    # TODO 12: Deal the samples out along the data axis alone.
-    # The stages of a pipeline work on the same samples: the first one needs x, and the last one the y that
-    # belongs to it. Dealt out to all ranks, x and y would be of different texts, and nothing would say so.
+    # TODO 9, again: the samples.
+    # x goes in at the first stage, and the y that belongs to it at the last. If those are of different texts, nothing
+    # says so. Which ranks read the same samples, and which read different ones?
+    # DistributedSampler takes num_replicas= and rank=, ShardSampler(dataset, rank, world_size) the same two.
     return (
         DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
         ShardSampler(validation),
@@ -107,25 +136,40 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, pipel
     return train_loader, validation_loader, test_loader
 
 
+def head_in_blocks(model: TransformerLM) -> float:
+    """What the head costs, in blocks: operations of a forward pass for one token, as in 05/1."""
+    dim, length, words = (model.config[name] for name in ("dim", "max_len", "vocab_size"))
+    return 2 * dim * words / (24 * dim**2 + 4 * length * dim)
+
+
+def cut(blocks: int, n_stages: int, head: float) -> list[range]:
+    """The numbers of the blocks of each stage, in order; every stage has at least one.
+
+    The last stage also has the head, which costs as much as `head` blocks.
+    """
+    # TODO 1: Cut the model so that its slowest stage is as fast as possible.
+    # by_number gives every stage as many blocks, or one more to the first ones: it looks fair, and leaves the head on
+    # top of a full stage. The embeddings cost next to nothing. Where two cuts are equally fast, either is right.
+    return by_number(blocks, n_stages)
+
+
 class Layers(nn.Module):
-    """The layers of a model that one stage has. Those that are elsewhere are None.
+    """The layers of a model that one stage has: these blocks, and what comes before the first and after the last one.
+    Those that are elsewhere are None. All weights have the names that they have in the whole model.
 
     The first stage takes tokens, int64 (B, T); the others take the stream, float32 (B, T, D), and all return it.
     The last one returns it normed: its head belongs to the loss.
     """
 
-    def __init__(self, model: TransformerLM, stage: int, n_stages: int, bfloat16: bool = False) -> None:
+    def __init__(self, model: TransformerLM, blocks: range, bfloat16: bool = False) -> None:
         super().__init__()
         self.dropout, self.bfloat16 = model.dropout, bfloat16
-        # TODO 1: Take the layers of this stage from the model, and no others.
-        # The first stage has both embeddings, the last one norm and head. Each has its share of the blocks, in their
-        # order; the shares differ by one at most, and the first stage has the most, for the last one has the head.
-        # Keep each block's number as its key, so that every weight has the name that it has in the whole model.
-        self.token_embedding = model.token_embedding
-        self.position_embedding = model.position_embedding
-        self.blocks = nn.ModuleDict({str(i): block for i, block in enumerate(model.blocks)})
-        self.norm = model.norm
-        self.head = model.head
+        first, last = blocks.start == 0, blocks.stop == len(model.blocks)
+        self.token_embedding = model.token_embedding if first else None
+        self.position_embedding = model.position_embedding if first else None
+        self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in blocks})
+        self.norm = model.norm if last else None
+        self.head = model.head if last else None
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bfloat16):
@@ -146,13 +190,16 @@ def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
 def make_stages(
     model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace
 ) -> list[PipelineStage]:
-    """This rank's stages, in their order; each holds its Layers. Their weights alone have memory, and it is empty."""
+    """This rank's stages, in their order; each holds its Layers. Only their weights have memory, and it is empty."""
     bfloat16 = args.dtype == "bfloat16"
+    p, r = mesh["pp"].size(), mesh["pp"].get_local_rank()
+    n_stages = p * stages_a_rank(p, args)
+    blocks = cut(len(model.blocks), n_stages, head_in_blocks(model))
     # TODO 2: Make the stages of this rank.
-    # With p ranks in a pipeline, rank r of it has stage r. With stages_a_rank(p, args) of 2 they go round: it also
-    # has stage r + p. Between two stages of a rank there is then one of each other rank, and while a micro-batch is
-    # there, this rank can work on another one. Messages go to the ranks of this pipeline and nowhere else.
-    layers = Layers(model, 0, 1, bfloat16).to_empty(device=device)
+    # With one stage a rank, rank r of a pipeline has stage r. With two (stages_a_rank) they go around: it also has
+    # stage r + p. Between two stages of a rank there is then one of each other rank, and while a micro-batch is there,
+    # this rank can work on another one. Messages go to the ranks of this pipeline only.
+    layers = Layers(model, range(len(model.blocks)), bfloat16).to_empty(device=device)
     return [PipelineStage(layers, 0, 1, device, group=mesh["pp"].get_group())]
 
 
@@ -164,9 +211,10 @@ def weights(stages: list[PipelineStage]) -> dict[str, nn.Parameter]:
 @torch.no_grad()
 def first_weights(stages: list[PipelineStage], model: TransformerLM, args: argparse.Namespace) -> None:
     """Fill the stages with what one process would start from. `model` has names and shapes."""
-    # TODO 3: Start from the serial run's weights, and let no rank but one ever hold them all.
-    # Stages that draw their own would together be another model. Let rank 0 alone build the model of the serial run,
-    # by args.seed and model.config, and send it out, tensor by tensor; each rank keeps what is in weights(stages).
+    # TODO 3: Start from the serial run's weights, and let only one rank ever hold them all.
+    # Stages that draw their own weights would together be a different model. The serial run sets args.seed and builds
+    # TransformerLM(**model.config). Let rank 0 do that, and send it out tensor by tensor; weights(stages) is what a
+    # rank keeps. dist.broadcast(tensor, 0) fills the tensor on all ranks with rank 0's.
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     whole_model = TransformerLM(**model.config).state_dict()
     for name, weight in weights(stages).items():
@@ -174,41 +222,41 @@ def first_weights(stages: list[PipelineStage], model: TransformerLM, args: argpa
 
 
 def loss_of(layers: Layers, h: Tensor, y: Tensor) -> Tensor:
-    """What the last stage makes of its output h, (b, T, D), and the targets y, (b, T), of one micro-batch: a scalar."""
-    # TODO 4: Return the sum of the losses over the targets of this micro-batch.
-    # A target that is IGNORE does not count, and micro-batches may have different numbers of those that do: a
-    # mean of their means would not be the mean over all targets. Sums can be added; TODO 7 divides, once.
-    # head_loss returns the mean, and 0 where no target counts.
+    """What a micro-batch adds to the loss, a scalar. h: the last stage's output (b, T, D); y: its targets (b, T)."""
+    # TODO 4: Let the micro-batches add up to the batch.
+    # torch adds up the gradients of the micro-batches. With scale_grads=True, its default, it then divides them by the
+    # number of micro-batches. TODO 6 divides, too: once, by the number of all targets in all pipelines. A target that
+    # is IGNORE does not count, so micro-batches have different numbers of those that do. head_loss returns the mean
+    # over the targets that count, and 0 where none does. What is to be returned here, and who divides?
     with torch.autocast(h.device.type, torch.bfloat16, enabled=layers.bfloat16):
         return head_loss(h, layers.head.weight, y, IGNORE)
 
 
 def make_schedule(stages: list[PipelineStage], loss: Callable, args: argparse.Namespace) -> _PipelineSchedule:
-    """Who works when on which micro-batch. `loss(h, y)` gives the sum of a micro-batch's losses."""
-    # TODO 5: Make the schedule that --schedule names.
-    #
-    # | --schedule  | class                         | takes      |                                                   |
-    # |-------------|-------------------------------|------------|---------------------------------------------------|
-    # | gpipe       | ScheduleGPipe                 | one stage  | all forward passes, then all backward passes      |
-    # | 1f1b        | Schedule1F1B                  | one stage  | in turns, as soon as it can                       |
-    # | interleaved | ScheduleInterleaved1F1B       | a list     | the same, with more and smaller stages            |
-    # | zero-bubble | ScheduleInterleavedZeroBubble | a list     | the weights' gradients where it would have waited |
-    #
-    # Each is called as Schedule1F1B(stage, n_microbatches, loss_fn=..., scale_grads=...). With scale_grads, which is
-    # the default, all gradients are divided by the number of micro-batches: right for a loss that is a mean.
-    return ScheduleGPipe(stages[0], n_microbatches=1, loss_fn=loss)
+    """Which stage works when on which micro-batch. `loss(h, y)` gives what a micro-batch adds to the loss."""
+    kinds = {
+        "gpipe": ScheduleGPipe,  # all forward passes, then all backward passes
+        "1f1b": Schedule1F1B,  # alternately, as soon as possible
+        "interleaved": ScheduleInterleaved1F1B,  # the same, with more and smaller stages
+        "zero-bubble": ScheduleInterleavedZeroBubble,  # the weights' gradients where a rank would have waited
+    }
+    # TODO 4, again: are gradients to be divided by the number of micro-batches?
+    scale_grads = True
+    several = args.schedule in ("interleaved", "zero-bubble")  # these two take all stages of a rank
+    return kinds[args.schedule](
+        stages if several else stages[0], n_microbatches=args.microbatches, loss_fn=loss, scale_grads=scale_grads
+    )
 
 
 def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Tensor, y: Tensor) -> Tensor:
     """Forward and backward passes of this pipeline's share of a batch: leaves the gradients of the sum of its losses.
 
     Returns:
-        That sum, without a graph, on the rank that has the last stage; on the others 0.
+        That sum, without a graph, on the rank that has the last stage; 0 on the others.
     """
-    # TODO 6: Send the batch through the pipeline.
-    # schedule.step(x, target=y, losses=a_list) cuts x and y into micro-batches and does all passes. All ranks may
-    # give x and y: the first stage takes x, the last one y. It leaves the losses of the micro-batches in the list,
-    # which stays empty on a rank without the last stage. With return_outputs=False it keeps no outputs.
+    # TODO 5: Send a batch through the pipeline, forward and back; and to evaluate it, forward alone.
+    # One call of the schedule does it. Think of what each rank knows afterwards: the list of losses stays empty on
+    # every rank but one. What is returned is for the log, so it must not keep the graph, nor the call the outputs.
     layers = stages[0].submod
     h = layers(x)
     with torch.autocast(x.device.type, torch.bfloat16, enabled=layers.bfloat16):
@@ -218,11 +266,10 @@ def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Ten
 
 
 def sum_gradients(stages: list[PipelineStage], n_targets: Tensor, mesh: DeviceMesh) -> None:
-    """Make the gradients those of the mean over the targets of all pipelines. `n_targets`, 0-dim, is of this one."""
-    # TODO 7: Sum gradients and targets up over the data axis, and divide, once.
-    # The ranks of a row have the same layers and other samples; the other rows have other layers, so their
-    # gradients do not belong in this sum. Put the gradients and n_targets into one flat tensor, for one all-reduce a
-    # step (group=mesh["data"].get_group()): a message for each weight, or for each micro-batch, costs much more.
+    """Make the gradients those of the mean over the targets of all pipelines. `n_targets`, 0-dim: of this one."""
+    # TODO 6: Sum gradients and targets along the right axis, and divide once.
+    # Sum over the ranks that have the same layers and different samples; gradients of other layers do not belong in
+    # this sum. One all-reduce a step is enough for everything: a message for each weight costs a latency each.
     n_targets = n_targets.clone()
     dist.all_reduce(n_targets)
     for parameter in weights(stages).values():
@@ -233,22 +280,20 @@ def sum_gradients(stages: list[PipelineStage], n_targets: Tensor, mesh: DeviceMe
 def clip_gradients(stages: list[PipelineStage], mesh: DeviceMesh, args: argparse.Namespace) -> float:
     """Make the gradient no longer than args.clip (0: as long as it is). Returns how long it was."""
     parameters = weights(stages).values()
-    # TODO 8: Clip by the norm of the whole gradient, and return that norm.
+    # TODO 7: Clip by the norm of the whole gradient, and return that norm.
     # A stage that clips by the norm of its own part takes a step of its own: the model falls apart where it was cut.
-    # The square of a norm is a sum, so the squares can be added up over the pipeline; the ranks of a row
-    # have equal gradients, which must not be counted twice.
-    # nn.utils.get_total_norm(gradients) and nn.utils.clip_grads_with_norm_(parameters, limit, norm) are the two
-    # halves of clip_grad_norm_.
+    # Norms cannot be added, but their squares can. After TODO 6 some ranks have equal gradients, which must not be
+    # counted twice. nn.utils.get_total_norm(gradients) and nn.utils.clip_grads_with_norm_(parameters, limit, norm) are
+    # the two halves of clip_grad_norm_.
     return nn.utils.clip_grad_norm_(parameters, args.clip or math.inf).item()
 
 
 def fill(x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """A short batch with as many rows as the others, of which the new ones count nothing. x and y: int64 (b, T)."""
-    # TODO 9: Give every batch `rows` rows.
+    """A short batch with as many rows as the others: padding, which the loss ignores. x and y: int64 (B, T)."""
     # The stages have agreed on the shape of a micro-batch, and receive into tensors of that shape: a short batch at the
-    # end of the validation set would be cut into other pieces, or fewer, and a stage would wait for ever.
-    # Where every target of a row is IGNORE, its tokens may be anything: the loss does not see them.
-    return x, y
+    # end of the validation set would be cut into smaller pieces, or fewer, and a stage would wait forever.
+    missing = rows - len(x)
+    return torch.cat([x, x.new_zeros(missing, x.shape[1])]), torch.cat([y, y.new_full((missing, y.shape[1]), IGNORE)])
 
 
 @torch.no_grad()
@@ -267,9 +312,8 @@ def evaluate(
     for x, y in loader:
         x, y = fill(x, y, loader.batch_size)
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-        # TODO 10: Add this batch to total, the sum of the losses, and to count, of the targets.
-        # schedule.eval takes what schedule.step takes, and does the forward passes alone. Only the rank with the last
-        # stage knows losses; on the others total and count stay 0, and so global_mean below is right.
+        # TODO 5, again: add this batch to total, the sum of the losses, and to count, its targets. global_mean sums
+        # both over all ranks and divides. Each target must be in it once, on whatever ranks you count it.
         layers = stages[0].submod
         h = layers(x)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=layers.bfloat16):
@@ -326,11 +370,9 @@ def save_checkpoint(
 ) -> None:
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
     own = {name: weight.detach().cpu() for name, weight in weights(stages).items()}
-    # TODO 11: Put the whole model together on rank 0, and save it in one file.
-    # Every rank of rank 0's pipeline has a part that no other one has; the other pipelines have nothing new. Under
-    # the names of the whole model, in one dictionary, the serial script can load it. No other rank is to hold it whole.
-    # dist.gather_object(obj, list_of_None_or_None, group=..., group_dst=0) brings objects of all ranks of a group to
-    # its first one, which alone gives a list with a place for each; .get_group() of an axis is its group.
+    # TODO 8: Put the whole model together on rank 0, and save it in one file.
+    # Each rank of rank 0's pipeline has a part that no other one has; the other pipelines have nothing new. In one
+    # dictionary, under the names of the whole model, the serial script can load it. No other rank is to hold it whole.
     save0({"model": own, "config": config, "epoch": epoch}, path)
 
 

@@ -1,16 +1,13 @@
 """What `pipeline_training` has taught, for the scripts that come after it.
 
-Shapes: B sequences of a micro-batch, T tokens, D width of the model.
+Shapes: B sequences of a batch, T tokens, D width of the model.
 """
 
 import argparse
-import math
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     Schedule1F1B,
@@ -21,28 +18,26 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from utils.data import IGNORE
-from utils.loss import head_loss
 from utils.model import TransformerLM
-from utils.pipeline import stages_a_rank
 
 TAUGHT_IN = "pipeline_training"  # no rank of that lesson can import this
 
 
 class Layers(nn.Module):
-    """The layers of a model that one stage has. Those that are elsewhere are None.
+    """The layers of a model that one stage has: these blocks, and what comes before the first and after the last one.
+    Those that are elsewhere are None. All weights have the names that they have in the whole model.
 
     The first stage takes tokens, int64 (B, T); the others take the stream, float32 (B, T, D), and all return it.
     The last one returns it normed: its head belongs to the loss.
     """
 
-    def __init__(self, model: TransformerLM, stage: int, n_stages: int, bfloat16: bool = False) -> None:
+    def __init__(self, model: TransformerLM, blocks: range, bfloat16: bool = False) -> None:
         super().__init__()
         self.dropout, self.bfloat16 = model.dropout, bfloat16
-        first, last = stage == 0, stage == n_stages - 1
-        begin, end = (math.ceil(k * len(model.blocks) / n_stages) for k in (stage, stage + 1))
+        first, last = blocks.start == 0, blocks.stop == len(model.blocks)
         self.token_embedding = model.token_embedding if first else None
         self.position_embedding = model.position_embedding if first else None
-        self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in range(begin, end)})
+        self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in blocks})
         self.norm = model.norm if last else None
         self.head = model.head if last else None
 
@@ -56,63 +51,26 @@ class Layers(nn.Module):
             return x if self.norm is None else self.norm(x)
 
 
-def make_stages(
-    model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace
-) -> list[PipelineStage]:
-    """This rank's stages, in their order; each holds its Layers. There is memory for the weights, and nothing in it."""
-    bfloat16 = args.dtype == "bfloat16"
-    p, r = mesh["pp"].size(), mesh["pp"].get_local_rank()
-    n_stages = p * stages_a_rank(p, args)
-    stages = []
-    for stage in range(r, n_stages, p):
-        layers = Layers(model, stage, n_stages, bfloat16).to_empty(device=device)
-        stages.append(PipelineStage(layers, stage, n_stages, device, group=mesh["pp"].get_group()))
-    return stages
-
-
-def weights(stages: list[PipelineStage]) -> dict[str, nn.Parameter]:
-    """All that this rank trains, by the names in the whole model."""
-    return {name: weight for stage in stages for name, weight in stage.submod.named_parameters()}
-
-
-@torch.no_grad()
-def first_weights(stages: list[PipelineStage], model: TransformerLM, args: argparse.Namespace) -> None:
-    """Fill the stages with what one process would start from. `model` has names and shapes."""
-    own = weights(stages)
-    torch.manual_seed(args.seed)
-    whole_model = TransformerLM(**model.config) if dist.get_rank() == 0 else model
-    for name, weight in whole_model.named_parameters():
-        sent = torch.empty(weight.shape, device=stages[0].device)
-        if dist.get_rank() == 0:
-            sent.copy_(weight)
-        dist.broadcast(sent, 0)
-        if name in own:
-            own[name].copy_(sent)
-
-
-def loss_of(layers: Layers, h: Tensor, y: Tensor) -> Tensor:
-    """What the last stage makes of its output h, (b, T, D), and the targets y, (b, T), of one micro-batch: a scalar."""
-    with torch.autocast(h.device.type, torch.bfloat16, enabled=layers.bfloat16):
-        return head_loss(h, layers.head.weight, y, IGNORE) * (y != IGNORE).sum()
-
-
 def make_schedule(stages: list[PipelineStage], loss: Callable, args: argparse.Namespace) -> _PipelineSchedule:
-    """Who works when on which micro-batch. `loss(h, y)` gives the sum of a micro-batch's losses."""
-    how = {"n_microbatches": args.microbatches, "loss_fn": loss, "scale_grads": False}
-    if args.schedule == "gpipe":
-        return ScheduleGPipe(stages[0], **how)
-    if args.schedule == "1f1b":
-        return Schedule1F1B(stages[0], **how)
-    if args.schedule == "interleaved":
-        return ScheduleInterleaved1F1B(stages, **how)
-    return ScheduleInterleavedZeroBubble(stages, **how)
+    """Which stage works when on which micro-batch. `loss(h, y)` gives what a micro-batch adds to the loss."""
+    kinds = {
+        "gpipe": ScheduleGPipe,  # all forward passes, then all backward passes
+        "1f1b": Schedule1F1B,  # alternately, as soon as possible
+        "interleaved": ScheduleInterleaved1F1B,  # the same, with more and smaller stages
+        "zero-bubble": ScheduleInterleavedZeroBubble,  # the weights' gradients where a rank would have waited
+    }
+    scale_grads = False
+    several = args.schedule in ("interleaved", "zero-bubble")  # these two take all stages of a rank
+    return kinds[args.schedule](
+        stages if several else stages[0], n_microbatches=args.microbatches, loss_fn=loss, scale_grads=scale_grads
+    )
 
 
 def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Tensor, y: Tensor) -> Tensor:
     """Forward and backward passes of this pipeline's share of a batch: leaves the gradients of the sum of its losses.
 
     Returns:
-        That sum, without a graph, on the rank that has the last stage; on the others 0.
+        That sum, without a graph, on the rank that has the last stage; 0 on the others.
     """
     losses: list[Tensor] = []
     schedule.step(x, target=y, losses=losses, return_outputs=False)
@@ -120,6 +78,8 @@ def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Ten
 
 
 def fill(x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """A short batch with as many rows as the others, of which the new ones count nothing. x and y: int64 (b, T)."""
+    """A short batch with as many rows as the others: padding, which the loss ignores. x and y: int64 (B, T)."""
+    # The stages have agreed on the shape of a micro-batch, and receive into tensors of that shape: a short batch at the
+    # end of the validation set would be cut into smaller pieces, or fewer, and a stage would wait forever.
     missing = rows - len(x)
     return torch.cat([x, x.new_zeros(missing, x.shape[1])]), torch.cat([y, y.new_full((missing, y.shape[1]), IGNORE)])

@@ -1,6 +1,8 @@
-"""The flags of a pipeline, and what they must fulfil; what a pipeline is, pipeline_training teaches."""
+"""The flags of a pipeline, and what they must fulfil; stages with equally many blocks."""
 
 import argparse
+import math
+from itertools import pairwise
 
 from utils.arguments import whole
 from utils.distributed import fail, set_batch_size
@@ -45,5 +47,11 @@ def check_pipeline(args: argparse.Namespace, ranks: int) -> None:
 
 
 def stages_a_rank(p: int, args: argparse.Namespace) -> int:
-    """How many stages each of the p ranks of a pipeline has; one alone has nobody to take turns with."""
+    """How many stages each of the p ranks of a pipeline has; a single rank has one."""
     return 2 if args.schedule == "interleaved" and p > 1 else 1
+
+
+def by_number(blocks: int, n_stages: int) -> list[range]:
+    """The blocks of each stage: as many in each, or one more in the first ones."""
+    borders = [math.ceil(k * blocks / n_stages) for k in range(n_stages + 1)]
+    return [range(begin, end) for begin, end in pairwise(borders)]

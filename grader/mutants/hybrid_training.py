@@ -57,19 +57,19 @@ WRONG = [
     Answer(
         2,
         "memory at once",
-        swap=("Layers(model, stage, n_stages)", "Layers(model, stage, n_stages).to_empty(device=device)"),
+        swap=("Layers(model, blocks[stage])", "Layers(model, blocks[stage]).to_empty(device=device)"),
         says="before it is shared out",
     ),
     Answer(
         2,
         "the whole model on every stage",
-        swap=("Layers(model, stage, n_stages)", "Layers(model, 0, 1)"),
+        swap=("Layers(model, blocks[stage])", "Layers(model, range(len(model.blocks)))"),
         says="other layers",
     ),
     Answer(
         2,
         "copies",
-        swap=("Layers(model, stage, n_stages)", "__import__('copy').deepcopy(Layers(model, stage, n_stages))"),
+        swap=("Layers(model, blocks[stage])", "__import__('copy').deepcopy(Layers(model, blocks[stage]))"),
         says="copies",
     ),
     Answer(
@@ -461,7 +461,7 @@ RIGHT = [
         """
         n = mesh.size() * stages_a_rank(mesh.size(), args)
         numbers = [k for k in range(n) if k % mesh.size() == mesh.get_local_rank()]
-        return [PipelineStage(Layers(model, k, n), k, n, device, group=mesh.get_group()) for k in numbers]
+        return [PipelineStage(Layers(model, by_number(len(model.blocks), n)[k]), k, n, device, group=mesh.get_group()) for k in numbers]
         """,
     ),
     Answer(

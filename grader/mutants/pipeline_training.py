@@ -2,84 +2,97 @@
 
 from grader.kit import Answer
 
-BLOCKS = "{str(i): model.blocks[i] for i in range(begin, end)}"
 NAMES = 'mesh_dim_names=("pp", "data")'
 GATHER = 'dist.gather_object(own, parts, group=mesh["pp"].get_group(), group_dst=0)'
 
 WRONG = [
     Answer(
         1,
-        "a stage that has all weights",
-        swap=(BLOCKS, "{str(i): block for i, block in enumerate(model.blocks)}"),
-        says="holds all blocks",
+        "equally many blocks, whatever the head costs",
+        "return [range(round(k * blocks / n_stages), round((k + 1) * blocks / n_stages)) for k in range(n_stages)]",
+        says="and the last one has the head, too",
     ),
     Answer(
         1,
-        "keys that begin at 0 on every stage",
-        swap=(BLOCKS, "{str(k): model.blocks[i] for k, i in enumerate(range(begin, end))}"),
-        says="begin at 0",
-    ),
-    Answer(
-        1,
-        "a list in place of a dictionary",
+        "the head counts as one block",
         """
-        first, last = stage == 0, stage == n_stages - 1
-        begin, end = (math.ceil(k * len(model.blocks) / n_stages) for k in (stage, stage + 1))
-        self.token_embedding = model.token_embedding if first else None
-        self.position_embedding = model.position_embedding if first else None
-        self.blocks = nn.ModuleList(model.blocks[begin:end])
-        self.norm = model.norm if last else None
-        self.head = model.head if last else None
+        ends = by_number(blocks + 1, n_stages)
+        return [*ends[:-1], range(ends[-1].start, blocks)] if len(ends[-1]) > 1 or n_stages == 1 else by_number(blocks, n_stages)
         """,
+        says="the slowest costs",
     ),
     Answer(
         1,
-        "what does not divide is left out",
+        "the head's blocks are taken off the mean",
+        """
+        if n_stages == 1:
+            return [range(blocks)]
+        last = min(max(1, round((blocks + head) / n_stages - head)), blocks - n_stages + 1)
+        return [*by_number(blocks - last, n_stages - 1), range(blocks - last, blocks)]
+        """,
+        says="the slowest costs",
+    ),
+    Answer(
+        1,
+        "the last stage has the head alone",
+        "return [*by_number(blocks, n_stages - 1), range(blocks, blocks)] if n_stages > 1 else [range(blocks)]",
+        says="a stage without a block",
+    ),
+    Answer(
+        1,
+        "the last stage has one block, always",
+        "return [*by_number(blocks - 1, n_stages - 1), range(blocks - 1, blocks)] if n_stages > 1 else [range(blocks)]",
+        says="the slowest costs",
+    ),
+    Answer(
+        1,
+        "the others' mean in place of their largest",
+        swap=("max(math.ceil((blocks - n) / others), n + head)", "max((blocks - n) / others, n + head)"),
+        says="the slowest costs",
+    ),
+    Answer(1, "the head counts twice", swap=("n + head)", "n + 2 * head)"), says="the slowest costs"),
+    Answer(1, "the fastest of the slow ones", swap=("min(choices", "max(choices"), says="the slowest costs"),
+    Answer(
+        1,
+        "the head on the first stage",
         swap=(
-            "begin, end = (math.ceil(k * len(model.blocks) / n_stages) for k in (stage, stage + 1))",
-            "begin, end = (k * (len(model.blocks) // n_stages) for k in (stage, stage + 1))",
+            "return [*by_number(blocks - last, others), range(blocks - last, blocks)]",
+            "return [range(last), *(range(part.start + last, part.stop + last) for part in by_number(blocks - last, others))]",
         ),
-        says="the blocks that are its share",
+        says="the slowest costs",
     ),
     Answer(
         1,
-        "the last stages have one more",
-        swap=("math.ceil(k * len(model.blocks) / n_stages)", "k * len(model.blocks) // n_stages"),
-        says="the blocks that are its share",
+        "numbers from 0 on every stage",
+        swap=("range(blocks - last, blocks)]", "range(last)]"),
+        says="each block once",
     ),
     Answer(
         1,
-        "as many as the first one, until there are no more",
+        "how many blocks, not which",
         swap=(
-            "begin, end = (math.ceil(k * len(model.blocks) / n_stages) for k in (stage, stage + 1))",
-            "share = math.ceil(len(model.blocks) / n_stages)\n"
-            "begin, end = (min(k * share, len(model.blocks)) for k in (stage, stage + 1))",
+            "return [*by_number(blocks - last, others), range(blocks - last, blocks)]",
+            "return [*map(len, by_number(blocks - last, others)), last]",
         ),
-        says="the blocks that are its share",
+        says="does not return a list of ranges",
     ),
     Answer(
         1,
-        "the head is on every stage",
-        swap=("self.head = model.head if last else None", "self.head = model.head"),
-        says="holds the head",
-    ),
-    Answer(
-        1,
-        "both embeddings are on every stage",
-        swap=("model.token_embedding if first else None", "model.token_embedding"),
-        says="holds the token_embedding",
-    ),
-    Answer(1, "norm on every stage", swap=("model.norm if last else None", "model.norm"), says="holds the norm"),
-    Answer(1, "every n-th block", swap=("range(begin, end)", "range(stage, len(model.blocks), n_stages)")),
-    Answer(
-        1,
-        "copies",
-        swap=(BLOCKS, "{str(i): __import__('copy').deepcopy(model.blocks[i]) for i in range(begin, end)}"),
-        says="copies",
+        "filled up to the mean",
+        """
+        mean = (blocks + head) / n_stages
+        parts, start = [], 0
+        for stage in range(n_stages - 1):
+            stop = min(max(start + 1, round(mean * (stage + 1))), blocks - (n_stages - 1 - stage))
+            parts.append(range(start, stop))
+            start = stop
+        return [*parts, range(start, blocks)]
+        """,
+        says="the slowest costs",
     ),
     Answer(2, "the world as its group", swap=(', group=mesh["pp"].get_group()', ""), says="cannot be larger"),
     Answer(2, "the other axis' group", swap=('group=mesh["pp"].get_group()', 'group=mesh["data"].get_group()')),
-    Answer(2, "stages by the rank in the world", swap=('mesh["pp"].get_local_rank()', "dist.get_rank()")),
+    Answer(2, "stages by the rank in the world", swap=("range(r, n_stages, p)", "range(dist.get_rank(), n_stages, p)")),
     Answer(
         2,
         "neighbouring stages on one rank",
@@ -89,7 +102,7 @@ WRONG = [
     Answer(
         2,
         "one stage, whatever the schedule",
-        swap=("p * stages_a_rank(p, args)", "p"),
+        swap=("range(r, n_stages, p)", "range(r, p, p)"),
         says="the stages that are its own",
     ),
     Answer(
@@ -106,7 +119,7 @@ WRONG = [
             ("stages = []", "model.to_empty(device=device)\nstages = []"),
             ("bfloat16).to_empty(device=device)", "bfloat16)"),
         ),
-        says="other stages' among them",
+        says="including other stages'",
     ),
     Answer(
         2,
@@ -114,27 +127,25 @@ WRONG = [
         swap=(
             "stages = []",
             "stages = []\n"
-            "everyone = [Layers(model, stage, n_stages, bfloat16).to_empty(device=device) for stage in range(n_stages)]",
+            "everyone = [Layers(model, blocks[stage], bfloat16).to_empty(device=device) for stage in range(n_stages)]",
         ),
-        says="other stages' among them",
+        says="including other stages'",
     ),
-    Answer(2, "the dtype is dropped", swap=(", bfloat16)", ")"), says="another dtype"),
+    Answer(2, "the dtype is dropped", swap=(", bfloat16)", ")"), says="wrong dtype"),
     Answer(
         2,
         "the whole model on every stage",
-        swap=("Layers(model, stage, n_stages, bfloat16)", "Layers(model, 0, 1, bfloat16)"),
-        says="has memory for",
+        swap=("Layers(model, blocks[stage], bfloat16)", "Layers(model, range(len(model.blocks)), bfloat16)"),
+        says="does not hold its own layers",
     ),
     Answer(
         2,
         "data-parallel gradients reduced in each micro-batch",
         """
-        p, r = mesh["pp"].size(), mesh["pp"].get_local_rank()
-        n_stages = p * stages_a_rank(p, args)
         copies = mesh["data"].get_group()
         stages = []
         for stage in range(r, n_stages, p):
-            layers = Layers(model, stage, n_stages, bfloat16).to_empty(device=device)
+            layers = Layers(model, blocks[stage], bfloat16).to_empty(device=device)
             for parameter in layers.parameters():
                 parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, group=copies))
             stages.append(PipelineStage(layers, stage, n_stages, device, group=mesh["pp"].get_group()))
@@ -146,16 +157,35 @@ WRONG = [
         2,
         "DDP round a stage",
         """
-        p, r = mesh["pp"].size(), mesh["pp"].get_local_rank()
-        n_stages = p * stages_a_rank(p, args)
         stages = []
         for stage in range(r, n_stages, p):
-            layers = Layers(model, stage, n_stages, bfloat16).to_empty(device=device)
+            layers = Layers(model, blocks[stage], bfloat16).to_empty(device=device)
             wrapped = nn.parallel.DistributedDataParallel(layers, process_group=mesh["data"].get_group())
             stages.append(PipelineStage(wrapped, stage, n_stages, device, group=mesh["pp"].get_group()))
         return stages
         """,
         says="is wrapped",
+    ),
+    Answer(
+        2,
+        "the blocks of its place on the rank",
+        """
+        stages = []
+        for k, stage in enumerate(range(r, n_stages, p)):
+            layers = Layers(model, blocks[r + k], bfloat16).to_empty(device=device)
+            stages.append(PipelineStage(layers, stage, n_stages, device, group=mesh["pp"].get_group()))
+        return stages
+        """,
+        says="does not hold its own layers",
+    ),
+    Answer(
+        2,
+        "p stages in all",
+        swap=(
+            "PipelineStage(layers, stage, n_stages, device",
+            "PipelineStage(layers, stage, max(p, stage + 1), device",
+        ),
+        says="the wrong number of stages",
     ),
     Answer(
         3,
@@ -249,6 +279,34 @@ WRONG = [
     Answer(
         3, "the last of its stages alone", swap=("weights(stages)", "weights(stages[-1:])"), says="two stages a rank"
     ),
+    Answer(
+        3,
+        "the seed of the first call",
+        swap=(
+            "torch.manual_seed(args.seed)",
+            "torch.manual_seed(first_weights.__dict__.setdefault('seed', args.seed))",
+        ),
+        says="in the second call",
+    ),
+    Answer(
+        3,
+        "the model of the first call",
+        """
+        own = weights(stages)
+        torch.manual_seed(args.seed)
+        if dist.get_rank() == 0 and not hasattr(build_model, "whole"):
+            build_model.whole = TransformerLM(**model.config)
+        whole_model = build_model.whole if dist.get_rank() == 0 else model
+        for name, weight in whole_model.named_parameters():
+            sent = torch.empty(weight.shape, device=stages[0].device)
+            if dist.get_rank() == 0:
+                sent.copy_(weight)
+            dist.broadcast(sent, 0)
+            if name in own:
+                own[name].copy_(sent)
+        """,
+        says="in the second call",
+    ),
     Answer(4, "word 0 is no target", swap=("(y != IGNORE).sum()", "(y > 0).sum()"), says="word 0 is a target"),
     Answer(4, "mean of micro-batch means", swap=("(y != IGNORE).sum()", "1"), says="the mean over its targets"),
     Answer(4, "times all tokens", swap=("(y != IGNORE).sum()", "y.numel()"), says="not the sum"),
@@ -262,124 +320,57 @@ WRONG = [
     Answer(
         4,
         "in float32, whatever --dtype says",
-        "return head_loss(h, layers.head.weight, y, IGNORE) * (y != IGNORE).sum()",
+        ["return head_loss(h, layers.head.weight, y, IGNORE) * (y != IGNORE).sum()", None],
         says="float32 to the last bit",
     ),
     Answer(
         4,
         "nan where no target counts",
-        """
+        [
+            """
         with torch.autocast(h.device.type, torch.bfloat16, enabled=layers.bfloat16):
             logits = layers.head(h).flatten(0, 1).float()
             return nn.functional.cross_entropy(logits, y.flatten(), ignore_index=IGNORE) * (y != IGNORE).sum()
         """,
+            None,
+        ],
         says="0 targets",
     ),
     Answer(
-        5,
-        "GPipe, whatever is asked for",
-        "return ScheduleGPipe(stages[0], **{'n_microbatches': args.microbatches, 'loss_fn': loss, 'scale_grads': "
-        "False})",
-        says="at a time",
+        4,
+        "divided by the number of micro-batches, too",
+        swap=("scale_grads = False", "scale_grads = True"),
+        says="divided by the number of micro-batches",
     ),
     Answer(
-        5, "loss scaled by m twice", swap=(', "scale_grads": False', ""), says="divided by the number of micro-batches"
-    ),
-    Answer(5, "all micro-batches at once", swap=("args.microbatches", "1")),
-    Answer(
-        5,
-        "all at once, in GPipe alone",
-        swap=(
-            "return ScheduleGPipe(stages[0], **how)",
-            "return ScheduleGPipe(stages[0], **how | {'n_microbatches': 1})",
-        ),
-        says="the whole batch at once",
+        4,
+        "scaled unless it is GPipe",
+        swap=("scale_grads = False", 'scale_grads = args.schedule != "gpipe"'),
+        says="divided by the number of micro-batches",
     ),
     Answer(
-        5,
-        "the empty schedule",
-        """
-        class Empty:
-            def step(self, x, target=None, losses=None, return_outputs=True):
-                for stage in stages:
-                    for parameter in stage.submod.parameters():
-                        parameter.grad = torch.zeros_like(parameter)
-            eval = step
-        return Empty()
-        """,
-        says="runs no forward pass",
+        4,
+        "scaled where there are few",
+        swap=("scale_grads = False", "scale_grads = args.microbatches < len(stages) * args.pp"),
+        says="divided by the number of micro-batches",
+    ),
+    Answer(
+        4,
+        "a mean over the batch's rows",
+        swap=("* (y != IGNORE).sum()", "* (y != IGNORE).sum() / len(y)"),
+        says="not the sum",
+    ),
+    Answer(
+        4,
+        "one more, so as not to divide by zero",
+        swap=("(y != IGNORE).sum()", "((y != IGNORE).sum() + 1)"),
+        says="not the sum",
     ),
     Answer(
         5,
-        "zero gradients",
-        """
-        how = {"n_microbatches": args.microbatches, "loss_fn": lambda h, y: loss(h, y) * 0, "scale_grads": False}
-        return ScheduleGPipe(stages[0], **how)
-        """,
-        says="not that of the sum",
-    ),
-    Answer(
-        5,
-        "a skipped last micro-batch",
-        """
-        how = {"n_microbatches": args.microbatches - 1, "loss_fn": loss, "scale_grads": False}
-        schedule = ScheduleGPipe(stages[0], **how)
-        plain = schedule.step
-        def step(x, target=None, **more):
-            kept = len(x) - len(x) // args.microbatches
-            return plain(x[:kept], target=target[:kept], **more)
-        schedule.step = step
-        return schedule
-        """,
-        says="micro-batches",
-    ),
-    Answer(
-        5,
-        "the last micro-batch has no loss",
-        """
-        calls = []
-        def most(h, y):
-            calls.append(y)
-            return loss(h, y) * (len(calls) % args.microbatches != 0)
-        return ScheduleGPipe(stages[0], args.microbatches, loss_fn=most, scale_grads=False)
-        """,
-        says="not that of the sum",
-    ),
-    Answer(
-        5,
-        "activations detached",
-        """
-        how = {"n_microbatches": args.microbatches, "loss_fn": loss, "scale_grads": False}
-        for stage in stages:
-            stage.submod.register_forward_pre_hook(lambda layers, args: tuple(arg.detach() for arg in args))
-        return ScheduleGPipe(stages[0], **how)
-        """,
-    ),
-    Answer(
-        5,
-        "interleaved goes breadth first",
-        swap=(
-            "return ScheduleInterleaved1F1B(stages, **how)",
-            "from torch.distributed.pipelining import ScheduleLoopedBFS\n    return ScheduleLoopedBFS(stages, **how)",
-        ),
-    ),
-    Answer(
-        5,
-        "zero bubble that is 1F1B",
-        swap=("return ScheduleInterleavedZeroBubble(stages, **how)", "return Schedule1F1B(stages[0], **how)"),
-        says="at once, with that of its input",
-    ),
-    Answer(
-        5,
-        "1F1B is taken for zero bubble",
-        swap=("return Schedule1F1B(stages[0], **how)", "return ScheduleInterleavedZeroBubble(stages, **how)"),
-        says="at a time",
-    ),
-    Answer(5, "the names of two are swapped", swap=('"gpipe"', '"1f1b"')),
-    Answer(
-        6,
         "a stage is the first or the last, and never both",
-        """
+        [
+            """
         losses = []
         if stages[0].is_first:
             schedule.step(x, return_outputs=False)
@@ -389,39 +380,47 @@ WRONG = [
             schedule.step(return_outputs=False)
         return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)
         """,
+            None,
+        ],
     ),
     Answer(
-        6,
+        5,
         "only the mean of the losses",
         swap=(".sum().detach()", ".mean().detach()"),
         says="the mean over micro-batches",
     ),
     Answer(
-        6,
+        5,
         "is this rank's first stage the last one",
         swap=("if losses else", "if stages[0].is_last else"),
         says="this rank's second one",
     ),
-    Answer(6, "with its graph", swap=(".sum().detach()", ".sum()"), says="still has its graph"),
-    Answer(6, "evaluated, not trained", swap=("schedule.step(", "schedule.eval("), says="no gradient"),
-    Answer(6, "nothing", "return torch.zeros((), device=x.device)", says="leaves no gradient"),
+    Answer(5, "with its graph", swap=(".sum().detach()", ".sum()"), says="still has its graph"),
+    Answer(5, "evaluated, not trained", swap=("schedule.step(", "schedule.eval("), says="no gradient"),
+    Answer(5, "nothing", ["return torch.zeros((), device=x.device)", None], says="leaves no gradient"),
     Answer(
-        6,
+        5,
         "a skipped last micro-batch",
-        """
+        [
+            """
         losses = []
         y = y.clone()
         y[-(len(y) // 4) :] = IGNORE
         schedule.step(x, target=y, losses=losses, return_outputs=False)
         return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)
         """,
+            None,
+        ],
         says="some micro-batch is missing",
     ),
-    Answer(6, "x for a target", swap=("target=y", "target=x"), says="not that of the sum"),
     Answer(
-        6,
+        5, "x for a target", swap=("schedule.step(x, target=y", "schedule.step(x, target=x"), says="not that of the sum"
+    ),
+    Answer(
+        5,
         "gradients reduced over all ranks in each micro-batch",
-        """
+        [
+            """
         losses = []
         hooks = []
         for parameter in weights(stages).values():
@@ -433,31 +432,100 @@ WRONG = [
             hook.remove()
         return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)
         """,
+            None,
+        ],
     ),
     Answer(
-        6,
+        5,
         "every rank reports the loss",
-        """
+        [
+            """
         losses = []
         schedule.step(x, target=y, losses=losses, return_outputs=False)
         total = torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)
         dist.all_reduce(total)
         return total
         """,
-        says="which only the last stage can know",
+            None,
+        ],
+        says="only the rank of the last stage can know",
     ),
-    Answer(6, "fails where there is no loss", swap=(" if losses else torch.zeros((), device=x.device)", "")),
-    Answer(6, "rank 0 alone sends it", swap=("schedule.step(x", "if dist.get_rank() == 0:\n        schedule.step(x")),
-    Answer(7, "over all ranks", swap=(', group=mesh["data"].get_group()', ""), says="the data axis"),
-    Answer(7, "over the pipeline", swap=('mesh["data"]', 'mesh["pp"]'), says="the data axis"),
+    Answer(5, "fails where there is no loss", swap=(" if losses else torch.zeros((), device=x.device)", "")),
+    Answer(5, "rank 0 alone sends it", swap=("schedule.step(x", "if dist.get_rank() == 0:\n        schedule.step(x")),
     Answer(
-        7,
+        5,
+        "targets counted on every rank",
+        [
+            None,
+            """
+        losses = []
+        schedule.eval(x, target=y, losses=losses, return_outputs=False)
+        total += sum(loss.double() for loss in losses)
+        count += (y != IGNORE).sum()
+        """,
+        ],
+        says="a loss 2 times too small",
+    ),
+    Answer(
+        5,
+        "mean of batch means",
+        [
+            None,
+            """
+        losses = []
+        schedule.eval(x, target=y, losses=losses, return_outputs=False)
+        if losses:
+            total += torch.stack(losses).double().sum() / (y != IGNORE).sum()
+            count += 1
+        """,
+        ],
+        says="not the loss",
+    ),
+    Answer(5, "all tokens are counted", swap=("(y != IGNORE).sum()", "y.numel()"), says="not the loss"),
+    Answer(
+        5,
+        "trained, not evaluated",
+        swap=("schedule.eval(", "torch.enable_grad()(schedule.step)("),
+        says="leaves gradients",
+    ),
+    Answer(
+        5,
+        "the last micro-batch alone",
+        swap=("torch.stack(losses).double().sum()", "losses[-1].double()"),
+        says="not the loss",
+    ),
+    Answer(
+        5,
+        "is this rank's first stage the last one",
+        swap=("if losses:", "if stages[0].is_last:"),
+        says="whose second stage is the last",
+    ),
+    Answer(5, "only the last batch", swap=("total += torch", "total = torch")),
+    Answer(5, "fails where there is no loss", swap=("if losses:", "if True:")),
+    Answer(5, "nothing", [None, "pass  # later"]),
+    Answer(
+        5,
+        "evaluated with the graph of training",
+        [
+            None,
+            """
+        losses: list[Tensor] = []
+        total += train_batch(stages, schedule, x, y)
+        if stages[-1].is_last:
+            count += (y != IGNORE).sum()
+        """,
+        ],
+    ),
+    Answer(6, "over all ranks", swap=(', group=mesh["data"].get_group()', ""), says="the data axis"),
+    Answer(6, "over the pipeline", swap=('mesh["data"]', 'mesh["pp"]'), says="the data axis"),
+    Answer(
+        6,
         "not at all",
         swap=('dist.all_reduce(flat, group=mesh["data"].get_group())\n', "\n"),
         says="its own samples alone",
     ),
     Answer(
-        7,
+        6,
         "nothing to do for one pipeline",
         swap=(
             "parameters = list(weights(stages).values())",
@@ -465,9 +533,9 @@ WRONG = [
         ),
         says="not divided",
     ),
-    Answer(7, "the sum", swap=("flat[:-1] / flat[-1]", "flat[:-1]"), says="not divided"),
+    Answer(6, "the sum", swap=("flat[:-1] / flat[-1]", "flat[:-1]"), says="not divided"),
     Answer(
-        7,
+        6,
         "mean of means",
         """
         for parameter in weights(stages).values():
@@ -478,7 +546,7 @@ WRONG = [
         says="the mean of the pipelines' means",
     ),
     Answer(
-        7,
+        6,
         "a message for each weight",
         """
         n_targets = n_targets.clone()
@@ -490,13 +558,13 @@ WRONG = [
         says="collectives to sum up",
     ),
     Answer(
-        7,
+        6,
         "summed up in a copy that nobody uses",
         swap=("parameter.grad.copy_(part.view_as(parameter))", "parameter.grad.clone().copy_(part.view_as(parameter))"),
         says="the gradient of",
     ),
     Answer(
-        7,
+        6,
         "the last weight alone",
         """
         parameters = list(weights(stages).values())
@@ -510,17 +578,40 @@ WRONG = [
         says="the gradient of",
     ),
     Answer(
-        8,
+        6,
+        "the first of its stages alone",
+        swap=("list(weights(stages).values())", "list(weights(stages[:1]).values())"),
+        says="the gradient of",
+    ),
+    Answer(
+        6,
+        "the targets of all are left in the caller's tensor",
+        swap=("sums = flat[:-1] / flat[-1]", "n_targets.copy_(flat[-1])\nsums = flat[:-1] / flat[-1]"),
+        says="n_targets is changed",
+    ),
+    Answer(
+        6,
+        "each rank divides by its own targets",
+        swap=("flat[:-1] / flat[-1]", "flat[:-1] / n_targets.clamp(min=1)"),
+        says="the gradient of",
+    ),
+    Answer(
+        6,
+        "no target, no part in the sum",
+        swap=("flat = torch.cat(", "if not n_targets:\n    return\nflat = torch.cat("),
+    ),
+    Answer(
+        7,
         "each stage clips by its own norm",
         "norm = nn.utils.clip_grad_norm_(parameters, args.clip or math.inf)\nreturn norm.item()",
-        says="this stage's part",
+        says="this rank's part",
     ),
-    Answer(8, "norms are added, not squares", swap=((".square()", ""), ("square.sqrt()", "square")), says="wrong norm"),
-    Answer(8, "over all ranks", swap=(', group=mesh["pp"].get_group()', ""), says="counts each stage 2 times"),
-    Answer(8, "over the data axis", swap=('mesh["pp"]', 'mesh["data"]'), says="wrong norm"),
-    Answer(8, "0 is taken for a limit", swap=("args.clip or math.inf", "args.clip"), says="--clip 0"),
+    Answer(7, "norms are added, not squares", swap=((".square()", ""), ("square.sqrt()", "square")), says="wrong norm"),
+    Answer(7, "over all ranks", swap=(', group=mesh["pp"].get_group()', ""), says="counts each stage 2 times"),
+    Answer(7, "over the data axis", swap=('mesh["pp"]', 'mesh["data"]'), says="wrong norm"),
+    Answer(7, "0 is taken for a limit", swap=("args.clip or math.inf", "args.clip"), says="--clip 0"),
     Answer(
-        8,
+        7,
         "the norm is right, and the gradients are clipped by the stage's own",
         swap=(
             "nn.utils.clip_grads_with_norm_(parameters, args.clip or math.inf, norm)",
@@ -528,84 +619,31 @@ WRONG = [
         ),
         says="scaled by one number",
     ),
-    Answer(8, "never clipped", swap=("args.clip or math.inf", "math.inf"), says="is not clipped"),
-    Answer(8, "the square", swap=("norm.item()", "square.item()"), says="wrong norm"),
+    Answer(7, "never clipped", swap=("args.clip or math.inf", "math.inf"), says="is not clipped"),
+    Answer(7, "the square", swap=("norm.item()", "square.item()"), says="wrong norm"),
     Answer(
-        9,
-        "targets that count",
-        swap=("y.new_full((missing, y.shape[1]), IGNORE)", "y.new_zeros(missing, y.shape[1])"),
-        says="whose targets count",
+        7,
+        "the first of its stages alone",
+        swap=(
+            "get_total_norm([p.grad for p in parameters])",
+            "get_total_norm([p.grad for p in stages[0].submod.parameters()])",
+        ),
+        says="wrong norm",
     ),
     Answer(
-        9,
-        "IGNORE among the tokens",
-        swap=("x.new_zeros(missing, x.shape[1])", "x.new_full((missing, x.shape[1]), IGNORE)"),
-        says="no token",
+        7,
+        "the last of its stages is not clipped",
+        swap=("clip_grads_with_norm_(parameters,", "clip_grads_with_norm_(stages[0].submod.parameters(),"),
+        says="is not clipped",
     ),
     Answer(
-        9,
-        "new rows on top",
-        "missing = rows - len(x)\nreturn torch.cat([x.new_zeros(missing, x.shape[1]), x]), "
-        "torch.cat([y.new_full((missing, y.shape[1]), IGNORE), y])",
-        says="changes the rows",
+        7,
+        "counted through all ranks, and divided by the copies after the root",
+        swap=((', group=mesh["pp"].get_group()', ""), ("square.sqrt()", 'square.sqrt() / mesh["data"].size()')),
+        says="wrong norm",
     ),
     Answer(
-        9, "in float32", swap=("x.new_zeros(missing, x.shape[1])", "torch.zeros(missing, x.shape[1])"), says="dtype"
-    ),
-    Answer(9, "one row more at most", swap=("rows - len(x)", "min(rows - len(x), 1)"), says="another shape"),
-    Answer(
-        9,
-        "y is left",
-        swap=("torch.cat([y, y.new_full((missing, y.shape[1]), IGNORE)])", "y"),
-        says="gives y another shape",
-    ),
-    Answer(
-        10,
-        "targets counted on every rank",
-        """
-        losses = []
-        schedule.eval(x, target=y, losses=losses, return_outputs=False)
-        total += sum(loss.double() for loss in losses)
-        count += (y != IGNORE).sum()
-        """,
-        says="a loss 2 times too small",
-    ),
-    Answer(
-        10,
-        "mean of batch means",
-        """
-        losses = []
-        schedule.eval(x, target=y, losses=losses, return_outputs=False)
-        if losses:
-            total += torch.stack(losses).double().sum() / (y != IGNORE).sum()
-            count += 1
-        """,
-        says="another loss",
-    ),
-    Answer(10, "all tokens are counted", swap=("(y != IGNORE).sum()", "y.numel()"), says="another loss"),
-    Answer(
-        10,
-        "trained, not evaluated",
-        swap=("schedule.eval(", "torch.enable_grad()(schedule.step)("),
-        says="leaves gradients",
-    ),
-    Answer(
-        10,
-        "the last micro-batch alone",
-        swap=("torch.stack(losses).double().sum()", "losses[-1].double()"),
-        says="another loss",
-    ),
-    Answer(
-        10,
-        "is this rank's first stage the last one",
-        swap=("if losses:", "if stages[0].is_last:"),
-        says="whose second stage is the last",
-    ),
-    Answer(10, "only the last batch", swap=("total += torch", "total = torch")),
-    Answer(10, "fails where there is no loss", swap=("if losses:", "if True:")),
-    Answer(10, "nothing", "pass  # later"),
-    Answer(
-        11,
+        8,
         "rank 0's stage",
         """
         dist.barrier()
@@ -614,14 +652,14 @@ WRONG = [
         says="all weights",
     ),
     Answer(
-        11,
+        8,
         "every rank writes its own",
         'path.parent.mkdir(parents=True, exist_ok=True)\ntorch.save({"model": own, "config": config, "epoch": epoch}, '
         "path)",
         says="all write",
     ),
     Answer(
-        11,
+        8,
         "the copies are gathered, not the stages",
         """
         parts = [None] * mesh["data"].size() if dist.get_rank() == 0 else None
@@ -634,7 +672,7 @@ WRONG = [
         says="all weights",
     ),
     Answer(
-        11,
+        8,
         "a list of stages",
         swap=(
             "own = {name: weight for part in parts for name, weight in part.items()}",
@@ -642,9 +680,9 @@ WRONG = [
         ),
         says="all weights",
     ),
-    Answer(11, "rank 0 alone gathers", swap=('if mesh["data"].get_local_rank() == 0:', "if dist.get_rank() == 0:")),
+    Answer(8, "rank 0 alone gathers", swap=('if mesh["data"].get_local_rank() == 0:', "if dist.get_rank() == 0:")),
     Answer(
-        11,
+        8,
         "every rank gathers",
         """
         parts = [None] * mesh["pp"].size()
@@ -657,7 +695,7 @@ WRONG = [
         says="rank 0 alone needs it",
     ),
     Answer(
-        11,
+        8,
         "the first rank of each pipeline gathers",
         swap=(
             ('if mesh["data"].get_local_rank() == 0:', "if True:"),
@@ -665,21 +703,40 @@ WRONG = [
         ),
         says="rank 0 alone needs it",
     ),
-    Answer(11, "the config is lost", swap=(', "config": config', ""), says="lost an entry"),
-    Answer(11, "gathered, and thrown away", swap=("if parts:", "if parts and False:"), says="all weights"),
+    Answer(8, "the config is lost", swap=(', "config": config', ""), says="lost an entry"),
+    Answer(8, "gathered, and thrown away", swap=("if parts:", "if parts and False:"), says="all weights"),
     Answer(
-        12,
+        8,
+        "the first of its stages alone",
+        swap=(
+            "dist.gather_object(own,",
+            "dist.gather_object({name: p.detach().cpu() for name, p in stages[0].submod.named_parameters()},",
+        ),
+        says="all weights",
+    ),
+    Answer(
+        8,
+        "gathered once, and saved again",
+        swap=("if parts:\n", "if parts:\n        parts = save_checkpoint.__dict__.setdefault('parts', parts)\n"),
+        says="was to be written over",
+    ),
+    Answer(8, "written once", swap=("save0({", "if not path.exists():\n    save0({"), says="checkpoint"),
+    Answer(
+        9,
         "over the world",
-        """
+        [
+            None,
+            """
         return (
             DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
             ShardSampler(validation), ShardSampler(test),
         )
         """,
+        ],
         says="stages of one pipeline",
     ),
     Answer(
-        12,
+        9,
         "the training set alone",
         swap=(
             ('ShardSampler(validation, where["rank"], where["num_replicas"])', "ShardSampler(validation)"),
@@ -688,7 +745,7 @@ WRONG = [
         says="validation samples",
     ),
     Answer(
-        12,
+        9,
         "by the stage",
         swap=(
             ('mesh["data"].size()', 'mesh["pp"].size()'),
@@ -696,16 +753,16 @@ WRONG = [
         ),
     ),
     Answer(
-        12,
+        9,
         "every rank everything",
         swap=(
             '{"num_replicas": mesh["data"].size(), "rank": mesh["data"].get_local_rank()}',
             '{"num_replicas": 1, "rank": 0}',
         ),
     ),
-    Answer(12, "in the order of the text", swap=("shuffle=True", "shuffle=False"), says="the serial run"),
+    Answer(9, "in the order of the text", swap=("shuffle=True", "shuffle=False"), says="trains on other samples"),
     Answer(
-        12,
+        9,
         "validation is padded",
         swap=(
             'ShardSampler(validation, where["rank"], where["num_replicas"])',
@@ -714,50 +771,97 @@ WRONG = [
         says="is padded",
     ),
     Answer(
-        12,
+        9,
         "another seed a stage",
         swap=("seed=args.seed", 'seed=args.seed + mesh["pp"].get_local_rank()'),
         says="stages of one pipeline",
     ),
     Answer(
-        13,
+        9,
         "rows for columns",
-        f"return init_device_mesh(device.type, (world_size // args.pp, args.pp), {NAMES})",
-        says="the grid is",
+        [f"return init_device_mesh(device.type, (world_size // args.pp, args.pp), {NAMES})", None],
+        says="the axis pp has 3 ranks",
     ),
     Answer(
-        13,
+        9,
         "stages are neighbours",
-        f"""
+        [
+            f"""
         grid = torch.arange(world_size).view(-1, args.pp).T.contiguous()
         return DeviceMesh(device.type, grid, {NAMES})
         """,
+            None,
+        ],
         says="neighbours",
     ),
-    Answer(13, "the names of the axes are swapped", swap=('("pp", "data")', '("data", "pp")'), says="other names"),
     Answer(
-        13,
+        9,
+        "the names of the axes are swapped",
+        swap=('("pp", "data")', '("data", "pp")'),
+        says="the axis pp has 3 ranks",
+    ),
+    Answer(
+        9,
         "a stage for every rank",
-        f"return init_device_mesh(device.type, (world_size, 1), {NAMES})",
-        says="the grid is",
+        [f"return init_device_mesh(device.type, (world_size, 1), {NAMES})", None],
+        says="the axis pp has 6 ranks",
+    ),
+    Answer(
+        9,
+        "rows that go upside down",
+        [f"return DeviceMesh(device.type, torch.arange(world_size).view(args.pp, -1).flip(0), {NAMES})", None],
+        says="do not go upwards",
+    ),
+    Answer(
+        9,
+        "data parallel outside, pipelines inside, as usual",
+        ['return init_device_mesh(device.type, (world_size // args.pp, args.pp), mesh_dim_names=("data", "pp"))', None],
+        says="are not its neighbours",
+    ),
+    Answer(
+        9,
+        "a square, whatever it is",
+        [
+            f"side = max(d for d in range(1, world_size + 1) if world_size % d == 0 and d * d <= world_size)\nreturn init_device_mesh(device.type, (side, world_size // side), {NAMES})",
+            None,
+        ],
+        says="the axis pp has",
+    ),
+    Answer(9, "what does not divide is filled up", swap=("drop_last=True", "drop_last=False"), says="are repeated"),
+    Answer(
+        9,
+        "by the rank in the world",
+        swap=('mesh["data"].get_local_rank()', 'dist.get_rank() // mesh["pp"].size()'),
+        says="",
     ),
 ]
 
 RIGHT = [
     Answer(
         1,
-        "shares by counting, and modules taken in a loop",
+        "by 05/1's cut, with at least one block in the last stage",
         """
-        n = len(model.blocks)
-        sizes = [n // n_stages + (k < n % n_stages) for k in range(n_stages)]
-        begin = sum(sizes[:stage])
-        for name in ("token_embedding", "position_embedding"):
-            setattr(self, name, getattr(model, name) if stage == 0 else None)
-        self.blocks = nn.ModuleDict()
-        for i in range(begin, begin + sizes[stage]):
-            self.blocks[str(i)] = model.blocks[i]
-        for name in ("norm", "head"):
-            setattr(self, name, getattr(model, name) if stage == n_stages - 1 else None)
+        from itertools import combinations
+        best = None
+        for places in combinations(range(1, blocks), n_stages - 1):
+            borders = (0, *places, blocks)
+            parts = [range(a, b) for a, b in zip(borders, borders[1:])]
+            worst = max(len(part) + (head if part.stop == blocks else 0) for part in parts)
+            if best is None or worst < best[0]:
+                best = worst, parts
+        return best[1]
+        """,
+    ),
+    Answer(
+        1,
+        "block by block to whoever is fastest",
+        """
+        sizes = [1] * n_stages
+        for _ in range(blocks - n_stages):
+            costs = [n + (head if k == n_stages - 1 else 0) for k, n in enumerate(sizes)]
+            sizes[costs.index(min(costs))] += 1
+        ends = [sum(sizes[: k + 1]) for k in range(n_stages)]
+        return [range(end - size, end) for size, end in zip(sizes, ends)]
         """,
     ),
     Answer(
@@ -769,7 +873,7 @@ RIGHT = [
         chunks = stages_a_rank(p, args)
         made = []
         for k in range(chunks):
-            layers = Layers(model, r + k * p, p * chunks, bfloat16=bfloat16)
+            layers = Layers(model, blocks[r + k * p], bfloat16=bfloat16)
             made.append(PipelineStage(layers.to_empty(device=device), r + k * p, p * chunks, device, group=group))
         return made
         """,
@@ -816,49 +920,63 @@ RIGHT = [
     Answer(
         4,
         "by cross_entropy, summed up",
-        """
+        [
+            """
         with torch.autocast(h.device.type, torch.bfloat16, enabled=layers.bfloat16):
             logits = layers.head(h).flatten(0, 1)
         return nn.functional.cross_entropy(logits.float(), y.flatten(), ignore_index=IGNORE, reduction="sum")
         """,
+            None,
+        ],
     ),
     Answer(
         5,
-        "by a table, with another class of zero bubble",
-        """
-        from torch.distributed.pipelining.schedules import get_schedule_class
-        name = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zero-bubble": "InterleavedZeroBubble"}
-        kind = get_schedule_class(name[args.schedule])
-        whom = stages[0] if args.schedule in ("gpipe", "1f1b") else stages
-        return kind(whom, args.microbatches, loss_fn=loss, scale_grads=False)
-        """,
-    ),
-    Answer(
-        5,
-        "the loss scaled up, and the gradients down again",
-        """
-        m = args.microbatches
-        schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
-        kind = schedule.get(args.schedule, ScheduleInterleavedZeroBubble)
-        whom = stages if args.schedule in ("interleaved", "zero-bubble") else stages[0]
-        made = kind(whom, m, loss_fn=loss)
-        made.scale_grads = False
-        return made
-        """,
-    ),
-    Answer(
-        6,
         "x and y only where they are needed",
-        """
+        [
+            """
         losses = []
         inputs = (x,) if any(stage.is_first for stage in stages) else ()
         last = any(stage.is_last for stage in stages)
         schedule.step(*inputs, target=y if last else None, losses=losses)
         return sum(loss.detach() for loss in losses) if losses else torch.tensor(0.0, device=x.device)
         """,
+            None,
+        ],
     ),
     Answer(
-        7,
+        5,
+        "by is_last",
+        [
+            None,
+            """
+        losses = []
+        schedule.eval(x, target=y, losses=losses)
+        if stages[-1].is_last:
+            total += sum(losses).double()
+            count += int((y != IGNORE).sum())
+        """,
+        ],
+    ),
+    Answer(
+        5,
+        "in a helper of its own, and by inference on every rank",
+        [
+            """
+            parts = []
+            schedule.step(x, target=y, losses=parts)
+            return sum((part.detach() for part in parts), torch.zeros((), device=x.device))
+            """,
+            """
+            parts = []
+            schedule.eval(x, target=y, losses=parts, return_outputs=False)
+            last = any(stage.is_last for stage in stages)
+            total += sum(part.item() for part in parts)
+            count += last * torch.count_nonzero(y != IGNORE)
+            """,
+        ],
+    ),
+    Answer(
+        6,
         "asynchronously, in float64, and the gradients replaced",
         """
         own = weights(stages)
@@ -872,7 +990,26 @@ RIGHT = [
         """,
     ),
     Answer(
-        8,
+        6,
+        "each stage's gradients written into views of the flat tensor",
+        """
+        own = list(weights(stages).values())
+        flat = torch.empty(1 + sum(p.numel() for p in own), device=stages[0].device)
+        flat[0] = n_targets
+        place = 1
+        for p in own:
+            flat[place : place + p.numel()] = p.grad.reshape(-1)
+            place += p.numel()
+        dist.all_reduce(flat, group=mesh["data"].get_group())
+        flat[1:] /= flat[0].clone()
+        place = 1
+        for p in own:
+            p.grad = flat[place : place + p.numel()].view_as(p).clone()
+            place += p.numel()
+        """,
+    ),
+    Answer(
+        7,
         "by hand",
         """
         square = sum(p.grad.square().sum() for p in parameters)
@@ -885,36 +1022,7 @@ RIGHT = [
         """,
     ),
     Answer(
-        9,
-        "by functional.pad",
-        """
-        below = (0, 0, 0, rows - len(x))
-        return nn.functional.pad(x, below), nn.functional.pad(y, below, value=IGNORE)
-        """,
-    ),
-    Answer(
-        9,
-        "the last row again, without its targets",
-        """
-        if len(x) == rows:
-            return x, y
-        more = x[-1:].repeat(rows - len(x), 1)
-        return torch.cat([x, more]), torch.cat([y, torch.full_like(more, IGNORE)])
-        """,
-    ),
-    Answer(
-        10,
-        "by is_last",
-        """
-        losses = []
-        schedule.eval(x, target=y, losses=losses)
-        if stages[-1].is_last:
-            total += sum(losses).double()
-            count += int((y != IGNORE).sum())
-        """,
-    ),
-    Answer(
-        11,
+        8,
         "tensor by tensor over the world",
         """
         mine = [list(own)] if mesh["data"].get_local_rank() == 0 else [[]]
@@ -933,7 +1041,7 @@ RIGHT = [
         """,
     ),
     Answer(
-        11,
+        8,
         "over the world, where other pipelines give nothing",
         """
         parts = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
@@ -944,9 +1052,11 @@ RIGHT = [
         """,
     ),
     Answer(
-        12,
+        9,
         "by the groups",
-        """
+        [
+            None,
+            """
         group = mesh.get_group("data")
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         return (
@@ -955,10 +1065,34 @@ RIGHT = [
             ShardSampler(test, rank=rank, world_size=size),
         )
         """,
+        ],
     ),
     Answer(
-        13,
+        9,
         "a mesh made of a tensor",
-        f"return DeviceMesh(device.type, torch.arange(world_size).view(args.pp, -1), {NAMES})",
+        [f"return DeviceMesh(device.type, torch.arange(world_size).view(args.pp, -1), {NAMES})", None],
+    ),
+    Answer(
+        9,
+        "by the number of pipelines, as the flags have it",
+        [
+            'copies = world_size // args.pp\nranks = torch.arange(world_size).reshape(args.pp, copies)\nreturn DeviceMesh(device.type, ranks, mesh_dim_names=("pp", "data"))',
+            """
+            shares = dist.get_world_size() // args.pp
+            share = dist.get_rank() % shares
+            return (
+                DistributedSampler(train, shares, share, seed=args.seed, drop_last=True),
+                ShardSampler(validation, share, shares), ShardSampler(test, share, shares),
+            )
+            """,
+        ],
+    ),
+    Answer(
+        9,
+        "the axes named the other way round, and each as it must be",
+        [
+            'grid = torch.arange(world_size).view(args.pp, -1).T.contiguous()\nreturn DeviceMesh(device.type, grid, mesh_dim_names=("data", "pp"))',
+            None,
+        ],
     ),
 ]
