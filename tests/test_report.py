@@ -260,6 +260,13 @@ def test_a_page_of_a_run_that_was_not_recorded(tmp_path):
     assert "was not recorded" in page and "--record" in page and not (tmp_path / "step.png").exists()
 
 
+def test_what_a_plan_predicted_stands_in_the_report(tmp_path):
+    """hybrid_training --compare leaves it in the run's folder."""
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "step", "step": 1, "loss": 2.0, "tokens_per_s": 9.0}))
+    (tmp_path / "compare.json").write_text(json.dumps([["a step, ms", 177.6, 458.2]]))
+    assert report.facts(runs.read(tmp_path))["a step, ms of a rank"] == "178 predicted, 458 measured"
+
+
 def test_text_in_a_page_is_only_text(run, tmp_path):
     (tmp_path / "usage").mkdir()
     (tmp_path / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text())

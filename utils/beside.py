@@ -1,15 +1,17 @@
 """What a plan predicts of a run over four axes, beside what one of its steps took: `--compare`.
 
-The step is watched on every rank: the bytes of its tensors, the messages that it sends on each axis, and how long its
-stages work. Rank 0 prints a table after it.
+One step is timed; the next is watched on every rank: the bytes of its tensors, the messages that it sends on each axis,
+and how long its stages work. Rank 0 prints a table after it, and leaves it in the run's folder, for the report.
 """
 
 import argparse
+import json
 import os
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from utils.distributed import print0
 from utils.memory import Peak, held
 from utils.pipeline import stages_a_rank
+from utils.runs import COMPARED
 
 WATCHED = 2  # steps before the one that is watched: in the first one stages agree on shapes, and state is made
 
@@ -64,18 +67,30 @@ class Beside:
         self, args: argparse.Namespace, config: dict[str, Any], mesh: DeviceMesh, stages: list, own: nn.Module
     ) -> None:
         self.args, self.config, self.mesh, self.stages, self.own = args, config, mesh, stages, own
-        self.steps = 0
+        self.steps, self.seconds, self.rows = 0, 0.0, []
+        self.file = Path(args.out) / COMPARED
+        if dist.get_rank() == 0:
+            self.file.unlink(missing_ok=True)  # an earlier run's
         if args.compare:
-            from utils import costs, plan  # here: in a release they are sealed, until their lessons are done
+            from utils import costs, plan, this_machine  # here: costs are sealed, until their lessons are done
 
             self.costs, self.plan = costs, plan
+            on_gpu = mesh.device_type == "cuda"
+            dtype = torch.bfloat16 if args.dtype == "bfloat16" else torch.float32
+            device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+            self.machine = this_machine.measure(device, 8192 if on_gpu else 1024, dtype)
 
     @contextmanager
     def step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Round each step, from the forward pass to the optimizer's."""
         self.steps += 1
         if not self.args.compare or self.steps != WATCHED + 1:
+            began = time.perf_counter()
             yield
+            if self.args.compare and self.steps == WATCHED:
+                if self.mesh.device_type == "cuda":
+                    torch.cuda.synchronize()
+                self.seconds = time.perf_counter() - began
             return
         spans = self.watch_stages()
         watch = Watch(self.mesh)
@@ -84,7 +99,8 @@ class Beside:
         with watch:
             yield
         kinds = held(watch, self.own.parameters(), optimizer)
-        self.tell({"kinds": kinds, "most": watch.most, "sent": dict(watch.sent), "spans": spans})
+        seen = {"kinds": kinds, "most": watch.most, "sent": dict(watch.sent), "spans": spans}
+        self.tell(seen | {"seconds": self.seconds})
 
     def watch_stages(self) -> list[tuple[float, float]]:
         """A list into which come begin and end, in seconds, of all that this rank's stages do from now on."""
@@ -112,15 +128,25 @@ class Beside:
         memory, messages = self.costs.memory(model, plan), self.costs.messages(model, plan)
         stages = [self.costs.moments(model, plan, stage)["step"] for stage in range(plan.pp)]
         most = max(ranks, key=lambda seen: sum(seen["kinds"].values()))["kinds"]
-        print0(f"{'a rank, at most':24} {'predicted':>14} {'measured':>14}")
+        predicted = sum(self.costs.step_time(model, plan, self.machine).values())
+        self.row("a step, ms", 1000 * predicted, 1000 * max(seen["seconds"] for seen in ranks))
         for kind, name in (("weights", "weights"), ("gradients", "gradients"), ("state", "optimizer")):
-            row(f"{kind}, bytes", max(kinds[kind] for kinds in stages), most[name])
-        row("all at once, bytes", sum(memory.values()), max(seen["most"] for seen in ranks))
+            self.row(f"{kind}, bytes", max(kinds[kind] for kinds in stages), most[name])
+        self.row("all at once, bytes", sum(memory.values()), max(seen["most"] for seen in ranks))
         for axis in self.mesh.mesh_dim_names:
-            row(f"sent on {axis}, bytes", messages[axis].bytes, max(seen["sent"].get(axis, 0) for seen in ranks))
-        row("bubble, %", 100 * self.costs.bubble(plan), 100 * idle([seen["spans"] for seen in ranks]))
+            self.row(f"sent on {axis}, bytes", messages[axis].bytes, max(seen["sent"].get(axis, 0) for seen in ranks))
+        self.row("bubble, %", 100 * self.costs.bubble(plan), 100 * idle([seen["spans"] for seen in ranks]))
+        print0(f"{'a rank, at most':24} {'predicted':>14} {'measured':>14}")
+        for name, guess, found in self.rows:
+            print0(f"{name:24} {guess:14,.0f} {found:14,.0f}")
+        if dist.get_rank() == 0:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.write_text(json.dumps(self.rows), "utf-8")
         if self.mesh.device_type == "cpu" and len(ranks) > (cores := os.cpu_count() or 1):
-            print0(f"The bubble measured is not the schedule's alone: {len(ranks)} ranks take turns on {cores} cores.")
+            print0(f"Step and bubble are not the schedule's alone: {len(ranks)} ranks take turns on {cores} cores.")
+
+    def row(self, name: str, predicted: float, measured: float) -> None:
+        self.rows.append((name, predicted, measured))
 
     def described(self) -> tuple[Any, Any]:
         """This run's model and plan, as the planner has them."""
@@ -149,10 +175,6 @@ class Beside:
             precision="sharded" if args.dtype == "bfloat16" else "float32",
         )
         return model, plan
-
-
-def row(name: str, predicted: float, measured: float) -> None:
-    print0(f"{name:24} {predicted:14,.0f} {measured:14,.0f}")
 
 
 def idle(ranks: list[list[tuple[float, float]]]) -> float:

@@ -26,7 +26,7 @@ def add_hybrid_flags(parser: argparse.ArgumentParser) -> None:
 def check_hybrid(args: argparse.Namespace, ranks: int) -> None:
     """Stop with one line unless these flags make a run on so many ranks. Completes --shard and --microbatches."""
     if args.compare and importlib.util.find_spec("utils.costs") is None:  # in a release it is sealed
-        fail("--compare needs utils/costs.py, which has answers of lessons: ./workbook open plan")
+        fail("--compare needs utils/costs, which has answers of lessons: ./workbook open plan")
     others = args.dp * args.tp * args.pp
     args.shard = args.shard or max(1, ranks // others)
     if ranks != others * args.shard:

@@ -6,6 +6,7 @@ nproc-1, nproc-2, …, becomes a page on how the speed grows.
 """
 
 import base64
+import json
 import math
 import shlex
 import statistics
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 from utils.page import template
 from utils.plots import loss_curve
 from utils.plots_report import draw_loss, draw_memory, draw_power, draw_speed, draw_step, draw_usage
-from utils.runs import Run, arguments, batch_of, read, records, scaling, speed_rows
+from utils.runs import COMPARED, Run, arguments, batch_of, read, records, scaling, speed_rows
 
 
 def write(folder: Path) -> Path:
@@ -118,6 +119,9 @@ def facts(run: Run) -> dict[str, str]:
     for name, lines, key in (("validation perplexity", epochs, "validation_loss"), ("test perplexity", tests, "loss")):
         if lines:
             out[name] = f"{math.exp(min(lines[-1][key], 700)):,.1f}"
+    if (compared := run.folder / COMPARED).is_file():
+        for name, predicted, measured in json.loads(compared.read_text("utf-8")):
+            out[f"{name} of a rank"] = f"{predicted:,.0f} predicted, {measured:,.0f} measured"
     if not run.ranks:
         return out
     first = run.ranks[0].start

@@ -14,6 +14,7 @@ from utils.plots import read_lines
 
 # The parts of a step, in the order in which they are drawn.
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
+COMPARED = "compare.json"  # beside them, of hybrid_training --compare: rows of name, predicted, measured
 Line = dict[str, Any]
 
 
