@@ -1,84 +1,102 @@
 """The figures of 01_collectives."""
 
-from ink import BLUE, GREEN, GREY, INK, MIDDLE, ORANGE, PALE, PINK, RED, arrow, box, canvas, cell, write
+from ink import (
+    BLUE, GREEN, GREY, INK, MIDDLE, ORANGE, PALE, PINK, arrow, box, canvas, cell, fill, key, note, title, write,
+)  # fmt: skip
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+
+RANKS = (BLUE, ORANGE, GREEN)
 
 
 def collectives() -> Figure:
-    """What three ranks hold before and after; the digit of a sum tells whom it came from."""
-    ranks = (BLUE, ORANGE, GREEN)
-    before = [[(10**rank * n, [colour]) for n in (1, 2, 3)] for rank, colour in enumerate(ranks)]
-    total = [(sum(before[rank][i][0] for rank in range(3)), list(ranks)) for i in range(3)]
-    after = {
-        "all-reduce": ("the whole sum, on every rank", [total] * 3),
-        "all-gather": ("all vectors by rank, on every rank", [[*before[0], *before[1], *before[2]]] * 3),
-        "reduce-scatter": ("one piece of the sum for each rank", [[total[rank]] for rank in range(3)]),
-    }
+    """What three ranks hold before and after; a colour tells which rank it came from."""
+    given = [[(10**rank * n, [colour]) for n in (1, 2, 3)] for rank, colour in enumerate(RANKS)]
+    empty = [("", [PALE])] * 3
+    total = [(sum(given[rank][i][0] for rank in range(3)), RANKS) for i in range(3)]
+    rows = (
+        ("broadcast", "one rank's tensor, on every rank", [given[0], empty, empty], [given[0]] * 3),
+        ("all-reduce", "the sum (or mean, minimum, maximum), on every rank", given, [total] * 3),
+        ("all-gather", "all tensors in order of rank, on every rank", given, [[*given[0], *given[1], *given[2]]] * 3),
+        ("reduce-scatter", "one piece of the sum on each rank", given, [[total[rank]] for rank in range(3)]),
+    )
+    figure, axes = canvas(19.4)
+    for number, (name, meaning, before, after) in enumerate(rows):
+        top = 18.8 - 4.8 * number
+        title(axes, 0.3, top, name, 12, ha="left")
+        note(axes, 0.9 + 0.3 * len(name), top - 0.03, meaning, ha="left")
+        for rank in range(3):
+            y = top - 1.65 - 1.05 * rank
+            write(axes, 1.8, y + 0.5, f"rank {rank}", ha="right")
+            for i, (text, colours) in enumerate(before[rank]):
+                cell(axes, 2.1 + 1.1 * i, y, 1.1, 1.0, colours, str(text))
+            start = 7.4 + (1.1 * rank if len(after[rank]) == 1 else 0)  # a piece stands at its place in the whole
+            for i, (text, colours) in enumerate(after[rank]):
+                cell(axes, start + 1.1 * i, y, 1.1, 1.0, colours, str(text))
+        arrow(axes, (5.8, top - 2.2), (7.0, top - 2.2), INK)
+    return figure
 
-    figure, axes = canvas(11, 4.7, 29.4, 12.8)
-    left = 1.2
-    for place, when in ((8.4, "before"), (2.4, "after")):
-        write(axes, 0.7, place, when, 11, color=GREY, rotation=90)
-    for name, (meaning, held) in after.items():
-        first, width = left + 2.3, max(3, len(held[0]))  # where its cells begin
-        middle = first + width / 2 - 0.8
-        write(axes, middle, 12.1, name, 14, weight="bold")
-        write(axes, middle, 11.2, meaning, 9.5, color=GREY)
-        for rows, top in ((before, 9.2), (held, 3.2)):
-            for rank, row in enumerate(rows):
-                y = top - 1.4 * rank
-                # The vectors stand in the middle, a piece at its place in the whole.
-                start = first + (rank if len(row) == 1 else (width - len(row)) / 2)
-                write(axes, (first if rows is held else start) - 0.2, y + 0.6, f"rank {rank}", 9.5, ha="right")
-                for i, (number, colours) in enumerate(row):
-                    cell(axes, start + i, y, 1, 1.2, colours, str(number), 10)
-        arrow(axes, (first + width / 2, 6.1), (first + width / 2, 4.8), INK)
-        left = first + width + 2.0
-        if name != "reduce-scatter":
-            axes.plot([left - 0.6] * 2, [0.2, 12.5], color=PALE, linewidth=1)
+
+def no_communication() -> Figure:
+    """Four devices that train without communication: equal at first, four models after one step."""
+    figure, axes = canvas(9.2)
+    for x, name in ((2.9, "weights"), (6.8, "samples"), (11.0, "gradient"), (15.8, "weights after\na step")):
+        title(axes, x, 8.5, name, 10)
+    steps = ((BLUE, 1, 9), (ORANGE, -3, 13), (GREEN, 8, 2), (PINK, 2, 8))
+    for rank, (colour, gradient, weight) in enumerate(steps):
+        y = 6.4 - 1.7 * rank
+        write(axes, 1.7, y + 0.6, f"rank {rank}", ha="right")
+        cell(axes, 2.0, y, 1.8, 1.2, [PALE], "10")
+        for i in range(3):
+            cell(axes, 5.3 + i, y, 1.0, 1.2, [colour], str(3 * rank + i + 1))
+        cell(axes, 10.0, y, 2.0, 1.2, [colour], f"{gradient:+d}".replace("-", "−"))
+        cell(axes, 14.8, y, 2.0, 1.2, [colour], str(weight))
+        for start, end in ((4.0, 5.1), (8.5, 9.8), (12.2, 14.6)):
+            arrow(axes, (start, y + 0.6), (end, y + 0.6), INK)
+    note(axes, 9.0, 0.5, "four times the work, and four models: none has learned from all samples")
     return figure
 
 
 def ranks() -> Figure:
     """Two nodes with four ranks each, and the ring through all of them."""
-    figure, axes = canvas(11, 3.1, 33, 9.3)
-    for node in range(2):
-        box(axes, 1.6 + 15.6 * node, 3.1, 14.2, 5.6, "#fbfbfb", "#b5b5b5")
-        write(axes, 8.7 + 15.6 * node, 8.0, f"node {node}", 12, weight="bold")
-    places = [2.3 + 3.3 * local + 15.6 * node for node in range(2) for local in range(4)]
-    for rank, x in enumerate(places):
-        box(axes, x, 4.1, 2.6, 3.0, (BLUE, ORANGE, GREEN, PINK)[rank % 4], "white")
-        write(axes, x + 1.3, 6.1, f"rank {rank}", 10.5)
-        write(axes, x + 1.3, 4.9, f"local {rank % 4}", 9)
-        if rank < 7:
-            between = rank == 3
-            arrow(axes, (x + 2.6, 5.6), (places[rank + 1], 5.6), RED if between else INK)
-    axes.plot([places[7] + 1.3] * 2 + [places[0] + 1.3], [4.1, 1.6, 1.6], color=RED, linewidth=1.5)
-    arrow(axes, (places[0] + 1.3, 1.6), (places[0] + 1.3, 4.1), RED)
-    write(
-        axes,
-        16.5,
-        0.8,
-        "the ring: each rank sends to the next one, the last to rank 0; red links lead from node to node",
-        10,
-        color=GREY,
-    )
+    figure, axes = canvas(11.6)
+    for node, y in ((0, 6.6), (1, 1.6)):
+        box(axes, 0.4, y, 17.2, 4.0, "#fbfbfb", "#b5b5b5")
+        title(axes, 9.0, y + 3.4, f"node {node}")
+    places = {rank: (1.3 + 4.2 * (rank if rank < 4 else 7 - rank), 6.9 if rank < 4 else 1.9) for rank in range(8)}
+    for rank, (x, y) in places.items():
+        box(axes, x, y, 2.8, 2.6, (BLUE, ORANGE, GREEN, PINK)[rank % 4], "white")
+        write(axes, x + 1.4, y + 1.7, f"rank {rank}", 11)
+        write(axes, x + 1.4, y + 0.8, f"local {rank % 4}")
+        then = places[(rank + 1) % 8]
+        if then[1] == y:
+            end = (then[0], y + 1.3) if rank < 4 else (then[0] + 2.8, y + 1.3)
+            arrow(axes, (x + 2.8 if rank < 4 else x, y + 1.3), end, INK)
+        else:  # to the other node
+            down = rank == 3
+            ends = (x + 1.4, y if down else y + 2.6), (x + 1.4, then[1] + 2.6 if down else then[1])
+            arrow(axes, *ends, INK, linewidth=3.2, mutation_scale=16)
+    title(axes, 9.0, 11.1, "world size 8: ranks 0 to 7", 10)
+    note(axes, 9.0, 0.7, "the ring: each rank sends to the next, the last to rank 0;\nthick: from node to node")
     return figure
 
 
 def tree() -> Figure:
-    """A broadcast to eight ranks in three rounds: who has the tensor, and from whom."""
-    figure, axes = canvas(11, 4.2, 33, 12.6)
-    height = [10.2, 7.2, 4.2, 1.2]
+    """A broadcast to eight ranks in three rounds: which ranks have the tensor, and from where."""
+    figure, axes = canvas(9.6)
+    height = [6.8, 4.7, 2.6, 0.5]
+    title(axes, 2.2, 9.0, "rank", ha="right", size=10)
     for row, y in enumerate(height):
         have = 2**row
-        write(axes, 4.6, y + 0.6, f"after round {row}" if row else "before", 10, ha="right", color=GREY)
+        write(axes, 2.2, y + 0.5, f"round {row}" if row else "before", ha="right", color=GREY)
         for rank in range(8):
-            x = 5.6 + 3.4 * rank
+            x = 2.8 + 1.9 * rank
+            if row == 0:
+                title(axes, x + 0.7, 9.0, str(rank), 10)
             if row and have // 2 <= rank < have:
-                arrow(axes, (5.6 + 3.4 * (rank - have // 2) + 1.2, height[row - 1]), (x + 1.2, y + 1.2), INK)
-            cell(axes, x, y, 2.4, 1.2, [BLUE if rank < have else PALE], f"rank {rank}", 9.5)
+                start = 2.8 + 1.9 * (rank - have // 2) + 0.7, height[row - 1]
+                arrow(axes, start, (x + 0.7, y + 1.0), INK)
+            cell(axes, x, y, 1.4, 1.0, [BLUE if rank < have else PALE])
     return figure
 
 
@@ -101,82 +119,86 @@ def ring_rounds(reduce: bool, gather: bool) -> list[tuple[str, list[list[set[int
     return moments
 
 
-def ring(reduce: bool, gather: bool) -> Figure:
-    """Three ranks with three pieces each, round by round."""
-    colours, moments = (BLUE, ORANGE, GREEN), ring_rounds(reduce, gather)
-    wide = len(moments) > 3
-    gap = 4.9 if wide else 6.4
-    figure, axes = canvas(11 if wide else 8.4, 3.3, 3.2 + gap * len(moments), 9.3)
+def ring_row(axes: Axes, top: float, moments: list[tuple[str, list[list[set[int]]], list[int]]]) -> None:
+    """Three moments of three ranks from left to right; the arrows are the messages between them."""
     for column, (name, held, leaving) in enumerate(moments):
-        x = 2.4 + gap * column
-        write(axes, x + 1.65, 8.6, name, 11, weight="bold")
-        if wide and column in (1, 3):
-            write(axes, x + 1.65, 0.5, "reduce-scatter" if column == 1 else "all-gather", 10, color=GREY)
+        x = 2.0 + 6.1 * column
+        title(axes, x + 1.65, top, name, 10)
         for rank in range(3):
-            y = 6.2 - 2.4 * rank
+            y = top - 1.7 - 1.9 * rank
             if column == 0:
-                write(axes, x - 0.3, y + 0.6, f"rank {rank}", 10, ha="right")
+                write(axes, x - 0.3, y + 0.5, f"rank {rank}", ha="right")
             for piece in range(3):
                 numbers = sorted(held[rank][piece])
                 text = str(sum(10**n for n in numbers) * (piece + 1)) if numbers else ""
-                cell(axes, x + 1.1 * piece, y, 1.1, 1.2, [colours[n] for n in numbers] or [PALE], text, 9.5)
-            if column + 1 < len(moments):
-                start, below, down = x + 1.1 * leaving[rank] + 0.55, 6.2 - 2.4 * ((rank + 1) % 3), rank < 2
-                arrow(
-                    axes,
-                    (start, y if down else y + 1.2),
-                    (start + gap, below + 1.2 if down else below),
-                    INK,
-                    zorder=0.5,
-                )
+                cell(axes, x + 1.1 * piece, y, 1.1, 1.0, [RANKS[n] for n in numbers] or [PALE], text)
+            if column < 2:  # from the piece's lower edge to where it arrives; the last rank's goes up to rank 0
+                to, down = (rank + 1) % 3, rank < 2
+                at = 1.1 * leaving[rank] + 0.55
+                below = top - 1.7 - 1.9 * to
+                start, end = (x + at, y if down else y + 1.0), (x + 6.1 + at, below + 1.0 if down else below)
+                arrow(axes, start, end, INK if down else GREY, zorder=0.5, linestyle="-" if down else (0, (4, 2)))
+
+
+def ring(reduce: bool, gather: bool) -> Figure:
+    """Three ranks with three pieces each, round by round; dashed, what the last rank sends to the first."""
+    moments = ring_rounds(reduce, gather)
+    if not (reduce and gather):
+        figure, axes = canvas(7.2)
+        ring_row(axes, 6.6, moments)
+        return figure
+    figure, axes = canvas(16.6)
+    title(axes, 0.3, 16.0, "reduce-scatter", 12, ha="left")
+    ring_row(axes, 14.8, moments[:3])
+    title(axes, 0.3, 7.7, "all-gather", 12, ha="left")
+    ring_row(axes, 6.5, moments[2:])
     return figure
 
 
 def all_to_all() -> Figure:
     """Three ranks with a piece for each, before and after."""
-    figure, axes = canvas(8.4, 3.0, 25.2, 9.0)
-    for x, when in ((4.2, "before"), (16.2, "after")):
-        write(axes, x + 3.0, 8.2, when, 12, weight="bold")
+    figure, axes = canvas(5.6)
+    for x, when in ((2.0, "before"), (11.8, "after")):
+        title(axes, x + 2.85, 5.1, when)
         for rank in range(3):
-            y = 5.9 - 2.2 * rank
-            write(axes, x - 0.4, y + 0.75, f"rank {rank}", 10, ha="right")
+            y = 3.3 - 1.4 * rank
+            write(axes, x - 0.3, y + 0.6, f"rank {rank}", ha="right")
             for place in range(3):
                 source, target = (rank, place) if when == "before" else (place, rank)
-                cell(axes, x + 2.0 * place, y, 2.0, 1.5, [(BLUE, ORANGE, GREEN)[source]], f"{source} to {target}", 9.5)
-    arrow(axes, (11.0, 4.45), (13.4, 4.45), INK)
+                cell(axes, x + 1.9 * place, y, 1.9, 1.2, [RANKS[source]], f"{source} to {target}")
+    arrow(axes, (8.1, 2.5), (9.4, 2.5), INK)
     return figure
 
 
 def cost() -> Figure:
-    """An all-reduce on four ranks, as rounds of alpha and of bytes: many short ones by a ring, few long ones by a
+    """An all-reduce on four ranks, as rounds of latency and of bytes: many short ones in a ring, few long ones in a
     tree.
     """
-    figure, axes = canvas(11, 3.7, 33, 11.1)
-    unit = 1.25  # of alpha, on paper
-    for y, size, name in ((8.2, 0.4, "a small tensor"), (3.2, 4.0, "a large tensor")):
-        write(axes, 0.6, y + 1.9, name, 11, ha="left", weight="bold")
-        for row, (algorithm, rounds, share) in enumerate((("ring", 6, 1 / 4), ("tree", 4, 1))):
-            x, below = 6.0, y - 1.5 * row
-            write(axes, x - 0.4, below + 0.5, f"{algorithm}, {rounds} rounds", 10, ha="right")
+    figure, axes = canvas(8.6)
+    unit = 0.68  # of latency, on paper
+    for top, size, name in ((8.1, 0.4, "a small tensor"), (4.5, 4.0, "a large tensor")):
+        title(axes, 0.3, top, name, ha="left")
+        for row, (algorithm, rounds, part) in enumerate((("ring, 6 rounds", 6, 1 / 4), ("tree, 4 rounds", 4, 1))):
+            x, y = 4.1, top - 1.5 - 1.2 * row
+            write(axes, 3.8, y + 0.45, algorithm, ha="right")
             for _ in range(rounds):
-                for width, colour in ((unit, MIDDLE), (unit * size * share, BLUE)):
-                    axes.add_patch(Rectangle((x, below), width, 1.0, facecolor=colour, linewidth=0))
+                for width, colour in ((unit, MIDDLE), (unit * size * part, BLUE)):
+                    fill(axes, x, y, width, 0.9, colour)
                     x += width
-                axes.plot([x, x], [below, below + 1.0], color="white", linewidth=2)
-    for x, colour, text in ((6.0, MIDDLE, "latency"), (11.2, BLUE, "bytes")):
-        axes.add_patch(Rectangle((x, 0.2), 0.8, 0.7, facecolor=colour, linewidth=0))
-        write(axes, x + 1.1, 0.55, text, 9.5, ha="left")
-    write(axes, 32.0, 0.55, "time →", 9.5, ha="right", color=GREY)
+                axes.plot([x, x], [y, y + 0.9], color="white", linewidth=2)
+    key(axes, 0.7, (([MIDDLE], "latency"), ([BLUE], "bytes")), x=4.1)
+    note(axes, 17.7, 0.7, "time →", ha="right")
     return figure
 
 
 FIGURES = {
-    "all_to_all.png": all_to_all,
-    "collectives.png": collectives,
-    "cost.png": cost,
-    "ranks.png": ranks,
-    "ring_all_gather.png": lambda: ring(reduce=False, gather=True),
-    "ring_all_reduce.png": lambda: ring(reduce=True, gather=True),
-    "ring_reduce_scatter.png": lambda: ring(reduce=True, gather=False),
-    "tree.png": tree,
+    "all_to_all": all_to_all,
+    "collectives": collectives,
+    "cost": cost,
+    "no_communication": no_communication,
+    "ranks": ranks,
+    "ring_all_gather": lambda: ring(reduce=False, gather=True),
+    "ring_all_reduce": lambda: ring(reduce=True, gather=True),
+    "ring_reduce_scatter": lambda: ring(reduce=True, gather=False),
+    "tree": tree,
 }

@@ -1,72 +1,98 @@
 """The figures of 02_data_parallel."""
 
-from ink import BLUE, DARK, GREEN, GREY, INK, MIDDLE, ORANGE, PALE, PINK, RED, arrow, box, canvas, cell, write
+from ink import BLUE, DARK, GREEN, GREY, INK, MIDDLE, ORANGE, PALE, PINK, RED, arrow, box, canvas, cell, fill
+from ink import key, note, title, write
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+
+RANKS = (BLUE, ORANGE, GREEN, PINK)
 
 
 def data_parallel() -> Figure:
-    """A step on three ranks: equal weights, other samples, other gradients, one average, and the same step on all."""
-    figure, axes = canvas(11, 3.9, 33, 11.7)
-    columns = (("weights", 2.6), ("samples", 8.6), ("gradient", 15.4), ("average", 22.6), ("new weights", 28.4))
-    for name, x in columns:
-        write(axes, x + 1.9, 11.0, name, 12, weight="bold")
-    for rank, (colour, gradient) in enumerate(((BLUE, "+1"), (ORANGE, "−3"), (GREEN, "+8"))):
-        y = 8.1 - 3.0 * rank
-        write(axes, 2.2, y + 0.8, f"rank {rank}", 10, ha="right")
-        cell(axes, 2.6, y, 3.8, 1.6, [PALE], "10", 11)
+    """A step on three ranks: equal weights, different samples and gradients, one average, and the same step on all."""
+    figure, axes = canvas(8.8)
+    for name, x in (("weights", 2.7), ("samples", 6.6), ("gradient", 10.4), ("average", 13.8), ("new\nweights", 16.9)):
+        title(axes, x, 8.1, name, 10)
+    for rank, (colour, gradient) in enumerate(zip(RANKS, ("+1", "−3", "+8"), strict=False)):
+        y = 5.8 - 1.9 * rank
+        write(axes, 1.7, y + 0.6, f"rank {rank}", ha="right")
+        cell(axes, 2.0, y, 1.4, 1.2, [PALE], "10")
         for i in range(4):
-            cell(axes, 8.6 + 0.95 * i, y, 0.95, 1.6, [colour], str(4 * rank + i + 1), 9)
-        cell(axes, 15.4, y, 3.8, 1.6, [colour], gradient, 11)
-        cell(axes, 22.6, y, 3.8, 1.6, [BLUE, ORANGE, GREEN], "+2", 11)
-        cell(axes, 28.4, y, 3.8, 1.6, [PALE], "8", 11)
-        for start, end in ((6.6, 8.4), (12.6, 15.2), (26.6, 28.2)):
-            arrow(axes, (start, y + 0.8), (end, y + 0.8), INK)
-        for other in range(3):
-            arrow(axes, (19.3, y + 0.8), (22.4, 8.9 - 3.0 * other), colour, zorder=0.5)
-    write(axes, 20.9, 0.8, "all-reduce", 10, color=GREY)
-    write(axes, 13.9, 0.8, "forward, backward", 10, color=GREY)
-    write(axes, 27.4, 0.8, "optimizer", 10, color=GREY)
+            cell(axes, 5.0 + 0.8 * i, y, 0.8, 1.2, [colour], str(4 * rank + i + 1))
+        cell(axes, 9.6, y, 1.6, 1.2, [colour], gradient)
+        cell(axes, 13.0, y, 1.6, 1.2, RANKS[:3], "+2")
+        cell(axes, 16.2, y, 1.4, 1.2, [PALE], "8")
+        for start, end in ((3.5, 4.9), (8.3, 9.5), (14.7, 16.1)):
+            arrow(axes, (start, y + 0.6), (end, y + 0.6), INK)
+        for to in range(3):
+            arrow(axes, (11.3, y + 0.6), (12.9, 6.4 - 1.9 * to), colour, zorder=0.5)
+    for x, text in ((8.9, "forward,\nbackward"), (12.1, "all-reduce"), (15.5, "optimizer")):
+        note(axes, x, 1.6, text, va="top")
+    return figure
+
+
+def ddp_nodes() -> Figure:
+    """DDP on two nodes of four GPUs: a process, a whole model and its own samples on each GPU; the gradients' ring runs
+    inside the nodes, and twice between them.
+    """
+    figure, axes = canvas(15.0)
+    for node, y in ((0, 8.6), (1, 2.2)):
+        box(axes, 0.4, y, 17.2, 5.4, "#fbfbfb", "#b5b5b5")
+        title(axes, 9.0, y + 4.8, f"node {node}")
+        for place in range(4):
+            rank = 4 * node + (place if node == 0 else 3 - place)
+            x = 1.1 + 4.2 * place
+            box(axes, x, y + 0.4, 3.2, 3.8, "white", GREY)
+            write(axes, x + 1.6, y + 3.6, f"rank {rank}")
+            cell(axes, x + 0.3, y + 1.9, 2.6, 1.1, [PALE], "model")
+            cell(axes, x + 0.3, y + 0.6, 2.6, 1.1, [RANKS[rank % 4]], f"{4 * rank + 1} … {4 * rank + 4}")
+            if place < 3:
+                ends = (x + 3.2, y + 2.4), (x + 4.2, y + 2.4)
+                arrow(axes, *(ends if node == 0 else ends[::-1]), INK)
+    arrow(axes, (15.3, 9.0), (15.3, 6.4), INK, linewidth=3.2, mutation_scale=16)
+    arrow(axes, (2.7, 6.4), (2.7, 9.0), INK, linewidth=3.2, mutation_scale=16)
+    note(axes, 9.0, 8.1, "between nodes: InfiniBand, some 25 to 50 GB/s a card")
+    title(axes, 9.0, 14.5, "world size 8: one process, one model, 4 of 32 samples on each GPU", 10)
+    note(
+        axes,
+        9.0,
+        1.2,
+        "in a node: NVLink, hundreds of GB/s.\nThe gradients' ring crosses nodes twice: the slow links set its pace.",
+    )
     return figure
 
 
 def overlap() -> Figure:
-    """The same step in three ways: four layers' gradients become ready from the last to the first, and go out late, at
-    once, or in pairs.
+    """The same step in three ways: four layers' gradients become ready from the last to the first, and are sent late,
+    at once, or in pairs.
     """
-    figure, axes = canvas(11, 5.0, 33, 15.0)
-    colours, latency, size = (PINK, GREEN, ORANGE, BLUE), 2.2, 0.9
-    ready = [6.0 + 2.6 * (i + 1) for i in range(4)]
+    figure, axes = canvas(13.4)
+    colours, latency, size, layer, left = (PINK, GREEN, ORANGE, BLUE), 1.3, 0.55, 1.85, 2.5
+    ready = [left + layer * (i + 1) for i in range(4)]
     ways = (
         ("naive", [(ready[3], [i]) for i in range(4)]),
         ("overlapped", [(ready[i], [i]) for i in range(4)]),
         ("two buckets", [(ready[1], [0, 1]), (ready[3], [2, 3])]),
     )
     for row, (name, messages) in enumerate(ways):
-        y = 11.2 - 4.5 * row
-        write(axes, 5.4, y + 2.0, name, 12, ha="right", weight="bold")
+        y = 9.3 - 4.0 * row
+        title(axes, 0.3, y + 3.2, name, ha="left")
+        write(axes, 2.3, y + 1.9, "backward", ha="right", color=GREY)
+        write(axes, 2.3, y + 0.5, "network", ha="right", color=GREY)
         for i, colour in enumerate(colours):
-            cell(axes, 6.0 + 2.6 * i, y + 1.6, 2.6, 1.3, [colour], f"layer {4 - i}", 9)
+            cell(axes, left + layer * i, y + 1.4, layer, 1.1, [colour], f"layer {4 - i}")
         end = 0.0
         for start, members in messages:
             x = max(start, end)
-            axes.add_patch(Rectangle((x, y), latency, 1.2, facecolor=DARK, linewidth=0))
+            fill(axes, x, y, latency, 1.0, DARK)
             for place, i in enumerate(members):
-                axes.add_patch(Rectangle((x + latency + size * place, y), size, 1.2, facecolor=colours[i], linewidth=0))
+                fill(axes, x + latency + size * place, y, size, 1.0, colours[i])
+                axes.plot([ready[i]] * 2, [y + 1.0, y + 1.4], color=INK, linewidth=1.2)
             end = x + latency + size * len(members)
-            axes.plot([end, end], [y, y + 1.2], color="white", linewidth=1.5)
-            for i in members:
-                axes.plot([ready[i]] * 2, [y + 1.2, y + 1.6], color=INK, linewidth=1.2)
-        axes.plot([end, end], [y - 0.4, y + 3.1], color=RED, linewidth=1.8)
-        write(axes, end + 0.3, y + 2.3, "over", 9.5, ha="left", color="#a84a00")
-        write(axes, 5.4, y + 0.5, "network", 9, ha="right", color=GREY)
-    for x, colour, text in (
-        (6.0, PINK, "above: backward pass of a layer; below: its gradient goes round"),
-        (25.4, DARK, "latency"),
-    ):
-        axes.add_patch(Rectangle((x, 0.5), 0.8, 0.7, facecolor=colour, linewidth=0))
-        write(axes, x + 1.1, 0.85, text, 9.5, ha="left")
-    write(axes, 32.4, 0.85, "time →", 9.5, ha="right", color=GREY)
+            axes.plot([end, end], [y, y + 1.0], color="white", linewidth=1.5)
+        axes.plot([end, end], [y - 0.3, y + 2.5], color=RED, linewidth=1.8)
+        write(axes, end - 0.1, y + 2.9, "done", color=RED)
+    key(axes, 0.5, (([DARK], "latency"), (colours, "the layer's gradient is sent")), left)
+    note(axes, 17.7, 0.5, "time →", ha="right")
     return figure
 
 
@@ -74,9 +100,8 @@ def buckets() -> Figure:
     """Parameters of a small model, from the first to the last, and the buckets that they fill from the last to the
     first.
     """
-    figure, axes = canvas(11, 4.4, 33, 13.2)
-    sizes, names = (6, 1, 1, 4, 2, 5, 2), ("embedding", "", "", "weight", "bias", "weight", "bias")
-    cap, scale = 7, 1.25
+    figure, axes = canvas(11.6)
+    sizes, cap, scale = (6, 1, 1, 4, 2, 5, 2), 7, 0.78
     members, room = [[]], cap
     for index in reversed(range(len(sizes))):
         if sizes[index] > room:
@@ -86,40 +111,36 @@ def buckets() -> Figure:
         room -= sizes[index]
     colours = (PINK, GREEN, BLUE)
     bucket_of = {index: number for number, bucket in enumerate(members) for index in bucket}
-    centres, x = {}, 3.2
-    write(axes, 2.8, 11.0, "model", 11, ha="right", weight="bold")
+    centres, x = {}, 0.8
+    arrow(axes, (17.2, 11.1), (14.4, 11.1))
+    note(axes, 14.1, 11.1, "the backward pass: from parameter 6 to 0", ha="right")
     for index, size in enumerate(sizes):
-        cell(axes, x, 10.3, size * scale, 1.4, [colours[bucket_of[index]]], names[index], 9)
+        cell(axes, x, 9.2, size * scale, 1.1, [colours[bucket_of[index]]], str(index))
         centres[index] = x + size * scale / 2
         x += size * scale
-    arrow(axes, (x - 0.2, 12.5), (3.4, 12.5), GREY)
-    write(axes, 16.3, 12.9, "the backward pass goes from the last to the first", 9.5, color=GREY)
+    said = (
+        "full first: sent while\nthe others fill",
+        "next: sent after\nbucket 0",
+        "last: no work is left\nto hide it behind",
+    )
     for number, bucket in enumerate(members):
-        left, y = 22.6 - 9.7 * number, 5.0
-        write(axes, left + cap * scale / 2, y - 0.7, f"bucket {number}", 11, weight="bold")
-        box(axes, left - 0.1, y - 0.1, cap * scale + 0.2, 1.6, "#fbfbfb", GREY)
+        left, y = 12.15 - 5.75 * number, 4.7
+        title(axes, left + cap * scale / 2, y - 0.7, f"bucket {number}", 10)
+        box(axes, left - 0.08, y - 0.08, cap * scale + 0.16, 1.26, "#fbfbfb", GREY)
         place = left
         for index in bucket:
-            cell(axes, place, y, sizes[index] * scale, 1.4, [colours[number]], names[index], 9)
-            arrow(axes, (centres[index], 10.2), (place + sizes[index] * scale / 2, y + 1.5), MIDDLE, zorder=0.5)
+            cell(axes, place, y, sizes[index] * scale, 1.1, [colours[number]], str(index))
+            arrow(axes, (centres[index], 9.1), (place + sizes[index] * scale / 2, y + 1.25), MIDDLE, zorder=0.5)
             place += sizes[index] * scale
-    said = (
-        "full: its all-reduce is under way",
-        "full next: starts after bucket 0",
-        "full last: nothing is left to hide it behind",
-    )
-    for number, text in enumerate(said):
-        write(axes, 22.6 - 9.7 * number + cap * scale / 2, 3.0, text, 9.5, color=GREY)
-    write(
+        note(axes, left + cap * scale / 2, y - 1.8, said[number])
+    note(
         axes,
-        0.4,
-        1.0,
-        "A bucket's outline is the cap: what does not fit opens the next one.",
-        9.5,
-        ha="left",
-        color=GREY,
+        9.0,
+        0.9,
+        "parameters: 0 embedding; 1, 2 norm; 3, 4 linear layer; 5, 6 head.\n"
+        "A bucket's outline is its cap: what does not fit opens the next one.",
     )
     return figure
 
 
-FIGURES = {"buckets.png": buckets, "data_parallel.png": data_parallel, "overlap.png": overlap}
+FIGURES = {"buckets": buckets, "data_parallel": data_parallel, "ddp_nodes": ddp_nodes, "overlap": overlap}

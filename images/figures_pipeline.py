@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from ink import BLUE, GREEN, GREY, ORANGE, PALE, arrow, box, canvas, write
+from ink import AXES, BLUE, GREEN, ORANGE, PALE, arrow, box, canvas, fill, key, note, title, write
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 # Schedules of four ranks and eight micro-batches, a string for each rank: what it does, and for how many ticks it is
 # idle (-6). A small letter is an action of its second chunk.
@@ -37,7 +36,7 @@ ZERO_BUBBLE = (
     "-3 F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 F5 I5 W2 F6 I6 W3 F7 I7 W4 W5 W6 W7",
 )
 
-# As in utils/plots_pipeline.py, light for the first chunk.
+# As in the notebook's plots: light for the first chunk.
 SHADES = {"F": "#9ccdf0", "B": "#f3c877", "I": "#f3c877", "W": "#9bdcc0", "f": "#4f9fd4", "b": "#d99a1f"}
 
 
@@ -53,61 +52,53 @@ def boxes(actions: str, ticks: dict[str, int]) -> Iterator[tuple[str, int, int]]
         begin += length
 
 
-def schedule(axes: Axes, name: str, below: float, ranks: tuple[str, ...], ticks: dict[str, int], tick: float) -> None:
-    """A schedule; the ranks' lanes are PALE, and where nothing covers them is the bubble."""
-    left, height = 2.2, 1.0
-    write(axes, left, below + 4.75, name, 11, weight="bold", ha="left")
+def schedule(axes: Axes, name: str, top: float, ranks: tuple[str, ...], ticks: dict[str, int], tick: float) -> float:
+    """A schedule; the ranks' lanes are PALE, and where nothing covers them is the bubble. Returns where it ends."""
+    left, height = 0.9, 1.0
+    title(axes, 0.3, top, name, ha="left")
     placed = [list(boxes(actions, ticks)) for actions in ranks]
     last = max(begin + length for mine in placed for _, begin, length in mine)
     for rank, mine in enumerate(placed):
-        y = below + (3 - rank) * 1.1
-        write(axes, left - 0.3, y + height / 2, f"rank {rank}", 9, ha="right")
-        axes.add_patch(Rectangle((left, y), last * tick, height, facecolor=PALE, linewidth=0))
+        y = top - 1.6 - 1.1 * rank
+        write(axes, left - 0.2, y + height / 2, str(rank), ha="right")
+        fill(axes, left, y, last * tick, height, PALE)
         for action, begin, length in mine:
-            corner = left + begin * tick, y
-            axes.add_patch(
-                Rectangle(corner, length * tick, height, facecolor=SHADES[action[0]], edgecolor="white", linewidth=1)
-            )
-            write(axes, corner[0] + length * tick / 2, y + height / 2, action[1:], 7.5)
-
-
-def legend(axes: Axes, entries: tuple[tuple[str, str], ...], y: float, pitch: float) -> None:
-    for number, (colour, text) in enumerate(entries):
-        x = 2.2 + pitch * number
-        axes.add_patch(Rectangle((x, y), 0.7, 0.6, facecolor=colour, linewidth=0))
-        write(axes, x + 1.0, y + 0.3, text, 9, ha="left")
+            x = left + begin * tick
+            fill(axes, x, y, length * tick, height, SHADES[action[0]], edgecolor="white", linewidth=0.8)
+            write(axes, x + length * tick / 2, y + height / 2, action[1:])
+    return left + last * tick
 
 
 def pipeline_schedules() -> Figure:
-    """GPipe and 1F1B, as long as one another."""
-    figure, axes = canvas(11.5, 4.5, 32.5, 12.8)
+    """GPipe and 1F1B, as long as one another, on the same four ranks with eight micro-batches."""
+    figure, axes = canvas(15.2)
     one = {"F": 1, "B": 2}
-    schedule(axes, "GPipe", 7.2, GPIPE, one, 0.9)
-    schedule(axes, "1F1B", 1.4, ONE_F_ONE_B, one, 0.9)
-    entries = (SHADES["F"], "F, forward"), (SHADES["B"], "B, backward"), (PALE, "bubble: the rank waits")
-    legend(axes, entries, 0.3, 6.0)
+    end = schedule(axes, "GPipe", 14.6, GPIPE, one, 0.5)
+    schedule(axes, "1F1B", 8.4, ONE_F_ONE_B, one, 0.5)
+    arrow(axes, (0.9, 2.7), (end, 2.7))
+    note(axes, 9.0, 2.1, "rows: ranks 0 to 3; 33 units of time, 9 of them idle on each rank")
+    key(axes, 0.8, (([SHADES["F"]], "forward"), ([SHADES["B"]], "backward"), ([PALE], "bubble: the rank waits")), 0.9)
     return figure
 
 
 def pipeline_late_schedules() -> Figure:
-    """Interleaved with two chunks, and zero bubble, on the scale of the other figure."""
-    figure, axes = canvas(11.5, 4.5, 32.5, 12.8)
-    schedule(axes, "interleaved, two chunks on each rank", 7.2, INTERLEAVED, {"F": 1, "B": 2}, 0.45)
-    schedule(axes, "zero bubble (H1)", 1.4, ZERO_BUBBLE, {"F": 1, "I": 1, "W": 1}, 0.9)
+    """Interleaved with two chunks, and zero bubble, both on one scale of time."""
+    figure, axes = canvas(16.4)
+    schedule(axes, "interleaved, two chunks on each rank", 15.8, INTERLEAVED, {"F": 1, "B": 2}, 0.3)
+    schedule(axes, "zero bubble (H1)", 9.6, ZERO_BUBBLE, {"F": 1, "I": 1, "W": 1}, 0.6)
     entries = (
-        (SHADES["F"], "F of chunk 0"),
-        (SHADES["f"], "F of chunk 1"),
-        (SHADES["B"], "B of chunk 0, or I"),
-        (SHADES["b"], "B of chunk 1"),
-        (SHADES["W"], "W, for the weights"),
+        (([SHADES["F"]], "F, chunk 0"), ([SHADES["f"]], "F, chunk 1"), ([PALE], "bubble")),
+        (([SHADES["B"]], "B, chunk 0; or I"), ([SHADES["b"]], "B, chunk 1"), ([SHADES["W"]], "W, weights only")),
     )
-    legend(axes, entries, 0.3, 5.6)
+    for row, three in enumerate(entries):
+        key(axes, 1.9 - row, three, 0.9, 5.6)
+    note(axes, 9.0, 3.5, "rows: ranks 0 to 3; both on one scale of time")
     return figure
 
 
 def pipeline_stages() -> Figure:
     """A model in four stages: activations go forward, gradients come back, and weights stay where they are."""
-    figure, axes = canvas(11, 3.4, 33, 10.2)
+    figure, axes = canvas(10.0)
     pieces = (
         ("embeddings", "block 0", "block 1"),
         ("block 2", "block 3", "block 4"),
@@ -115,31 +106,25 @@ def pipeline_stages() -> Figure:
         ("block 7", "norm, head"),
     )
     for rank, names in enumerate(pieces):
-        left = 0.8 + 8.3 * rank
-        box(axes, left, 2.6, 5.6, 5.6, colour="white")
-        write(axes, left + 2.8, 8.8, f"rank {rank}: stage {rank}", 11, weight="bold")
+        left = 0.2 + 4.65 * rank
+        box(axes, left, 3.2, 3.4, 4.8, edge=AXES["pp"], linewidth=1.6)
+        title(axes, left + 1.7, 9.4, f"rank {rank}", 10)
+        write(axes, left + 1.7, 8.6, f"stage {rank}")
         for number, name in enumerate(names):
-            y = 6.7 - 1.55 * number
-            axes.add_patch(Rectangle((left + 0.5, y), 4.6, 1.1, facecolor=GREEN, linewidth=0))
-            write(axes, left + 2.8, y + 0.55, name, 9.5)
+            y = 6.7 - 1.5 * number
+            fill(axes, left + 0.2, y, 3.0, 1.1, GREEN)
+            write(axes, left + 1.7, y + 0.55, name)
         if rank < 3:
-            arrow(axes, (left + 5.7, 6.4), (left + 8.2, 6.4), BLUE)
-            arrow(axes, (left + 8.2, 4.4), (left + 5.7, 4.4), ORANGE)
-            write(axes, left + 6.95, 7.0, "B · T · D", 8, color=GREY)
-            write(axes, left + 6.95, 3.8, "B · T · D", 8, color=GREY)
-    write(axes, 0.8, 1.5, "tokens go in on the first rank, targets on the last", 9.5, ha="left", color=GREY)
-    for x, colour, text in (
-        (0.8, GREEN, "weights: each on one rank"),
-        (11.0, BLUE, "activations"),
-        (17.2, ORANGE, "gradients"),
-    ):
-        axes.add_patch(Rectangle((x, 0.3), 0.7, 0.6, facecolor=colour, linewidth=0))
-        write(axes, x + 1.0, 0.6, text, 9.5, ha="left")
+            arrow(axes, (left + 3.45, 6.6), (left + 4.6, 6.6), BLUE, linewidth=2.4)
+            arrow(axes, (left + 4.6, 4.6), (left + 3.45, 4.6), ORANGE, linewidth=2.4)
+            note(axes, left + 4.02, 5.6, "B·T·D")
+    note(axes, 9.0, 2.3, "tokens enter on the first rank, targets on the last")
+    key(axes, 0.9, (([GREEN], "weights, each on one rank"), ([BLUE], "activations"), ([ORANGE], "gradients")), 0.8)
     return figure
 
 
 FIGURES = {
-    "pipeline_late_schedules.png": pipeline_late_schedules,
-    "pipeline_schedules.png": pipeline_schedules,
-    "pipeline_stages.png": pipeline_stages,
+    "pipeline_late_schedules": pipeline_late_schedules,
+    "pipeline_schedules": pipeline_schedules,
+    "pipeline_stages": pipeline_stages,
 }
