@@ -11,7 +11,11 @@
 # that every rank calls together, each giving its own tensor and each getting a result. If
 # one rank does not call, the others wait for it for ever.
 #
-# ![What each rank holds before and after each collective](../images/collectives.png)
+# Without communication there is no parallel training: four processes train four models.
+#
+# ![Four ranks start from equal weights, train on different samples, and have four different models after a step](../images/no_communication.svg)
+#
+# ![What three ranks hold before and after broadcast, all-reduce, all-gather and reduce-scatter](../images/collectives.svg)
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
 import sys
@@ -108,7 +112,7 @@ check("01_collectives/1")
 # numbered through: node 0 has the first ones, node 1 the next. A rank's number on its own
 # node is its **local rank**; it says which GPU is its own.
 #
-# ![Eight ranks on two nodes, and the ring through all of them](../images/ranks.png)
+# ![Eight ranks on two nodes, world size 8, and the ring through all of them: two of its links lead from node to node](../images/ranks.svg)
 #
 # Why it matters: two ranks of one node talk several times faster than two on different
 # nodes. Later in this lesson each rank $r$ sends to rank $r+1$, and the last one to rank 0:
@@ -195,7 +199,7 @@ plots.messages(run.messages, "swap")
 # itself, it needs $N-1$ rounds. But whoever has the tensor can help, so that in each round
 # twice as many have it.
 #
-# ![Eight ranks in three rounds: 0 sends to 1; 0 and 1 to 2 and 3; these four to the other four](../images/tree.png)
+# ![Eight ranks in three rounds: 0 sends to 1; 0 and 1 to 2 and 3; these four to the other four](../images/tree.svg)
 #
 # **Predict** the number of rounds for $N$ ranks, also where $N$ is no power of two.
 
@@ -247,7 +251,7 @@ plots.messages(run.messages, "tree_broadcast")
 # length: some are longer by one then, and some may be empty. They are views: who writes
 # into a piece writes into the vector.
 #
-# ![Three ranks, two rounds: a piece of the sum grows as it goes round](../images/ring_reduce_scatter.png)
+# ![Three ranks, two rounds: a piece of the sum grows from rank to rank](../images/ring_reduce_scatter.svg)
 #
 # The sum of piece $p$ travels to the right, each rank on its way adds its own piece $p$, and
 # the last to do so is rank $p$, who keeps it. **Predict** where it begins, or in other
@@ -295,7 +299,7 @@ plots.messages(run.messages, "ring_reduce_scatter")
 # Now each rank has one piece, and all want all of them. The ring does it again, without
 # adding: what you received in one round, you pass on in the next.
 #
-# ![Three ranks, two rounds: the pieces go round until all have all](../images/ring_all_gather.png)
+# ![Three ranks, two rounds: each passes on what it has received, until all have all pieces](../images/ring_all_gather.svg)
 #
 # **Predict** which piece arrives at rank $r$ in round $s$, if all send to the right. The
 # first round is $s = 0$.
@@ -342,7 +346,7 @@ plots.messages(run.messages, "ring_all_gather")
 # everybody all pieces. The one after the other is an all-reduce: the **ring all-reduce** by
 # which gradients are added up all over the world.
 #
-# ![First the sums grow on their way round, then the finished pieces go round](../images/ring_all_reduce.png)
+# ![First the sums grow from rank to rank, then the finished pieces are passed on](../images/ring_all_reduce.svg)
 #
 # **Predict** how many bytes each rank sends in all, for a tensor of $S$ bytes on $N$ ranks.
 # What happens to that number as $N$ grows?
@@ -384,7 +388,7 @@ plots.messages(run.messages, "ring_all_reduce")
 # table with a row for each rank, and it were transposed. A mixture of experts does this to
 # bring each token to the rank that has its expert.
 #
-# ![Before, rank r holds row r of a table; after, column r](../images/all_to_all.png)
+# ![Before, rank r holds row r of a table; after, column r](../images/all_to_all.svg)
 #
 # Here no rank passes anything on, so there are many pairs that talk, and they must not wait
 # for each other in a circle. **Predict** how many bytes a rank sends.
@@ -437,7 +441,7 @@ plots.messages(run.messages, "all_to_all")
 # along your broadcast's tree, backwards, and then broadcasts the sum; all of its messages
 # are whole tensors.
 #
-# ![On four ranks, a ring makes six short rounds and a tree four long ones: for a small and for a large tensor](../images/cost.png)
+# ![On four ranks, a ring makes six short rounds and a tree four long ones: for a small and for a large tensor](../images/cost.svg)
 #
 # So a small tensor is for the tree, a large one for the ring. **Predict** the size at which they
 # take equally long.

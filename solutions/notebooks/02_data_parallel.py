@@ -6,7 +6,12 @@
 # `DistributedDataParallel`, **DDP** for short. Here you build it: first naively, then so
 # that it communicates while it still computes, then with fewer and longer messages.
 #
-# ![Three ranks with equal models and other samples: their gradients differ, the average is that of the whole batch](../images/data_parallel.png)
+# ![Three ranks with equal models and different samples: their gradients differ, the average is that of the whole batch](../images/data_parallel.svg)
+#
+# [DDP, step by step](../images/ddp_steps.html) pages through one step (arrow keys, offline). On several nodes the same
+# happens; only the ring of the gradients now also crosses the network between them:
+#
+# ![DDP on two nodes of four GPUs: a process, a whole model and four samples on each; the ring crosses nodes twice](../images/ddp_nodes.svg)
 #
 # One law holds for all that you write: **the parallel run is the serial run.** The gradients
 # on each rank are in the end those of one process that had all samples.
@@ -225,7 +230,7 @@ plots.steps(runs)
 # The backward pass goes through the layers from the last to the first, and the gradients of
 # the last layer are ready long before the first layer's. They could be on their way by then.
 #
-# ![Three timelines of a step: all communication after the backward pass, one message for each gradient, two buckets](../images/overlap.png)
+# ![Three timelines of a step: all communication after the backward pass, one message for each gradient, two buckets](../images/overlap.svg)
 #
 # The network takes one all-reduce at a time, in the order in which they were started.
 # **Predict** when the last one is over, if gradient $i$ is ready after $t_i$ seconds and
@@ -370,7 +375,7 @@ plots.caps([2**k for k in range(12, 34)], links, step_ends, BACKWARD)
 # Now the two together. When a bucket's last gradient is ready, its gradients are copied into one
 # long vector, and an all-reduce of that vector is started. At the end the averages are copied back.
 #
-# ![Parameters fall into buckets from the last to the first; a full bucket is sent while the others still fill](../images/buckets.png)
+# ![Parameters fill buckets from the last to the first; a full bucket is sent while the others still fill](../images/buckets.svg)
 #
 # Two rules make it right in all cases:
 #

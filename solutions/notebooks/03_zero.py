@@ -10,7 +10,7 @@
 # the same to the last rounding error. There are three stages, and in this lesson you build
 # all of them, and count the bytes that each rank really holds.
 #
-# ![What three ranks hold of weights, gradients and optimizer state, in each stage](../images/zero_stages.png)
+# ![What three ranks hold of weights, gradients and optimizer state, in each stage](../images/zero_stages.svg)
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
 import sys
@@ -100,7 +100,7 @@ check("03_zero/1")
 # Rank 0 has the first so many numbers, rank 1 the next; the last ranks have fewer numbers than
 # that, or none, and fill up with zeros.
 #
-# ![Seven numbers on three ranks: parts of 3, 3 and 1, and two zeros](../images/zero_shards.png)
+# ![Seven numbers on three ranks: parts of 3, 3 and 1, and two zeros](../images/zero_shards.svg)
 #
 # You need it in two ways. A rank's **part** is a view of the tensor: it takes no memory, and
 # who writes into it writes into the tensor. A **shard** is filled up, and has memory of its own,
@@ -553,7 +553,13 @@ check("03_zero/8")
 #
 # Now each unit has to be whole at the right time: while its module computes, forward and backward.
 #
-# ![A step with two blocks: what is gathered, computed, freed and reduced, and the memory that weights take](../images/zero_step.png)
+# ![A forward and a backward pass with two blocks: what is gathered, computed, freed and reduced, and the memory that weights take](../images/zero_step.svg)
+#
+# That is in turns. FSDP gathers the next unit, and reduces the last one's gradients, while another computes; the
+# price is memory, for two units are whole at once. [FSDP, step by step](../images/fsdp_steps.html) pages through it
+# (arrow keys, offline).
+#
+# ![A step of three blocks in turns and with prefetch: gathers and reduce-scatters run while other blocks compute](../images/fsdp_prefetch.svg)
 #
 # PyTorch calls you there:
 #

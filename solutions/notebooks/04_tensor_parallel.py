@@ -13,7 +13,7 @@
 # In this lesson you build the layers of Megatron-LM ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)) by hand,
 # make the course's language model of them, and train it beside the serial one.
 #
-# ![An MLP on two ranks: the first weight is cut by columns, the second by rows](../images/tensor_parallel_mlp.png)
+# ![An MLP on two ranks: the first weight is cut by columns, the second by rows](../images/tensor_parallel_mlp.svg)
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
 import sys
@@ -416,7 +416,7 @@ check("04_tensor_parallel/5")
 # up, the last one what is left. A rank looks up the words that it has, and says zero for the others; the sum of the
 # ranks is right, since each word is in one place.
 #
-# ![Four tokens on two ranks: each looks up its own words, the rest is zero](../images/tensor_parallel_words.png)
+# ![Four tokens on two ranks: each looks up its own words, the rest is zero](../images/tensor_parallel_words.svg)
 #
 # Beware: a foreign word has no row here. `F.embedding(x, weight)` refuses numbers outside of the table, so look up
 # *some* row in its place, and then make it zero.
@@ -634,7 +634,7 @@ for rank, seen in enumerate(ranks):
 # [arXiv:2205.05198](https://arxiv.org/abs/2205.05198) shares this out along the **sequence**: between the parallel
 # parts a rank has $T/t$ tokens, whole.
 #
-# ![A block with f and g, and with gather and scatter](../images/tensor_parallel_sequence.png)
+# ![A block with f and g, and with all-gather and reduce-scatter](../images/tensor_parallel_sequence.svg)
 #
 # An all-reduce is a reduce-scatter and an all-gather. So take it apart:
 #

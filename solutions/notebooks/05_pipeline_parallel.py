@@ -15,7 +15,7 @@
 # once (`02_data_parallel`). *Shapes*: B sequences of T tokens, model width D, V words in the vocabulary. The tensor
 # (B, T, D) that flows from block to block is called the **stream**.
 #
-# ![A model cut into four stages; activations go forward, gradients come back](../images/pipeline_stages.png)
+# ![A model cut into four stages; activations go forward, gradients come back](../images/pipeline_stages.svg)
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
 import sys
@@ -428,7 +428,7 @@ def stage_of(action: Action, rank: int, world: int) -> int:
 # The simplest schedule with micro-batches is **GPipe** ([arXiv:1811.06965](https://arxiv.org/abs/1811.06965)): all
 # forward passes, then all backward passes.
 #
-# ![GPipe and 1F1B on four ranks with eight micro-batches](../images/pipeline_schedules.png)
+# ![GPipe and 1F1B on four ranks with eight micro-batches](../images/pipeline_schedules.svg)
 #
 # A schedule says in which order a rank works, not when. A rank starts an action as soon as it has finished the one
 # before and what the action needs is there. That is enough to compute all times, without running anything. What does
@@ -944,7 +944,7 @@ for name in ("GPipe", "1F1B"):
 # so on through all chunks; then the next $p$ micro-batches likewise. So $m$ must be a multiple of $p$. Backward passes
 # come in the same order of micro-batches, but from the last chunk to the first.
 #
-# ![Interleaved, and zero bubble, on four ranks with eight micro-batches](../images/pipeline_late_schedules.png)
+# ![Interleaved, and zero bubble, on four ranks with eight micro-batches](../images/pipeline_late_schedules.svg)
 #
 # Again a rank starts with some forward passes, then alternates forward and backward passes, and ends with backward
 # passes. How many come first? For the last rank, just those before its first pass through its *last chunk*: $(v-1)p$.

@@ -126,7 +126,7 @@ check("06_context_parallel/1")
 # keys and values on to its right neighbour, the left one's arrive, and it attends to those. After $N$ steps its
 # queries have seen all keys, and it never held more than its own piece, the piece at hand, and the one that arrives.
 #
-# ![Four ranks in four steps: queries stay, keys and values move to the right](../images/context_ring.png)
+# ![Four ranks in four steps: queries stay, keys and values move to the next rank, from the last to the first](../images/context_ring.svg)
 #
 # Which scores are needed is said by a list of **blocks**: `(rows, columns, mask)` are the queries, the keys, and
 # which sees which. For now everybody sees everything, so there is one block: all of it. The causal mask comes
@@ -250,7 +250,7 @@ plots.messages(run.messages, "ring_forward")
 # hand, and passes both on. After the last step the gradients are at the left neighbour of the rank they
 # belong to. How many rounds does it take until they are home?
 #
-# ![Three ranks: gradients go round with keys and values, and home](../images/context_backward.png)
+# ![Three ranks: gradients travel with keys and values, and return in a last round](../images/context_backward.svg)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -431,7 +431,7 @@ check("06_context_parallel/4")
 # In colours, it looks like this. Llama 3 was trained so
 # ([arXiv:2407.21783](https://arxiv.org/abs/2407.21783), section 3.3.2).
 #
-# ![The scores of four ranks: in order, from 36 to 228; in zig-zag, 132 each](../images/context_blocks.png)
+# ![The scores of four ranks: in order, from 36 to 228; in zig-zag, 132 each](../images/context_blocks.svg)
 #
 # Count the work of your own blocks, on four ranks with a sequence of 32 tokens. Pale is what a block computes
 # and the mask throws away: a triangle is half a square. Smaller pieces have smaller triangles.
@@ -467,7 +467,7 @@ plots_context.work(work, predicted_work)
 # is being sent is only read. So **start** the exchange first, compute, and wait when there is nothing else left to do.
 # If a step's products take longer than its messages, the messages are for free.
 #
-# ![Two timelines: compute and exchange in turns, and at the same time](../images/context_overlap.png)
+# ![Two timelines: compute and exchange in turns, and at the same time](../images/context_overlap.svg)
 #
 # In the backward pass, keys and values can be sent ahead in the same way. Their gradients cannot: a rank must add its
 # share before it passes them on. (With one more buffer those can hide, too: compute the share by
@@ -531,7 +531,7 @@ check("06_context_parallel/5")
 # Attention mixes tokens, but it never mixes heads. So a rank may as well have **all tokens of some heads** in place of
 # some tokens of all heads. An all-to-all swaps the one for the other, before the attention and after it:
 #
-# ![A table of heads and tokens: before, a rank has columns; after, rows](../images/context_ulysses.png)
+# ![A table of heads and tokens: before, a rank has columns; after, rows](../images/context_ulysses.svg)
 #
 # In between, the attention is any attention of one process, its fastest kernel included. The price: there cannot be
 # more ranks than heads, and the ranks must divide the heads. The sequence is dealt out **in order** here (rank 0 has

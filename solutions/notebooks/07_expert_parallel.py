@@ -5,7 +5,7 @@
 # picks one or two of them for each token ([arXiv:1701.06538](https://arxiv.org/abs/1701.06538)).
 # With 64 experts, a layer has 64 times the weights; a token still pays for one or two.
 #
-# ![A token's way through a block: the router gives it two of four experts, and their outputs are added by weight](../images/experts.png)
+# ![A token's way through a block: the router gives it two of four experts, and their outputs are added by weight](../images/experts.svg)
 #
 # The weights must be somewhere. With **expert parallelism** each rank holds some of the experts
 # and has tokens of its own, as in data-parallel training. Each token travels to the ranks that
@@ -125,7 +125,7 @@ check("07_expert_parallel/2")
 # Now rank $r$ holds the experts $rL$ to $rL + L - 1$, and each rank has N tokens of its own. A token and one of
 # its choices make a **slot**: slot $nK + j$ is choice $j$ of token $n$. For each slot with an expert, a row travels.
 #
-# ![Two ranks: rows are sorted by expert, exchanged, regrouped by expert, computed, and sent back the same way](../images/expert_dispatch.png)
+# ![Two ranks: rows are sorted by expert, exchanged, regrouped by expert, computed, and sent back the same way](../images/expert_dispatch.svg)
 #
 # 1. **Sort** the slots by expert. What goes to one rank now lies together, and in it what goes to one expert.
 # 2. **Exchange counts.** A receiver must know how many rows come before it can make room for them.
@@ -311,7 +311,7 @@ plots_expert_parallel.journey(run.results, run.collectives)
 # whose slots were all dropped gets zeros from the mixture; in the block they are added to the residual stream,
 # so the token goes on as it was.
 #
-# ![Six tokens and three experts that take three rows each: first choices are seated first](../images/expert_capacity.png)
+# ![Six tokens and three experts that take three rows each: first choices are seated first](../images/expert_capacity.svg)
 #
 # Each rank drops by its own count. So the kept slots depend on how many ranks there are, and
 # a serial run is the same run only if it drops as the ranks do: in shares.
@@ -411,7 +411,7 @@ check("07_expert_parallel/6")
 # experts. That is **data × expert parallelism**. Tokens stay within a set, which had better be a node. So there
 # are two kinds of groups:
 #
-# ![Four ranks in two sets: tokens are exchanged along rows, experts' gradients reduced along columns](../images/expert_groups.png)
+# ![Four ranks in two sets: tokens are exchanged along rows, experts' gradients reduced along columns](../images/expert_groups.svg)
 #
 # Every rank has other tokens, so what all ranks hold (attention, norms, embeddings, **the router**) has its
 # gradients averaged over **all** ranks. An expert's gradients belong together with those of the same expert in

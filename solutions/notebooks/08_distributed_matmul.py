@@ -8,7 +8,7 @@
 # So in this lesson there is nothing but products. You cut them along one, two and three axes of a grid of ranks, count
 # what each cut has to send, and find that FSDP and Megatron's layers are two corners of one scheme.
 #
-# ![Three ways to cut one product over two ranks](../images/matmul_one_d.png)
+# ![Three ways to cut one product over two ranks: what each rank has of X, W and Y](../images/matmul_one_d.svg)
 #
 # A name tells how a matrix is cut: `x_mK` has *some* of X's rows (small letter) and *all* of its columns (capital).
 
@@ -48,7 +48,7 @@ from utils.model import MLP
 # Dimension and grid need not divide. `tensor_split` has a rule for that, which holds for the whole lesson: the first
 # few pieces get one more.
 #
-# ![A matrix of 5 × 7 on a grid of 2 × 3](../images/matmul_grid.png)
+# ![A matrix of 5 × 7 on a grid of 2 × 3](../images/matmul_grid.svg)
 #
 # **Predict**, before you write code: on the 2 × 3 grid, which ranks are in rank 4's lines, and how large is its block?
 
@@ -384,7 +384,7 @@ check("08_distributed_matmul/3")
 # %% [markdown]
 # What you have built, on 3 × 3 ranks:
 #
-# ![The skew and the three steps of Cannon's algorithm on 3 × 3 ranks](../images/matmul_cannon.png)
+# ![The skew and the three steps of Cannon's algorithm on 3 × 3 ranks](../images/matmul_cannon.svg)
 #
 # Look at the messages on 3 × 3 ranks. In a round of the middle picture each rank sends one; the skew, and then each of
 # two steps, takes two rounds at least.
@@ -414,7 +414,7 @@ plots.messages(run.messages, "Cannon's algorithm on 3 × 3 ranks")
 # $W$. Whoever has a piece of the panel broadcasts it: pieces of $X$ along the rows of the grid, pieces of $W$ along its
 # columns. Then all multiply, and add to their block of $Y$.
 #
-# ![One panel of SUMMA on 2 × 3 ranks](../images/matmul_summa.png)
+# ![One panel of SUMMA on 2 × 3 ranks](../images/matmul_summa.svg)
 #
 # How wide is a panel? $X$ cuts the inner dimension into $q$ pieces and $W$ cuts it into $p$ pieces, at other places. A
 # panel should lie in one piece of each: so it begins wherever a piece of either begins.
@@ -550,7 +550,7 @@ check("08_distributed_matmul/4")
 # block of $Y$ on all of a line along $x$. A block of $W$ would be the same along $z$, but it is not: there each rank
 # has a shard of it. It is gathered in the forward pass, dropped, and gathered once more in the backward pass.
 #
-# ![Eight ranks as a box: what each has of X, W and Y, and the collectives along the axes](../images/matmul_three_d.png)
+# ![Eight ranks as a box: what each has of X, W and Y, and the collectives along the axes](../images/matmul_three_d.svg)
 #
 # **Predict** the numbers that a rank sends in a forward and a backward pass.
 
@@ -693,7 +693,7 @@ for name in CORNERS:
 # $y$ is the inner axis, and $x$ the outer one. Its output is cut as the input of the first layer was, so that the third
 # layer, if there is one, can go on as the first.
 #
-# ![The blocks of two layers; the axes of the second one are swapped](../images/matmul_two_layers.png)
+# ![The blocks of two layers; the axes of the second one are swapped](../images/matmul_two_layers.svg)
 #
 # With $G_x = G_z = 1$, the first is cut by columns and the second along the inner dimension: that is Megatron's MLP.
 #

@@ -7,7 +7,7 @@
 #
 # Why choose at all? Because models have outgrown their machines:
 #
-# ![Sizes of published networks from 2012 to 2024, and what one GPU can train](../images/strategy_sizes.png)
+# ![Sizes of published networks from 2012 to 2026, and what one GPU can train](../images/strategy_sizes.svg)
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
 import sys
@@ -56,7 +56,7 @@ from utils.plan import Link, Machine, Model, Plan
 # But one thing they share: the cables. Within a node GPUs have fast links, between nodes slow ones. Ranks are numbered
 # node by node, the box is numbered row by row, so the **order of the axes** decides whose lines leave the node:
 #
-# ![Eight ranks on two nodes: with the tensor axis innermost, and with the tensor axis outermost](../images/strategy_mesh.png)
+# ![Eight ranks on two nodes: with the tensor axis innermost, and with the tensor axis outermost](../images/strategy_mesh.svg)
 #
 # For counting: on a line of `dp`, `shard`, `cp` or `tp` data goes round a ring, in which each rank sends to the next
 # one, and the last one to the first. On a line of `pp`, which is no ring, each stage sends activations to the next,
@@ -282,7 +282,7 @@ plots_strategy.samples(run_on_ranks("09_strategy/first_samples", [shape] * 8).re
 # After the backward pass every rank has a gradient for each parameter it holds. On the way to the serial run's
 # gradient, something else is due on each axis:
 #
-# ![What the gradients of two ranks hold along each axis, and that of the serial run](../images/strategy_gradients.png)
+# ![What the gradients of two ranks are along each axis, and that of the serial run, as bars with numbers](../images/strategy_gradients.svg)
 #
 # Ask two questions. **Who else holds this parameter?** With those who do not, there is nothing to share. And of those
 # who do: **do they have the same gradient already**, or a **part** of the sum each, or the gradient of **other
