@@ -35,8 +35,9 @@ def test_the_best_plans_are_shown_and_drawn(plan, tmp_path):
     assert "6.71 billion parameters" in done.output and "64 devices of JURECA-DC" in done.output
     assert "16 nodes of 4" in done.output and "tokens/s" in done.output
     assert "A device has 40.0 GiB, of which 36.0 are the limit" in done.output
-    assert "Products reach 76% of the peak, memory 78%, links 69%" in done.output
+    assert "Products reach 76% of 312 TFLOP/s, memory 78% and links 69%" in done.output
     assert "With a tenth of that memory free, the fastest is" in done.output
+    assert "As far off as it is for published runs, these 1.83 s are 1.69 to 2.19 s" in done.output
     assert "A100 FSDP: 0.71 to 1.16 of the published time in 146 runs" in done.output
     assert (tmp_path / "runs" / "plan" / "7b-64-jureca.png").read_bytes().startswith(b"\x89PNG")
     with (tmp_path / "runs" / "plan" / "7b-64-jureca.csv").open() as file:
@@ -103,7 +104,7 @@ def test_each_rejected_plan_has_its_reason(plan):
     assert done.exit_code == 0 and "2 micro-batches for 4 stages" in done.output
 
 
-@pytest.mark.parametrize("gpus", ["1000000", "1000000007"[:7]])
+@pytest.mark.parametrize("gpus", ["1000000", "999983"])
 def test_a_million_devices_answer(plan, gpus):
     began = time.process_time()
     done = plan("--gpus", gpus)
@@ -172,7 +173,9 @@ def test_a_machine_may_be_a_file(plan, tmp_path):
     file = tmp_path / "my.toml"
     file.write_text(MACHINE)
     done = plan("--machine", str(file), "--model", "1b", "--gpus", "8")
-    assert done.exit_code == 0 and "8 devices of my," in done.output and "Products reach 66% of the peak" in done.output
+    assert (
+        done.exit_code == 0 and "8 devices of my," in done.output and "Products reach 66% of 100 TFLOP/s" in done.output
+    )
     assert "no run is in the table" in done.output
 
 

@@ -132,6 +132,12 @@ class Family:
     def had(self) -> bool:
         return self.near >= SHARE and max(abs(found - 1) for found in self.ratios) <= FAR
 
+    @property
+    def middle(self) -> tuple[float, float]:
+        """Between which ratios the middle four of five runs are."""
+        last = len(self.ratios) - 1
+        return self.ratios[round(0.1 * last)], self.ratios[round(0.9 * last)]
+
     def told(self) -> str:
         low, high = self.ratios[0], self.ratios[-1]
         verdict = "" if self.had else "; more than this planner is meant to be off"
@@ -155,3 +161,11 @@ def families_of(machine: Machine) -> list[Family]:
     """Those of this kind of device; of one that no run was published of, "others"."""
     own = [family for family in families() if machine.chip and family.name.startswith(f"{machine.chip} ")]
     return own or [family for family in families() if family.name == "others"]
+
+
+def span(seconds: float, families: list[Family]) -> tuple[float, float]:
+    """What a predicted time may be, if it is as far off as the middle four of five runs of these families; of those
+    that are had, if any is.
+    """
+    middles = [family.middle for family in families if family.had] or [family.middle for family in families]
+    return seconds / max(high for _, high in middles), seconds / min(low for low, _ in middles)

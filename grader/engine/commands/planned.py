@@ -36,11 +36,16 @@ def introduce(job: "Job") -> None:
         f"{escape(job.title)}: {costs.parameters(model) / 1e9:.2f} billion parameters, {model.sequence:,} tokens a"
         f" sequence; {nodes:,} node{'s' if nodes > 1 else ''} of {machine.node}; {', '.join(how)}"
     )
-    usable = costs.USABLE * machine.memory
+    usable, shares = costs.USABLE * machine.memory, (machine.device_share, machine.memory_share, machine.link_share)
+    reached = (
+        f"Products reach {shares[0]:.0%} of {machine.peak / 1e12:,.0f} TFLOP/s, memory {shares[1]:.0%} and links"
+        f" {shares[2]:.0%} of their bandwidth."
+    )
+    if shares == (1, 1, 1):
+        reached = f"Measured: {machine.peak / 1e9:,.0f} GFLOP/s, {machine.memory_bandwidth / 1e9:,.1f} GB/s of memory."
     say(
         f"[dim]A device has {machine.memory / GIB:.1f} GiB, of which {usable / GIB:.1f} are the limit: a tenth is left"
-        f" to the driver, to NCCL and to gaps between tensors. Products reach {machine.device_share:.0%} of the peak,"
-        f" memory {machine.memory_share:.0%}, links {machine.link_share:.0%} of their bandwidth.[/]"
+        f" to the driver, to NCCL and to gaps between tensors. {reached}[/]"
     )
 
 
@@ -51,7 +56,7 @@ def tell(job: "Job", found: "Sequence[Choice]", shown: "Sequence[Choice]", rejec
         tell_of_roomy(job, found, shown)
         if job.tokens:
             tell_of_training(job, shown[0])
-        tell_of_errors(job)
+        tell_of_errors(job, shown[0])
     misses = [choice for choice in found if choice.rejected]
     say(told_of_rejected(misses, len(found)))
     if rejected:
@@ -65,17 +70,15 @@ def show(job: "Job", choices: "Sequence[Choice]") -> None:
     """The fastest plan of each way to cut the model."""
     table = Table(**STYLE)
     table.add_column("", justify="right", no_wrap=True)
-    table.add_column("axes", min_width=14)
-    table.add_column("at a time", justify="right")
+    table.add_column("axes", min_width=11)
     table.add_column("settings", min_width=11)
     for name in ("GiB", "s a step", "tokens/s", "of peak"):
-        table.add_column(name, justify="right", min_width=5)
-    table.add_column("beside products", min_width=9)
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("beside products", min_width=12)
     for number, choice in enumerate(choices, start=1):
         table.add_row(
             str(number),
             axes_in_words(choice.plan),
-            str(choice.plan.micro_batch),
             settings_in_words(choice.plan),
             f"{choice.held / GIB:.1f}",
             f"{choice.step:.3g}",
@@ -87,8 +90,8 @@ def show(job: "Job", choices: "Sequence[Choice]") -> None:
 
 
 def settings_in_words(plan: "Plan") -> str:
-    """ZeRO's stage, the pipeline's schedule, how context parallel attends, what is computed again."""
-    words = [f"ZeRO-{plan.zero}"] if plan.shard > 1 else []
+    """The micro-batch, ZeRO's stage, the pipeline's schedule, how context parallel attends, what is computed again."""
+    words = [f"{plan.micro_batch} at a time", *([f"ZeRO-{plan.zero}"] if plan.shard > 1 else [])]
     if plan.pp > 1:
         words.append(f"{plan.schedule} × {plan.chunks}" if plan.chunks > 1 else plan.schedule)
     if plan.cp > 1:
@@ -136,9 +139,11 @@ def tell_of_training(job: "Job", choice: "Choice") -> None:
     )
 
 
-def tell_of_errors(job: "Job") -> None:
-    """What the planner predicted of published runs on such devices."""
+def tell_of_errors(job: "Job", choice: "Choice") -> None:
+    """What the planner predicted of published runs on such devices, and what follows for a plan."""
     families = published.families_of(job.machine)
+    low, high = published.span(choice.step, families)
+    say(f"As far off as it is for published runs, these {choice.step:.3g} s are {low:.3g} to {high:.3g} s.")
     if families[0].name == "others":
         say(f"[dim]Of {job.machine.chip or 'such devices'} no run is in the table. How far off, elsewhere:[/]")
     else:
@@ -180,7 +185,7 @@ def one(job: "Job", plan: "Plan") -> int:
         say(f"{job.batch * job.model.sequence / choice.step:,.0f} tokens/s; {share:.0%} of the peak")
         if job.tokens:
             tell_of_training(job, choice)
-        tell_of_errors(job)
+        tell_of_errors(job, choice)
     return 1 if choice.rejected else 0
 
 
