@@ -1,4 +1,4 @@
-"""The figures of 09_strategy."""
+"""The figures of 09_mesh and 10_strategy."""
 
 from ink import AXES, BLUE, GREEN, GREY, ORANGE, PALE, PINK, box, canvas, cell, fill, note, title, write
 from matplotlib.axes import Axes

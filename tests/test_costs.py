@@ -426,7 +426,7 @@ except ImportError as problem:
 """
 
 
-@pytest.mark.parametrize("stem", ["02_data_parallel", "03_zero", "08_distributed_matmul", "09_strategy"])
+@pytest.mark.parametrize("stem", ["02_data_parallel", "03_zero", "08_distributed_matmul", "09_mesh", "10_strategy"])
 def test_no_rank_of_an_earlier_lesson_imports_it(stem):
     told = subprocess.run(
         [sys.executable, "-c", WITHHELD.format(lesson=stem)], capture_output=True, text=True, cwd=lessons.COURSE

@@ -7,7 +7,7 @@ import pytest
 
 from course_copy import Course
 
-STEM = "10_when_it_hangs"  # in the order of the lessons, and not there yet
+STEM = "11_when_it_hangs"  # in the order of the lessons, and not there yet
 CELL = (
     '# %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true,'
     ' "task": false}'

@@ -1,4 +1,4 @@
-"""What 09_strategy draws, and its planner."""
+"""What 09_mesh and 10_strategy draw, and its planner."""
 
 import io
 import sys

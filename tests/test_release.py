@@ -226,8 +226,8 @@ def test_nothing_is_sealed_for_a_lesson_that_does_not_go_out(course, tmp_path):
     assert {"utils/after_ddp.py", "train/fsdp_training.py"} <= contents(tmp_path / "alone")
 
 
-MORE = 'TAUGHT_IN = "09_strategy"\n'  # the rest of the package
-COSTS = 'TAUGHT_IN = "09_strategy"\nGIVES_AWAY = """\nddp_training/1 01_collectives/1 03_zero/7\n"""\n'
+MORE = 'TAUGHT_IN = "10_strategy"\n'  # the rest of the package
+COSTS = 'TAUGHT_IN = "10_strategy"\nGIVES_AWAY = """\nddp_training/1 01_collectives/1 03_zero/7\n"""\n'
 
 
 def write_costs(course):

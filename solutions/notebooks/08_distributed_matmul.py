@@ -1092,7 +1092,7 @@ plots_matmul.roofline(intensities, speeds, lambda value: attainable(value, top, 
 # | `by_columns`, then `by_inner`; axes swapped | `ColwiseParallel`, then `RowwiseParallel` in `tp_training` |
 # | `Grid`, its lines and groups | `init_device_mesh`, and its `get_group` |
 # | depth and the other axes | the data-parallel and the tensor-parallel axis of the mesh in `hybrid_training` |
-# | `best_grid` | the choice of a strategy in `09_strategy` |
+# | `best_grid` | the choice of a strategy in `10_strategy` |
 #
 # AxoNN does two things more: it overlaps the collectives of one layer with the products of another, and searches only
-# those grids whose inner axes stay within a node. Next: `09_strategy`.
+# those grids whose inner axes stay within a node. Next: `09_mesh`.

@@ -43,7 +43,7 @@ from utils.costs.messages import Sent, all_gather, all_reduce, messages, tensor_
 from utils.costs.search import AXES, SETTINGS, USABLE, Choice, distinct, does_not_divide, judge, plans, roomy
 from utils.costs.seconds import bubble, share_of_peak, step_time
 
-TAUGHT_IN = "09_strategy"  # no rank of that lesson's checks, or of an earlier one's, can import this
+TAUGHT_IN = "10_strategy"  # no rank of that lesson's checks, or of an earlier one's, can import this
 # What earlier lessons ask to predict; a release keeps this package sealed until they are right.
 GIVES_AWAY = """
 01_collectives/6 02_data_parallel/1 03_zero/1 03_zero/7 04_tensor_parallel/1 04_tensor_parallel/10

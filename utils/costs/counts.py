@@ -7,7 +7,7 @@ from functools import cache
 
 from utils.plan import Model, Plan
 
-TAUGHT_IN = "09_strategy"
+TAUGHT_IN = "10_strategy"
 
 
 def parameters(model: Model) -> int:

@@ -7,7 +7,7 @@ left out: a shard of n numbers on N ranks is n / N.
 from utils.costs.counts import layers_of, parts
 from utils.plan import Model, Plan
 
-TAUGHT_IN = "09_strategy"
+TAUGHT_IN = "10_strategy"
 
 PIECE = 16_000_000  # logits that the course's loss makes at a time
 

@@ -7,7 +7,7 @@ from utils.costs.counts import most_layers, parts, positions
 from utils.costs.memory import stream_bytes, tokens
 from utils.plan import Model, Plan
 
-TAUGHT_IN = "09_strategy"
+TAUGHT_IN = "10_strategy"
 
 BUCKET = 25 * 2**20  # bytes that DDP sends at a time
 

@@ -18,7 +18,7 @@ from utils.costs.counts import flops
 from utils.costs.seconds import step_time
 from utils.plan import Machine, Model, Plan
 
-TAUGHT_IN = "09_strategy"
+TAUGHT_IN = "10_strategy"
 
 HERE = Path(catalogue.HERE) / "published"
 NEAR, FAR, SHARE = 0.15, 0.35, 0.8  # a family is had if this share of its runs is as near, and none as far off

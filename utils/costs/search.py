@@ -15,7 +15,7 @@ from utils.costs.memory import memory
 from utils.costs.seconds import link_of, step_time
 from utils.plan import CONTEXTS, Machine, Model, Plan
 
-TAUGHT_IN = "09_strategy"
+TAUGHT_IN = "10_strategy"
 
 USABLE = 0.9  # of a device's memory; the driver, the libraries and the gaps between tensors have the rest
 ROOMY = 0.9  # of what is usable: a plan that takes no more leaves a tenth free

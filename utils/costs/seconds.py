@@ -14,7 +14,7 @@ from utils.costs.memory import every_second, tokens
 from utils.costs.messages import Sent, messages
 from utils.plan import Link, Machine, Model, Plan
 
-TAUGHT_IN = "09_strategy"
+TAUGHT_IN = "10_strategy"
 
 
 def step_time(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:

@@ -40,9 +40,10 @@ ORDER = (
     "06_context_parallel",
     "07_expert_parallel",
     "08_distributed_matmul",
-    "09_strategy",
+    "09_mesh",
+    "10_strategy",
     "hybrid_training",
-    "10_when_it_hangs",
+    "11_when_it_hangs",
     "resilient_training",
 )
 

@@ -1,0 +1,372 @@
+"""Other answers to the TODOs of 10_strategy."""
+
+from grader.kit import Answer
+
+# The region of TODO 5 that each function has.
+STOP = ("needed_bandwidth", "overtaken_at", "samples_needed")
+
+
+def fifth(**bodies: str) -> list[str | None]:
+    """The regions of TODO 5, these ones changed."""
+    return [bodies.get(name) for name in STOP]
+
+
+WRONG = [
+    Answer(5, "any batch is as good", fifth(samples_needed="return fewest_steps * critical"), says="samples_needed"),
+    Answer(5, "steps", fifth(samples_needed="return fewest_steps * (1 + critical / batch)"), says="steps, not samples"),
+    Answer(
+        1, "three matrices of attention", swap=("dense = blocks * 4 *", "dense = blocks * 3 *"), says="rank_numbers"
+    ),
+    Answer(
+        1,
+        "tables on every stage",
+        swap=("(stage == 0) + (stage == plan.pp - 1)", "2"),
+        says="both tables are on every stage",
+    ),
+    Answer(
+        1,
+        "one table with one stage",
+        swap=("(stage == 0) + (stage == plan.pp - 1)", "int(stage in (0, plan.pp - 1))"),
+        says="with one stage a table is missing",
+    ),
+    Answer(1, "all experts everywhere", swap=(" / plan.ep", ""), says="rank_numbers"),
+    Answer(1, "no MLP without experts", swap=("max(1, model.experts)", "model.experts"), says="rank_numbers"),
+    Answer(
+        1,
+        "sharded before they are asked for",
+        swap=("dense / plan.tp, mlps / plan.tp", "dense / plan.tp / plan.shard, mlps / plan.tp / plan.shard"),
+        says="rank_numbers",
+    ),
+    Answer(
+        1,
+        "activations that no axis cuts",
+        swap=("/ (plan.cp * plan.tp) * model.hidden", "* model.hidden"),
+        says="activation_bytes",
+    ),
+    Answer(
+        1,
+        "all micro-batches, as in GPipe",
+        swap=("min(plan.micro_batches, plan.pp - stage)", "plan.micro_batches"),
+        says="as if all micro-batches were kept",
+    ),
+    Answer(
+        1,
+        "one micro-batch alone",
+        swap=("min(plan.micro_batches, plan.pp - stage)", "1"),
+        says="as if one micro-batch were kept",
+    ),
+    Answer(1, "stages counted from the end", swap=("plan.pp - stage)", "stage + 1)"), says="activation_bytes"),
+    Answer(
+        1,
+        "the block at hand is forgotten",
+        swap=("alive * 2 * numbers + block if", "alive * 2 * numbers if"),
+        says="without the block at hand",
+    ),
+    Answer(1, "one MLP a token", swap=("(15 + 19 * model.active)", "34"), says="activation_bytes"),
+    Answer(
+        1, "state is not sharded", swap=('"state": 12 * held', '"state": 12 * (dense + mlps)'), says='"state" is wrong'
+    ),
+    Answer(1, "experts sharded like the rest", swap=("mlps / shards", "mlps / plan.shard"), says="memory"),
+    Answer(
+        1, "nothing is gathered", swap=('"gathered": (2 + 2) * gathered', '"gathered": 0.0'), says='"gathered" is wrong'
+    ),
+    Answer(
+        1,
+        "weights are gathered, gradients not",
+        swap=("(2 + 2) * gathered", "2 * gathered"),
+        says='"gathered" is wrong',
+    ),
+    Answer(1, "gathered without sharding", swap=("if plan.shard > 1:", "if True:"), says='"gathered" is wrong'),
+    Answer(
+        1,
+        "the whole model is gathered",
+        swap=("gathered += attention / blocks + (dense - attention)", "gathered += dense"),
+        says='"gathered" is wrong',
+    ),
+    Answer(1, "float32", swap=('"weights": 2 * held', '"weights": 4 * held'), says='"weights" is wrong'),
+    Answer(
+        1,
+        "the last stage is the fullest",
+        swap=("for stage in range(plan.pp))", "for stage in [plan.pp - 1])"),
+        says="most_memory",
+    ),
+    Answer(1, "the sum of all stages", swap=("return max(sum(", "return sum(sum("), says="most_memory"),
+    Answer(
+        2,
+        "the embedding multiplies, too",
+        swap=("+ model.vocabulary * h\n", "+ 2 * model.vocabulary * h\n"),
+        says="the embedding table is counted",
+    ),
+    Answer(
+        2, "no scores", swap=(" + 12 * model.layers * h * model.sequence", ""), says="attention's scores are missing"
+    ),
+    Answer(
+        2,
+        "all experts compute",
+        swap=("8 * h**2 * model.active", "8 * h**2 * max(1, model.experts)"),
+        says="all experts compute",
+    ),
+    Answer(
+        2, "rings send all they have", swap=("(length - 1) / length * numbers", "(length > 1) * numbers"), says="sent("
+    ),
+    Answer(2, "forward only", swap=("round(8 * again)", "round(4 * again)"), says='"tp" is wrong'),
+    Answer(
+        2,
+        "recomputing sends nothing",
+        swap=('1.5 if plan.recompute == "full" else 1', "1"),
+        says="as if nothing were recomputed",
+    ),
+    Answer(
+        2, "always recomputed", swap=('1.5 if plan.recompute == "full" else 1', "1.5"), says="as if all were recomputed"
+    ),
+    Answer(
+        2,
+        "one micro-batch",
+        swap=("rings = round(8 * again) * blocks * m", "rings = round(8 * again) * blocks"),
+        says='"tp" is wrong',
+    ),
+    Answer(
+        2, "keys without values", swap=("(cp - 1) * 2 * numbers / t", "(cp - 1) * numbers / t"), says='"cp" is wrong'
+    ),
+    Answer(
+        2,
+        "weights are gathered once a step",
+        swap=("2 * 3 * m * (ring(plan.shard", "2 * 3 * (ring(plan.shard"),
+        says='"shard" is wrong',
+    ),
+    Answer(
+        2, "the context shares no gradients", swap=("copies = plan.dp * cp", "copies = plan.dp"), says='"dp" is wrong'
+    ),
+    Answer(2, "copies average what others hold", swap=("dense / plan.shard)", "dense)"), says='"dp" is wrong'),
+    Answer(
+        3,
+        "every axis within a node",
+        swap=("machine.inside if span <= machine.node else machine.between", "machine.inside"),
+        says="link(",
+    ),
+    Answer(
+        3,
+        "only the axis's own length",
+        swap=("for name in inside[: inside.index(axis) + 1]", "for name in (axis,)"),
+        says="link(",
+    ),
+    Answer(
+        3,
+        "from the outside",
+        swap=('("tp", "cp", "shard", "dp", "pp")', '("pp", "dp", "shard", "cp", "tp")'),
+        says="link(",
+    ),
+    Answer(3, "experts at the outermost place", swap=("plan.ep * plan.cp * plan.tp", "plan.world"), says="link("),
+    Answer(3, "peak speed", swap=(" * machine.device_share)", ")"), says="without device_share"),
+    Answer(
+        3,
+        "links at their data sheet's speed",
+        swap=("(cable.bandwidth * machine.link_share)", "cable.bandwidth"),
+        says="without link_share",
+    ),
+    Answer(3, "no latency", swap=(" + messages * cable.latency", ""), says="without latency"),
+    Answer(
+        3,
+        "recomputing costs nothing",
+        swap=('4 / 3 if plan.recompute == "full" else 1', "1"),
+        says='"computing" is wrong',
+    ),
+    Answer(
+        3,
+        "the bubble's share of the whole",
+        swap=("(plan.pp - 1) / plan.micro_batches", "(plan.pp - 1) / (plan.micro_batches + plan.pp - 1)"),
+        says='"bubble" is wrong',
+    ),
+    Answer(
+        3,
+        "nothing overlaps",
+        swap=('max(0.0, took["shard"] + took["dp"] - computing)', 'took["shard"] + took["dp"]'),
+        says='"data" is wrong',
+    ),
+    Answer(
+        3,
+        "negative time",
+        swap=('max(0.0, took["shard"] + took["dp"] - computing)', 'took["shard"] + took["dp"] - computing'),
+        says='"data" is wrong',
+    ),
+    Answer(
+        2,
+        "keys hide beside everything",
+        swap=('took["cp"] - computing * scores', 'took["cp"] - computing'),
+        says='"cp" is wrong',
+    ),
+    Answer(4, "nothing is rejected", ["return ''", None], says="lets pass"),
+    Answer(4, "everything is rejected", ["return 'no'", None], says="rejects"),
+    Answer(4, "memory is not looked at", swap=("if needed > machine.memory:", "if False:"), says="memory"),
+    Answer(4, "heads may be cut", swap=("if model.heads % plan.tp:", "if False:"), says="heads on tp"),
+    Answer(4, "layers may be cut", swap=("if model.layers % plan.pp:", "if False:"), says="layers on pp"),
+    Answer(
+        4,
+        "tokens on cp alone",
+        swap=("if model.sequence % (plan.cp * plan.tp):", "if model.sequence % plan.cp:"),
+        says="tokens on cp and tp",
+    ),
+    Answer(
+        4,
+        "experts on any number",
+        swap=("if model.experts and model.experts % plan.ep:", "if False:"),
+        says="experts on ep",
+    ),
+    Answer(
+        4,
+        "the batch on replicas alone",
+        swap=("plan.batch % (plan.replicas * plan.micro_batch)", "plan.batch % plan.replicas"),
+        says="lets pass",
+    ),
+    Answer(
+        4,
+        "fewer micro-batches than stages",
+        swap=("if plan.micro_batches < plan.pp:", "if False:"),
+        says="fewer micro-batches",
+    ),
+    Answer(
+        4,
+        "as many micro-batches as stages are too few",
+        swap=("plan.micro_batches < plan.pp", "plan.pp > 1 and plan.micro_batches <= plan.pp"),
+        says="rejects",
+    ),
+    Answer(4, "tensor parallel across nodes", swap=("if plan.tp > machine.node:", "if False:"), says="tp in a node"),
+    Answer(
+        4,
+        "the memory of the first stage without activations",
+        swap=("needed = most_memory(model, plan)", "needed = 16 * sum(rank_numbers(model, plan, 0)) / plan.shard"),
+        says="memory",
+    ),
+    Answer(
+        4,
+        "the first that fits",
+        [None, "return next((p for p in candidates(model, gpus, batch) if not why_not(model, p, machine)), None)"],
+        says="best_plan",
+    ),
+    Answer(4, "the slowest", swap=("min(good", "max(good"), says="not the fastest"),
+    Answer(
+        4,
+        "the one that needs the least memory",
+        swap=("sum(step_seconds(model, plan, machine).values()), default", "most_memory(model, plan), default"),
+        says="not the fastest",
+    ),
+    Answer(4, "the fastest, fitting or not", swap=(" if not why_not(model, plan, machine)]", "]")),
+    Answer(
+        4,
+        "only computing counts",
+        swap=(
+            "sum(step_seconds(model, plan, machine).values()), default",
+            'step_seconds(model, plan, machine)["computing"], default',
+        ),
+        says="not the fastest",
+    ),
+    Answer(4, "no plan is a crash", swap=(", default=None)", ")")),
+    Answer(4, "always data parallel", [None, "return Plan(batch, dp=gpus)"], says="best_plan"),
+    Answer(5, "an all-reduce either way", swap=('(3 if scheme == "fsdp" else 2)', "2"), says="needed_bandwidth"),
+    Answer(5, "4 bytes", swap=("* 2 / 6 * speed", "* 4 / 6 * speed"), says="needed_bandwidth"),
+    Answer(5, "the forward pass alone", swap=("* 2 / 6 * speed", "* 2 / 2 * speed"), says="needed_bandwidth"),
+    Answer(5, "more tokens need more", swap=("* speed / tokens", "* speed * tokens"), says="needed_bandwidth"),
+    Answer(
+        5,
+        "always between nodes",
+        swap=("machine.inside if gpus <= machine.node else machine.between", "machine.between"),
+        says="overtaken_at",
+    ),
+    Answer(5, "tokens are not shared", swap=("needed_bandwidth(batch / gpus, speed", "needed_bandwidth(batch, speed")),
+    Answer(5, "without the ring's factor", swap=(" * (gpus - 1) / gpus\n", "\n"), says="overtaken_at"),
+    Answer(
+        5, "the last that keeps up", swap=("return gpus\n", "return gpus - 1\n"), says="the last number that keeps up"
+    ),
+    Answer(
+        5,
+        "links at their data sheet's speed",
+        swap=("cable.bandwidth * machine.link_share:", "cable.bandwidth:"),
+        says="without link_share",
+    ),
+    Answer(
+        5,
+        "GPUs at their peak",
+        swap=("speed = machine.peak * machine.device_share", "speed = machine.peak"),
+        says="without device_share",
+    ),
+    Answer(5, "by doubling", swap=("gpus += 1", "gpus *= 2"), says="overtaken_at"),
+]
+RIGHT = [
+    Answer(
+        5,
+        "bytes a parameter by name",
+        fifth(
+            needed_bandwidth="bytes_a_parameter = {'ddp': 4, 'fsdp': 6}[scheme]\nreturn bytes_a_parameter / (6 * tokens / speed)"
+        ),
+    ),
+    Answer(5, "multiplied out", fifth(samples_needed="return fewest_steps * (batch + critical)")),
+    Answer(
+        1,
+        "written otherwise",
+        [
+            """
+            h, L = model.hidden, model.layers // plan.pp
+            dense, mlps = 4 * h * h * L, 8 * h * h * L * (model.experts or 1)
+            for end in (0, plan.pp - 1):
+                if stage == end:
+                    dense += model.vocabulary * h
+            return [dense / plan.tp, mlps / (plan.tp * plan.ep)]
+            """,
+            None,
+            None,
+            None,
+        ],
+    ),
+    Answer(
+        1,
+        "the first stage, with a proof",
+        [None, None, None, "return sum(memory(model, plan, 0).values())  # table as head, and the most activations"],
+    ),
+    Answer(
+        1,
+        "the fullest stage by a loop",
+        [
+            None,
+            None,
+            None,
+            "most = 0\nfor stage in range(plan.pp):\n    most = max(most, sum(memory(model, plan, stage).values()))\nreturn most",
+        ],
+    ),
+    Answer(
+        3,
+        "spans from the outside",
+        swap=(
+            "math.prod(getattr(plan, name) for name in inside[: inside.index(axis) + 1])",
+            "plan.world // math.prod(getattr(plan, name) for name in inside[inside.index(axis) + 1 :])",
+        ),
+    ),
+    Answer(
+        2,
+        "lists in place of tuples",
+        swap=(
+            "(2 * 2 * m * numbers, 2 * m) if plan.pp > 1 else (0.0, 0)",
+            "[4 * m * numbers, 2 * m] if plan.pp != 1 else [0, 0]",
+        ),
+    ),
+    Answer(
+        3,
+        "another order of sums",
+        swap=('took["shard"] + took["dp"] - computing', '-computing + took["dp"] + took["shard"]'),
+    ),
+    Answer(
+        4,
+        "reasons in one word, the best by a loop",
+        [
+            "bad = model.heads % plan.tp or model.layers % plan.pp or model.sequence % (plan.cp * plan.tp)\nbad = bad or (model.experts and model.experts % plan.ep) or plan.batch % (plan.replicas * plan.micro_batch)\nbad = bad or plan.micro_batches < plan.pp or plan.tp > machine.node\nreturn 'impossible' if bad or most_memory(model, plan) > machine.memory else ''",
+            "best, least = None, math.inf\nfor plan in candidates(model, gpus, batch):\n    if not why_not(model, plan, machine):\n        seconds = sum(step_seconds(model, plan, machine).values())\n        if seconds < least:\n            best, least = plan, seconds\nreturn best",
+        ],
+    ),
+    Answer(
+        4,
+        "of equally fast ones the last",
+        swap=(
+            "for plan in candidates(model, gpus, batch) if",
+            "for plan in reversed(candidates(model, gpus, batch)) if",
+        ),
+    ),
+]

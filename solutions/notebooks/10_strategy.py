@@ -1,0 +1,607 @@
+# %% [markdown]
+# # Strategy: which axes, and how many ranks on each
+#
+# In `09_mesh` you put the axes together. This lesson is about choosing among them, with a pencil, before anything runs:
+# does a plan fit into memory, how long does a step take, and when should you stop adding GPUs?
+#
+# You need `00_one_device` (FLOPs, memory of a step, scaling), the tables of `03_zero` and `04_tensor_parallel`, and the
+# axes of `09_mesh`. Without them, the formulas below are still readable, but you will have to take them on trust.
+
+# %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
+import sys
+from pathlib import Path
+
+here = Path.cwd().resolve()
+course = next(folder for folder in (here, *here.parents) if (folder / "grader").is_dir())
+sys.path.insert(0, str(course))
+
+from grader import check
+
+# %%
+import itertools
+import math
+
+from utils import plots_strategy
+from utils.plan import Link, Machine, Model, Plan
+
+# %% [markdown]
+# ## Does it fit?
+#
+# Now the choice. It begins with memory, since a plan that does not fit need not be fast. A model, a plan and a machine
+# are described in `utils/plan.py`:
+#
+# - `Model`: `hidden` (h), `layers` (L), `heads`, `vocabulary` (V), `sequence` (s); and `experts` in each block, of
+#   which a token goes to `active` ones. With `experts=0` there is one MLP, as if there were one expert.
+# - `Plan`: `batch` (sequences in a step, over all ranks) and `micro_batch` (b, sequences at a time); the five axes, and
+#   `ep`, the ranks among which experts are spread; `recompute`, "none" or "full". It knows its `world`, its `replicas`
+#   (dp · shard) and its `micro_batches` (m, of each replica). Its other fields are for the planner at the end; here
+#   they stay as they are.
+# - `Machine`: `peak`, `memory`, `node` (GPUs in one), and its links; more in the next section.
+#
+# Take a rank of stage $r$ (from 0) of $p$. For counting, a block has $4h^2$ numbers in its attention and $8h^2$ in each
+# MLP; the embedding table is on the first stage, the head on the last, $Vh$ each; norms, biases and positions are left
+# out, and layers divide by stages.
+#
+# | kind | what a rank holds of it |
+# |---|---|
+# | weights, gradients, state | mixed precision as in lesson 03: 2, 2 and 12 bytes for each of its numbers. `tp` cuts them, `shard` shards them |
+# | gathered | with `shard` > 1, for a moment: one block's weights and gradients as they are without sharding, and, as in `fsdp_training`, those of table and head all the time; 2 bytes each |
+# | activations | of each block and micro-batch: `tp` with sequence parallel and `cp` cut the tokens; a token keeps 34 bytes for each of its h numbers ([arXiv:2205.05198](https://arxiv.org/abs/2205.05198), scores not kept), 15 for attention and norms, 19 for each MLP it goes to |
+# | … recomputed | 2 bytes for each number between the blocks, and once, for the block at hand, all of it |
+# | … in a pipeline | 1F1B (lesson 05): stage $r$ keeps those of min(m, p - r) micro-batches, for its own blocks |
+#
+# Experts are special: `ep` ranks have other ones each. Those ranks are taken from `shard` first, then from `dp`; what
+# is left of the two shards and replicates the experts:
+
+
+# %%
+def of_experts(plan: Plan) -> tuple[int, int]:
+    """Ranks that replicate, and ranks that shard, the experts of a rank. Without experts, `ep` is 1: dp and shard."""
+    if plan.ep <= plan.shard:
+        return plan.dp, plan.shard // plan.ep
+    return plan.dp * plan.shard // plan.ep, 1
+
+
+# %% [markdown]
+# **Predict**: a model of 7 billion parameters on 8 GPUs of 40 GB. Which of these make it fit: dp 8, shard 8, tp 4 × pp
+# 2? And which kind takes the most memory then?
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def rank_numbers(model: Model, plan: Plan, stage: int) -> tuple[float, float]:
+    """Numbers on a rank of this stage, as they are without sharding: of attention, table and head; and of MLPs."""
+    # TODO 1: Predict what a rank holds, by kind. First, the numbers, of which `shard` will take its part.
+    # `tp` cuts all of them; `ep` spreads the experts.
+    ### BEGIN SOLUTION
+    blocks, ends = model.layers / plan.pp, (stage == 0) + (stage == plan.pp - 1)
+    dense = blocks * 4 * model.hidden**2 + ends * model.vocabulary * model.hidden
+    mlps = blocks * 8 * model.hidden**2 * max(1, model.experts) / plan.ep
+    return dense / plan.tp, mlps / plan.tp
+    ### END SOLUTION
+
+
+def activation_bytes(model: Model, plan: Plan, stage: int) -> float:
+    """Bytes that a rank of this stage keeps for the backward pass, at most."""
+    # TODO 1, again: the activations.
+    ### BEGIN SOLUTION
+    numbers = plan.micro_batch * model.sequence / (plan.cp * plan.tp) * model.hidden
+    block = numbers * (15 + 19 * model.active)
+    alive = model.layers / plan.pp * min(plan.micro_batches, plan.pp - stage)
+    return alive * 2 * numbers + block if plan.recompute == "full" else alive * block
+    ### END SOLUTION
+
+
+def memory(model: Model, plan: Plan, stage: int) -> dict[str, float]:
+    """Bytes on a rank of this stage: of "weights", "gradients", "state", "gathered" and "activations"."""
+    # TODO 1, again: all kinds. `of_experts` says who shards MLPs; where nobody does, they are not gathered.
+    ### BEGIN SOLUTION
+    dense, mlps = rank_numbers(model, plan, stage)
+    shards = of_experts(plan)[1]
+    held = dense / plan.shard + mlps / shards
+    blocks = model.layers / plan.pp
+    attention = blocks * 4 * model.hidden**2 / plan.tp
+    gathered = 0.0
+    if plan.shard > 1:
+        gathered += attention / blocks + (dense - attention)
+    if shards > 1:
+        gathered += mlps / blocks
+    return {
+        "weights": 2 * held,
+        "gradients": 2 * held,
+        "state": 12 * held,
+        "gathered": (2 + 2) * gathered,
+        "activations": activation_bytes(model, plan, stage),
+    }
+    ### END SOLUTION
+
+
+def most_memory(model: Model, plan: Plan) -> float:
+    """Bytes on the rank that holds most."""
+    # TODO 1, again: which stage is it?
+    ### BEGIN SOLUTION
+    return max(sum(memory(model, plan, stage).values()) for stage in range(plan.pp))
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("10_strategy/1")
+
+# %% [markdown]
+# Your prediction for 8 GPUs of 40 GB (the dashed line):
+
+# %%
+SEVEN = Model(hidden=4096, layers=32, heads=32, vocabulary=32000, sequence=2048)
+CLUSTER = Machine(
+    "GPUs of 40 GB, four a node", peak=312e12, memory=40e9, memory_bandwidth=1.5e12, node=4,
+    inside=Link(bandwidth=250e9, latency=5e-6), between=Link(bandwidth=12.5e9, latency=10e-6),
+    device_share=0.5, link_share=0.8,
+)  # fmt: skip
+shown = {}
+for axes in ({"dp": 8}, {"shard": 8}, {"tp": 4, "pp": 2}, {"shard": 2, "tp": 4}, {"shard": 8, "recompute": "full"}):
+    plan = Plan(batch=64, **axes)
+    kinds = [memory(SEVEN, plan, stage) for stage in range(plan.pp)]
+    shown[", ".join(f"{axis} {size}" for axis, size in axes.items())] = max(kinds, key=lambda kind: sum(kind.values()))
+plots_strategy.memory(shown, CLUSTER.memory)
+
+# %% [markdown]
+# ## How long is a step?
+#
+# The time of a step has three parts: computing, waiting for messages, and the pipeline's bubble.
+#
+# **Computing.** A number that multiplies a token takes 6 FLOPs, forward and backward, and the head counts, but the
+# embedding table does not: nothing is multiplied by it. Of the experts the active ones count. Attention's scores take
+# $12Lhs$ more for each token. Recomputing all blocks adds a third to everything (we count the head, too). A GPU does
+# `peak · device_share` FLOPs a second.
+#
+# **Messages.** What a rank of the first stage sends in a step, each number having 2 bytes, with $b$, $m$ as above and
+# $n = b \cdot s/\text{cp}$ tokens of a micro-batch on a rank; each line has been the result of a lesson:
+#
+# | axis | is used for | numbers that are sent | messages |
+# |---|---|---|---|
+# | `tp` | each block and micro-batch: 4 all-gathers, 4 reduce-scatters; recomputed, 6 and 6 | a ring's, of $nh$ | $t - 1$ each |
+# | `cp` | the same: K and V go round forward; K, V and their gradients backward; recomputed, no more (only the planner at the end counts that round, too) | 3 pairs of $nh/t$, to cp - 1 others | cp - 1 for each pair |
+# | `ep` | the same: 4 all-to-alls; recomputed, 6 | what leaves the rank, of (active · $nh/t$) | ep - 1 each |
+# | `pp` | each micro-batch: activations to the next stage, and the gradients that come back: waited for, too, and so counted here | $nh$ each way | 1 each way |
+# | `shard` | each micro-batch: 2 all-gathers, a reduce-scatter | a ring's, of all that the rank's unit has unsharded | as many rings of $N - 1$ for each block, and for table and head together |
+# | `dp` | once a step: an all-reduce over dp · cp ranks, as along `cp` gradients are added up, too | a ring's, of all that the rank holds | $2(N - 1)$ |
+#
+# For `shard` and `dp`, MLPs go by `of_experts`; the messages are those of the dense part, with or without experts. A
+# line of one rank sends nothing.
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def token_flops(model: Model) -> float:
+    """FLOPs of a token, forward and backward, without recomputing."""
+    # TODO 2: Count the work of a token, and what each axis sends in a step. First, the work.
+    ### BEGIN SOLUTION
+    h = model.hidden
+    numbers = model.layers * (4 * h**2 + 8 * h**2 * model.active) + model.vocabulary * h
+    return 6 * numbers + 12 * model.layers * h * model.sequence
+    ### END SOLUTION
+
+
+def sent(model: Model, plan: Plan) -> dict[str, tuple[float, int]]:
+    """Bytes and messages that a rank of stage 0 sends in a step, on "tp", "cp", "ep", "pp", "shard" and "dp"."""
+    # TODO 2, again: the messages. `rank_numbers` has the numbers of a rank.
+    ### BEGIN SOLUTION
+    t, cp, ep, m = plan.tp, plan.cp, plan.ep, plan.micro_batches
+    blocks = model.layers // plan.pp
+    numbers = plan.micro_batch * model.sequence / cp * model.hidden
+    again = 1.5 if plan.recompute == "full" else 1
+    dense, mlps = rank_numbers(model, plan, 0)
+    replicas, shards = of_experts(plan)
+
+    def ring(length: int, numbers: float) -> float:
+        return (length - 1) / length * numbers
+
+    copies = plan.dp * cp
+    rings = round(8 * again) * blocks * m
+    swaps = round(4 * again) * blocks * m
+    return {
+        "tp": (2 * rings * ring(t, numbers), rings * (t - 1)),
+        "cp": (2 * 3 * blocks * m * (cp - 1) * 2 * numbers / t, 3 * blocks * m * (cp - 1)),
+        "ep": (2 * swaps * ring(ep, model.active * numbers / t), swaps * (ep - 1)),
+        "pp": (2 * 2 * m * numbers, 2 * m) if plan.pp > 1 else (0.0, 0),
+        "shard": (2 * 3 * m * (ring(plan.shard, dense) + ring(shards, mlps)), 3 * m * (blocks + 1) * (plan.shard - 1)),
+        "dp": (2 * 2 * (ring(copies, dense / plan.shard) + ring(replicas * cp, mlps / shards)), 2 * (copies - 1)),
+    }
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_2", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("10_strategy/2")
+
+# %% [markdown]
+# Bytes become seconds over a link, and some of these seconds cost nothing.
+#
+# **Links.** A rank's lines are placed from the inside in the order tp, cp, shard, dp, pp (and `ep` lies on shard's
+# side: it spans ep · cp · tp ranks). A line whose span (its length times all that is inside it: for `dp`, dp · shard ·
+# cp · tp) is at most a node's GPUs uses `machine.inside`, any other `machine.between`. It takes bytes / (bandwidth ·
+# `link_share`) + messages · latency.
+#
+# **What overlaps.** `tp`, `ep` and `pp` are waited for. `shard` and `dp` go on beside the computation, and `cp` beside
+# attention's scores, which have the share $12Lhs$ of a token's FLOPs, and of the computing's time, recomputed or not: of
+# those only what is longer counts.
+#
+# **Bubble.** The micro-batches' time (computing, and what is waited for, cp's included) times $(p - 1)/m$.
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def link(axis: str, plan: Plan, machine: Machine) -> Link:
+    """Over which link a line of this axis goes."""
+    # TODO 3: Predict the time of a step. First, does a line of this axis leave the node?
+    ### BEGIN SOLUTION
+    if axis == "ep":
+        span = plan.ep * plan.cp * plan.tp
+    else:
+        inside = ("tp", "cp", "shard", "dp", "pp")
+        span = math.prod(getattr(plan, name) for name in inside[: inside.index(axis) + 1])
+    return machine.inside if span <= machine.node else machine.between
+    ### END SOLUTION
+
+
+def step_seconds(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
+    """Seconds of a step: "computing", "tp", "ep", "pp", "cp", "bubble" and "data", whose sum is the step."""
+    # TODO 3, again: the time. "data" is what shard and dp take together, beyond the computing.
+    ### BEGIN SOLUTION
+    flops = token_flops(model)
+    scores = 12 * model.layers * model.hidden * model.sequence / flops
+    again = 4 / 3 if plan.recompute == "full" else 1
+    computing = plan.batch * model.sequence * flops * again / (plan.world * machine.peak * machine.device_share)
+    took = {}
+    for axis, (count, messages) in sent(model, plan).items():
+        cable = link(axis, plan, machine)
+        took[axis] = count / (cable.bandwidth * machine.link_share) + messages * cable.latency
+    found = {"computing": computing} | {axis: took[axis] for axis in ("tp", "ep", "pp")}
+    found["cp"] = max(0.0, took["cp"] - computing * scores)
+    found["bubble"] = sum(found.values()) * (plan.pp - 1) / plan.micro_batches
+    found["data"] = max(0.0, took["shard"] + took["dp"] - computing)
+    return found
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_3", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("10_strategy/3")
+
+# %% [markdown]
+# The 7-billion model on 64 GPUs, some plans beside each other. Which part would a network of twice the speed shorten?
+
+# %%
+shown = {}
+for axes in (
+    {"shard": 64},
+    {"dp": 16, "shard": 4},
+    {"dp": 16, "tp": 4},
+    {"tp": 16, "shard": 4},
+    {"dp": 8, "tp": 4, "pp": 2},
+):
+    plan = Plan(batch=256, recompute="full", **axes)
+    shown[" × ".join(f"{axis} {size}" for axis, size in axes.items())] = step_seconds(SEVEN, plan, CLUSTER)
+plots_strategy.seconds(shown)
+
+# %% [markdown]
+# ## Choose
+#
+# Now let the machine try all plans. Here they are, a thousand or so for 64 GPUs, good and bad. Yours is to reject those
+# that cannot be, and to take the fastest of the others.
+
+
+# %%
+def factorings(number: int, factors: int) -> list[tuple[int, ...]]:
+    """All ways to write a number as a product of so many factors, in order."""
+    if factors == 1:
+        return [(number,)]
+    first = [side for side in range(1, number + 1) if number % side == 0]
+    return [(side, *rest) for side in first for rest in factorings(number // side, factors - 1)]
+
+
+def axes_and_copies(plan: Plan) -> tuple[int, int]:
+    """By which the simplest plans come first: how many axes there are, and how many plain copies."""
+    return sum(size > 1 for size in (plan.dp, plan.shard, plan.tp, plan.pp, plan.cp)), -plan.dp
+
+
+def candidates(model: Model, gpus: int, batch: int) -> list[Plan]:
+    """Plans for so many GPUs, whatever comes of them, the simplest first; with 1, 2 or 4 sequences at a time, and
+    recomputed or not.
+    """
+    found = []
+    for dp, shard, cp, tp, pp in factorings(gpus, 5):
+        spread = [ep for ep in (1, 2, 4, 8, 16) if ep == 1 or (model.experts and dp * shard % ep == 0)]
+        for ep, micro_batch, recompute in itertools.product(spread, (1, 2, 4), ("none", "full")):
+            if ep <= shard and shard % ep == 0 or ep > shard and ep % shard == 0:
+                found.append(Plan(batch, micro_batch, dp, shard, tp, pp, cp, ep, recompute=recompute))
+    return sorted(found, key=axes_and_copies)
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def why_not(model: Model, plan: Plan, machine: Machine) -> str:
+    """In a few words, why this plan cannot be; "" if it can."""
+    # TODO 4: Find the best plan for a model and a machine. First, what cannot be: pieces of unequal size (heads on tp,
+    # layers on pp, tokens on cp · tp, experts on ep, the batch on micro-batches of replicas), fewer micro-batches than
+    # stages, a tensor axis that leaves the node, or more memory than there is.
+    ### BEGIN SOLUTION
+    if model.heads % plan.tp:
+        return f"{model.heads} heads on tp {plan.tp}"
+    if model.layers % plan.pp:
+        return f"{model.layers} layers on pp {plan.pp}"
+    if model.sequence % (plan.cp * plan.tp):
+        return f"{model.sequence} tokens on cp {plan.cp} and tp {plan.tp}"
+    if model.experts and model.experts % plan.ep:
+        return f"{model.experts} experts on ep {plan.ep}"
+    if plan.batch % (plan.replicas * plan.micro_batch):
+        return f"a batch of {plan.batch} on {plan.replicas} replicas, {plan.micro_batch} at a time"
+    if plan.micro_batches < plan.pp:
+        return f"{plan.micro_batches} micro-batches for {plan.pp} stages"
+    if plan.tp > machine.node:
+        return f"tp {plan.tp} leaves the node"
+    needed = most_memory(model, plan)
+    if needed > machine.memory:
+        return f"{needed / 1e9:.0f} GB on a GPU of {machine.memory / 1e9:.0f}"
+    return ""
+    ### END SOLUTION
+
+
+def best_plan(model: Model, gpus: int, batch: int, machine: Machine) -> Plan | None:
+    """The fastest of the `candidates` that can be; None if none can."""
+    # TODO 4, again: choose.
+    ### BEGIN SOLUTION
+    good = [plan for plan in candidates(model, gpus, batch) if not why_not(model, plan, machine)]
+    return min(good, key=lambda plan: sum(step_seconds(model, plan, machine).values()), default=None)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_4", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("10_strategy/4")
+
+# %% [markdown]
+# Four cases. **Predict** the axes of each, on paper, then look:
+#
+# 1. a small model on 4 GPUs,
+# 2. one that does not fit on a GPU,
+# 3. a long sequence,
+# 4. a mixture of experts.
+
+
+# %%
+def spoken_plan(plan: Plan) -> str:
+    """The axes that are longer than 1, and how it is run."""
+    axes = [f"{axis} {size}" for axis in ("dp", "shard", "ep", "cp", "tp", "pp") if (size := getattr(plan, axis)) > 1]
+    recomputed = ", recomputed" if plan.recompute == "full" else ""
+    return f"{' × '.join(axes) or 'one GPU'}; {plan.micro_batch} at a time{recomputed}"
+
+
+CASES = {
+    "a small model": (Model(768, 12, 12, 32000, 1024), 4, 64),
+    "one that does not fit": (SEVEN, 8, 64),
+    "a long sequence": (Model(2048, 24, 16, 32000, 131072), 16, 2),
+    "a mixture of experts": (Model(2048, 12, 16, 32000, 2048, experts=32, active=2), 16, 256),
+}
+
+
+def show_cases() -> None:
+    for name, (model, gpus, batch) in CASES.items():
+        plan = best_plan(model, gpus, batch, CLUSTER)
+        seconds, needed = sum(step_seconds(model, plan, CLUSTER).values()), most_memory(model, plan)
+        print(f"{name}, {gpus} GPUs: {spoken_plan(plan)}; {seconds:.2f} s a step, {needed / 1e9:.0f} GB")
+
+
+plots_strategy.Later(show_cases)  # it is called when the page shows it, and not on each rank of each check
+
+# %% [markdown]
+# The course of the ALCF, the home of the Polaris machine, puts the choice in one sentence: *a simple model: data
+# parallel; a large language model: all of it.* Is that so? Let your own choice answer, for models from 0.1 to 500
+# billion parameters on 512 GPUs: on how many axes is the best plan for each? **Predict** where the pipeline comes in.
+
+# %%
+FAMILY = [
+    Model(768, 12, 12, 32000, 2048), Model(2048, 24, 16, 32000, 2048), SEVEN, Model(6144, 48, 48, 32000, 2048),
+    Model(8192, 80, 64, 32000, 2048), Model(12288, 96, 96, 32000, 2048), Model(16384, 160, 128, 32000, 2048),
+]  # fmt: skip
+
+
+def axes_of(plan: Plan) -> set[str]:
+    """The axes that are longer than 1; both kinds of data parallel are one."""
+    names = {"dp": "data", "shard": "data", "cp": "context", "tp": "tensor", "pp": "pipeline"}
+    return {name for axis, name in names.items() if getattr(plan, axis) > 1}
+
+
+def show_family() -> plots_strategy.Picture:
+    chosen = {}
+    for model in FAMILY:
+        billions = (model.layers * 12 * model.hidden**2 + 2 * model.vocabulary * model.hidden) / 1e9
+        chosen[billions] = best_plan(model, 512, 1024, CLUSTER)
+        print(f"{billions:6.1f} billion: {spoken_plan(chosen[billions]) if chosen[billions] else 'does not fit'}")
+    simple, *_, large = (plan for billions, plan in chosen.items() if plan and billions < 200)
+    print("a simple model: data parallel:", axes_of(simple) == {"data"})
+    print("a large language model: all of it:", axes_of(large) >= {"data", "tensor", "pipeline"})
+    return plots_strategy.axes(chosen)
+
+
+plots_strategy.Later(show_family)
+
+# %% [markdown]
+# ## When to stop adding GPUs
+#
+# More GPUs make a step faster, up to a point. `00_one_device` found that point from measurements: efficiency, strong and
+# weak scaling, Amdahl's law. Here you find it before you measure anything, from the network and from the data.
+#
+# **From the network.** The GPUs of FSDP send weights and gradients, $3 \cdot 2\Psi$ bytes (2 Ψ for each collective, on
+# many GPUs), while each computes $6 \Psi$ FLOPs for each of its tokens. Ψ cancels: whether the network keeps up depends
+# on the **tokens of a GPU** alone. With DDP it is an all-reduce, $2 \cdot 2\Psi$. With a fixed batch, more GPUs mean
+# fewer tokens on each of them, until communication takes longer than computing.
+#
+# **From the data.** Beyond the *critical batch*, larger batches bring little
+# ([arXiv:1812.06162](https://arxiv.org/abs/1812.06162), section 2.2). To reach the same loss with batches of $B$ takes
+# $S = S_\text{min} (1 + B_\text{crit}/B)$ steps: at $B_\text{crit}$ twice as many as the fewest.
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def needed_bandwidth(tokens: float, speed: float, scheme: str) -> float:
+    """Bytes a second that each of many GPUs must send so that communication takes as long as computing.
+
+    ``tokens`` are those of a GPU in a step, ``speed`` its FLOPs a second, ``scheme`` "ddp" or "fsdp".
+    """
+    # TODO 5: Find when to stop adding GPUs. First, what network do they need? Attention's scores are left out.
+    ### BEGIN SOLUTION
+    return (3 if scheme == "fsdp" else 2) * 2 / 6 * speed / tokens
+    ### END SOLUTION
+
+
+def overtaken_at(batch: float, scheme: str, machine: Machine) -> int:
+    """The fewest GPUs on which communication takes longer than computing, for batches of so many tokens in all.
+
+    For few GPUs a ring's factor (N - 1)/N counts. Up to a node of them use the links inside, more those between.
+    Latency is left out.
+    """
+    # TODO 5, again: strong scaling. Where is the crossing? One GPU sends nothing.
+    ### BEGIN SOLUTION
+    speed = machine.peak * machine.device_share
+    gpus = 2
+    while True:
+        cable = machine.inside if gpus <= machine.node else machine.between
+        needed = needed_bandwidth(batch / gpus, speed, scheme) * (gpus - 1) / gpus
+        if needed > cable.bandwidth * machine.link_share:
+            return gpus
+        gpus += 1
+    ### END SOLUTION
+
+
+def samples_needed(batch: float, critical: float, fewest_steps: float) -> float:
+    """Samples until the same loss is reached, with this batch."""
+    # TODO 5, again: weak scaling. What does a larger batch cost?
+    ### BEGIN SOLUTION
+    return batch * fewest_steps * (1 + critical / batch)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_5", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("10_strategy/5")
+
+# %% [markdown]
+# What network does FSDP need on our cluster, and on how many GPUs does a batch of four million tokens become too small?
+
+# %%
+speed = CLUSTER.peak * CLUSTER.device_share
+for tokens in (1024, 4096, 16384):
+    print(f"FSDP with {tokens:6,} tokens a GPU needs {needed_bandwidth(tokens, speed, 'fsdp') / 1e9:5.1f} GB/s of each")
+million = 4e6
+for scheme in ("ddp", "fsdp"):
+    print(f"{scheme}: batches of 4 million tokens are overtaken on {overtaken_at(million, scheme, CLUSTER)} GPUs")
+
+# %% [markdown]
+# So that is why **FSDP needs a fast network**: with few tokens on each GPU, tens of GB/s from every GPU of a node at
+# the same time. Where it is missing, shard within a node and replicate across (`--sharding hybrid` in `fsdp_training`),
+# or let a pipeline go across, or give each GPU more tokens.
+#
+# The best plan at every size, with the batch fixed and with a batch that grows:
+
+
+# %%
+def efficiency(seconds: dict[int, float], scaling: str) -> dict[int, float]:
+    """The efficiency for each number of GPUs, relative to the fewest. ``scaling`` is "strong" or "weak"."""
+    fewest = min(seconds)
+    work = {gpus: fewest / gpus if scaling == "strong" else 1 for gpus in seconds}
+    return {gpus: work[gpus] * seconds[fewest] / took for gpus, took in seconds.items()}
+
+
+def show_scaling() -> plots_strategy.Picture:
+    strong, weak = {}, {}
+    for gpus in (8, 16, 32, 64, 128, 256):
+        strong[gpus] = step_seconds(SEVEN, best_plan(SEVEN, gpus, 256, CLUSTER), CLUSTER)
+        weak[gpus] = step_seconds(SEVEN, best_plan(SEVEN, gpus, 4 * gpus, CLUSTER), CLUSTER)
+    runs = {"strong scaling: the same batch": strong, "weak scaling: 4 sequences a GPU": weak}
+    return plots_strategy.scaling(runs, efficiency)
+
+
+plots_strategy.Later(show_scaling)
+
+# %% [markdown]
+# ## Who did it first
+#
+# Most axes were invented by frameworks that each had one or two of them. This is the table of the course at the
+# University of Maryland (after the survey [arXiv:2111.04949](https://arxiv.org/abs/2111.04949)), with what each of them
+# does; the largest runs are those of its authors at the time, and DeepSpeed is added:
+#
+# | framework | largest run, parameters | what it does | its axes |
+# |---|---|---|---|
+# | FlexFlow ([1807.05358](https://arxiv.org/abs/1807.05358)) | 64 GPUs, 24 M | searches, for each operation by itself, how to cut its samples and how to cut its parameters | data, tensor |
+# | PipeDream ([1806.03377](https://arxiv.org/abs/1806.03377)) | 16 GPUs, 138 M | puts layers into stages, works on several micro-batches at a time, and gives slow stages several copies that share out the samples | data, pipeline |
+# | DDP ([2006.15704](https://arxiv.org/abs/2006.15704)) | 256 GPUs, 345 M | averages the gradients of whole copies in buckets, while the backward pass goes on | data |
+# | GPipe ([1811.06965](https://arxiv.org/abs/1811.06965)) | 8 GPUs, 557 M | puts layers into stages, and cuts a batch into micro-batches; all go forward, then all go back | pipeline |
+# | Mesh TensorFlow ([1811.02084](https://arxiv.org/abs/1811.02084)) | 512 TPU cores, 4.9 B | gives every dimension of a tensor a name, and maps names to axes of a mesh: the batch to one, the hidden layer to the other | data, tensor |
+# | Megatron-LM, first version ([1909.08053](https://arxiv.org/abs/1909.08053)) | 512 GPUs, 8.3 B | cuts each MLP by columns, then by rows, and attention by heads, over 8 GPUs of a node; 64 such groups average their gradients | data, tensor |
+# | TorchGPipe ([2004.09910](https://arxiv.org/abs/2004.09910)) | 8 GPUs, 15.8 B | GPipe, in PyTorch, with recomputing | pipeline |
+# | KARMA ([2008.11421](https://arxiv.org/abs/2008.11421)) | 2048 GPUs, 17 B | each GPU trains a whole copy on its own samples; layers that do not fit are swapped to the host's memory, or recomputed | data |
+# | LBANN ([1903.06681](https://arxiv.org/abs/1903.06681)) | 3072 CPUs, 78.6 B | cuts each layer's input, be it along height and width or along channels, over some ranks; such groups take other samples | data, tensor |
+# | ZeRO ([1910.02054](https://arxiv.org/abs/1910.02054)) | 400 GPUs, 100 B | every rank reads its own samples, and holds a part of weights, gradients and state | sharded |
+# | AxoNN, first version ([2110.13005](https://arxiv.org/abs/2110.13005)) | 384 GPUs, 100 B | passes activations from stage to stage by messages that nobody waits for; several such rows of stages average their gradients | data, pipeline |
+# | DeepSpeed, 3-D ([2020](https://www.microsoft.com/en-us/research/blog/deepspeed-extreme-scale-model-training-for-everyone/)) | 800 GPUs, 1 T | ZeRO's first stage over copies of a pipeline, whose stages' layers are cut as Megatron does | sharded, tensor, pipeline |
+
+# %% [markdown]
+# How to read such a paper: ask what is **cut**. The samples alone ("data"); the samples and what a rank holds of weights,
+# gradients or state ("sharded"); the layers among stages ("pipeline"); or a layer itself, or its input ("tensor").
+# Swapping and micro-batches are not axes: nothing is cut among ranks. You built "data" in `02_data_parallel`, "sharded"
+# in `03_zero`, "tensor" in `04_tensor_parallel` and "pipeline" in `05_pipeline_parallel`.
+#
+# None of the older ones has all axes. Those that do today were put together from these papers: Megatron-Core,
+# DeepSpeed, AxoNN's later versions (with the products of lesson 08, [2502.08145](https://arxiv.org/abs/2502.08145)),
+# and PyTorch itself, with what `torchtitan` shows.
+#
+# ## The planner
+#
+# Your formulas decide among axes. The course has finer ones, in `utils/costs.py`: norms, biases and positions counted,
+# other precisions, schedules and stages of ZeRO, the time of what is not a product, and two numbers fitted to published
+# runs. On the command line it is
+#
+# ```bash
+# ./workbook plan --model 7b --gpus 64 --machine jureca
+# ```
+#
+# and here, with sliders. (Without widgets, as on a page that only shows the notebook, there is a table.) Compare with
+# your `best_plan`: they may choose other plans whose times are close. Where they are not, find out which part of the
+# time differs.
+
+# %%
+plots_strategy.planner()
+
+# %% [markdown]
+# ## hybrid_training
+#
+# Next, the script: `hybrid_training` does all that with PyTorch's own pieces, on the course's model.
+#
+# | here | there |
+# |---|---|
+# | `make_mesh` | `make_mesh`: `--pp --dp --shard --tp` give one `init_device_mesh`, the pipeline outermost, the tensor axis innermost |
+# | `data_place`, `make_sampler` | `my_share`, `make_samplers` |
+# | `Piece` | `parallelize(model, mesh, args)`: first `cut`, this rank's stages; then `split`, its part of their layers (DTensor); then what is recomputed; then `shard` (FSDP over shard, copies over dp) |
+# | `forward_backward` | a schedule of `torch.distributed.pipelining`, chosen by `--schedule`, with many micro-batches |
+# | `sync_gradients` | FSDP averages along dp and shard, DTensor takes care of what is cut along tp, `add_up_norms` of what is whole there; the course's model is untied, so along pp nothing is due |
+# | `gradient_norm` | `clip_gradients`: DTensor adds up over shards and parts, the script over stages |
+# | `memory`, `step_seconds` | the plan's prediction, beside the run in its report |
+#
+# One thing it does otherwise than your formula: with a pipeline, it keeps a block's gathered weights until the step's
+# last backward pass. Less is sent, and more is held. Which number of micro-batches makes that worth while?
+#
+# ## What comes of it
+#
+# - **What it costs.** Each axis has its price: `dp` memory for copies, `shard` the gathering of weights, `tp` waiting
+#   in every layer, `cp` keys and values, `ep` two exchanges a layer, `pp` a bubble. And together they cost complexity:
+#   a bug in one axis shows as a slightly worse loss.
+# - **Four questions** decide: how large is the model, how many GPUs are there, what can the network do, and what is
+#   already implemented? An axis that you would have to write first is seldom the best one.
+# - **When which.** A model that fits: `dp`, and nothing else. One that does not: `shard`, as long as each GPU has
+#   thousands of tokens. Layers too wide, or too few tokens: `tp`, in a node. More nodes than the network can feed: `pp`
+#   across them. Sequences too long for a GPU: `cp`. Experts: `ep`, in a node if it can be. Whatever you add, add the
+#   one that is needed, and measure.
+# - **When not.** Before you add a GPU: is the first one busy? And before an axis: does recomputing, or a smaller
+#   micro-batch, make it fit?
+# - **The order** of the axes is half the speed: who sends most sits closest.
+# - **The law** is what keeps all that honest: the parallel run is the serial run, its losses, its gradients, its norm.
+#   You have shown it for every axis, and now for all of them at once.
+#
+# Papers: mixed precision and ZeRO, [1910.02054](https://arxiv.org/abs/1910.02054); activations,
+# [2205.05198](https://arxiv.org/abs/2205.05198); 3-D parallelism at scale,
+# [2104.04473](https://arxiv.org/abs/2104.04473); the critical batch, [1812.06162](https://arxiv.org/abs/1812.06162).
+#
+# This was the last notebook on axes. `hybrid_training` puts them into one script; what is left then is to keep such a
+# run alive for days: `resilient_training`.
