@@ -1,4 +1,4 @@
-"""What 09_mesh and 10_strategy draw: bytes between nodes, samples by rank, training; memory, time, scaling; the planner."""
+"""What 09_mesh and 10_strategy draw: bytes between nodes, samples by rank, training; memory, time; the planner."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any

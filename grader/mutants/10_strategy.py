@@ -190,7 +190,7 @@ WRONG = [
         says='"data" is wrong',
     ),
     Answer(
-        2,
+        3,
         "keys hide beside everything",
         swap=('took["cp"] - computing * scores', 'took["cp"] - computing'),
         says='"cp" is wrong',
