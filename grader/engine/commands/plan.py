@@ -96,7 +96,7 @@ def plan(
 ) -> None:
     """Plan a training: all ways to spread a model over devices, the fastest first, and why not the others."""
     try:
-        from utils import costs
+        from utils.costs import AXES, SETTINGS, distinct, plans
     except ImportError:
         fail(seals.waits_for("plan", right()) if "plan" in seals.sealed() else "utils/costs is missing")
     from grader.engine.commands import planned
@@ -120,10 +120,10 @@ def plan(
     planned.introduce(job)
     if one:
         raise typer.Exit(planned.one(job, one))
-    choose = [kind for kind in (*costs.AXES, *costs.SETTINGS) if kind != "schedule" or not schedule]
+    choose = [kind for kind in (*AXES, *SETTINGS) if kind != "schedule" or not schedule]
     with console.status("comparing all plans …"):
-        found = costs.plans(job.model, job.gpus, job.machine, job.batch, job.like, choose)
-    possible = costs.distinct([choice for choice in found if not choice.rejected])
+        found = plans(job.model, job.gpus, job.machine, job.batch, job.like, choose)
+    possible = distinct([choice for choice in found if not choice.rejected])
     planned.tell(job, found, possible[:best], rejected)
     name = re.sub(r"[^\w.-]+", "-", f"{model}-{job.gpus}-{machine}")
     files = [out] if out else [lessons.COURSE / "runs" / "plan" / f"{name}{ending}" for ending in (".png", ".csv")]

@@ -167,8 +167,11 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
         lines.append(f"{stem} is sealed until {len(until)} TODOs of {names} are right: it begins with their solutions")
         for path in _files_of(folder, stem):
             path.unlink()
-    for path in {path for module in given for path in _whole(module, taught)}:
-        path.unlink()
+    for module in given:
+        for path in _whole(module, taught):
+            path.unlink(missing_ok=True)
+        if module.name == "__init__.py":
+            module.parent.rmdir()  # an empty folder could be imported
     return lines
 
 
