@@ -1,5 +1,6 @@
 """What a run notes of itself, and the page that is made of it."""
 
+import gzip
 import json
 import math
 import re
@@ -128,6 +129,32 @@ def test_no_hook_is_left():
     assert hooks() == before
 
 
+def test_the_trace_is_one_that_viewers_open(tmp_path):
+    """Held against the trace event format: complete events have a name, a start, a length, a process and a thread."""
+    for steps, traced in (
+        (recorder.WARM + recorder.TIMED + recorder.PROFILED, 3),
+        (recorder.WARM + recorder.TIMED + 2, 2),
+    ):
+        path = tmp_path / f"{steps}.json.gz"
+        train(recorder.Parts(lambda *_, **__: None, path), steps)
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        complete = [event for event in events if event["ph"] == "X"]
+        for event in complete:
+            assert event["name"] and event["ts"] >= 0 and event["dur"] >= 0
+            assert {"pid", "tid"} <= event.keys()
+        for part in recorder.PARTS:
+            ranges = [event for event in complete if event["name"] == part and event["cat"] == "user_annotation"]
+            # Where the run ends early, a step that never comes has begun to wait for its data.
+            assert traced <= len(ranges) <= traced + (part == "data"), part
+        forward, work = (
+            next(event for event in complete if event["name"] == name) for name in ("forward", "aten::linear")
+        )
+        assert forward["ts"] <= work["ts"] and work["ts"] + work["dur"] <= forward["ts"] + forward["dur"]
+        for begin in (event for event in events if event["ph"] == "s"):  # an arrow that starts has an end
+            assert any(event["ph"] == "f" and event["id"] == begin["id"] for event in events)
+
+
 def test_messages_without_work_are_told_from_hidden_ones():
     class Event:
         def __init__(self, name, begin, end):
@@ -215,7 +242,8 @@ def run(tmp_path_factory):
 
 
 def test_what_a_run_notes(run):
-    assert sorted(path.name for path in (run / "usage").iterdir()) == ["rank-0.jsonl", "rank-1.jsonl"]
+    names = [name for rank in range(2) for name in (f"rank-{rank}.jsonl", f"trace-{rank}.json.gz")]
+    assert sorted(path.name for path in (run / "usage").iterdir()) == sorted(names)
     for rank in range(2):
         found = lines(run / "usage" / f"rank-{rank}.jsonl")
         kinds = [line["kind"] for line in found]

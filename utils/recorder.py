@@ -5,6 +5,10 @@ first rank of a node adds every CPU of that node, and each rank its own GPU. How
 step's time is spent is seen in a few steps only: ten with a clock at the borders
 of their parts, then three with the profiler, which shows when communication was
 under way and nothing else. After those no hook is left.
+
+What the profiler saw is also written as `usage/trace-R.json.gz`, in Chrome's trace event format, which
+https://ui.perfetto.dev opens (it runs in the browser and sends nothing; a copy of it runs offline). The parts of the
+step are ranges in it and, on a GPU, NVTX ranges for Nsight Systems.
 """
 
 import json
@@ -40,9 +44,11 @@ class Recorder:
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         (folder / "usage").mkdir(parents=True, exist_ok=True)
         if self.rank == 0:  # those of an earlier run with more ranks
-            for old in (folder / "usage").glob("rank-*.jsonl"):
-                if int(old.stem.removeprefix("rank-")) >= self.world:
+            for old in (folder / "usage").glob("*-*.json*"):
+                if int(old.name.split(".")[0].split("-")[1]) >= self.world:
                     old.unlink()
+        self.trace = folder / "usage" / f"trace-{self.rank}.json.gz"
+        self.trace.unlink(missing_ok=True)
         self.file = (folder / "usage" / f"rank-{self.rank}.jsonl").open("w", encoding="utf-8")
         self.lock = threading.Lock()  # the thread writes, and so do the hooks
         self.over = threading.Event()
@@ -64,7 +70,7 @@ class Recorder:
             command=sys.argv,
             job=_job(),
         )
-        self.parts = Parts(self.write)
+        self.parts = Parts(self.write, self.trace)
         self.thread.start()
         return self
 
@@ -96,8 +102,8 @@ class Recorder:
 class Parts:
     """Where the time of a step goes, by torch's own hooks on every module and optimizer."""
 
-    def __init__(self, write: Any) -> None:
-        self.write = write
+    def __init__(self, write: Any, trace: Path | None = None) -> None:
+        self.write, self.trace = write, trace
         self.on_gpu = torch.cuda.is_available()
         self.depth = 0  # of modules whose forward is running
         self.step = 0  # of those that are over
@@ -106,6 +112,7 @@ class Parts:
         self.steps: list[dict[str, float]] = []
         self.profile: torch.profiler.profile | None = None
         self.borders: list[tuple[str, float, float]] = []  # parts under the profiler
+        self.range: torch.profiler.record_function | None = None  # the part that is going on, for the trace
         self.hooks = [
             nn.modules.module.register_module_forward_pre_hook(self.before_forward),
             nn.modules.module.register_module_forward_hook(self.after_forward, always_call=True),
@@ -117,8 +124,11 @@ class Parts:
         for hook in self.hooks:
             hook.remove()
         self.hooks = []
+        self.enter(None)
         if self.profile:  # the run was shorter
             self.profile.stop()
+            self.save_trace()
+            self.profile = None
         if self.steps:
             self.write("parts", steps=self.steps)
             self.steps = []
@@ -134,12 +144,27 @@ class Parts:
         if self.depth == 0:
             # Several forward passes in a step, as with microbatches: what lies between them is backward.
             self.mark("backward" if self.now["forward"] else "data")
+            self.enter("forward")
         self.depth += 1
 
     def after_forward(self, *_: Any) -> None:
         self.depth -= 1
         if self.depth == 0:
             self.mark("forward")
+            self.enter("backward" if torch.is_grad_enabled() else None)
+
+    def enter(self, part: str | None) -> None:
+        """Here `part` begins, in the trace, and what was going on ends."""
+        if self.range is not None:
+            self.range.__exit__(None, None, None)
+            if self.on_gpu:
+                torch.cuda.nvtx.range_pop()
+        self.range = None
+        if part is not None:
+            self.range = torch.profiler.record_function(part)
+            self.range.__enter__()
+            if self.on_gpu:
+                torch.cuda.nvtx.range_push(part)
 
     def mark(self, part: str) -> None:
         """Here `part` ends."""
@@ -155,11 +180,13 @@ class Parts:
     def before_step(self, _: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         if not callable(closure := kwargs.get("closure")):
             self.mark("backward")
+            self.enter("optimizer")
             return None
 
         def closed() -> Any:  # as Lightning has it: forward and backward are called in the optimizer's step
             loss = closure()
             self.mark("backward")
+            self.enter("optimizer")
             return loss
 
         return args, {**kwargs, "closure": closed}
@@ -167,6 +194,7 @@ class Parts:
     def after_step(self, *_: Any) -> None:
         whole = self.last is not None
         self.mark("optimizer")
+        self.enter(None)
         if whole and WARM <= self.step < WARM + TIMED:
             self.steps.append(self.now)
         self.now = dict.fromkeys(PARTS, 0.0)
@@ -179,11 +207,19 @@ class Parts:
                 self.clock = time.time()
             self.borders = []
             self.last = time.time()
+            self.enter("data")
         elif self.step == WARM + TIMED + PROFILED and self.profile:
             self.profile.stop()
             self.write("communication", **self.communication(self.profile.events()))
+            self.save_trace()
             self.profile = None
             self.close()
+        elif self.profile:
+            self.enter("data")
+
+    def save_trace(self) -> None:
+        if self.trace is not None:
+            self.profile.export_chrome_trace(str(self.trace))
 
     def communication(self, events: Any) -> dict[str, Any]:
         """The share of each part in which a message was under way and nothing was computed; and of those hidden by
