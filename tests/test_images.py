@@ -82,3 +82,15 @@ def test_text_is_large_enough_and_apart():
                 across = min(box.x1, boxes[other].x1) - max(box.x0, boxes[other].x0)
                 along = min(box.y1, boxes[other].y1) - max(box.y0, boxes[other].y0)
                 assert across < 1 or along < 1, f"{said} lies on {texts[other].get_text()!r}"
+
+
+def test_what_texts_show_is_there_and_has_words():
+    texts = [COURSE / "README.md", *(COURSE / "solutions" / "notebooks").glob("*.py"), *(COURSE / "docs").glob("*.md")]
+    shown = set()
+    for path in texts:
+        for words, target in re.findall(r"(!\[[^\]]*)?\]\(((?:\.\./)*images/[^)]+)\)", path.read_text("utf-8")):
+            name = target.split("images/")[1]
+            assert (IMAGES / name).is_file(), f"{path.name}: {target}"
+            assert name.endswith(".html") or len(words) > 20, f"{path.name}: {target} has no alternative text"
+            shown.add(name)
+    assert len(shown) > 40

@@ -29,6 +29,7 @@ WITHOUT_GIT = (
     ".gitignore",
     "utils",
     "grader",
+    "docs",
     "images",
 )
 
