@@ -1,59 +1,204 @@
-"""A sharded checkpoint is looked at before it is loaded; and a resumed run's record goes on."""
+"""A sharded checkpoint is whole or not there, and of one run; a resumed run's record goes on."""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+from grader.engine.lesson import lessons
 from grader.engine.ranks.evidence import whole
-from utils.checkpoints import check_sharded
+from utils.checkpoints import CONTENTS, newest, saved_whole, to_resume, why_not
 from utils.metrics import Metrics
 from utils.model import TransformerLM
+
+SCRIPT = "solutions/train/fsdp_training.py"
+# Each checkpoint has some 20 MB, so that a kill finds a save under way.
+SLOW_SAVES = (
+    "--data random --batch-size 4 --seq-len 8 --dim 256 --heads 2 --layers 2 --max-steps 6 --save-every 1"
+    " --log-every 1"
+).split()
 
 
 def model(dim=16):
     return TransformerLM(20, dim=dim, n_heads=2, n_layers=1, max_len=4)
 
 
+def save(out, step):
+    with saved_whole(out, step) as folder:
+        state = {f"optimizer.{name}.exp_avg": p for name, p in model().named_parameters()}
+        dcp.save({"model": model().state_dict(), **state, "position": {"step": 3}}, checkpoint_id=folder, no_dist=True)
+    return out / f"step-{step}"
+
+
 @pytest.fixture
 def saved(tmp_path):
-    dcp.save({"model": model().state_dict(), "position": {"step": 3}}, checkpoint_id=tmp_path / "step-3", no_dist=True)
-    return tmp_path / "step-3"
+    return save(tmp_path / "run", 3)
 
 
-def refusal(folder, fresh, capsys):
+def resume(folder, fresh=None, optimizer="adamw"):
+    return to_resume(SimpleNamespace(resume=str(folder), optimizer=optimizer), fresh or model())
+
+
+def refusal(capsys, *how):
     with pytest.raises(SystemExit) as stop:
-        check_sharded(folder, fresh)
+        resume(*how)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.count("\n") == 1
     return said
 
 
 def test_such_a_model_is_let_through(saved):
-    check_sharded(saved, model())
+    assert resume(saved) == str(saved)
     wrapped = model()
     wrapped.blocks[0] = checkpoint_wrapper(wrapped.blocks[0])
-    check_sharded(str(saved), wrapped)
+    resume(saved, wrapped)
 
 
-def test_another_model_is_refused(saved, capsys):
-    assert "token_embedding.weight is (20, 16) there and (20, 32) here" in refusal(saved, model(dim=32), capsys)
+def test_another_model_or_optimizer_is_refused(saved, capsys):
+    assert "token_embedding.weight is (20, 16) there and (20, 32) here" in refusal(capsys, saved, model(dim=32))
+    assert "saved with --optimizer adamw" in refusal(capsys, saved, model(), "sgd")
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path, capsys):
-    assert "no sharded checkpoint" in refusal(tmp_path / "nowhere", model(), capsys)
+    assert "no sharded checkpoint" in refusal(capsys, tmp_path / "nowhere")
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / ".metadata").write_bytes(b"")
-    assert "no sharded checkpoint" in refusal(tmp_path / "here", model(), capsys)
+    assert "no sharded checkpoint" in refusal(capsys, tmp_path / "here")
 
 
-def test_a_record_goes_on(tmp_path):
-    for step, append in ((1, False), (2, True)):
-        with Metrics(tmp_path, append=append) as metrics:
-            metrics.log("step", step, loss=1.0)
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+def test_what_is_not_whole_is_refused(saved, capsys):
+    part = saved / "__0_0.distcp"
+    content = part.read_bytes()
+    part.write_bytes(content[:-1])
+    assert "__0_0.distcp is of another checkpoint, or cut" in refusal(capsys, saved)
+    part.write_bytes(content[1:])
+    assert f"has {len(content) - 1:,} bytes, and had {len(content):,}" in refusal(capsys, saved)
+    part.unlink()
+    assert "not whole: __0_0.distcp is missing" in refusal(capsys, saved)
+
+
+def test_a_part_of_another_run_is_refused(saved, tmp_path, capsys):
+    other = save(tmp_path / "other", 3)
+    mine, theirs = (folder / "__0_0.distcp" for folder in (saved, other))
+    assert mine.stat().st_size == theirs.stat().st_size  # else its size would tell
+    shutil.copy(theirs, mine)
+    assert "__0_0.distcp is of another checkpoint" in refusal(capsys, saved)
+
+
+def test_the_newest_whole_one_is_taken(tmp_path, capsys):
+    """By the time, not by the number: an earlier run may have left a higher one. What is not whole is named."""
+    out = tmp_path / "run"
+    for step in (9, 3, 4):
+        save(out, step)
+    (out / "step-4" / "__0_0.distcp").unlink()
+    (out / ".step-5.abc.part").mkdir()
+    assert newest(out) == out / "step-3" and resume(out) == str(out / "step-3")
+    said = capsys.readouterr().out
+    assert said == f"step-4 is not whole; step-5 was not saved to its end; resumes from {out / 'step-3'}\n"
+
+
+def test_a_save_that_fails_leaves_nothing_and_the_next_clears_up(saved, tmp_path):
+    before = (saved / CONTENTS).read_text()
+    with pytest.raises(RuntimeError), saved_whole(saved.parent, 3) as folder:
+        folder.mkdir()
+        raise RuntimeError
+    assert (saved / CONTENTS).read_text() == before and [p.name for p in saved.parent.iterdir()] == ["step-3"]
+    (saved.parent / ".step-2.abc.part").mkdir()  # of a run that was killed
+    save(saved.parent, 3)
+    assert [p.name for p in saved.parent.iterdir()] == ["step-3"] and not why_not(saved)
+    assert (saved / CONTENTS).read_text() != before
+
+
+def test_a_script_that_saves_nothing_yet_leaves_nothing(tmp_path):
+    with saved_whole(tmp_path, 1):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_sigterm_in_a_save_says_from_where_to_resume(saved, capsys):
+    with pytest.raises(SystemExit) as stop, saved_whole(saved.parent, 4) as folder:
+        folder.mkdir()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)  # the signal ends it
+    assert stop.value.code == 143 and [p.name for p in saved.parent.iterdir()] == ["step-3"]
+    assert f"--resume {saved.parent} goes on from step-3" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def losses(out):
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(line["kind"], line["step"], line["loss"]) for line in lines]
+
+
+def start(out, *flags, world=2):
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    return subprocess.Popen(
+        [sys.executable, *launcher, SCRIPT, *SLOW_SAVES, "--out", str(out), *flags],
+        cwd=lessons.COURSE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ranks_of(torchrun):
+    children = f"/proc/{torchrun.pid}/task/{torchrun.pid}/children"
+    return [int(pid) for pid in open(children).read().split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
+def test_killed_twice_in_a_save_and_resumed(tmp_path):
+    """kill -9 of a rank, then of all, each while a checkpoint is being written; the losses are those of one run."""
+    straight = start(tmp_path / "straight")
+    said = straight.communicate(timeout=240)
+    assert straight.returncode == 0, said
+    out = tmp_path / "killed"
+    for rank_alone in (True, False):
+        killed = start(out, *(["--resume", str(out)] * (not rank_alone)))
+        done = newest(out).name if newest(out) else ""
+        while killed.poll() is None:  # once a further one is whole, in the next save
+            more = newest(out) and newest(out).name != done
+            if more and any(part.stat().st_size for part in out.glob(".step-*.part/*.distcp")):
+                for pid in ranks_of(killed)[: 1 if rank_alone else None]:
+                    os.kill(pid, signal.SIGKILL)
+                break
+        said = killed.communicate(timeout=120)
+        assert killed.returncode, f"it was not killed: {said}"
+        assert list(out.glob(".step-*.part")), "not in a save: nothing was being written"
+        assert all(not why_not(folder) for folder in out.glob("step-*"))
+    last = start(out, "--resume", str(out))
+    said = last.communicate(timeout=240)
+    assert last.returncode == 0 and f"resumes from {out}/step-" in said[0], said
+    assert losses(out) == losses(tmp_path / "straight")
+    assert not list(out.glob(".step-*"))
+
+
+def test_a_record_goes_on_after_the_checkpoint_and_has_no_step_twice(tmp_path):
+    with Metrics(tmp_path) as metrics:
+        for kind, step in (("step", 1), ("epoch", 1), ("step", 2), ("epoch", 2), ("step", 3)):
+            metrics.log(kind, step, loss=1.0, tokens_per_s=1.0)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "st')  # it was killed
+    with Metrics(tmp_path, after=2) as metrics:  # what is saved at a step comes before the line on its epoch
+        for kind, step in (("epoch", 2), ("step", 3)):
+            metrics.log(kind, step, loss=2.0, tokens_per_s=1.0)
+    assert losses(tmp_path) == [
+        ("step", 1, 1.0),
+        ("epoch", 1, 1.0),
+        ("step", 2, 1.0),
+        ("epoch", 2, 2.0),
+        ("step", 3, 2.0),
+    ]
 
 
 def test_parts_make_a_whole():

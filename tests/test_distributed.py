@@ -228,7 +228,7 @@ def test_who_leaves_waits_until_gloos_threads_sleep():
     thread = threading.Thread(target=busy)
     thread.start()
     started.wait()
-    distributed._let_gloo_rest(seconds=60)
+    distributed.let_gloo_rest(seconds=60)
     rested = at_rest.is_set()
     over.set()
     thread.join()

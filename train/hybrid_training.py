@@ -62,9 +62,9 @@ from utils.after_ddp import global_mean, setup
 from utils.after_fsdp import find_epoch, in_step, precision, recompute, send_first_weights
 from utils.after_pipeline import Layers, fill, make_schedule, train_batch
 from utils.after_tp import plan_of, shared_head_loss, stream_layout
-from utils.arguments import training_parser, whole
+from utils.arguments import given, training_parser, whole
 from utils.beside import Beside
-from utils.checkpoints import check_sharded
+from utils.checkpoints import saved_whole, to_resume
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.distributed import cleanup, fail, launch_environment, print0, save0
@@ -76,7 +76,8 @@ from utils.model import TransformerLM
 from utils.pipeline import by_number, stages_a_rank
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
 
-ORDER = ("batch_size", "seq_len", "seed")  # with other ones, the position in an epoch means other samples
+# What must match to resume: the order of the samples depends on it, or the optimizer keeps it.
+SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
 logging.getLogger("torch.distributed.tensor").setLevel(
     logging.ERROR
 )  # it warns of whatever takes a message on each axis
@@ -87,7 +88,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add_hybrid_flags(parser)
     add = parser.add_argument
     add("--save-every", type=whole(0), default=0, help="steps from one sharded checkpoint to the next; 0 is none")
-    add("--resume", metavar="FOLDER", help="go on from a sharded checkpoint, in whatever shape")
+    add("--resume", type=given, metavar="FOLDER", help="go on from a sharded checkpoint, or from a run's newest one, in whatever shape")
     args = parser.parse_args(argv)
     check_hybrid(args, launch_environment().world_size)
     return args
@@ -324,7 +325,8 @@ def train_epoch(
         position["step"] = step
         if args.save_every and step % args.save_every == 0:
             position["loss"] = global_mean(epoch_total + total, epoch_count + count)
-            save_sharded(own, optimizer, position, Path(args.out) / f"step-{step}")
+            with saved_whole(Path(args.out), step) as folder:
+                save_sharded(own, optimizer, position, folder)
     return global_mean(epoch_total + total, epoch_count + count)
 
 
@@ -380,7 +382,7 @@ def main(argv: list[str] | None = None) -> None:
 
     model = build_model(vocab_size, args)
     if args.resume:
-        check_sharded(args.resume, model)
+        args.resume = to_resume(args, model)
     stages = parallelize(model, mesh, device, args)
     own = joined([stage.submod for stage in stages])
     send_first_weights(own, model.config, args, strict=False)
@@ -388,12 +390,12 @@ def main(argv: list[str] | None = None) -> None:
     optimizer = make_optimizer(own, args)
     beside = Beside(args, model.config, mesh, stages, own)
 
-    # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what the
-    # order of the data depends on.
-    position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in ORDER}
+    # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what must
+    # match to resume.
+    position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in SAME}
     if args.resume:
         position = load_sharded(own, optimizer, position, Path(args.resume))
-        for name in ORDER:
+        for name in SAME:
             if position[name] != getattr(args, name):
                 fail(f"--resume {args.resume}: it was saved with --{name.replace('_', '-')} {position[name]}")
     first_epoch, done = find_epoch(position["step"], len(train_loader))
@@ -404,7 +406,7 @@ def main(argv: list[str] | None = None) -> None:
     if position["step"] > total_steps:
         fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run is of {total_steps}")
     start = time.perf_counter()
-    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, append=bool(args.resume))
+    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
     say_what_runs(args, device)
     with device_memory(args.device_memory, device), metrics:
         for epoch in range(first_epoch, args.epochs):

@@ -81,6 +81,7 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 from utils.after_ddp import global_mean, setup
 from utils.arguments import training_parser
 from utils.data import IGNORE, ShardSampler
+from utils.device_memory import device_memory
 from utils.distributed import cleanup, launch_environment, print0, save0
 from utils.job import prepare, say_what_runs
 from utils.loss import head_loss
@@ -397,7 +398,7 @@ def main(argv: list[str] | None = None) -> None:
     step, best, start = 0, math.inf, time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
     say_what_runs(args, device)
-    with metrics:
+    with device_memory(args.device_memory, device), metrics:
         for epoch in range(args.epochs):
             samplers[0].set_epoch(epoch)
             step, train_loss = train_epoch(

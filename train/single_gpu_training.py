@@ -26,10 +26,11 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 from utils.arguments import training_parser
 from utils.data import IGNORE, DataError, EpochOrder, Windows, load_corpus
 from utils.device_memory import device_memory
-from utils.distributed import fail, set_batch_size
+from utils.distributed import check_alone, fail, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
+from utils.whole import written_whole
 
 Sets = tuple[Windows, Windows, Windows]  # train, validation, test
 Samplers = tuple[Sampler, Sampler, Sampler]
@@ -39,6 +40,7 @@ Loaders = tuple[DataLoader, DataLoader, DataLoader]
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = training_parser("single_gpu_training")
     args = parser.parse_args(argv)
+    check_alone("single_gpu_training.py", "ddp_training.py")
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
     return args
@@ -172,8 +174,8 @@ def perplexity(loss: float) -> float:
 
 def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"model": model.state_dict(), "config": config, "epoch": epoch}, path)
+    with written_whole(path) as part, part.open("wb") as file:
+        torch.save({"model": model.state_dict(), "config": config, "epoch": epoch}, file)
 
 
 def main(argv: list[str] | None = None) -> None:

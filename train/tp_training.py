@@ -63,8 +63,8 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 from utils.after_ddp import global_mean, setup
 from utils.after_fsdp import find_epoch, first_weights, in_step, load_sharded, precision, recompute, save_sharded
 from utils.after_tensor_parallel import vocab_parallel_head_loss
-from utils.arguments import training_parser, whole
-from utils.checkpoints import check_sharded
+from utils.arguments import given, training_parser, whole
+from utils.checkpoints import saved_whole, to_resume
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.distributed import cleanup, fail, print0, save0, set_batch_size
@@ -73,7 +73,8 @@ from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
 
-ORDER = ("batch_size", "seq_len", "seed")  # with other ones, the position in an epoch means other samples
+# What must match to resume: the order of the samples depends on it, or the optimizer keeps it.
+SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
 logging.getLogger("torch.distributed.tensor").setLevel(
     logging.ERROR
 )  # it warns of whatever takes a message on each axis
@@ -87,7 +88,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--sequence-parallel", action="store_true", help="cut the stream between the layers along the sequence, too")
     add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
     add("--save-every", type=whole(0), default=0, help="steps from one sharded checkpoint to the next; 0 is none")
-    add("--resume", metavar="FOLDER", help="go on from a sharded checkpoint, with whatever --tp")
+    add("--resume", type=given, metavar="FOLDER", help="go on from a sharded checkpoint, or from a run's newest one, with whatever --tp")
     args = parser.parse_args(argv)
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
@@ -302,7 +303,8 @@ def train_epoch(
         position["step"] = step
         if args.save_every and step % args.save_every == 0:
             position["loss"] = global_mean(epoch_total + total, epoch_count + count)
-            save_sharded(model, optimizer, position, Path(args.out) / f"step-{step}")
+            with saved_whole(Path(args.out), step) as folder:
+                save_sharded(model, optimizer, position, folder)
     return global_mean(epoch_total + total, epoch_count + count)
 
 
@@ -332,13 +334,13 @@ def main(argv: list[str] | None = None) -> None:
     first_weights(model, device, args)
     optimizer = make_optimizer(model, args)
 
-    # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what the
-    # order of the data depends on.
-    position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in ORDER}
+    # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what must
+    # match to resume.
+    position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in SAME}
     if args.resume:
-        check_sharded(args.resume, model)
+        args.resume = to_resume(args, model)
         position = load_sharded(model, optimizer, position, Path(args.resume))
-        for name in ORDER:
+        for name in SAME:
             if position[name] != getattr(args, name):
                 fail(f"--resume {args.resume}: it was saved with --{name.replace('_', '-')} {position[name]}")
     first_epoch, done = find_epoch(position["step"], len(train_loader))
@@ -349,7 +351,7 @@ def main(argv: list[str] | None = None) -> None:
     if position["step"] > total_steps:
         fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run is of {total_steps}")
     start = time.perf_counter()
-    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, append=bool(args.resume))
+    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
     say_what_runs(args, device)
     with device_memory(args.device_memory, device), metrics:
         for epoch in range(first_epoch, args.epochs):

@@ -2,9 +2,12 @@
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+import psutil
 
 from utils.distributed import fail
 
@@ -41,7 +44,19 @@ class Parser(argparse.ArgumentParser):
         for name, value in SIZES[args.size].items():
             if getattr(args, name) is None:
                 setattr(args, name, value)
+        self.check_size(args)
         return args, unknown
+
+    def check_size(self, args: argparse.Namespace) -> None:
+        """Refuse a model whose weights alone are more than all memory: to make it would take long, or end in pages."""
+        needs = 4 * (12 * args.layers * args.dim**2 + args.seq_len * args.dim)  # float32; the words come on top
+        nodes = -(-int(os.environ.get("WORLD_SIZE", "1")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        there = nodes * psutil.virtual_memory().total
+        if needs > there:
+            self.error(
+                f"--dim {args.dim}, --layers {args.layers}, --seq-len {args.seq_len}: the weights alone are"
+                f" {needs / 1e9:,.0f} GB, and the memory here is {there / 1e9:,.0f} GB"
+            )
 
 
 def training_parser(name: str) -> Parser:
@@ -52,8 +67,12 @@ def training_parser(name: str) -> Parser:
     """
     parser = Parser(prog=f"{name}.py", formatter_class=Formatter)
     add = parser.add_argument
-    add("--data", help="wikitext-2, builtin, random or a folder; without it wikitext-2 if cached, else builtin")
-    add("--out", default=f"runs/{name}", help="folder for checkpoints and metrics")
+    add(
+        "--data",
+        type=given,
+        help="wikitext-2, builtin, random or a folder; without it wikitext-2 if cached, else builtin",
+    )
+    add("--out", type=given, default=f"runs/{name}", help="folder for checkpoints and metrics")
     add("--epochs", type=whole(1), default=3, help="passes over the training set")
     add("--max-steps", type=whole(0), default=0, help="stop after so many steps; 0 is no limit")
     add("--size", choices=SIZES, default="laptop", help="of model and batch: sets the five flags below that name sizes")
@@ -78,7 +97,7 @@ def training_parser(name: str) -> Parser:
     # A batch is slices of a tensor in memory: 0.1 % of a step (README), 2.5 ms for 96 sequences of 256. To send it from
     # a worker to the rank took 2 to 18 times as long, and the worker's start 0.1 to 0.6 s more in each epoch (measured
     # on a busy machine of two cores). Workers pay where samples are read from files, decoded or tokenized.
-    add("--workers", type=whole(0), default=0, help="processes that load data; 0: this text is in memory already")
+    add("--workers", type=whole(0, 1024), default=0, help="processes that load data; 0: this text is in memory already")
     add("--log-every", type=whole(1), default=10, help="steps from one line in metrics.jsonl to the next")
     add("--tensorboard", action="store_true", help="write the metrics for TensorBoard, too")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if torch sees them, else CPUs")
@@ -87,13 +106,20 @@ def training_parser(name: str) -> Parser:
     return parser
 
 
+def given(text: str) -> str:
+    """A type for argparse: any text but the empty one, which is what the shell makes of an unset variable."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; is a variable unset?")
+    return text
+
+
 def by_size(name: str) -> str:
     """The end of a flag's help: what each --size sets it to."""
     return f" ({', '.join(f'{size}: {values[name]}' for size, values in SIZES.items())})"
 
 
-def whole(at_least: int) -> Callable[[str], int]:
-    """A type for argparse: an integer with a lower bound."""
+def whole(at_least: int, at_most: int = 2**63 - 1) -> Callable[[str], int]:
+    """A type for argparse: an integer in [at_least, at_most]; without a limit of its own, as large as torch takes."""
 
     def parse(text: str) -> int:
         try:
@@ -102,6 +128,8 @@ def whole(at_least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < at_least:
             raise argparse.ArgumentTypeError(f"{value} is less than {at_least}")
+        if value > at_most:
+            raise argparse.ArgumentTypeError(f"{value} is more than {at_most}")
         return value
 
     return parse
@@ -128,7 +156,7 @@ UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**
 def size(text: str) -> int:
     """A type for argparse: bytes, written with their unit."""
     units = {unit.lower(): factor for unit, factor in UNITS.items()}
-    found = re.fullmatch(r"(\d+\.?\d*) ?([a-z]+)", text.strip().lower())
+    found = re.fullmatch(r"(\d{1,15}\.?\d*) ?([a-z]+)", text.strip().lower())
     if not found or found[2] not in units or float(found[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size with its unit, such as 300MB or 1.5GB")
     return int(float(found[1]) * units[found[2]])

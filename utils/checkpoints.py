@@ -1,13 +1,33 @@
-"""Read a trained model back; and what to know of a sharded checkpoint before it is loaded."""
+"""Read a trained model back; and sharded checkpoints: each is whole or not there, and says of which run it is.
 
+A sharded checkpoint is a folder, with what torch.distributed.checkpoint writes: a part for each rank, and a list of
+what is where. Around that, `saved_whole` adds `checkpoint.json`: the run, and every file's size. Each part ends with
+the checkpoint's own name, behind the last tensor, where nothing is read: that tells it from a part of another run that
+has the same name and the same size.
+"""
+
+import argparse
+import json
+import os
 import pickle
+import shutil
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from utils.distributed import fail
+from utils import run_folder
+from utils.distributed import fail, from_rank0, is_rank0, print0
 from utils.model import TransformerLM
+
+CONTENTS = "checkpoint.json"
 
 
 def load_model(path: str | Path, device: str | torch.device = "cpu") -> TransformerLM:
@@ -40,14 +60,141 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Transfor
     return model
 
 
-def check_sharded(folder: str | Path, model: nn.Module) -> None:
-    """Stop with one line unless `folder` is a sharded checkpoint (torch.distributed.checkpoint) of such a model."""
+# Sharded: written
+
+
+@contextmanager
+def saved_whole(out: Path, step: int) -> Iterator[Path]:
+    """A folder for all ranks to save in. Once they have, it becomes `out/step-STEP` in one move.
+
+    What fails, or is killed, before that leaves a folder with a hidden name, which the next save removes. If SIGTERM
+    comes, as at a job's time limit, a line says from where to resume.
+    """
+    name = from_rank0(uuid.uuid4().hex)
+    folder = out / f".step-{step}.{name}.part"
+    if is_rank0():
+        for left in out.glob(".step-*.part"):  # the run has the folder for itself, so nobody writes them any more
+            shutil.rmtree(left, ignore_errors=True)
+    before = signal.getsignal(signal.SIGTERM)
+    heeds = threading.current_thread() is threading.main_thread()
+    try:
+        if heeds:
+            signal.signal(signal.SIGTERM, lambda *_: interrupted(out, step))
+        yield folder
+        if is_rank0() and (folder / ".metadata").is_file():  # what the ranks write last, when each has its part
+            seal(folder, step, name)
+            move(folder, out / f"step-{step}")
+    finally:
+        if heeds:
+            signal.signal(signal.SIGTERM, before)
+        if is_rank0():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def interrupted(out: Path, step: int) -> NoReturn:
+    whole = newest(out)
+    print0(
+        f"ended by SIGTERM while step-{step} was being saved, which leaves nothing; "
+        + (f"--resume {out} goes on from {whole.name}" if whole else "no checkpoint had been saved before"),
+        flush=True,
+    )
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def seal(folder: Path, step: int, name: str) -> None:
+    """Write the checkpoint's name into all parts, and the list of all files; to the disk, not only to its cache."""
+    for part in folder.glob("*.distcp"):
+        with part.open("ab") as file:
+            file.write(name.encode())
+            file.flush()
+            os.fsync(file.fileno())
+    contents = {
+        "checkpoint": name,
+        "step": step,
+        "saved": time.time(),
+        "run": run_folder.identity(folder.parent),
+        "files": {path.name: path.stat().st_size for path in folder.iterdir()},
+    }
+    with (folder / CONTENTS).open("w", encoding="utf-8") as file:
+        json.dump(contents, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def move(folder: Path, to: Path) -> None:
+    """In one step, but where there is an earlier run's checkpoint of that name: two, and the old one is whole, too."""
+    if to.exists():
+        old = folder.with_suffix(".old.part")
+        to.replace(old)
+        folder.replace(to)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        folder.replace(to)
+
+
+# Sharded: found and looked at
+
+
+def newest(out: Path) -> Path | None:
+    """The whole checkpoint in a run's folder that was saved last."""
+    found = [folder for folder in out.glob("step-*") if not why_not(folder)]
+    return max(found, key=lambda folder: contents_of(folder)["saved"], default=None)
+
+
+def contents_of(folder: Path) -> dict[str, Any]:
+    """What checkpoint.json says; empty if it says nothing."""
+    try:
+        found = json.loads((folder / CONTENTS).read_text("utf-8"))
+        return found if {"checkpoint", "saved", "run", "files"} <= found.keys() else {}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def why_not(folder: Path) -> str:
+    """What is wrong with a sharded checkpoint; empty if it is whole, and all of one save."""
+    contents = contents_of(folder)
+    if not contents:
+        return f"no sharded checkpoint, for it has no {CONTENTS}; --save-every writes them, such as step-100"
+    name = contents["checkpoint"].encode()
+    for file, size in contents["files"].items():
+        path = folder / file
+        if not path.is_file():
+            return f"it is not whole: {file} is missing"
+        if path.suffix == ".distcp" and not ends_with(path, name):
+            return f"its part {file} is of another checkpoint, or cut"
+        if path.stat().st_size != size:
+            return f"{file} has {path.stat().st_size:,} bytes, and had {size:,}"
+    return ""
+
+
+def ends_with(path: Path, name: bytes) -> bool:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - len(name)))
+        return file.read() == name
+
+
+def to_resume(args: argparse.Namespace, model: nn.Module) -> str:
+    """The checkpoint that --resume means: the folder itself, or the newest whole one in the folder of a run.
+
+    Stops with one line unless it is whole, and of such a model and optimizer.
+    """
+    given = folder = Path(args.resume)
+    if not (given / CONTENTS).is_file() and not (given / ".metadata").is_file() and (found := newest(given)):
+        folder = found
+        broken = [f"{path.name} is not whole" for path in sorted(given.glob("step-*")) if why_not(path)]
+        broken += [f"{path.name.split('.')[1]} was not saved to its end" for path in given.glob(".step-*.part")]
+        print0("; ".join([*broken, f"resumes from {folder}"]))
+    if problem := why_not(folder):
+        fail(f"--resume {given}: {problem}")
+    check_fits(folder, model, args.optimizer)
+    return str(folder)
+
+
+def check_fits(folder: Path, model: nn.Module, optimizer: str) -> None:
+    """Stop with one line unless `folder` is a sharded checkpoint of such a model, and of such an optimizer's state."""
     import torch.distributed.checkpoint as dcp  # here, for it takes a second, and only this function needs it
 
-    try:
-        saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    except (OSError, EOFError, pickle.UnpicklingError):
-        fail(f"--resume {folder}: no sharded checkpoint; give a folder that --save-every wrote, such as step-100")
+    saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     for name, parameter in model.named_parameters():
         name = name.replace("_checkpoint_wrapped_module.", "")  # of a block that is computed again
         found = [entry for key, entry in saved.items() if key.endswith(f".{name}")]
@@ -55,3 +202,6 @@ def check_sharded(folder: str | Path, model: nn.Module) -> None:
         if tuple(parameter.shape) not in sizes:
             what = f"is {sizes[0]} there and {tuple(parameter.shape)} here" if sizes else "is not there"
             fail(f"--resume {folder}: it is of another model: {name} {what}")
+    there = "adamw" if any(key.endswith(".exp_avg") for key in saved) else "sgd"
+    if there != optimizer:
+        fail(f"--resume {folder}: it was saved with --optimizer {there}")

@@ -6,53 +6,48 @@ kind.
 """
 
 import gc
-import os
 import re
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from datetime import timedelta
-from types import TracebackType
-from typing import Any, NoReturn
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import _get_default_store
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from utils.memory import Storages, storages_of
-
-LISTEN = 0.2  # seconds from one look at the others to the next
-PARTING = timedelta(seconds=60)  # the longest that a rank waits until all know that the job is over; most take none
+from utils.memory import Storages, by_kind, settled, storages_of
+from utils.parting import end_all
 
 
 @contextmanager
 def device_memory(limit: int | None, device: torch.device) -> Iterator[None]:
-    """While it is entered, this rank's tensors may take `limit` bytes of `device`. None is no limit, and costs nothing.
+    """While it is entered, this rank's tensors may take `limit` bytes of `device`. None is what the device has.
 
     What is there at the beginning counts. When more is asked for, one rank says so, in one line on stderr, and all
-    ranks of the job end, with exit code 2.
+    ranks of the job end, with exit code 2: those that are inside their `Metrics`, which listen.
     """
-    if limit is None:
-        yield
-        return
-    with Parting() as parting:
-        try:
-            if device.type == "cpu":
-                with LimitedStorages(limit):
-                    yield
-            else:
-                torch.cuda.set_per_process_memory_fraction(
-                    min(1.0, limit / torch.cuda.get_device_properties(device).total_memory), device
-                )
+    try:
+        if limit is None:
+            yield
+        elif device.type == "cpu":
+            with LimitedStorages(limit):
                 yield
-        except OutOfMemory as problem:
-            parting.end(str(problem))
-        except torch.OutOfMemoryError as problem:
-            parting.end(refused_by_gpu(limit, device, str(problem)))
+        else:
+            torch.cuda.set_per_process_memory_fraction(
+                min(1.0, limit / torch.cuda.get_device_properties(device).total_memory), device
+            )
+            yield
+    except OutOfMemory as problem:
+        end_all(str(problem))
+    except torch.OutOfMemoryError as problem:
+        end_all(refused_by_gpu(limit, device, str(problem)))
+    except RuntimeError as problem:
+        if "DefaultCPUAllocator" not in str(problem):
+            raise
+        end_all(f"out of memory: {str(problem).partition('DefaultCPUAllocator: ')[2].splitlines()[0]}")
 
 
 # On the CPU
@@ -78,7 +73,7 @@ class LimitedStorages(Storages):
         self.at_most = sum(self.sizes.values())
         if self.at_most > self.limit:
             self.noted = set(self.sizes)
-            raise OutOfMemory(told(self.limit, self.by_kind(owners()), "before the first step"))
+            raise OutOfMemory(told(self.limit, by_kind(self.live(), owners()), "before the first step"))
         return super().__enter__()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -98,17 +93,16 @@ class LimitedStorages(Storages):
                     self.count(tensor, ref)
 
     def count(self, newest: Tensor, ref: StorageWeakRef) -> None:
-        """Count what is alive in truth. Raises OutOfMemory if that is too much, too."""
-        self.noted = set(self.sizes)
-        alive = self.live()
+        """Recount the live storages. Raises OutOfMemory if they are too much, too: what it says is what was counted."""
+        self.noted, host = set(self.sizes), for_the_host()
+        alive = settled(self.live, lambda alive: not host and sum(alive.values()) > self.limit)
         self.sizes = {noted: alive[noted.cdata] for noted in self.noted if noted.cdata in alive}
         self.at_most = sum(alive.values())
-        if self.at_most > self.limit and not for_the_host():
-            self.noted.discard(ref)
-            asked = alive[ref.cdata]
+        if self.at_most > self.limit and not host:
+            asked = alive.pop(ref.cdata)
             shape = f"{' × '.join(map(str, newest.shape))}, {str(newest.dtype).removeprefix('torch.')}"
             what = f" ({shape})" if newest.nbytes == asked else ""  # else it is a view of something larger
-            raise OutOfMemory(told(self.limit, self.by_kind(owners()), f"and asks for {size(asked)} more{what}"))
+            raise OutOfMemory(told(self.limit, by_kind(alive, owners()), f"and asks for {size(asked)} more{what}"))
 
 
 def for_the_host() -> bool:
@@ -129,7 +123,7 @@ def for_the_host() -> bool:
 # On a GPU
 
 
-def refused_by_gpu(limit: int, device: torch.device, message: str) -> str:
+def refused_by_gpu(limit: int | None, device: torch.device, message: str) -> str:
     """The line, from torch's own message and from what its allocator has given away."""
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", message)
     left, held = torch.cuda.memory_allocated(device), {}
@@ -174,7 +168,7 @@ def gathered(thing: object) -> Iterator[Tensor]:
         yield result.all_gather_output
 
 
-def told(limit: int, held: Mapping[str, int], asked: str) -> str:
+def told(limit: int | None, held: Mapping[str, int], asked: str) -> str:
     """One line. `held`: bytes by kind."""
     grouped = dist.is_available() and dist.is_initialized()
     rank = f"rank {dist.get_rank()} of {dist.get_world_size()}" if grouped else "it"
@@ -188,74 +182,10 @@ def told(limit: int, held: Mapping[str, int], asked: str) -> str:
     kinds = ", ".join(
         f"{names[kind]} {size(held[kind])}" for kind in names if held[kind] or kind != "gathered"
     )  # most jobs gather nothing
-    return f"out of memory (--device-memory {size(limit)}): {rank} holds {size(sum(held.values()))} ({kinds}) {asked}"
+    of = f" (--device-memory {size(limit)})" if limit else ""
+    return f"out of memory{of}: {rank} holds {size(sum(held.values()))} ({kinds}) {asked}"
 
 
 def size(nbytes: int) -> str:
     """Bytes for people."""
     return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:,.1f} kB"
-
-
-class Parting:
-    """All ranks of a job end when one has to. Without it, one whose peer is gone would wait, or end with another error.
-
-    The process group may be made, and left, while this is entered.
-    """
-
-    def __enter__(self) -> "Parting":
-        self.over = threading.Event()
-        self.listener = threading.Thread(target=self.listen, daemon=True)
-        self.listener.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.over.set()
-        self.listener.join()
-
-    def listen(self) -> None:
-        """The store calls nobody, so it is asked, now and then."""
-        line = None
-        while not self.over.wait(LISTEN):
-            line = line or open_line()
-            try:
-                ended = line is not None and line.check(["end"])
-            except RuntimeError:  # the process that held the store is gone
-                return
-            if ended:
-                leave(line)
-
-    def end(self, message: str) -> NoReturn:
-        """The first rank that comes says why; then all ranks end."""
-        line = open_line()
-        if line is None or line.add("told", 1) == 1:
-            print(f"error: {message}", file=sys.stderr, flush=True)
-        if line is None:
-            raise SystemExit(2)
-        line.set("end", "")
-        leave(line)
-
-
-def open_line() -> dist.Store | None:
-    """What all ranks can write to and read from; each call opens one of its own. None without a group of several."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return None
-    return dist.PrefixStore("device_memory", _get_default_store().clone())
-
-
-def leave(line: dist.Store) -> NoReturn:
-    """End this process when every rank knows: earlier, the others would complain of a lost connection. Rank 0, which
-    as a rule holds what they all write to, is the last to go.
-    """
-    rank, others = dist.get_rank(), range(1, dist.get_world_size())
-    with suppress(RuntimeError):
-        line.set(f"{rank} knows", "")
-        line.wait([f"{other} knows" for other in (0, *others)], PARTING)
-        if rank == 0:
-            line.wait([f"{other} goes" for other in others], PARTING)
-        else:
-            line.set(f"{rank} goes", "")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(2)  # the main thread may wait for a rank that is no more

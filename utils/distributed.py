@@ -45,14 +45,7 @@ def launch_environment() -> Launch:
     Raises:
         ValueError: the environment is incomplete, and who has to complete it.
     """
-    env = os.environ
-    for names in LAUNCHERS:
-        if all(name in env for name in names):
-            launch = Launch(*(int(env[name]) for name in names))
-            break
-    else:
-        launch = Launch(rank=0, local_rank=0, world_size=1)
-
+    env, launch = os.environ, launched()
     for name, value in zip(LAUNCHERS[0], launch, strict=True):
         if env.setdefault(name, str(value)) != str(value):
             raise ValueError(
@@ -71,6 +64,14 @@ def launch_environment() -> Launch:
     return launch
 
 
+def launched() -> Launch:
+    """What the launcher says; without one, a world of one."""
+    for names in LAUNCHERS:
+        if all(name in os.environ for name in names):
+            return Launch(*(int(os.environ[name]) for name in names))
+    return Launch(rank=0, local_rank=0, world_size=1)
+
+
 def _free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -81,10 +82,10 @@ def cleanup() -> None:
     """Leave the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-        _let_gloo_rest()
+        let_gloo_rest()
 
 
-def _let_gloo_rest(seconds: float = 5.0) -> None:
+def let_gloo_rest(seconds: float = 5.0) -> None:
     """Wait until gloo's threads sleep, and so have let go of the last tensors.
 
     A thread that does so while Python is ending needs a lock that is no longer given, and the process aborts, with
@@ -107,6 +108,20 @@ def is_rank0() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def from_rank0(text: str) -> str:
+    """What rank 0 gives, on all ranks; each call waits for rank 0's. Without a group, what this process gives.
+
+    It travels by the store at which the ranks have met, so it is no collective, and is not counted as one.
+    """
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return text
+    store = dist.PrefixStore("from rank 0", dist.distributed_c10d._get_default_store())
+    call = store.add(f"calls of {dist.get_rank()}", 1)
+    if dist.get_rank() == 0:
+        store.set(f"text {call}", text)
+    return store.get(f"text {call}").decode()
+
+
 def print0(*args: Any, **kwargs: Any) -> None:
     """`print`, on rank 0 only."""
     if is_rank0():
@@ -117,14 +132,21 @@ def save0(obj: Any, path: str | Path) -> None:
     """`torch.save`, on rank 0 only. The file appears whole or not at all; its folder is made."""
     if not is_rank0():
         return
-    with written_whole(Path(path)) as part:
-        torch.save(obj, part)
+    # Into a file that Python has opened: by its own, torch.save cannot say that the disk is full.
+    with written_whole(Path(path)) as part, part.open("wb") as file:
+        torch.save(obj, file)
 
 
 def fail(message: object) -> NoReturn:
     """Stop with exit code 2; rank 0 says why, in one line on stderr."""
     print0(f"error: {message}", file=sys.stderr, flush=True)
     raise SystemExit(2)
+
+
+def check_alone(script: str, instead: str) -> None:
+    """Stop if this is one of several processes, which would all do the same, and overwrite each other's files."""
+    if (ranks := launched().world_size) > 1:
+        fail(f"{script} is one process's, and {ranks} were started: start it with python, or take {instead}")
 
 
 def set_batch_size(args: argparse.Namespace, ranks: int, axis: str = "ranks") -> None:

@@ -10,14 +10,18 @@ those the part is counted.
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
+
+from utils.distributed import let_gloo_rest
+
+Found = TypeVar("Found")
 
 
 def storages_of(tensor: Any) -> Iterator[torch.UntypedStorage]:
@@ -69,11 +73,16 @@ class Storages(TorchDispatchMode):
 
     def by_kind(self, kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
         """Bytes alive for each kind of tensors, and for "other". What is of two kinds counts as the first."""
-        left, found = self.live(), {}
-        for kind, tensors in kinds.items():
-            mine = {StorageWeakRef(storage).cdata for tensor in tensors for storage in storages_of(tensor)}
-            found[kind] = sum(left.pop(address, 0) for address in mine)
-        return found | {"other": sum(left.values())}
+        return by_kind(self.live(), kinds)
+
+
+def by_kind(alive: Mapping[int, int], kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
+    """What `Storages.live` has found, by kind."""
+    left, found = dict(alive), {}
+    for kind, tensors in kinds.items():
+        mine = {StorageWeakRef(storage).cdata for tensor in tensors for storage in storages_of(tensor)}
+        found[kind] = sum(left.pop(address, 0) for address in mine)
+    return found | {"other": sum(left.values())}
 
 
 class Peak(Storages):
@@ -112,14 +121,20 @@ def held(storages: Storages, parameters: Iterable[Tensor], optimizer: torch.opti
 
 
 def at_rest(storages: Storages, kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
-    """`storages.by_kind`, once nothing is let go of any more: gloo's own thread holds a tensor for a moment after its
-    message is over, and for longer where the processors are busy.
-    """
+    """`storages.by_kind`, once nothing is let go of any more."""
     kinds = {kind: list(tensors) for kind, tensors in kinds.items()}
-    found, since = storages.by_kind(kinds), time.monotonic()
+    return settled(lambda: storages.by_kind(kinds), lambda found: found["other"] > 0)
+
+
+def settled(look: Callable[[], Found], may_shrink: Callable[[Found], bool]) -> Found:
+    """What `look` finds once it stays as it is, or may no longer shrink: gloo's own threads hold a tensor for a moment
+    after its message is over, and for longer where the processors are busy.
+    """
+    found, since = look(), time.monotonic()
     deadline = since + 2.0
-    while found["other"] and time.monotonic() < min(deadline, since + 0.1):
+    while may_shrink(found) and time.monotonic() < min(deadline, since + 0.1):
+        let_gloo_rest(seconds=0.1)
         time.sleep(0.001)  # nobody tells of it
-        if (now := storages.by_kind(kinds)) != found:
+        if (now := look()) != found:
             found, since = now, time.monotonic()
     return found

@@ -1,31 +1,41 @@
 """The record of a run: one JSON object a line, and for whoever watches a progress bar, or a line now and then."""
 
 import json
+import math
+import os
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from utils.distributed import fail, is_rank0
-
+from utils import run_folder
+from utils.distributed import fail, from_rank0, is_rank0
+from utils.parting import Parting, end_all
+from utils.plots import read_lines
+from utils.whole import no_room, written_whole
 
 PULSE = 30.0  # seconds from one line to the next, where there is no terminal for a bar
 
 
+class NotFinite(ValueError):
+    """A loss is infinite, or not a number."""
+
+
 class Metrics:
-    """Write `folder/metrics.jsonl`; rank 0 does.
+    """Write `folder/metrics.jsonl`; rank 0 does. The folder is this run's alone, until the run is over.
 
     Use it as a context manager. On a terminal a progress bar stands below what is
-    printed; elsewhere, as in a batch job's output, a line says every half minute how far the run is.
+    printed; elsewhere, as in a batch job's output, a line says every half minute how far the run is. A full disk,
+    or a loss that is not finite, ends all ranks with one line and exit code 2.
 
     Args:
-        folder: made if missing; an old record in it is replaced, unless `append`.
+        folder: made if missing; an old record in it is replaced.
         rank: this process's.
         total_steps: where the bar ends.
         tensorboard: write event files into `folder/tensorboard`, too.
         record: on every rank, write what it uses into `folder/usage`, for `./workbook report`.
-        append: go on with an old record, as a run does that was resumed.
+        after: go on with an old record after so many steps, as a run does that was resumed.
     """
 
     def __init__(
@@ -35,29 +45,46 @@ class Metrics:
         total_steps: int = 0,
         tensorboard: bool = False,
         record: bool = False,
-        append: bool = False,
+        after: int = 0,
     ) -> None:
-        self.file = self.writer = self.bar = self.recorder = None
+        self.run = self.file = self.writer = self.bar = self.recorder = None
         self.total_steps, self.first, self.said = total_steps, None, time.monotonic()
-        folder = Path(folder)
-        try:
-            if record:
-                from utils.recorder import Recorder
+        self.folder, self.parting = Path(folder), Parting()
+        # A script that does not know its rank yet takes itself for rank 0; its launcher knows better.
+        writes = rank == 0 and os.environ.get("RANK", "0") == "0"
+        if problem := from_rank0(self.take(after) if writes else ""):
+            fail(f"--out {folder}: {problem}; choose another folder")
+        if record:
+            from utils.recorder import Recorder
 
-                self.recorder = Recorder(folder, rank)
-            if rank != 0:
-                return
-            folder.mkdir(parents=True, exist_ok=True)
-            self.file = (folder / "metrics.jsonl").open("a" if append else "w", encoding="utf-8")
-        except OSError as problem:
-            fail(f"--out {folder}: {problem.strerror}; choose another folder")
+            try:
+                self.recorder = Recorder(self.folder, rank)
+            except (OSError, run_folder.Taken) as problem:
+                fail(f"--out {folder}: {getattr(problem, 'strerror', problem)}; choose another folder")
+        if not writes:
+            return
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.writer = SummaryWriter(str(folder / "tensorboard"))
+            self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=after + 1)
         if sys.stdout.isatty() or sys.stderr.isatty():
             self.bar = _progress_bar()
             self.task = self.bar.add_task("", total=total_steps or None, loss="loss –", speed="")
+
+    def take(self, after: int) -> str:
+        """Make the folder this run's, with what its record says up to step `after`; or say why not."""
+        try:
+            self.run = run_folder.take(self.folder)
+            path = self.folder / "metrics.jsonl"
+            kept = [line for line in read_lines(path) if is_before(line, after)] if path.is_file() and after else []
+            with written_whole(path) as part:
+                part.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
+            self.file = path.open("a", encoding="utf-8")
+        except run_folder.Taken as who:
+            return f"{who} writes into it"
+        except OSError as problem:
+            return no_room(problem) or problem.strerror
+        return ""
 
     def log(self, kind: str, step: int, **values: float) -> None:
         """Add a line at once, so that a run that is killed leaves its record.
@@ -67,9 +94,15 @@ class Metrics:
             step: optimizer steps done so far.
             values: what was measured, such as epoch, loss (nats a token),
                 tokens_per_s (over all ranks), seconds (since the run began).
+
+        Raises:
+            NotFinite: a loss is not. All ranks of a run know the same losses, and all raise it.
         """
         if self.recorder is not None:
             self.recorder.parts.skip()
+        for name, value in values.items():
+            if name.endswith("loss") and not math.isfinite(value):
+                raise NotFinite(f"the {name.replace('_', ' ')} at step {step} is {value}: see --lr and --clip")
         if self.file is None:
             return
         print(json.dumps({"kind": kind, "step": step, **values}), file=self.file, flush=True)
@@ -98,6 +131,7 @@ class Metrics:
         print(line, flush=True)
 
     def __enter__(self) -> "Metrics":
+        self.parting.__enter__()
         if self.recorder is not None:
             self.recorder.__enter__()
         if self.bar is not None:
@@ -107,15 +141,31 @@ class Metrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        recorder = self.recorder and self.recorder.__exit__
-        for part in (
-            recorder,
+        self.parting.__exit__(None, None, None)
+        full = no_room(error)
+        for close in (
+            self.recorder and self.recorder.close,
             self.bar and self.bar.stop,
             self.writer and self.writer.close,
             self.file and self.file.close,
+            self.run and self.run.close,
         ):
-            if part:
-                part()
+            try:
+                if close:
+                    close()
+            except OSError as problem:  # what could not be written before is tried once more
+                full = full or no_room(problem)
+        if full:
+            end_all(f"--out {self.folder}: {full}; the run ends here, and what is there is whole")
+        if isinstance(error, NotFinite):
+            end_all(str(error))
+
+
+def is_before(line: dict[str, Any], after: int) -> bool:
+    """Whether a resumed run does not write this line once more. A checkpoint is saved after the line on its step, and
+    before the one on the epoch that this step ends.
+    """
+    return line["step"] < after or (line["step"] == after and line["kind"] == "step")
 
 
 def _progress_bar() -> Any:

@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from utils.products import bfloat16_way
+from utils.run_folder import Taken, locked, who_has
 
 PERIOD = 1.0  # seconds from one sample to the next
 # Steps: the first ones warm up, with buckets to make and memory to get.
@@ -36,7 +38,11 @@ Spans = list[tuple[float, float]]  # begin and end
 
 
 class Recorder:
-    """Write `folder/usage/rank-R.jsonl` while the context lasts; `folder` is the run's."""
+    """Write `folder/usage/rank-R.jsonl` while the context lasts; `folder` is the run's.
+
+    Raises:
+        Taken: a rank of another run writes there.
+    """
 
     def __init__(self, folder: Path, rank: int) -> None:
         # A script that does not know its rank yet takes itself for rank 0; its launcher knows better.
@@ -47,9 +53,12 @@ class Recorder:
             for old in (folder / "usage").glob("*-*.json*"):
                 if int(old.name.split(".")[0].split("-")[1]) >= self.world:
                     old.unlink()
+        self.file = (folder / "usage" / f"rank-{self.rank}.jsonl").open("a", encoding="utf-8")
+        if not locked(self.file):
+            raise Taken(f"{who_has(folder)} writes into it")
+        self.file.truncate(0)
         self.trace = folder / "usage" / f"trace-{self.rank}.json.gz"
         self.trace.unlink(missing_ok=True)
-        self.file = (folder / "usage" / f"rank-{self.rank}.jsonl").open("w", encoding="utf-8")
         self.lock = threading.Lock()  # the thread writes, and so do the hooks
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.sample, daemon=True)
@@ -75,16 +84,20 @@ class Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.over.set()
         self.thread.join()
         self.parts.close()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         self.write("end", peak_memory=peak, peak_gpu_memory=torch.cuda.max_memory_allocated())
-        self.file.close()
+        with suppress(OSError):
+            self.file.close()
 
     def write(self, kind: str, **values: Any) -> None:
         """One line; bytes, seconds since 1970 and percent of one processor are the units."""
-        with self.lock:
+        with self.lock, suppress(OSError):  # a full disk: metrics.jsonl will tell
             print(json.dumps({"kind": kind, "time": time.time(), **values}), file=self.file, flush=True)
 
     def sample(self) -> None:

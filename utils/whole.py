@@ -1,9 +1,16 @@
-"""A file that appears whole or not at all."""
+"""A file that appears whole or not at all; and what to say where there is no room for it."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+FULL = {
+    errno.ENOSPC: "no space is left on the disk",
+    errno.EDQUOT: "the quota is used up",
+    errno.EFBIG: "the file is larger than is allowed here",
+}
 
 
 @contextmanager
@@ -19,3 +26,20 @@ def written_whole(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def no_room(error: BaseException | None) -> str:
+    """In words, if `error`, or what it comes from, is that the disk is full; else empty.
+
+    torch.save tells of a position in the file, and so does torch.distributed.checkpoint, which gathers what failed on
+    each rank; what the system said lies below, if it has come that far.
+    """
+    torch_says = "unexpected pos" in str(error)
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return FULL[error.errno]
+        for failed, _ in getattr(error, "failures", {}).values():
+            if words := no_room(failed):
+                return words
+        error = error.__cause__ or error.__context__
+    return "a file could not be written to its end, as on a full disk" if torch_says else ""
