@@ -21,6 +21,7 @@ FIFTY = (
     "--data data --out out --epochs 25 --max-steps 50 --batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 2 "
     "--optimizer adamw --lr 2e-3 --seed 11"
 ).split()
+WRITTEN = (".lock", "run.json", "metrics.jsonl", "model-best.pt", "model-final.pt")
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +133,7 @@ def lit(engine):
 def quiet(run, serial):
     """Rank 0 says what the serial run says, the others nothing; and nothing is written but its files."""
     assert (run.stderr[0], any(run.stderr[1:]), any(run.stdout[1:])) == (serial.stderr[0], False, False)
-    assert {name for name in run.files if not name.startswith("data/")} == {
-        "out/metrics.jsonl",
-        "out/model-best.pt",
-        "out/model-final.pt",
-    }
+    assert {name for name in run.files if not name.startswith("data/")} == {f"out/{name}" for name in WRITTEN}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -247,7 +244,7 @@ def test_lightning_as_typed(lit, tmp_path):
     assert two.stdout == one.stdout.replace("one", "two") and one.stdout.count("\n") == 3 and not one.stderr
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
     assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()} == {
-        *(f"{run}/{name}" for run in ("one", "two") for name in ("metrics.jsonl", "model-best.pt", "model-final.pt")),
+        *(f"{run}/{name}" for run in ("one", "two") for name in WRITTEN),
         "two/usage/rank-0.jsonl",
         "two/usage/rank-1.jsonl",
     }

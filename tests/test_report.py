@@ -262,7 +262,7 @@ def test_without_record_nothing_is_noted(tmp_path):
 
     with Metrics(tmp_path) as metrics:
         metrics.log("step", 1, loss=1.0, tokens_per_s=1.0)
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "run.json", "metrics.jsonl"}
 
 
 def test_the_page(run):

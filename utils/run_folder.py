@@ -1,8 +1,9 @@
 """The folder of a run has one run at a time, and says which: `run.json`.
 
-The process that writes into it holds a lock on that file. The system lets go of a lock when its process ends, in
+The process that writes into it holds a lock on the file `.lock`. The system lets go of a lock when its process ends, in
 whatever way, so that a killed run leaves none behind. The lock is POSIX's (fcntl), which NFS, GPFS, BeeGFS and Lustre
-(mounted with `flock`) keep between nodes, too; and it is not inherited by processes that load data.
+(mounted with `flock`) keep between nodes, too; and it is not inherited by processes that load data. It also goes when
+its process closes the file, however often it has opened it: so `.lock` is for the lock alone, and never read.
 """
 
 import errno
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from utils.distributed import is_rank0
+from utils.whole import written_whole
 
 NAME = "run.json"
 
@@ -34,11 +36,10 @@ def take(folder: Path) -> TextIO:
         OSError: it cannot be made, or written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / NAME).open("a+", encoding="utf-8")  # a+: what another run says of itself stays
-    if not locked(file):
-        who = who_has(folder)
-        file.close()
-        raise Taken(who)
+    lock = (folder / ".lock").open("a")
+    if not locked(lock):
+        lock.close()
+        raise Taken(who_has(folder))
     mine = {
         "run": uuid.uuid4().hex,
         "host": socket.gethostname(),
@@ -47,9 +48,9 @@ def take(folder: Path) -> TextIO:
         "began": time.time(),
         "command": shlex.join(sys.argv),
     }
-    file.truncate(0)
-    print(json.dumps(mine), file=file, flush=True)
-    return file
+    with written_whole(folder / NAME) as part:
+        part.write_text(json.dumps(mine) + "\n", "utf-8")
+    return lock
 
 
 def locked(file: TextIO) -> bool:
@@ -72,7 +73,7 @@ def identity(folder: Path) -> dict[str, Any]:
     """What the run in `folder` says of itself; empty if it says nothing."""
     try:
         found = json.loads((folder / NAME).read_text("utf-8"))
-    except (OSError, ValueError):  # none, or one that is being written
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
