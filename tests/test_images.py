@@ -11,12 +11,13 @@ from matplotlib.text import Text
 from PIL import Image
 
 from grader.engine.lesson.lessons import COURSE
+from utils import plots_strategy
 
 IMAGES = COURSE / "images"
 spec = importlib.util.spec_from_file_location("draw", IMAGES / "draw.py")
 draw = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(draw)  # and from now on its folder is searched, too
-from ink import drawn  # noqa: E402
+from ink import AXES, drawn  # noqa: E402
 
 draw_once = functools.cache(lambda name: draw.FIGURES[name]())
 frames_once = functools.cache(lambda name: [*draw.STEPS[name][1]()])
@@ -94,3 +95,7 @@ def test_what_texts_show_is_there_and_has_words():
             assert name.endswith(".html") or len(words) > 20, f"{path.name}: {target} has no alternative text"
             shown.add(name)
     assert len(shown) > 40
+
+
+def test_an_axis_has_one_colour_in_figures_and_plots():
+    assert plots_strategy.AXES == AXES and len(set(AXES.values())) == 6

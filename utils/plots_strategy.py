@@ -12,7 +12,8 @@ if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
     from matplotlib.figure import Figure
 
 Order = tuple[str, ...]
-AXES = ("dp", "shard", "ep", "cp", "tp", "pp")
+# One colour an axis, as in all figures (images/ink.py).
+AXES = {"dp": "#0072b2", "shard": "#56b4e9", "ep": "#e69f00", "cp": "#cc79a7", "tp": "#d55e00", "pp": "#009e73"}
 
 
 def orders(predicted: Mapping[Order, float], measured: Mapping[Order, float]) -> Picture:
@@ -168,8 +169,7 @@ def axes(plans: Mapping[float, Plan | None]) -> Picture:
         for column, plan in enumerate(plans.values()):
             for row, axis in enumerate(names):
                 if plan and (size := getattr(plan, axis)) > 1:
-                    colour = COLOURS[AXES.index(axis) % len(COLOURS)]
-                    table.barh(row, 0.9, 0.8, column - 0.45, color=colour, alpha=0.6)
+                    table.barh(row, 0.9, 0.8, column - 0.45, color=AXES[axis], alpha=0.6)
                     table.text(column, row, str(size), ha="center", va="center", fontsize=10)
             if not plan:
                 table.text(column, (len(names) - 1) / 2, "does not fit", rotation=90, ha="center", va="center")
@@ -208,6 +208,7 @@ def scaling(
             for place, (top, gpus) in enumerate(zip(below, steps, strict=True)):
                 panel.text(place, top, f"{100 * found[name][gpus]:.0f}%", ha="center", va="bottom", fontsize=8)
             panel.set_xticks(range(len(steps)), list(steps))
+            panel.margins(y=0.12)  # room for the labels above, below the title
             panel.set(title=f"{name}; above: efficiency", xlabel="GPUs", ylabel="seconds a step")
             panel.title.set_fontsize(10)
             tidy(panel)

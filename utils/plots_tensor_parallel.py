@@ -23,12 +23,20 @@ def kept(measured: dict[str, float], predicted: dict[str, float], serial: float)
                 axes.bar(place, measured[name], 0.7, color=colour)
         heights = [serial, *predicted.values()]
         for place, (name, height) in enumerate(zip(names, heights, strict=True)):
-            axes.hlines(height, place - 0.45, place + 0.45, color="black", linestyle=":")
+            axes.hlines(
+                height,
+                place - 0.45,
+                place + 0.45,
+                color="black",
+                linestyle=":",
+                label="predicted" if not place else None,
+            )
             top = max(height, measured.get(name, 0))
             axes.text(place, top, f"{spoken_bytes(height)} predicted", ha="center", va="bottom", fontsize=8)
         axes.set_xticks(range(len(names)), names)
         axes.set(title="What a rank keeps of one block between the passes", ylabel="bytes", ylim=(0, 1.15 * serial))
         axes.grid(axis="x", visible=False)
+        axes.legend(frameon=False)
         return figure
 
     return Picture(draw)
