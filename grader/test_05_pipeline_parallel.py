@@ -89,10 +89,12 @@ def filled_up(costs, stages):
     return max(loads)
 
 
-def drawn_costs(draw, stages):
-    """Costs that stages filled up one after the other do not cut best. Quarters, whose sums are exact."""
+def drawn_costs(draw, stages, parts):
+    """Costs of whole parts, of which so many make 1: halves, say. Stages filled one after the other do not cut them
+    best. Their sums are exact.
+    """
     while True:
-        costs = [draw.randrange(0, 80) / 4 for _ in range(draw.randrange(5, 9))]
+        costs = [draw.randrange(0, 20) / parts for _ in range(draw.randrange(5, 9))]
         if filled_up(costs, stages) > slowest(costs, stages):
             return costs, stages
 
@@ -245,7 +247,7 @@ def check_cuts(student, draw):
         ([0.0] + [1.0] * 9 + [6.0], 4),
         ([1.0, 8.0, 5.0, 4.0, 7.0, 2.0, 6.0], 3),  # the most even stages are others
     ]
-    costs += [drawn_costs(draw, stages) for stages in (2, 3, 3, 4)]
+    costs += [drawn_costs(draw, stages, parts) for stages, parts in ((2, 1), (3, 2), (4, 2), (2, 32), (3, 32))]
     refused = [(n, stages) for n in (1, 2, 4) for stages in (n + 1, n + 2, 3 * n)]
     (seen,) = student.call(cuts_on_rank, world=1, group=False, costs=costs, refused=refused).evidence
     for (mine, stages), found in zip(costs, seen["cuts"], strict=True):
@@ -520,8 +522,8 @@ def check_gradients(told, right, seen, rank, stage, rel):
         )
 
 
-def check_messages(told, events, sizes, collectives_allowed=False):
-    """`sizes` maps (source, target) to the bytes that are to go from one to the other."""
+def check_messages(told, events, sizes, collectives_allowed=False, more=0):
+    """`sizes` maps (source, target) to the bytes that are to go from one to the other; so many `more` may."""
     messages, _ = rehearse(events)
     if not collectives_allowed:
         calls = [
@@ -542,7 +544,7 @@ def check_messages(told, events, sizes, collectives_allowed=False):
         sent = sum(message.bytes for message in messages if (message.source, message.target) == pair)
         wanted = sizes.get(pair, 0)
         expect(
-            sent == wanted,
+            wanted <= sent <= wanted + more,
             f"{told}: rank {pair[0]} sends rank {pair[1]} {sent:,} bytes; activations and gradients that cross there"
             f" are {wanted:,}",
             f"{wanted:,} bytes",
@@ -743,11 +745,10 @@ def made_tokens(rows, length, counted):
 
 
 def split_on_rank(code, rank, world, cases):
-    """The pieces of each batch; shares of losses, by functions that are all made before one is called; gradients."""
-    batches = [made_tokens(rows, 4, counted) for rows, counted, _ in cases]
-    functions = [code.loss_of_batch(y) for _, y in batches]
+    """The pieces of each batch."""
     seen = []
-    for (rows, _, m), (x, y), loss_of in zip(cases, batches, functions, strict=True):
+    for rows, counted, m in cases:
+        x, y = made_tokens(rows, 4, counted)
         before = x.clone(), y.clone()
         parts = code.split(x, y, m)
         two = (
@@ -759,10 +760,21 @@ def split_on_rank(code, rank, world, cases):
             "xs": [t.clone() for t in parts[0]] if two else None,
             "ys": [t.clone() for t in parts[1]] if two else None,
         }
+        found["kept"] = torch.equal(x, before[0]) and torch.equal(y, before[1])
+        seen.append(found)
+    return seen
+
+
+def losses_on_rank(code, rank, world, cases):
+    """Shares of losses, by functions that are all made before one is called; and what accumulate leaves."""
+    batches = [made_tokens(rows, 4, counted) for rows, counted, _ in cases]
+    functions = [code.loss_of_batch(y) for _, y in batches]
+    seen = []
+    for (rows, _, m), (x, y), loss_of in zip(cases, batches, functions, strict=True):
+        before = x.clone(), y.clone()
         logits = torch.randn(rows, 4, 23, generator=torch.Generator().manual_seed(5))
         shares = [loss_of(logits[row : row + 1], y[row : row + 1]) for row in range(rows)]
-        found["shares"] = plain_losses(shares)
-        found |= accumulated(code, x, y, m)
+        found = {"shares": plain_losses(shares)} | accumulated(code, x, y, m)
         found["kept"] = torch.equal(x, before[0]) and torch.equal(y, before[1])
         seen.append(found)
     return seen
@@ -830,13 +842,16 @@ def test_todo3_microbatches(student):
         for rows, m in ((6, 3), (5, 2), (4, 4), (7, 1), (3, 5))
     ]
     cases += [(4, [4, 1, 0, 0], 2), (4, [0, 0, 0, 0], 2)]
-    (seen,) = student.call(split_on_rank, world=1, group=False, cases=cases).evidence
+    with hinted("How many rows has each micro-batch, and how many are missing then at the end of the batch?"):
+        (seen,) = student.call(split_on_rank, world=1, group=False, cases=cases).evidence
+        for (rows, counted, m), found in zip(cases, seen, strict=True):
+            what = f"split(x, y, {m}) of {rows} rows"
+            check_split(what, found, rows, counted, m)
+            expect(found["kept"], f"{what} changes the batch itself", "the same tensors", "changed ones")
+    (seen,) = student.call(losses_on_rank, world=1, group=False, cases=cases).evidence
     for (rows, counted, m), found in zip(cases, seen, strict=True):
-        what = f"split(x, y, {m}) of {rows} rows"
         told = f"a batch of {rows} rows of which {counted} targets count, in {m} micro-batch{'es' if m > 1 else ''}"
         right = student.reference(whole_batch, rows=rows, counted=counted)
-        with hinted("How many rows has each micro-batch, and how many are missing then at the end of the batch?"):
-            check_split(what, found, rows, counted, m)
         with hinted("By which number is each micro-batch's sum divided, so that the shares add up to the mean?"):
             check_shares(told, found, rows, counted)
         if sum(counted) and len({n for n in counted if n}) > 1 and rows == 4 and m == 2:
@@ -1412,30 +1427,25 @@ def test_todo5_act(student):
     ]
     split = [drawn_trial(draw, 1, 3, 1, split=True), drawn_trial(draw, 3, 4, 2, split=True, dtype="float64")]
     off = [fixed_trial(draw, "forward passes alone", forward_passes(2, 5, 2), 5, v=2, grad=False)]
-    everything = trials + split + off
+    check_workers(student, trials)
+    with hinted("Between I and W of a micro-batch others go forward and back. What does W need, and when is it free?"):
+        check_workers(student, split)
+    with hinted("Without autograd no backward pass comes. Is anything of a forward pass kept all the same?"):
+        check_workers(student, off)
+
+
+def check_workers(student, trials):
     seeds = [*student.seeds(4)]
-    rights = student.reference(serial_trials, trials=serial_of(everything, seeds))
-    given = [nameless(trial) for trial in everything]
+    rights = student.reference(serial_trials, trials=serial_of(trials, seeds))
+    given = [nameless(trial) for trial in trials]
     (found,) = student.call(act_on_rank, world=1, group=False, seeds=seeds, trials=given).evidence
-    for trial, ranks, right in zip(everything, found, rights, strict=True):
+    for trial, ranks, right in zip(trials, found, rights, strict=True):
         premise(all(any_gradient(stage) for stage in right["gradients"]), "gradients that are zero")
-        with hinted(hint_for_actions(trial)):
-            check_by_hand(f"Worker.act, {name_of(trial)}", trial, ranks, right)
+        check_by_hand(f"Worker.act, {name_of(trial)}", trial, ranks, right)
 
 
 def any_gradient(stage):
     return any(g is not None and g.abs().max() > 0 for g in stage.values())
-
-
-def hint_for_actions(trial):
-    """For a failure that only this kind of trial shows."""
-    if not trial.get("grad", True):
-        return "Without autograd no backward pass comes. Is anything of a forward pass kept all the same?"
-    if any(kind == "W" for actions in trial["schedule"] for kind, *_ in actions):
-        return (
-            "Between I and W of a micro-batch others go forward and back. What does W need, and from when is it free?"
-        )
-    return ""
 
 
 def check_by_hand(told, trial, ranks, right):
@@ -1804,7 +1814,8 @@ def check_last_one_counts(student, trials):
 )
 def test_todo7_one_f_one_b(student):
     draw = student.draw("1F1B")
-    sizes = [(1, 3), (2, 1), (2, 5), (3, 3), (4, 8), (5, 2), (draw.randrange(5, 9), draw.randrange(8, 14))]
+    sizes = [(1, 3), (2, 1), (2, 5), (3, 3), (4, 8), (5, 2)]
+    sizes += [(p, draw.randrange(8, 14)) for p in (5, 6, 7, 8)]
     sizes.append((3, draw.randrange(4, 7)))
     schedules = schedules_of(student, "one_f_one_b", sizes)
     for (p, m), schedule in zip(sizes, schedules, strict=True):
@@ -2159,7 +2170,8 @@ def check_weights_part(told, case):
 )
 def test_todo10_zero_bubble(student):
     draw = student.draw("zero bubble")
-    sizes = [(1, 3), (2, 1), (2, 5), (3, 3), (4, 8), (5, 2), (draw.randrange(5, 9), draw.randrange(8, 14))]
+    sizes = [(1, 3), (2, 1), (2, 5), (3, 3), (4, 8), (5, 2)]
+    sizes += [(p, draw.randrange(8, 14)) for p in (5, 6, 7, 8)]
     sizes.append((3, draw.randrange(4, 7)))
     *_, run = schedules = schedules_of(student, "zero_bubble", sizes)
     for (p, m), schedule in zip(sizes, schedules, strict=True):
@@ -2440,7 +2452,8 @@ def check_evaluation(told, events, ranks, right, v, m, how):
         expect(seen["grads"], f"{told}: after it autograd is off on rank {rank}", "on", "off", rank)
     nbytes = how["rows"] * (1 + how["width"]) * BYTES[how["dtype"]]
     sizes = bytes_between(world, v, (2 * m + 1) * nbytes, back=False)
-    check_messages(told, events, sizes, collectives_allowed=True)
+    # The loss may be told by messages: 8 bytes, or two numbers.
+    check_messages(told, events, sizes, collectives_allowed=True, more=16)
 
 
 def check_evaluating(told, events, seen, rank, wanted):

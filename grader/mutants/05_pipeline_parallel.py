@@ -1492,6 +1492,279 @@ WRONG = [
         ),
         says="still keeps",
     ),
+    Answer(1, "half of attention", swap=("4 * length * dim", "2 * length * dim"), says="costs_of_pieces"),
+    Answer(
+        1,
+        "costs as whole numbers of blocks",
+        swap=("slowest = max(sum(costs[a:b]) for", "slowest = max(round(sum(costs[a:b])) for"),
+        says="the slowest stage costs",
+    ),
+    Answer(
+        1,
+        "the first cut that is better than none",
+        swap=("lowest, best = slowest, [bounds]", "lowest, best = slowest, best or [bounds]"),
+        says="the slowest stage costs",
+    ),
+    Answer(
+        1,
+        "the last piece never alone",
+        swap=("combinations(range(1, n), stages - 1)", "combinations(range(1, max(stages, n - 1)), stages - 1)"),
+        says="the slowest stage costs",
+    ),
+    Answer(
+        1,
+        "blocks in the order of their names",
+        swap=("for block in self.blocks.values():", "for block in reversed(self.blocks.values()):"),
+        says="do not give what the model gives",
+    ),
+    Answer(
+        2,
+        "the gradient of the output for the input's",
+        swap=("dist.send(x.grad, rank - 1)", "dist.send(gradient if rank < world - 1 else x.grad, rank - 1)"),
+        says="is not that of one process",
+    ),
+    Answer(3, "ceil by one too many", swap=("math.ceil(len(x) / m)", "len(x) // m + 1"), says="have the wrong shapes"),
+    Answer(
+        3,
+        "the inputs' padding is IGNORE, too",
+        swap=("(missing, x.shape[1]), 0)", "(missing, x.shape[1]), IGNORE)"),
+        says="padding rows",
+    ),
+    Answer(
+        3,
+        "padding counts",
+        swap=(
+            "counted = max(1, int((y != IGNORE).sum()))",
+            "counted = max(1, y.numel() - int((y == IGNORE).sum()) // 2)",
+        ),
+        says="shares are not",
+    ),
+    Answer(
+        4,
+        "the last stage is the last rank's first chunk",
+        swap=(
+            "max((stage_of(a, rank, world) for rank, actions in enumerate(schedule) for a in actions), default=0)",
+            "world - 1",
+        ),
+        says="simulate",
+    ),
+    Answer(
+        4,
+        "the time at which what it needs began",
+        swap=("] = times[rank][-1][1]", "] = times[rank][-1][0]"),
+        says="at the wrong time",
+    ),
+    Answer(4, "one round for each rank", swap=("while moved:", "for _ in schedule:"), says="simulate"),
+    Answer(
+        5,
+        "keeps the input alone and computes again",
+        [
+            None,
+            """
+        j, stage = action.microbatch, stage_of(action, self.rank, self.world)
+        def again(x):
+            one = Passed(self.chunks[action.chunk], x)
+            if stage == self.stages - 1:
+                one.output = self.batch.loss_of(one.output, self.batch.ys[j])
+            return one
+        if action.kind == "F":
+            x = self.batch.xs[j] if stage == 0 else arrived
+            with torch.no_grad():
+                one = again(x)
+            if stage == self.stages - 1:
+                self.losses[j] = one.output.detach()
+            if torch.is_grad_enabled():
+                self.passed[j, stage] = x
+            return one.output
+        if action.kind == "W":
+            return backward_weights(self.passed.pop((j, stage)))
+        x = self.passed.pop((j, stage))
+        one = again(x.requires_grad_() if stage else x)
+        if action.kind == "I":
+            self.passed[j, stage] = one
+            return backward_input(one, arrived)
+        return backward(one, arrived)""",
+        ],
+        says="",
+    ),
+    Answer(
+        5,
+        "the gradient is kept in what arrived",
+        swap=(
+            "return backward(self.passed.pop((j, stage)), arrived)",
+            "return backward(self.passed.pop((j, stage)), arrived if arrived is None else arrived * (1 if stage else 1.01))",
+        ),
+        says="is not that of one process",
+    ),
+    Answer(
+        5,
+        "F of the last stage goes backward at once",
+        swap=(
+            "if passed.output.requires_grad:",
+            "if stage == self.stages - 1 and torch.is_grad_enabled():\n        passed.output.backward(retain_graph=True)\n    if passed.output.requires_grad:",
+        ),
+        says="is not that of one process",
+    ),
+    Answer(
+        5,
+        "a loss for each chunk of the last rank",
+        swap=("if stage == self.stages - 1:", "if self.rank == self.world - 1 and action.chunk == 0:"),
+        says="",
+    ),
+    Answer(
+        5,
+        "only one micro-batch a stage is kept",
+        swap=(
+            (
+                "self.passed[j, stage] = passed",
+                "self.passed = {key: one for key, one in self.passed.items() if key[1] != stage} | {(j, stage): passed}",
+            ),
+        ),
+        says="stopped with",
+    ),
+    Answer(
+        6,
+        "a send is waited for before the next action",
+        swap=(
+            "    while len(sending) > 2 * world:  # posted so many ticks ago that the other end is posted as well, or soon\n        sending.popleft().wait()\n",
+            "    while len(sending) > m_of(batch):\n        sending.popleft().wait()\n",
+        ),
+        edits=(("def execute(", "def m_of(batch):\n    return len(batch.xs)\n\n\ndef execute("),),
+        says="let go of only in the end",
+    ),
+    Answer(
+        6,
+        "receives are posted before the action",
+        swap=(
+            (
+                "leaving = worker.act(action, arrived)",
+                "leaving = worker.act(action, arrived)\n        if rank == 0:\n            batch.like.zero_()",
+            ),
+        ),
+        says="batch.like",
+    ),
+    Answer(
+        7,
+        "the pairs the other way round on the last rank",
+        swap=(
+            'actions += [Action("F", early + j), Action("B", j)]',
+            'actions += [Action("F", early + j), Action("B", j)] if rank < world - 1 else [Action("F", j)]\n        actions += [] if rank < world - 1 else [Action("B", j)] * (j < m - 1)',
+        ),
+        says="never does B",
+    ),
+    Answer(
+        7,
+        "early as for an even world",
+        swap=("world - 1 - rank", "world - 1 - rank - (world % 2 and rank == 0 and world > 3)"),
+        says="one_f_one_b",
+    ),
+    Answer(
+        8,
+        "groups of v",
+        swap=(
+            "range(0, m, world) for chunk in range(v) for j in range(world)]",
+            "range(0, m, world) for j in range(world) for chunk in range(v)]",
+        ),
+        says="",
+    ),
+    Answer(8, "the pairs turned round", swap=("actions += [f, b]", "actions += [b, f]"), says=""),
+    Answer(
+        9,
+        "the layers' gradients are kept on the layers",
+        swap=(
+            (
+                "passed.gradients = found[len(inputs) :]",
+                "for (layer, _), g in zip(passed.layers, found[len(inputs) :]):\n    layer.kept = g",
+            ),
+            (
+                "for (layer, output), gradient in zip(passed.layers, passed.gradients, strict=True):",
+                "for layer, output in passed.layers:\n    gradient = layer.kept",
+            ),
+        ),
+        says="is not that of one process",
+    ),
+    Answer(
+        9,
+        "the first weight of each layer",
+        swap=(
+            "for weight, new in zip(weights, found, strict=True):",
+            "for weight, new in list(zip(weights, found))[:1]:",
+        ),
+        says="no backward pass came here",
+    ),
+    Answer(
+        9,
+        "the loss's gradient is one, always",
+        swap=(
+            "inputs + outputs, gradient, retain_graph=True)",
+            "inputs + outputs, torch.ones_like(passed.output), retain_graph=True)",
+        ),
+        says="is wrong",
+    ),
+    Answer(
+        10,
+        "each W one later than it could be",
+        swap=("action.microbatch >= rank", "action.microbatch >= min(m - 1, rank + 1)"),
+        says="passes are alive at once",
+    ),
+    Answer(
+        10,
+        "W before its I",
+        swap=(
+            'mine.append(action if action.kind == "F" else action._replace(kind="I"))\n        if action.kind == "B" and action.microbatch >= rank:\n            mine.append(Action("W", weights.popleft()))',
+            'if action.kind == "B" and action.microbatch >= rank:\n            mine.append(Action("W", weights.popleft()))\n        mine.append(action if action.kind == "F" else action._replace(kind="I"))',
+        ),
+        says="",
+    ),
+    Answer(
+        10,
+        "rank 0 postpones most",
+        swap=("action.microbatch >= rank", "action.microbatch >= world - 1 - rank"),
+        says="",
+    ),
+    Answer(
+        10,
+        "in GPipe's order",
+        swap=("enumerate(one_f_one_b(world, m))", "enumerate(gpipe(world, m))"),
+        says="passes are alive at once",
+    ),
+    Answer(
+        11,
+        "interleaved keeps what 1F1B keeps",
+        swap=(
+            'if name == "interleaved":\n    return min(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1) / v\n',
+            'if name == "interleaved":\n    return min(m, p - rank)\n',
+        ),
+        says="most_alive",
+    ),
+    Answer(
+        11,
+        "W longer than I leaves no bubble",
+        swap=("(p - 1) * (f + i - w if", "(p - 1) * (max(0.0, f + i - 2 * w) if"),
+        says="step_seconds",
+    ),
+    Answer(11, "v divides the ranks", swap=("(f + i + w) / v)", "(f + i + w) / v if p > 2 else f + i + w)"), says=""),
+    Answer(
+        12,
+        "the second batch's targets are those of the first",
+        swap=(
+            "counted = sum(int((y != IGNORE).sum()) for y in batch.ys)",
+            "counted = sum(int((y != IGNORE).sum()) for y in batches[0].ys)",
+        ),
+        says="is not that of one process",
+    ),
+    Answer(
+        12,
+        "rank 0 decides what is told",
+        swap=("dist.broadcast(box, world - 1)", "dist.broadcast(box, max(0, world - 2))"),
+        says="gets something else",
+    ),
+    Answer(
+        12,
+        "as text of five digits",
+        swap=("return box.item()", 'return float(f"{box.item():.12g}")'),
+        says="gets something else",
+    ),
 ]
 
 RIGHT = [
@@ -2017,6 +2290,218 @@ RIGHT = [
                 module.training = mode
         mean = sum(s for s, _ in sums) / sum(n for _, n in sums) if sums else None
         return on_all_ranks(mean, rank, world)""",
+        ],
+    ),
+    Answer(
+        1,
+        "by dynamic programming",
+        [
+            None,
+            """
+        n = len(costs)
+        if stages > n:
+            raise ValueError(f"{stages} stages of {n} pieces")
+        best = {(0, 0): (0.0, [])}
+        for k in range(1, stages + 1):
+            for end in range(k, n + 1):
+                options = []
+                for start in range(k - 1, end):
+                    if (k - 1, start) in best:
+                        worst, parts = best[k - 1, start]
+                        options.append((max(worst, sum(costs[start:end])), [*parts, list(range(start, end))]))
+                if options:
+                    best[k, end] = min(options, key=lambda option: option[0])
+        return best[stages, n][1]""",
+            None,
+            None,
+        ],
+    ),
+    Answer(
+        2,
+        "through a Passed, and the gradient asked for by autograd.grad",
+        """
+        if rank:
+            stream = torch.zeros_like(like)
+            dist.recv(stream, src=rank - 1)
+            x = stream.requires_grad_(True)
+        out = stage(x)
+        final = rank + 1 == world
+        result = loss_of(out, y) if final else out
+        back = None
+        if not final:
+            dist.send(out.detach().contiguous(), dst=rank + 1)
+            back = torch.empty_like(like)
+            dist.recv(back, src=rank + 1)
+        torch.autograd.backward(result, back)
+        if rank:
+            dist.send(x.grad.contiguous(), dst=rank - 1)
+        if final:
+            return result.detach()
+        """,
+    ),
+    Answer(
+        3,
+        "chunks of a padded view, and a closure over a sum",
+        [
+            """
+        size = -(-len(x) // m)
+        def padded(t, fill):
+            out = t.new_full((m * size, t.shape[1]), fill)
+            out[: len(t)] = t
+            return list(out.chunk(m)) if size else [out] * m
+        return padded(x, 0), padded(y, IGNORE)""",
+            None,
+            """
+        share, whole = loss_of_batch(y), 0.0
+        xs, ys = split(x, y, m)
+        for j in range(m):
+            one = share(model(xs[j]), ys[j])
+            one.backward()
+            whole = whole + one.detach()
+            del one
+        return whole""",
+        ],
+    ),
+    Answer(
+        6,
+        "sends of the tick before the one before",
+        [
+            None,
+            """
+        worker, boxes, out, number = Worker(chunks, batch, rank, world), {}, {}, 0
+        for number, tick in enumerate(in_ticks(schedule)):
+            given = None
+            if rank in tick:
+                action = tick[rank]
+                box = boxes.pop((action.kind == "F", action.microbatch, stage_of(action, rank, world)), None) if action.kind != "W" else None
+                if box is not None and box[1] is not None:
+                    box[1].wait()
+                given = worker.act(action, box and box[0])
+            for source in sorted(tick):
+                to = goes_to(tick[source], source, world, worker.stages)
+                if to is None:
+                    continue
+                name = (tick[source].kind == "F", tick[source].microbatch, to[0])
+                if source == rank and to[1] != rank:
+                    out.setdefault(number, []).append(dist.isend(given, to[1]))
+                elif source == rank:
+                    boxes[name] = (given, None)
+                elif to[1] == rank:
+                    room = batch.like.new_empty(batch.like.shape)
+                    boxes[name] = (room, dist.irecv(room, source))
+            for work in out.pop(number - 2, []):
+                work.wait()
+        for works in out.values():
+            for work in works:
+                work.wait()
+        return [worker.losses[j] for j in range(len(worker.losses))]""",
+        ],
+    ),
+    Answer(
+        7,
+        "passes counted from the back",
+        """
+        def rank_of(r):
+            behind, done, actions = world - 1 - r, 0, []
+            for f in range(m):
+                actions.append(Action("F", f))
+                if f >= behind:
+                    actions.append(Action("B", done))
+                    done += 1
+            return actions + [Action("B", b) for b in range(done, m)]
+        return list(map(rank_of, range(world)))
+        """,
+    ),
+    Answer(
+        8,
+        "a deque of forward passes",
+        """
+        if m % world != 0:
+            raise ValueError("micro-batches in whole groups only")
+        groups = [range(k, k + world) for k in range(0, m, world)]
+        schedule = []
+        for rank in range(world):
+            todo = deque(Action("F", j, c) for group in groups for c in range(v) for j in group)
+            mine = [todo.popleft() for _ in range(min(len(todo), 2 * (world - 1 - rank) + (v - 1) * world))]
+            for group in groups:
+                for c in reversed(range(v)):
+                    for j in group:
+                        if todo:
+                            mine.append(todo.popleft())
+                        mine.append(Action("B", j, c))
+            schedule.append(mine)
+        return schedule
+        """,
+    ),
+    Answer(
+        9,
+        "outputs' gradients caught by hooks",
+        [
+            """
+        passed.found = {}
+        hooks = []
+        for number, (layer, output) in enumerate(passed.layers):
+            if output.requires_grad:
+                hooks.append(output.register_hook(lambda g, number=number: passed.found.__setitem__(number, g)))
+        wanted = [passed.input] if passed.input.requires_grad else [output for _, output in passed.layers if output.requires_grad][:1]
+        got = torch.autograd.grad(passed.output, wanted, gradient, retain_graph=True)
+        for hook in hooks:
+            hook.remove()
+        return got[0] if passed.input.requires_grad else None""",
+            """
+        for number, gradient in passed.found.items():
+            layer, output = passed.layers[number]
+            own = [w for w in layer.parameters(recurse=False) if w.requires_grad]
+            if own:
+                for w, g in zip(own, torch.autograd.grad(output, own, gradient, retain_graph=True)):
+                    w.grad = g.clone() if w.grad is None else w.grad + g""",
+        ],
+    ),
+    Answer(
+        10,
+        "by inserting from the end",
+        """
+        schedule = []
+        for rank, actions in enumerate(one_f_one_b(world, m)):
+            row, w = [], 0
+            for kind, j, _ in actions:
+                row += [Action("F", j)] if kind == "F" else [Action("I", j)]
+                if kind != "F" and j >= rank:
+                    row.append(Action(kind="W", microbatch=w))
+                    w += 1
+            row.extend(Action("W", k) for k in range(w, m))
+            schedule.append(row)
+        return schedule
+        """,
+    ),
+    Answer(
+        11,
+        "a table of bubbles",
+        [
+            """
+        bubbles = {"GPipe": f + i + w, "1F1B": f + i + w, "interleaved": (f + i + w) / v, "zero bubble": f + i - w}
+        return sum([m * f, m * i, m * w, (p - 1) * bubbles[name]])""",
+            "whole = step_seconds(name, p, m, v, f, i, w)\nreturn (whole - m * f - m * i - m * w) / whole",
+            """
+        passes = {"GPipe": m * v, "1F1B": min(m, p - rank), "zero bubble": min(m, p), "interleaved": min(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1)}
+        return passes[name] / v""",
+        ],
+    ),
+    Answer(
+        12,
+        "in float64 throughout, by send and recv",
+        [
+            """
+        box = torch.zeros((), dtype=torch.double)
+        if rank == world - 1:
+            box.fill_(value)
+            for other in range(world - 1):
+                dist.send(box, other)
+        else:
+            dist.recv(box, world - 1)
+        return float(box)""",
+            None,
+            None,
         ],
     ),
 ]
