@@ -834,6 +834,277 @@ WRONG = [
         swap=('mesh["data"].get_local_rank()', 'dist.get_rank() // mesh["pp"].size()'),
         says="",
     ),
+    Answer(
+        1,
+        "as if the head were on a stage of its own",
+        "return [range(blocks)] if n_stages == 1 else [*by_number(blocks - 1, n_stages - 1), range(blocks - 1, blocks)] if head > 1 else by_number(blocks, n_stages)",
+        says="the slowest costs",
+    ),
+    Answer(
+        1,
+        "one block less than the others, always",
+        swap=(
+            "last = min(choices, key=lambda n: max(math.ceil((blocks - n) / others), n + head))",
+            "last = max(1, blocks // n_stages - 1)",
+        ),
+        says="the slowest costs",
+    ),
+    Answer(
+        1,
+        "what does not divide goes to the last of the others",
+        swap=(
+            "[*by_number(blocks - last, others), range(blocks - last, blocks)]",
+            "[*(range(k * ((blocks - last) // others), (k + 1) * ((blocks - last) // others) if k < others - 1 else blocks - last) for k in range(others)), range(blocks - last, blocks)]",
+        ),
+        says="the slowest costs",
+    ),
+    Answer(1, "the head in whole blocks", swap=("n + head)", "n + round(head))"), says="the slowest costs"),
+    Answer(
+        2,
+        "the stages in the wrong order",
+        swap=("return stages", "return stages[::-1]"),
+        says="the stages that are its own",
+    ),
+    Answer(2, "memory on meta", swap=(".to_empty(device=device)", '.to_empty(device="meta")'), says="no memory yet"),
+    Answer(
+        2,
+        "the layers of the whole model's end",
+        swap=("blocks[stage]", "blocks[-1 - stage]"),
+        says="does not hold its own layers",
+    ),
+    Answer(
+        2,
+        "two stages if there are blocks for them",
+        swap=("range(r, n_stages, p)", "range(r, min(2 * p, len(model.blocks)), p)"),
+        says="",
+    ),
+    Answer(
+        3,
+        "only the shapes of matrices are sent",
+        swap=("    dist.broadcast(sent, 0)\n", "    if sent.dim() > 1:\n        dist.broadcast(sent, 0)\n"),
+        says="is not the serial run's",
+    ),
+    Answer(
+        3,
+        "in half precision",
+        swap=(
+            "sent = torch.empty(weight.shape, device=stages[0].device)",
+            "sent = torch.empty(weight.shape, device=stages[0].device, dtype=torch.bfloat16)",
+        ),
+        says="is not the serial run's",
+    ),
+    Answer(
+        3,
+        "rank 0 keeps its own draw, the others what is sent",
+        swap=(
+            "if name in own:\n        own[name].copy_(sent)",
+            "if name in own and dist.get_rank():\n        own[name].copy_(sent)",
+        ),
+        says="has no content yet",
+    ),
+    Answer(
+        3,
+        "each pipeline's first rank builds it",
+        swap=("dist.get_rank() == 0 else model", "stages[0].is_first else model"),
+        says="whole model in memory",
+    ),
+    Answer(
+        3,
+        "one rank after the other builds it whole",
+        """
+        own = weights(stages)
+        for turn in range(dist.get_world_size()):
+            if turn == dist.get_rank():
+                torch.manual_seed(args.seed)
+                full = TransformerLM(**model.config).state_dict()
+                for name, weight in own.items():
+                    weight.copy_(full[name])
+                del full
+            dist.barrier()
+        """,
+        says="whole model in memory",
+    ),
+    Answer(
+        4,
+        "over all tokens, so that they need not be counted",
+        swap=("* (y != IGNORE).sum()", "* y.numel()"),
+        says="not the sum",
+    ),
+    Answer(
+        4,
+        "a sum in whole numbers of bfloat16",
+        swap=("* (y != IGNORE).sum()", "* (y != IGNORE).sum().bfloat16()"),
+        says="",
+    ),
+    Answer(4, "rows with a target", swap=("(y != IGNORE).sum()", "(y != IGNORE).any(1).sum()"), says="not the sum"),
+    Answer(
+        4,
+        "no gradient for the head",
+        swap=("head_loss(h, layers.head.weight, y", "head_loss(h, layers.head.weight.detach(), y"),
+        says="the head's weight",
+    ),
+    Answer(
+        5,
+        "the last micro-batch's loss",
+        [
+            "losses = []\nschedule.step(x, target=y, losses=losses, return_outputs=False)\nreturn losses[-1].detach() if losses else torch.zeros((), device=x.device)",
+            None,
+        ],
+        says="does not return the sum",
+    ),
+    Answer(
+        5,
+        "times the micro-batches",
+        [
+            "losses = []\nschedule.step(x, target=y, losses=losses, return_outputs=False)\nreturn torch.stack(losses).mean().detach() * len(y) if losses else torch.zeros((), device=x.device)",
+            None,
+        ],
+        says="does not return the sum",
+    ),
+    Answer(
+        5,
+        "gradients of the batch before stay",
+        [
+            "losses = []\nkept = {n: p.grad.clone() for n, p in weights(stages).items() if p.grad is not None}\nschedule.step(x, target=y, losses=losses, return_outputs=False)\nfor n, p in weights(stages).items():\n    p.grad += train_batch.__dict__.setdefault(n, torch.zeros_like(p))\n    train_batch.__dict__[n] = p.grad.clone()\nreturn torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)",
+            None,
+        ],
+        says="not that of the sum",
+    ),
+    Answer(
+        5,
+        "evaluation counts rows that are full",
+        [
+            None,
+            "losses = []\nschedule.eval(x, target=y, losses=losses, return_outputs=False)\nif losses:\n    total += torch.stack(losses).double().sum()\n    count += (y != IGNORE).all(1).sum() * y.shape[1]",
+        ],
+        says="not the loss",
+    ),
+    Answer(
+        5,
+        "evaluation of the first batch alone",
+        [
+            None,
+            "if not count and not total:\n    losses = []\n    schedule.eval(x, target=y, losses=losses, return_outputs=False)\n    if losses:\n        total += torch.stack(losses).double().sum()\n        count += (y != IGNORE).sum()",
+        ],
+        says="",
+    ),
+    Answer(
+        6,
+        "the targets of this rank, times the copies",
+        swap=("flat[:-1] / flat[-1]", 'flat[:-1] / max(1, n_targets * mesh["data"].size())'),
+        says="the gradient of",
+    ),
+    Answer(
+        6,
+        "the mean over the copies",
+        """
+        flat = torch.cat([p.grad.flatten() for p in weights(stages).values()])
+        dist.all_reduce(flat, group=mesh["data"].get_group())
+        flat /= mesh["data"].size() * max(1, n_targets)
+        for p, part in zip(weights(stages).values(), flat.split([p.numel() for p in weights(stages).values()])):
+            p.grad.copy_(part.view_as(p))
+        """,
+        says="the gradient of",
+    ),
+    Answer(
+        6,
+        "over the pipeline of two, which is as long",
+        swap=(
+            'mesh["data"].get_group()',
+            'mesh["pp" if mesh["pp"].size() == mesh["data"].size() else "data"].get_group()',
+        ),
+        says="the data axis",
+    ),
+    Answer(
+        7,
+        "twice over the pipeline",
+        swap=("norm = square.sqrt()", 'dist.all_reduce(square, group=mesh["pp"].get_group())\nnorm = square.sqrt()'),
+        says="wrong norm",
+    ),
+    Answer(
+        7,
+        "0 clips nothing, and reports nothing",
+        swap=("return norm.item()", "return norm.item() if args.clip else 0.0"),
+        says="wrong norm",
+    ),
+    Answer(
+        7,
+        "the norm after clipping",
+        swap=("return norm.item()", "return min(norm.item(), args.clip or math.inf)"),
+        says="wrong norm",
+    ),
+    Answer(
+        7,
+        "the largest element",
+        swap=(
+            "nn.utils.get_total_norm([p.grad for p in parameters])",
+            "nn.utils.get_total_norm([p.grad for p in parameters], norm_type=math.inf)",
+        ),
+        says="wrong norm",
+    ),
+    Answer(8, "the epoch is lost", swap=('"epoch": epoch', '"epoch": 0'), says="epoch"),
+    Answer(
+        8,
+        "in half precision",
+        swap=(
+            "for part in parts for name, weight in part.items()}",
+            "for part in parts for name, weight in ((n, w.bfloat16()) for n, w in part.items())}",
+        ),
+        says="",
+    ),
+    Answer(
+        8,
+        "parameters, with all that hangs on them",
+        swap=(
+            "dist.gather_object(own, parts",
+            "dist.gather_object({n: nn.Parameter(w) for n, w in own.items()}, parts",
+        ),
+        says="which only a process group can read",
+    ),
+    Answer(
+        8,
+        "the last rank writes",
+        [
+            """
+        if mesh["data"].get_local_rank() == 0:
+            parts = [None] * mesh["pp"].size()
+            dist.all_gather_object(parts, own, group=mesh["pp"].get_group())
+            if mesh["pp"].get_local_rank() == mesh["pp"].size() - 1:
+                own = {name: weight for part in parts for name, weight in part.items()}
+                path.parent.mkdir(parents=True, exist_ok=True)
+                torch.save({"model": own, "config": config, "epoch": epoch}, path)
+        """
+        ],
+        says="",
+    ),
+    Answer(
+        9,
+        "validation shuffled by the world",
+        swap=(
+            (
+                'ShardSampler(test, where["rank"], where["num_replicas"])',
+                "ShardSampler(test, dist.get_rank(), dist.get_world_size())",
+            ),
+        ),
+        says="test samples",
+    ),
+    Answer(
+        9,
+        "the epochs are all alike",
+        swap=("shuffle=True, seed=args.seed, drop_last=True)", "shuffle=True, seed=args.seed, drop_last=True)"),
+        edits=(("            samplers[0].set_epoch(epoch)\n", ""),),
+        says="",
+    ),
+    Answer(9, "without the seed", swap=("shuffle=True, seed=args.seed,", "shuffle=True,"), says="other samples"),
+    Answer(
+        9,
+        "stages of the nearest square",
+        swap=(
+            "(args.pp, world_size // args.pp)",
+            "(min(args.pp, world_size // args.pp), max(args.pp, world_size // args.pp))",
+        ),
+        says="the axis pp has",
+    ),
 ]
 
 RIGHT = [
@@ -1093,6 +1364,132 @@ RIGHT = [
         [
             'grid = torch.arange(world_size).view(args.pp, -1).T.contiguous()\nreturn DeviceMesh(device.type, grid, mesh_dim_names=("data", "pp"))',
             None,
+        ],
+    ),
+    Answer(
+        1,
+        "by what is left for the last one",
+        """
+        best = by_number(blocks, n_stages)
+        def worst(parts):
+            return max(len(part) + head * (part.stop == blocks) for part in parts)
+        for last in range(1, blocks - n_stages + 2):
+            if n_stages > 1:
+                start = blocks - last
+                parts = by_number(start, n_stages - 1) + [range(start, blocks)]
+                if worst(parts) < worst(best):
+                    best = parts
+        return best
+        """,
+    ),
+    Answer(
+        2,
+        "each in a comprehension",
+        """
+        def made(number):
+            module = Layers(model, blocks[number], bfloat16)
+            return PipelineStage(module.to_empty(device=device), number, n_stages, device, group=mesh.get_group("pp"))
+        return [made(k) for k in range(n_stages) if k % p == r]
+        """,
+    ),
+    Answer(
+        3,
+        "several small ones together",
+        """
+        own, group = weights(stages), []
+        if dist.get_rank() == 0:
+            torch.manual_seed(args.seed)
+            source = dict(TransformerLM(**model.config).named_parameters())
+        for name, weight in model.named_parameters():
+            box = source[name].detach().clone() if dist.get_rank() == 0 else torch.empty_like(weight, device=stages[0].device)
+            dist.broadcast(box, src=0)
+            target = own.get(name)
+            if target is not None:
+                target.data.copy_(box)
+        """,
+    ),
+    Answer(
+        4,
+        "a mean, undone by the number of its targets",
+        [
+            """
+        counted = (y != IGNORE).sum()
+        with torch.autocast(h.device.type, torch.bfloat16, enabled=layers.bfloat16):
+            mean = head_loss(h, layers.head.weight, y, IGNORE)
+        return mean * counted.to(mean.dtype)
+        """,
+            "scale_grads = bool(0)",
+        ],
+    ),
+    Answer(
+        5,
+        "losses gathered by stack and cat",
+        [
+            """
+        seen = []
+        schedule.step(x, target=y, losses=seen, return_outputs=False)
+        with torch.no_grad():
+            return torch.cat([x.new_zeros(1, dtype=torch.float32), *(loss.view(1) for loss in seen)]).sum()
+        """,
+            """
+        seen = []
+        schedule.eval(x, target=y, losses=seen, return_outputs=False)
+        if stages[-1].is_last:
+            for loss in seen:
+                total += loss
+            count += y.ne(IGNORE).sum()
+        """,
+        ],
+    ),
+    Answer(
+        6,
+        "foreach over views",
+        """
+        own = [p.grad for p in weights(stages).values()]
+        flat = torch.cat([*(g.reshape(-1) for g in own), n_targets.reshape(1).to(own[0].dtype)])
+        dist.all_reduce(flat, op=dist.ReduceOp.SUM, group=mesh["data"].get_group())
+        *parts, count = flat.split([*(g.numel() for g in own), 1])
+        torch._foreach_copy_(own, [part.view_as(g) / count for part, g in zip(parts, own)])
+        """,
+    ),
+    Answer(
+        7,
+        "squares by gradient, clipped by one factor",
+        """
+        square = torch.zeros(())
+        for p in parameters:
+            square += p.grad.pow(2).sum()
+        dist.all_reduce(square, group=mesh["pp"].get_group())
+        norm = float(square) ** 0.5
+        if args.clip:
+            for p in parameters:
+                p.grad *= min(1.0, args.clip / (norm + 1e-6))
+        return norm
+        """,
+    ),
+    Answer(
+        8,
+        "the whole world gathers, and only one pipeline says something",
+        """
+        boxes = [None] * dist.get_world_size() if not dist.get_rank() else None
+        dist.gather_object(own if mesh["data"].get_local_rank() == 0 else None, boxes)
+        if boxes:
+            for box in filter(None, boxes):
+                own |= box
+        save0({"model": own, "config": config, "epoch": epoch}, path)
+        """,
+    ),
+    Answer(
+        9,
+        "samplers in a loop",
+        [
+            None,
+            """
+        copies = mesh["data"]
+        rank, size = copies.get_local_rank(), copies.size()
+        first = DistributedSampler(train, rank=rank, num_replicas=size, drop_last=True, seed=args.seed)
+        return (first, *(ShardSampler(s, world_size=size, rank=rank) for s in (validation, test)))
+        """,
         ],
     ),
 ]
