@@ -26,13 +26,13 @@ NAMES = {"F": "F, forward", "B": "B, backward", "I": "I, backward for the input"
 
 
 def span(timeline: Timeline) -> tuple[float, float]:
-    """From the begin of the first note to the end of the last one, of all ranks."""
+    """From the start of the first note to the end of the last one, of all ranks."""
     notes = [note for rank in timeline for note in rank]
     return min((note[3] for note in notes), default=0.0), max((note[4] for note in notes), default=0.0)
 
 
 def bubble(timeline: Timeline) -> float:
-    """The share of the ranks' time, from the first begin to the last end, in which they do nothing: from 0 to 1."""
+    """The share of the ranks' time, from the first start to the last end, in which they do nothing: from 0 to 1."""
     first, last = span(timeline)
     busy = sum(note[4] - note[3] for rank in timeline for note in rank)
     return 1 - busy / (len(timeline) * (last - first)) if last > first else 0.0

@@ -527,7 +527,7 @@ plots_pipeline.timelines(
 # ## Do one action
 #
 # To execute a schedule, a rank takes its actions one by one. Leave the messages aside at first: suppose that what an
-# action needs from another stage has `arrived`, and that what it returns will be sent on by somebody else.
+# action needs from another stage has `arrived`, and that what it returns will be sent on for it.
 #
 # A micro-batch that has gone forward through a stage and not yet back is **alive**: its activations are kept. The given
 # `Passed` runs a stage and holds what the backward pass starts from. Between the two passes of one micro-batch, others
