@@ -9,6 +9,7 @@ has the same name and the same size.
 import argparse
 import json
 import os
+import math
 import pickle
 import shutil
 import signal
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from utils import run_folder
@@ -205,3 +207,30 @@ def check_fits(folder: Path, model: nn.Module, optimizer: str) -> None:
     there = "adamw" if any(key.endswith(".exp_avg") for key in saved) else "sgd"
     if there != optimizer:
         fail(f"--resume {folder}: it was saved with --optimizer {there}")
+
+
+def check_chunks(own: nn.Module) -> None:
+    """Stop with one line, on all ranks, if torch does not know which rows of a table they hold. Every rank calls it.
+
+    Tensor parallelism cuts a table, and fully_shard what is left. For some uneven sizes torch (2.13) takes the parts to
+    lie elsewhere: "currently, we cannot handle strided sharding if the dp dimension is not even"
+    (torch/distributed/_state_dict_utils.py). Then first weights cannot be handed out, and dcp.save fails hours later.
+    """
+    from torch.distributed.tensor import DTensor  # here, for they take a second, and only this function needs them
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    lost = None
+    for name, p in own.named_parameters():
+        if isinstance(p, DTensor):
+            told, _ = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
+            if tuple(told) != tuple(p.to_local().shape):
+                cuts = [p.device_mesh.size(axis) for axis, where in enumerate(p.placements) if not where.is_replicate()]
+                lost = name, len(p), cuts
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, lost)
+    for name, rows, cuts in filter(None, found):
+        fail(
+            f"the {rows} rows of {name}, cut into {' × '.join(map(str, cuts))} parts, are more than PyTorch keeps "
+            f"track of, and could not be saved: take a --tp that divides {rows} (1 always does), at most 2 shards, or "
+            f"a vocabulary padded to {rows + -rows % math.prod(cuts)} words"
+        )

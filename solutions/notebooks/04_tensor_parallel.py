@@ -416,6 +416,10 @@ check("04_tensor_parallel/5")
 # up, the last one what is left. A rank looks up the words that it has, and says zero for the others; the sum of the
 # ranks is right, since each word is in one place.
 #
+# In practice the vocabulary is padded with rows that no token uses: Megatron-LM takes a multiple of $128\,t$, so that
+# GPT-2's 50,257 words are 50,432 for two ranks. Equal parts take equal time, round sizes are fast, and sharding can cut
+# the parts once more without remainders. Here nothing is padded, and your results are exactly those of one rank.
+#
 # ![Four tokens on two ranks: each looks up its own words, the rest is zero](../images/tensor_parallel_words.svg)
 #
 # Beware: a foreign word has no row here. `F.embedding(x, weight)` refuses numbers outside of the table, so look up

@@ -64,7 +64,7 @@ from utils.after_pipeline import Layers, fill, make_schedule, train_batch
 from utils.after_tp import plan_of, shared_head_loss, stream_layout
 from utils.arguments import given, training_parser, whole
 from utils.beside import Beside
-from utils.checkpoints import saved_whole, to_resume
+from utils.checkpoints import check_chunks, saved_whole, to_resume
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.distributed import cleanup, fail, launch_environment, print0, save0
@@ -481,6 +481,7 @@ def main(argv: list[str] | None = None) -> None:
         args.resume = to_resume(args, model)
     stages = parallelize(model, mesh, device, args)
     own = joined([stage.submod for stage in stages])
+    check_chunks(own)
     send_first_weights(own, model.config, args, strict=False)
     schedule = make_schedule(stages, partial(loss_of, stages[-1].submod, args), args)
     optimizer = make_optimizer(own, args)

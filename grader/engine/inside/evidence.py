@@ -54,10 +54,11 @@ def first_of(tensor: Any) -> list[int]:
     from torch.distributed.tensor.placement_types import _StridedShard  # here: only ranks with DTensors need it
 
     first, size, mesh = [0] * tensor.dim(), list(tensor.shape), tensor.device_mesh
+    here = mesh.get_coordinate()  # known without the groups, which a script has left at its end
     cuts = [(axis, placement) for axis, placement in enumerate(tensor.placements) if hasattr(placement, "dim")]
     for axis, placement in sorted(cuts, key=lambda cut: isinstance(cut[1], _StridedShard)):
         left, length = size[placement.dim], math.ceil(size[placement.dim] / mesh.size(axis))
-        begin = min(left, mesh.get_local_rank(axis) * length)
+        begin = min(left, here[axis] * length)
         first[placement.dim] += begin
         size[placement.dim] = min(length, left - begin)
     return first
