@@ -26,6 +26,7 @@ sys.modules.setdefault("rfc3987_syntax", None)
 COURSE = Path(__file__).resolve().parents[3]
 
 ORDER = (
+    "00_one_device",
     "single_gpu_training",
     "01_collectives",
     "02_data_parallel",
@@ -47,7 +48,7 @@ ORDER = (
     "resilient_training",
 )
 
-BASELINE = ORDER[0]  # complete as given: the serial run that every parallel run must equal
+BASELINE = "single_gpu_training"  # complete as given: the serial run that every parallel run must equal
 BATCH = (".sbatch", ".pbs")  # for Slurm, for PBS
 WITH_BATCH_TODOS = "ddp_training"  # the lesson whose batch files have TODOs; later scripts get them solved
 MOST_CODE, MOST_LINES = 500_000, 20_000  # of a script, or of all cells of a notebook

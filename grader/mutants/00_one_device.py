@@ -1,0 +1,141 @@
+"""Other answers to the TODOs of 00_one_device."""
+
+from grader.kit import Answer
+
+WRONG = [
+    Answer(1, "a mean of the batches' means", swap=("return math.exp(total / sum(tokens))", "return math.exp(sum(losses) / len(losses))"), says="perplexity"),
+    Answer(1, "a mean of the batches' perplexities", ["return sum(math.exp(l) * n for l, n in zip(losses, tokens)) / sum(tokens)", None], says="perplexity"),
+    Answer(1, "a power of two", swap=("math.exp(total / sum(tokens))", "2 ** (total / sum(tokens))"), says="perplexity"),
+    Answer(1, "the loss itself", swap=("math.exp(total / sum(tokens))", "total / sum(tokens)"), says="perplexity"),
+    Answer(1, "divided by the batches", swap=("total / sum(tokens)", "total / len(tokens) / max(tokens)"), says="perplexity"),
+    Answer(1, "bits", swap=("math.log(vocabulary)", "math.log2(vocabulary)"), says="untrained_loss"),
+    Answer(1, "the perplexity in place of the loss", [None, "return float(vocabulary)"], says="untrained_loss"),
+    Answer(1, "one over V", [None, "return 1 / vocabulary"], says="untrained_loss"),
+    Answer(1, "one word is known", swap=("math.log(vocabulary)", "math.log(vocabulary - 1)"), says="untrained_loss"),
+    Answer(2, "gradients add up", swap=("optimizer.zero_grad()\n", ""), says="after step 2"),
+    Answer(2, "gradients emptied before they are used", swap=("optimizer.zero_grad()\nloss.backward()", "loss.backward()\noptimizer.zero_grad()"), says="after step 1"),
+    Answer(2, "no step", swap=("optimizer.step()\n", ""), says="after step 1"),
+    Answer(2, "no backward pass", swap=("loss.backward()\n", ""), says="after step 1"),
+    Answer(2, "the loss after the step", swap=("return loss.item()", "return model(x, y).item()"), says="loss of step 1"),
+    Answer(2, "a tensor", swap=("loss.item()", "loss"), says="as a number"),
+    Answer(2, "a tensor without its graph", swap=("loss.item()", "loss.detach()"), says="as a number"),
+    Answer(2, "times since the start", swap=("after - before for before, after in zip(times, times[1:])", "after - times[0] for after in times[1:]"), says="“forward”"),
+    Answer(2, "milliseconds", swap=("after - before for", "1000 * (after - before) for"), says="“data”"),
+    Answer(2, "the backward pass counts as forward", swap=("loss = model(x, y)\ntimes.append(clock())\noptimizer.zero_grad()\nloss.backward()\n", "loss = model(x, y)\noptimizer.zero_grad()\nloss.backward()\ntimes.append(clock())\n"), says="“forward”"),
+    Answer(2, "the data are not timed", swap=("times = [clock()]\nx, y = next(batches)\n", "x, y = next(batches)\ntimes = [clock()]\n"), says="“data”"),
+    Answer(2, "another clock", swap=("times = [clock()]", "clock = time.perf_counter\ntimes = [clock()]"), says="“data”"),
+    Answer(2, "names in another order", swap=('("data", "forward", "backward", "optimizer")', '("forward", "data", "backward", "optimizer")'), says="“data”"),
+    Answer(2, "two batches read", swap=("x, y = next(batches)", "next(batches)\nx, y = next(batches)"), says=""),
+    Answer(3, "the textbook's head", swap=(("return blocks + head, 2 * blocks", "return blocks + head / 3, 2 * blocks + 2 * head / 3"),), says="token_flops"),
+    Answer(3, "a head of one product", swap=("6 * vocabulary * dim", "2 * vocabulary * dim"), says="token_flops"),
+    Answer(3, "an embedding that multiplies", swap=("6 * vocabulary * dim", "8 * vocabulary * dim"), says="token_flops"),
+    Answer(3, "a multiplication only", swap=("2 * 12 * dim**2", "12 * dim**2"), says="token_flops"),
+    Answer(3, "attention without its scores", swap=(" + 4 * dim * seq_len", ""), says="token_flops"),
+    Answer(3, "scores of one block", swap=("layers * (2 * 12 * dim**2 + 4 * dim * seq_len)", "layers * 2 * 12 * dim**2 + 4 * dim * seq_len"), says="token_flops"),
+    Answer(3, "forward and backward alike", swap=("head, 2 * blocks", "head, blocks"), says="token_flops"),
+    Answer(3, "two matrices of the MLP forgotten", swap=("2 * 12 * dim**2", "2 * 4 * dim**2"), says="token_flops"),
+    Answer(3, "an MLP of one width", swap=("2 * 12 * dim**2", "2 * 6 * dim**2"), says="token_flops"),
+    Answer(3, "backward, then forward", swap=("return blocks + head, 2 * blocks", "return 2 * blocks, blocks + head"), says="token_flops"),
+    Answer(3, "percent", swap=("tokens_per_s * flops_per_token / peak", "100 * tokens_per_s * flops_per_token / peak"), says="utilization"),
+    Answer(3, "the inverse", swap=("tokens_per_s * flops_per_token / peak", "peak / (tokens_per_s * flops_per_token)"), says="utilization"),
+    Answer(4, "the result costs nothing", swap=(" + m * n)", ")"), says="product_intensity"),
+    Answer(4, "numbers, not bytes", swap=("itemsize * (m * k", "(m * k"), says="product_intensity"),
+    Answer(4, "multiplications only", swap=("2 * m * k * n / (", "m * k * n / ("), says="product_intensity"),
+    Answer(4, "weights only", swap=("(m * k + k * n + m * n)", "(k * n)"), says="product_intensity"),
+    Answer(4, "the larger limit", swap=("min(peak", "max(peak"), says="attainable_speed"),
+    Answer(4, "no roof", swap=("min(peak, flops_per_byte * bandwidth)", "flops_per_byte * bandwidth"), says="attainable_speed"),
+    Answer(4, "half a harmony of both", swap=("min(peak, flops_per_byte * bandwidth)", "1 / (1 / peak + 1 / (flops_per_byte * bandwidth))"), says="attainable_speed"),
+    Answer(4, "only the weights move", [None, None, "return itemsize * peak / bandwidth / 2"], says="fewest_tokens"),
+    Answer(4, "never is not told", swap=("return edge * k * n / per_token if per_token > 0 else math.inf", "return edge * k * n / per_token"), says="fewest_tokens"),
+    Answer(4, "bytes forgotten", swap=("itemsize * peak / bandwidth", "peak / bandwidth"), says="fewest_tokens"),
+    Answer(4, "rounded", swap=("return edge * k * n / per_token if per_token > 0 else math.inf", "return math.ceil(edge * k * n / per_token) if per_token > 0 else math.inf"), says="fewest_tokens"),
+    Answer(5, "one state for each weight", swap=("8 * parameters", "4 * parameters"), says="state_bytes"),
+    Answer(5, "16 bits", ["return 2 * parameters, 2 * parameters, 12 * parameters", None, None], says="state_bytes"),
+    Answer(5, "no gradients", ["return 4 * parameters, 0, 8 * parameters", None, None], says="state_bytes"),
+    Answer(5, "the head's weight for each token", swap=("+ vocabulary * dim)", "+ tokens * vocabulary * dim)"), says="kept_bytes"),
+    Answer(5, "logits are kept", swap=("+ vocabulary * dim)", "+ tokens * vocabulary)"), says="kept_bytes"),
+    Answer(5, "no gradient of the head", swap=(" + vocabulary * dim)", ")"), says="kept_bytes"),
+    Answer(5, "blocks alone", swap=("16 * layers + 2", "16 * layers"), says="kept_bytes"),
+    Answer(5, "the end of each block", swap=("16 * layers + 2", "18 * layers"), says="kept_bytes"),
+    Answer(5, "numbers, not bytes", swap=("return 4 * (tokens * dim * (16 * layers + 2) + vocabulary * dim)", "return tokens * dim * (16 * layers + 2) + vocabulary * dim"), says="kept_bytes"),
+    Answer(5, "fewer than none", swap=("max(0, int((memory - sum(state_bytes(parameters))) // sequence_bytes))", "int((memory - sum(state_bytes(parameters))) // sequence_bytes)"), says="most_sequences"),
+    Answer(5, "rounded up", swap=("int((memory - sum(state_bytes(parameters))) // sequence_bytes)", "math.ceil((memory - sum(state_bytes(parameters))) / sequence_bytes)"), says="most_sequences"),
+    Answer(5, "weights alone", swap=("sum(state_bytes(parameters))", "state_bytes(parameters)[0]"), says="most_sequences"),
+    Answer(5, "an empty device", swap=("memory - sum(state_bytes(parameters))", "memory"), says="most_sequences"),
+    Answer(5, "at least one", swap=("max(0, ", "max(1, "), says="most_sequences"),
+    Answer(6, "forward only", swap=("6 * parameters * tokens", "2 * parameters * tokens"), says="device_days"),
+    Answer(6, "the full peak", swap=("(peak * mfu)", "peak"), says="device_days"),
+    Answer(6, "slower is faster", swap=("/ (peak * mfu)", "* mfu / peak"), says="device_days"),
+    Answer(6, "hours", swap=("86_400", "3_600"), says="device_days"),
+    Answer(6, "weights alone", swap=("16 * parameters", "4 * parameters"), says="fewest_devices"),
+    Answer(6, "rounded down", swap=("math.ceil(16 * parameters / memory)", "max(1, int(16 * parameters / memory))"), says="fewest_devices"),
+    Answer(6, "always one more than it takes", swap=("math.ceil(16 * parameters / memory)", "math.ceil(16 * parameters / memory) + 1"), says="fewest_devices"),
+    Answer(6, "rounded to the nearest", swap=("math.ceil(16 * parameters / memory)", "max(1, round(16 * parameters / memory))"), says="fewest_devices"),
+    Answer(6, "growth in a straight line", swap=("years * math.log(2) / math.log(last / first)", "years * first / (last - first)"), says="doubling_years"),
+    Answer(6, "e times as large", swap=("years * math.log(2) / math.log(last / first)", "years / math.log(last / first)"), says="doubling_years"),
+    Answer(6, "how often, not how long", swap=("years * math.log(2) / math.log(last / first)", "math.log2(last / first) / years"), says="doubling_years"),
+    Answer(7, "always strong", swap=('(n if scaling == "strong" else 1)', "n"), says="weak scaling"),
+    Answer(7, "always weak", swap=(' / (n if scaling == "strong" else 1)', ""), says="strong scaling"),
+    Answer(7, "the two confused", swap=('"strong"', '"weak"'), says="scaling"),
+    Answer(7, "the speed-up", swap=("/ (n if", "* (1 if"), says="efficiency"),
+    Answer(7, "the first that is listed", swap=("seconds[1] / took", "next(iter(seconds.values())) / took"), says="efficiency"),
+    Answer(7, "of the laws, the other one", swap=(("return 1 / (share + (1 - share) / devices)", "return share + devices * (1 - share)"),), says="amdahl"),
+    Answer(7, "the share that does get faster", swap=("share + (1 - share) / devices", "1 - share + share / devices"), says="amdahl"),
+    Answer(7, "the time, not the speed-up", swap=("return 1 / (share + (1 - share) / devices)", "return share + (1 - share) / devices"), says="amdahl"),
+    Answer(7, "the limit", swap=("return 1 / (share + (1 - share) / devices)", "return min(devices, 1 / share) if share else devices"), says="amdahl"),
+    Answer(7, "no serial part", swap=("return share + devices * (1 - share)", "return devices * (1 - share)"), says="gustafson"),
+    Answer(7, "all of it scales", swap=("return share + devices * (1 - share)", "return devices - share"), says="gustafson"),
+    Answer(7, "one less the efficiency", [None, None, None, "return 1 - speed_up / devices"], says="fixed_share"),
+    Answer(7, "by Gustafson", [None, None, None, "return (devices - speed_up) / (devices - 1)"], says="fixed_share"),
+    Answer(7, "for many devices", swap=("(devices / speed_up - 1) / (devices - 1)", "1 / speed_up"), says="fixed_share"),
+    Answer(8, "time before memory", swap=("if most_sequences(memory, parameters, sequence_bytes) >= 1:", "if for_time > 1 or most_sequences(memory, parameters, sequence_bytes) >= 1:"), says="decide"),
+    Answer(8, "only the model must fit", swap=("most_sequences(memory, parameters, sequence_bytes) >= 1", "sum(state_bytes(parameters)) <= memory"), says="decide"),
+    Answer(8, "two sequences must fit", swap=(">= 1:", ">= 2:"), says="decide"),
+    Answer(8, "a full device for the model", swap=("/ (memory - sequence_bytes)", "/ memory"), says="decide"),
+    Answer(8, "the sequence is divided, too", swap=("math.ceil(sum(state_bytes(parameters)) / (memory - sequence_bytes))", "math.ceil((sum(state_bytes(parameters)) + sequence_bytes) / memory)"), says="decide"),
+    Answer(8, "no deadline for what is divided", swap=("max(for_time, to_hold)", "to_hold"), says="decide"),
+    Answer(8, "both needs one after the other", swap=("max(for_time, to_hold)", "for_time * to_hold"), says="decide"),
+    Answer(8, "rounded down", swap=("math.ceil(days / deadline)", "int(days / deadline)"), says="decide"),
+    Answer(8, "just in time is too late", swap=("math.ceil(days / deadline)", "int(days / deadline) + 1"), says="decide"),
+    Answer(8, "always parallel", swap=('("one device" if for_time <= 1 else "data parallel")', '"data parallel"'), says="decide"),
+    Answer(8, "two at least", swap=("max(1, for_time)", "max(2, for_time)"), says="decide"),
+]  # fmt: skip
+
+RIGHT = [
+    Answer(
+        1,
+        "by a running sum, and torch",
+        [
+            "total = count = 0\nfor loss, n in zip(losses, tokens):\n    total, count = total + loss * n, count + n\nreturn float(torch.tensor(total / count, dtype=torch.float64).exp())",
+            "return -math.log(1 / vocabulary)",
+        ],
+    ),
+    Answer(
+        2,
+        "gradients emptied first, and one dictionary",
+        """
+        seconds, before = {}, clock()
+        def over(phase):
+            nonlocal before
+            now = clock()
+            seconds[phase], before = now - before, now
+        optimizer.zero_grad(set_to_none=False)
+        x, y = next(batches)
+        over("data")
+        loss = model(x, y)
+        over("forward")
+        loss.backward()
+        over("backward")
+        optimizer.step()
+        over("optimizer")
+        return float(loss), seconds
+        """,
+    ),
+    Answer(2, "emptied at the end", swap=(("optimizer.zero_grad()\n", ""), ("optimizer.step()\n", "optimizer.step()\noptimizer.zero_grad()\n"))),
+    Answer(3, "matrix by matrix", ["products = 4 * dim * dim + 2 * (dim * 4 * dim)\nforward = 2 * products * layers + 2 * (2 * seq_len * dim) * layers\nreturn forward + 3 * 2 * dim * vocabulary, 2 * forward", "return (tokens_per_s / peak) * flops_per_token"]),
+    Answer(4, "in other words", ["moved = (m + n) * k + m * n\nreturn 2 * m * n * k / moved / itemsize", "return peak if flops_per_byte >= peak / bandwidth else flops_per_byte * bandwidth", "r = peak / bandwidth * itemsize / 2\nif r * (1 / k + 1 / n) >= 1:\n    return float('inf')\nreturn r / (1 - r / k - r / n)"]),
+    Answer(5, "in other words", ["return tuple(parameters * each for each in (4, 4, 8))", "numbers = layers * 16 * dim * tokens + 2 * tokens * dim + vocabulary * dim\nreturn numbers * 4", "left = memory - 16 * parameters\nreturn int(left / sequence_bytes + 1e-12) if left > 0 else 0"]),
+    Answer(6, "in other words", ["seconds = 6 * parameters * tokens / peak / mfu\nreturn seconds / (24 * 60 * 60)", "return -int(-16 * parameters // memory)", "return years / math.log2(last / first)"]),
+    Answer(7, "in other words", ["perfect = {n: seconds[1] / n if scaling == 'strong' else seconds[1] for n in seconds}\nreturn {n: perfect[n] / seconds[n] for n in seconds}", "return devices / (devices * share + 1 - share)", "return devices - (devices - 1) * share", "return (1 / speed_up - 1 / devices) / (1 - 1 / devices)"]),
+    Answer(8, "by its own sums", "fits = 16 * parameters + sequence_bytes <= memory\nif fits and days <= deadline:\n    return 'one device', 1\nif fits:\n    return 'data parallel', math.ceil(days / deadline)\nreturn 'divide the model', max(math.ceil(days / deadline), math.ceil(16 * parameters / (memory - sequence_bytes)))"),
+]  # fmt: skip

@@ -1,0 +1,502 @@
+"""Checks and hints of 00_one_device.
+
+| TODO | achievement                            | evidence                                                          | needs |
+|------|----------------------------------------|-------------------------------------------------------------------|-------|
+| 1    | perplexity over tokens                 | the formulas, for batches of different sizes                      |       |
+| 2    | a step, its four phases timed          | times on a clock that the work itself moves; losses of four steps |       |
+| 3    | FLOPs by phase, MFU                    | the formulas, for models with large and with small heads          |       |
+| 4    | the roofline                           | the formulas, on both sides of the edge                           |       |
+| 5    | memory of a step; what fits            | the formulas                                                      |       |
+| 6    | days, devices, doubling                | the formulas                                                      |       |
+| 7    | strong and weak scaling, the two laws  | the formulas                                                      |       |
+| 8    | when to go parallel                    | cases on both sides of each limit                                 | 5     |
+
+All numbers are drawn. TODO 2 is judged by no real clock: each phase of the check's own model moves a clock by a span of
+its own. Its model has one weight, so that four steps of gradient descent can be followed with a pencil; what the first
+step leaves in `.grad` would change the second.
+"""  # noqa: E501
+
+import math
+
+import torch
+from torch import nn
+
+from grader.kit import check_answers, expect, premise, todo
+
+BUILDS = "nothing parallel yet: perplexity, the phases of a step, FLOPs, roofline, memory; strong and weak scaling"
+
+
+@todo(
+    1,
+    minutes=15,
+    why=(
+        "All lessons compare losses and perplexities. A mean of the batches' means gives the tokens of a short batch"
+        " more weight than the others', and then the result depends on the batch size, or on the number of ranks."
+    ),
+    hints=(
+        "Take two batches, of 10 tokens and of 1. How much does the loss of the one token count?",
+        (
+            "A batch's loss is a mean: times its tokens, it is a sum. The exponential comes last, since a perplexity is"
+            " that of the mean loss. With equal probabilities each word has 1 / V."
+        ),
+        "math.exp undoes math.log; both are natural. zip pairs each loss with the number of its tokens.",
+    ),
+)
+def test_todo1_perplexity(student):
+    draw = student.draw("losses")
+    right = {}
+    for batches in (1, 2, 5):
+        losses = tuple(draw.uniform(1.0, 9.0) for _ in range(batches))
+        tokens = (*(draw.randrange(500, 900) for _ in range(batches - 1)), draw.randrange(20, 90))
+        mean = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / sum(tokens)
+        premise(
+            batches == 1 or abs(mean - sum(losses) / batches) > 1e-3 * mean, "a mean of means, as equal as it may be"
+        )
+        right["perplexity", (losses, tokens)] = math.exp(mean)
+    for vocabulary in (2, draw.randrange(3, 1000), 33_278):
+        right["untrained_loss", (vocabulary,)] = math.log(vocabulary)
+    check_answers(student, right)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 2: a step on a clock that the work moves
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Backward(torch.autograd.Function):
+    """Changes nothing; its backward pass takes its time."""
+
+    @staticmethod
+    def forward(ctx, number, clock, seconds):
+        ctx.clock, ctx.seconds = clock, seconds
+        return number.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.clock.now += ctx.seconds
+        return grad, None, None
+
+
+class Line(nn.Module):
+    """The loss of one weight: the mean of (w x - y)²."""
+
+    def __init__(self, weight, clock):
+        super().__init__()
+        self.weight, self.clock, self.spans = nn.Parameter(torch.tensor(weight, dtype=torch.float64)), clock, None
+
+    def forward(self, x, y):
+        self.clock.now += self.spans["forward"]
+        return Backward.apply(((self.weight * x - y) ** 2).mean(), self.clock, self.spans["backward"])
+
+
+class Descent(torch.optim.SGD):
+    clock = spans = None
+
+    def step(self, closure=None):
+        self.clock.now += self.spans["optimizer"]
+        return super().step(closure)
+
+
+def steps_on_rank(code, rank, world, weight, rate, steps):
+    """What timed_step says of each step: steps have spans, x and y."""
+    clock = Clock()
+    model = Line(weight, clock)
+    optimizer = Descent(model.parameters(), lr=rate)
+    optimizer.clock = clock
+    found = []
+
+    def batches():
+        for step in steps:
+            clock.now += step["spans"]["data"]
+            yield torch.tensor(step["x"], dtype=torch.float64), torch.tensor(step["y"], dtype=torch.float64)
+
+    reading = batches()
+    for step in steps:
+        model.spans = optimizer.spans = step["spans"]
+        answer = code.timed_step(reading, model, optimizer, clock)
+        pair = isinstance(answer, (tuple, list)) and len(answer) == 2
+        loss, seconds = answer if pair else (None, None)
+        found.append(
+            {
+                "pair": pair,
+                "kind": type(loss).__name__,
+                "loss": float(loss) if isinstance(loss, (int, float, torch.Tensor)) else math.nan,
+                "seconds": {str(k): float(v) for k, v in seconds.items()} if isinstance(seconds, dict) else {},
+                "weight": model.weight.item(),
+            }
+        )
+    return found
+
+
+PHASES = ("data", "forward", "backward", "optimizer")
+
+
+def drawn_steps(draw, n_steps):
+    """Steps with spans of all sizes, no two of which can be taken for each other."""
+    return [
+        {
+            "spans": dict(zip(PHASES, (span / 64 for span in draw.sample(range(1, 640), 4)), strict=True)),
+            "x": [draw.uniform(0.5, 1.5) for _ in range(3)],
+            "y": [draw.uniform(2.0, 4.0) for _ in range(3)],
+        }
+        for _ in range(n_steps)
+    ]
+
+
+@todo(
+    2,
+    minutes=25,
+    why=(
+        "Parallel training divides some of these phases and adds communication to them. Who knows where the time of a"
+        " step goes knows what there is to gain."
+    ),
+    hints=(
+        "Go through the four phases in order. What does each of them call, and when does the next one begin?",
+        (
+            "loss.backward() adds to each parameter's .grad; optimizer.zero_grad() empties them; optimizer.step() uses"
+            " them. A scalar tensor's .item() is its number. Four phases have five borders."
+        ),
+        (
+            "Note clock() at each border, then take the differences of neighbours. The gradients may be emptied at any"
+            " moment but between the backward pass and the optimizer's step."
+        ),
+    ),
+)
+def test_todo2_phases(student):
+    draw = student.draw("steps")
+    steps, weight, rate = drawn_steps(draw, 4), draw.uniform(0.1, 0.9), draw.uniform(0.05, 0.1)
+    seen = student.call(steps_on_rank, world=1, group=False, weight=weight, rate=rate, steps=steps).evidence[0]
+    left = 0.0  # of the gradients, where nobody empties them
+    for number, (step, found) in enumerate(zip(steps, seen, strict=True), start=1):
+        pairs = list(zip(step["x"], step["y"], strict=True))
+        loss = sum((weight * x - y) ** 2 for x, y in pairs) / len(pairs)
+        gradient = sum(2 * (weight * x - y) * x for x, y in pairs) / len(pairs)
+        premise(abs(gradient) > 1e-2, "a step that changes nothing")
+        left += gradient
+        added_up = weight - rate * left
+        weight -= rate * gradient
+        expect(found["pair"], "timed_step does not return a loss and the phases' seconds", "two values", "another kind")
+        expect(found["kind"] == "float", "timed_step does not return its loss as a number", "float", found["kind"])
+        expect(
+            math.isclose(found["loss"], loss, rel_tol=1e-9),
+            f"the loss of step {number} is not that of a step of gradient descent",
+            loss,
+            found["loss"],
+        )
+        expect(
+            math.isclose(found["weight"], weight, rel_tol=1e-9),
+            f"after step {number} the model's weight is not what its gradient makes of it",
+            weight,
+            found["weight"],
+            hint=(
+                "The gradients of the steps before are still in it: backward() adds."
+                if math.isclose(found["weight"], added_up, rel_tol=1e-9)
+                else ""
+            ),
+        )
+        expect(
+            set(found["seconds"]) == set(PHASES),
+            "the seconds have other names than the four phases",
+            sorted(PHASES),
+            sorted(found["seconds"]),
+        )
+        for phase in PHASES:
+            expect(
+                math.isclose(found["seconds"][phase], step["spans"][phase], abs_tol=1e-9),
+                f"the seconds of “{phase}” in step {number} are not those that it took",
+                step["spans"][phase],
+                found["seconds"][phase],
+            )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 3 to 8: formulas
+
+
+@todo(
+    3,
+    minutes=25,
+    why=(
+        "Work divided by speed is time: with these FLOPs you know what a run will take, and by the MFU how much of a"
+        " device it uses, before you ask for more devices."
+    ),
+    hints=(
+        "Count the weights of a block first: how many numbers do its six matrices have?",
+        (
+            "A weight that multiplies takes 2 FLOPs a token, and each of the two products of the backward pass as many."
+            " In which phase does the course's head make its three products? Attention's scores are in each block."
+        ),
+        (
+            "Blocks and head separately: the blocks' forward part is doubled in the backward pass; the head is in one"
+            " phase alone. MFU is FLOPs done in a second, divided by those that could be done."
+        ),
+    ),
+)
+def test_todo3_flops(student):
+    draw = student.draw("models")
+    right = {}
+    for _ in range(4):
+        dim, layers, vocabulary, seq_len = (
+            8 * draw.randrange(8, 100),
+            draw.randrange(2, 20),
+            draw.randrange(500, 50_000),
+            draw.randrange(32, 2048),
+        )
+        blocks = layers * (24 * dim**2 + 4 * dim * seq_len)
+        right["token_flops", (dim, layers, vocabulary, seq_len)] = (blocks + 6 * vocabulary * dim, 2 * blocks)
+    for _ in range(2):
+        speed, flops, peak = draw.uniform(1e3, 1e5), draw.uniform(1e6, 1e9), draw.uniform(1e14, 1e15)
+        right["utilization", (speed, flops, peak)] = speed * flops / peak
+    check_answers(student, right)
+
+
+@todo(
+    4,
+    minutes=30,
+    why=(
+        "Dividing a product among devices makes it thinner. Whether each part is still fast decides how far tensor"
+        " parallelism goes; and a small batch on a GPU waits for the memory, however many GPUs there are."
+    ),
+    hints=(
+        "How many numbers do the two factors and the result have together, and how many bytes is that?",
+        (
+            "Two limits hold at the same time: what the processor can compute, and what the memory can bring. At the"
+            " roof's edge both are equal, so the intensity there is peak / bandwidth."
+        ),
+        (
+            "Set 2 m k n equal to peak / bandwidth · itemsize · (m k + k n + m n), and bring what has an m to one side."
+            " If its factor is not positive, no m is large enough."
+        ),
+    ),
+)
+def test_todo4_roofline(student):
+    draw = student.draw("products")
+    right = {}
+    for _ in range(3):
+        m, k, n, itemsize = (
+            draw.randrange(1, 500),
+            draw.randrange(501, 999),
+            draw.randrange(1000, 5000),
+            draw.choice((2, 4)),
+        )
+        right["product_intensity", (m, k, n, itemsize)] = 2 * m * k * n / (itemsize * (m * k + k * n + m * n))
+    for side in (0.3, 0.9, 1.1, 4.0):
+        peak, bandwidth = draw.uniform(1e14, 1e15), draw.uniform(1e12, 4e12)
+        intensity = side * peak / bandwidth
+        right["attainable_speed", (intensity, peak, bandwidth)] = min(1.0, side) * peak
+    for itemsize, wide in ((2, True), (4, True), (4, False)):
+        k, n = draw.randrange(2000, 4000), draw.randrange(5000, 9000)
+        ridge = k * n / (k + n) / itemsize * 2 * (draw.uniform(0.1, 0.8) if wide else draw.uniform(1.1, 2.0))
+        bandwidth = draw.uniform(1e12, 4e12)
+        peak = ridge * bandwidth
+        edge = itemsize * peak / bandwidth
+        below = 2 * k * n - edge * (k + n)
+        right["fewest_tokens", (k, n, itemsize, peak, bandwidth)] = edge * k * n / below if wide else math.inf
+        premise((below > 0) == wide, "one side of the limit only")
+    check_answers(student, right)
+
+
+@todo(
+    5,
+    minutes=25,
+    why=(
+        "Whether a model fits is the first question before any training run. The four kinds are what ZeRO, tensor,"
+        " pipeline and context parallelism divide, each its own."
+    ),
+    hints=(
+        "Go through the text's list kind by kind, and count numbers first; bytes come at the end.",
+        (
+            "For each token, all blocks keep what one keeps, L times; then the norm's input and the head's gradient for"
+            " the token. The gradient of the head's weight does not depend on the tokens."
+        ),
+        (
+            "A sequence fits only whole: // divides and rounds down, also floats. What the model takes comes off first;"
+            " if it takes more than there is, the number would be negative."
+        ),
+    ),
+)
+def test_todo5_memory(student):
+    draw = student.draw("memory")
+    right = {}
+    for _ in range(2):
+        parameters = draw.randrange(10**6, 10**9)
+        right["state_bytes", (parameters,)] = (4 * parameters, 4 * parameters, 8 * parameters)
+    for layers in (1, draw.randrange(3, 30)):
+        dim, vocabulary, tokens = 8 * draw.randrange(8, 100), draw.randrange(500, 50_000), draw.randrange(50, 9000)
+        right["kept_bytes", (dim, layers, vocabulary, tokens)] = 4 * (
+            tokens * dim * (16 * layers + 2) + vocabulary * dim
+        )
+    for fits in (0.4, 1.6, draw.randrange(7, 90) + 0.7):
+        parameters, each = draw.randrange(10**8, 10**9), draw.randrange(10**7, 10**8)
+        right["most_sequences", (16 * parameters + int(fits * each), parameters, each)] = int(fits)
+    right["most_sequences", (15 * parameters, parameters, each)] = 0
+    right["most_sequences", (16 * parameters + 3 * each, parameters, each)] = 3  # exactly full
+    check_answers(student, right)
+
+
+@todo(
+    6,
+    minutes=15,
+    why=(
+        "Work grows with parameters and with data, memory with parameters. Two numbers of a model and two of a device"
+        " say whether one device is a matter of days or of centuries."
+    ),
+    hints=(
+        "FLOPs in all, divided by FLOPs a second, are seconds. How many FLOPs a second does a device really do?",
+        (
+            "Training takes 6 N D FLOPs. Each parameter takes 16 bytes, and part of a device is a whole one. A size"
+            " that doubles each T years has doubled years / T times."
+        ),
+        (
+            "math.ceil rounds up. The number of doublings is a logarithm to base 2 of how many times larger it is; the"
+            " years divided by it are the answer."
+        ),
+    ),
+)
+def test_todo6_growth(student):
+    draw = student.draw("growth")
+    right = {}
+    for _ in range(2):
+        parameters, tokens = draw.uniform(1e8, 1e12), draw.uniform(1e9, 1e13)
+        peak, mfu = draw.uniform(1e14, 1e15), draw.uniform(0.2, 0.6)
+        right["device_days", (parameters, tokens, peak, mfu)] = 6 * parameters * tokens / (peak * mfu * 86_400)
+    for whole, part in ((0, 0.3), (draw.randrange(3, 9), 0.2), (draw.randrange(100, 900), 0.7)):
+        memory = draw.choice((16e9, 40e9, 80e9))
+        right["fewest_devices", ((whole + part) * memory / 16, memory)] = whole + 1
+    for _ in range(3):
+        years, pace, first = draw.uniform(2, 9), draw.uniform(0.5, 3), draw.uniform(1, 100)
+        right["doubling_years", (first, first * 2 ** (years / pace), years)] = pace
+    check_answers(student, right)
+
+
+def efficiencies_on_rank(code, rank, world, cases):
+    """step_efficiency for each case: pairs of devices and seconds, and a scaling."""
+    answers = []
+    for pairs, scaling in cases:
+        answer = code.step_efficiency({int(n): seconds for n, seconds in pairs}, scaling)
+        items = answer.items() if isinstance(answer, dict) else ()
+        answers.append([[int(n), float(value)] for n, value in items])
+    return answers
+
+
+@todo(
+    7,
+    minutes=25,
+    why=(
+        "The same run on the same GPUs may be called perfect or poor, depending on which scaling is meant. Published"
+        " speed-ups are worth nothing without that word."
+    ),
+    hints=(
+        "What would the seconds on n devices be if they scaled perfectly: with strong scaling, and with weak scaling?",
+        (
+            "Efficiency is the seconds that n devices should take, divided by those that they take. By Amdahl, one"
+            " device's time has two parts, f and 1 - f, of which n devices shorten one; by Gustafson, n devices' time"
+            " has two parts, and alone one device would take longer for one of them."
+        ),
+        (
+            "A speed-up is the time on one device divided by that on n. Write both times down for a step of length 1,"
+            " in f and n. For fixed_share, solve Amdahl's formula for f."
+        ),
+    ),
+)
+def test_todo7_scaling(student):
+    draw = student.draw("scaling")
+    cases = []
+    for scaling in ("strong", "weak"):
+        devices = [1, 2, draw.choice((3, 5)), draw.choice((8, 16))]
+        perfect = {n: 100.0 / n if scaling == "strong" else 100.0 for n in devices}
+        pairs = [[n, seconds * (1 + draw.uniform(0.1, 0.4) * (n > 1))] for n, seconds in perfect.items()]
+        cases.append([draw.sample(pairs, len(pairs)), scaling])
+    seen = student.call(efficiencies_on_rank, world=1, group=False, cases=cases).evidence[0]
+    for (pairs, scaling), found in zip(cases, seen, strict=True):
+        took = dict(map(tuple, pairs))
+        answers = {int(n): value for n, value in found}
+        expect(
+            set(answers) == set(took),
+            "step_efficiency does not give each number of devices its efficiency",
+            sorted(took),
+            sorted(answers),
+        )
+        for n in sorted(took):
+            right = took[1] / took[n] / (n if scaling == "strong" else 1)
+            expect(
+                math.isclose(answers[n], right, rel_tol=1e-9),
+                f"the efficiency of {n} devices is wrong: {scaling} scaling, {took[1]:.4g} s on one, {took[n]:.4g} s on"
+                f" {n}",
+                right,
+                answers[n],
+            )
+    right = {}
+    for _ in range(2):
+        share, devices = draw.uniform(0.01, 0.3), draw.randrange(2, 100)
+        right["amdahl", (share, devices)] = 1 / (share + (1 - share) / devices)
+        right["gustafson", (share, devices)] = share + devices * (1 - share)
+        right["fixed_share", (1 / (share + (1 - share) / devices), devices)] = share
+    right |= {("amdahl", (0.0, 8)): 8.0, ("amdahl", (1.0, 8)): 1.0, ("gustafson", (0.25, 1)): 1.0}
+    check_answers(student, right, rel=1e-7)  # fixed_share takes a difference, so some digits are lost
+
+
+def decisions_on_rank(code, rank, world, cases):
+    """What the student decides: its answer as [way, devices]."""
+    answers = [code.decide(*case) for case in cases]
+    return [[str(a[0]), a[1]] if isinstance(a, (tuple, list)) and len(a) == 2 else [str(a), None] for a in answers]
+
+
+@todo(
+    8,
+    needs=(5,),
+    minutes=20,
+    why=(
+        "More devices cost money, energy and complexity. The course teaches how to use many; this is how to know that"
+        " you need them."
+    ),
+    hints=(
+        "Two questions, in this order: does it fit? And does it take too long?",
+        (
+            "It fits if one sequence does: your most_sequences knows. Devices for the time: days / deadline, rounded"
+            " up. Where the model is divided, the sequence's bytes are not."
+        ),
+        (
+            "Each device of a divided model has memory minus one sequence's bytes for its part of the 16 bytes a"
+            " parameter. Both needs must be met, so the larger number of devices counts."
+        ),
+    ),
+)
+def test_todo8_decide(student):
+    draw = student.draw("decide")
+    cases, right = [], []
+    for state, sequence, time in (
+        (0.5, 0.2, 0.4),  # fits, in time
+        (0.5, 0.2, 1.0),  # just in time
+        (0.79, 0.2, 0.3),  # just one sequence fits
+        (0.3, 0.1, 1.3),
+        (0.6, 0.05, 7.5),
+        (0.9, 0.2, 0.5),  # the model fits, a sequence beside it does not
+        (1.9, 0.4, 0.5),  # more devices by the sequence's room
+        (3.7, 0.1, 0.2),
+        (1.5, 0.3, 9.5),  # the deadline takes more devices than the memory
+    ):
+        memory = draw.uniform(2e10, 1e11)
+        parameters, deadline = int(state * memory / 16), float(draw.randrange(2, 30))
+        cases.append([parameters, sequence * memory, memory, time * deadline, deadline])
+        for_time = max(1, math.ceil(time))
+        if state + sequence <= 1:
+            right.append(["one device" if for_time == 1 else "data parallel", for_time])
+        else:
+            right.append(["divide the model", max(for_time, math.ceil(state / (1 - sequence)))])
+    seen = student.call(decisions_on_rank, world=1, group=False, cases=cases).evidence[0]
+    for (parameters, sequence, memory, days, deadline), wanted, found in zip(cases, right, seen, strict=True):
+        expect(
+            found == wanted,
+            f"decide is wrong for {parameters / 1e9:.3g} billion parameters, {sequence / 1e9:.3g} GB a sequence,"
+            f" {memory / 1e9:.3g} GB a device, {days:.3g} days on one, {deadline:.3g} to go",
+            f"{wanted[0]}, {wanted[1]}",
+            f"{found[0]}, {found[1]}",
+        )
