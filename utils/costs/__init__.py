@@ -46,7 +46,8 @@ from utils.costs.seconds import bubble, share_of_peak, step_time
 TAUGHT_IN = "10_strategy"  # no rank of that lesson's checks, or of an earlier one's, can import this
 # What earlier lessons ask to predict; a release keeps this package sealed until they are right.
 GIVES_AWAY = """
-00_one_device/3 00_one_device/5 01_collectives/6 02_data_parallel/1 03_zero/1 03_zero/7 04_tensor_parallel/1 04_tensor_parallel/10
+00_one_device/3 00_one_device/5
+01_collectives/6 02_data_parallel/1 03_zero/1 03_zero/7 04_tensor_parallel/1 04_tensor_parallel/10
 05_pipeline_parallel/1 05_pipeline_parallel/11 06_context_parallel/7 07_expert_parallel/8
 """
 
