@@ -12,6 +12,40 @@ def fifth(**bodies: str) -> list[str | None]:
 
 
 WRONG = [
+    Answer(
+        2, "gradients in two bytes", swap=("2 * gathers + 4 * reductions", "2 * (gathers + reductions)"), says='"shard"'
+    ),
+    Answer(
+        2, "gradients of copies in two bytes", swap=('"dp": (4 * 2', '"dp": (2 * 2'), says="gradients of dp in 2 bytes"
+    ),
+    Answer(
+        2,
+        "reduced in every micro-batch of a pipeline",
+        swap=("1 if plan.pp > 1 else m", "m"),
+        says="though there is a pipeline",
+    ),
+    Answer(3, "every rank pays for the slow link", swap=("members * machine.between", "machine.between"), says="link("),
+    Answer(3, "a pipeline with several adapters", swap=('1 if axis in ("pp", "ep") else max', "max"), says="link("),
+    Answer(3, "faster between than inside", swap=("min(machine.inside.bandwidth, ", "max(0.0, "), says="link("),
+    Answer(
+        3,
+        "copies hide beside the whole step",
+        swap=('max(0.0, took["dp"] - last)', 'max(0.0, took["dp"] - computing)'),
+        says='"data" is wrong',
+    ),
+    Answer(
+        3,
+        "what is gathered hides beside the computing alone",
+        swap=('took["shard"] - passing', 'took["shard"] - computing'),
+        says='"data" is wrong',
+    ),
+    Answer(
+        3,
+        "a backward pass of one length",
+        swap=('(3 / 4 if plan.recompute == "full" else 2 / 3)', "2 / 3"),
+        says='"data" is wrong',
+    ),
+    Answer(4, "memory to the last byte", swap=("0.9 * machine.memory", "machine.memory"), says="memory"),
     Answer(5, "any batch is as good", fifth(samples_needed="return fewest_steps * critical"), says="samples_needed"),
     Answer(5, "steps", fifth(samples_needed="return fewest_steps * (1 + critical / batch)"), says="steps, not samples"),
     Answer(
@@ -62,7 +96,7 @@ WRONG = [
         swap=("alive * 2 * numbers + block if", "alive * 2 * numbers if"),
         says="without the block at hand",
     ),
-    Answer(1, "one MLP a token", swap=("(15 + 19 * model.active)", "34"), says="activation_bytes"),
+    Answer(1, "one MLP a token", swap=("(16 + 16 * model.active)", "34"), says="activation_bytes"),
     Answer(
         1, "state is not sharded", swap=('"state": 12 * held', '"state": 12 * (dense + mlps)'), says='"state" is wrong'
     ),
@@ -131,7 +165,7 @@ WRONG = [
     Answer(
         2,
         "weights are gathered once a step",
-        swap=("2 * 3 * m * (ring(plan.shard", "2 * 3 * (ring(plan.shard"),
+        swap=("gathers, reductions = 2 * m", "gathers, reductions = 2"),
         says='"shard" is wrong',
     ),
     Answer(
@@ -141,13 +175,13 @@ WRONG = [
     Answer(
         3,
         "every axis within a node",
-        swap=("machine.inside if span <= machine.node else machine.between", "machine.inside"),
+        swap=("if stride * getattr(plan, axis) <= machine.node:", "if True:"),
         says="link(",
     ),
     Answer(
         3,
         "only the axis's own length",
-        swap=("for name in inside[: inside.index(axis) + 1]", "for name in (axis,)"),
+        swap=("if stride * getattr(plan, axis) <= machine.node:", "if getattr(plan, axis) <= machine.node:"),
         says="link(",
     ),
     Answer(
@@ -156,7 +190,12 @@ WRONG = [
         swap=('("tp", "cp", "shard", "dp", "pp")', '("pp", "dp", "shard", "cp", "tp")'),
         says="link(",
     ),
-    Answer(3, "experts at the outermost place", swap=("plan.ep * plan.cp * plan.tp", "plan.world"), says="link("),
+    Answer(
+        3,
+        "experts at the outermost place",
+        swap=('before = ("tp", "cp") if axis == "ep" else', 'before = inward if axis == "ep" else'),
+        says="link(",
+    ),
     Answer(3, "peak speed", swap=(" * machine.device_share)", ")"), says="without device_share"),
     Answer(
         3,
@@ -180,13 +219,16 @@ WRONG = [
     Answer(
         3,
         "nothing overlaps",
-        swap=('max(0.0, took["shard"] + took["dp"] - computing)', 'took["shard"] + took["dp"]'),
+        swap=('max(0.0, took["shard"] - passing) + max(0.0, took["dp"] - last)', 'took["shard"] + took["dp"]'),
         says='"data" is wrong',
     ),
     Answer(
         3,
         "negative time",
-        swap=('max(0.0, took["shard"] + took["dp"] - computing)', 'took["shard"] + took["dp"] - computing'),
+        swap=(
+            'max(0.0, took["shard"] - passing) + max(0.0, took["dp"] - last)',
+            'took["shard"] - passing + took["dp"] - last',
+        ),
         says='"data" is wrong',
     ),
     Answer(
@@ -197,7 +239,7 @@ WRONG = [
     ),
     Answer(4, "nothing is rejected", ["return ''", None], says="lets pass"),
     Answer(4, "everything is rejected", ["return 'no'", None], says="rejects"),
-    Answer(4, "memory is not looked at", swap=("if needed > machine.memory:", "if False:"), says="memory"),
+    Answer(4, "memory is not looked at", swap=("if needed > 0.9 * machine.memory:", "if False:"), says="memory"),
     Answer(4, "heads may be cut", swap=("if model.heads % plan.tp:", "if False:"), says="heads on tp"),
     Answer(4, "layers may be cut", swap=("if model.layers % plan.pp:", "if False:"), says="layers on pp"),
     Answer(
@@ -262,9 +304,14 @@ WRONG = [
     ),
     Answer(4, "no plan is a crash", swap=(", default=None)", ")")),
     Answer(4, "always data parallel", [None, "return Plan(batch, dp=gpus)"], says="best_plan"),
-    Answer(5, "an all-reduce either way", swap=('(3 if scheme == "fsdp" else 2)', "2"), says="needed_bandwidth"),
-    Answer(5, "4 bytes", swap=("* 2 / 6 * speed", "* 4 / 6 * speed"), says="needed_bandwidth"),
-    Answer(5, "the forward pass alone", swap=("* 2 / 6 * speed", "* 2 / 2 * speed"), says="needed_bandwidth"),
+    Answer(
+        5,
+        "an all-reduce either way",
+        swap=('{"ddp": 8, "fsdp": 8, "fsdp float32": 12}[scheme]', "8"),
+        says="needed_bandwidth",
+    ),
+    Answer(5, "4 bytes", swap=("/ 6 * speed", "/ 3 * speed"), says="needed_bandwidth"),
+    Answer(5, "the forward pass alone", swap=("/ 6 * speed", "/ 2 * speed"), says="needed_bandwidth"),
     Answer(5, "more tokens need more", swap=("* speed / tokens", "* speed * tokens"), says="needed_bandwidth"),
     Answer(
         5,
@@ -296,7 +343,7 @@ RIGHT = [
         5,
         "bytes a parameter by name",
         fifth(
-            needed_bandwidth="bytes_a_parameter = {'ddp': 4, 'fsdp': 6}[scheme]\nreturn bytes_a_parameter / (6 * tokens / speed)"
+            needed_bandwidth="bytes_a_parameter = {'ddp': 4 + 4, 'fsdp': 2 + 2 + 4, 'fsdp float32': 3 * 4}[scheme]\nreturn bytes_a_parameter / (6 * tokens / speed)"
         ),
     ),
     Answer(5, "multiplied out", fifth(samples_needed="return fewest_steps * (batch + critical)")),
@@ -334,10 +381,10 @@ RIGHT = [
     ),
     Answer(
         3,
-        "spans from the outside",
+        "one member where a line has one in a node",
         swap=(
-            "math.prod(getattr(plan, name) for name in inside[: inside.index(axis) + 1])",
-            "plan.world // math.prod(getattr(plan, name) for name in inside[inside.index(axis) + 1 :])",
+            'members = 1 if axis in ("pp", "ep") else max(1, machine.node // stride)',
+            'members = 1 if axis in ("pp", "ep") or stride > machine.node else machine.node // stride',
         ),
     ),
     Answer(
@@ -351,13 +398,16 @@ RIGHT = [
     Answer(
         3,
         "another order of sums",
-        swap=('took["shard"] + took["dp"] - computing', '-computing + took["dp"] + took["shard"]'),
+        swap=(
+            'max(0.0, took["shard"] - passing) + max(0.0, took["dp"] - last)',
+            'max(0.0, took["dp"] - last) + max(0.0, took["shard"] - passing)',
+        ),
     ),
     Answer(
         4,
         "reasons in one word, the best by a loop",
         [
-            "bad = model.heads % plan.tp or model.layers % plan.pp or model.sequence % (plan.cp * plan.tp)\nbad = bad or (model.experts and model.experts % plan.ep) or plan.batch % (plan.replicas * plan.micro_batch)\nbad = bad or plan.micro_batches < plan.pp or plan.tp > machine.node\nreturn 'impossible' if bad or most_memory(model, plan) > machine.memory else ''",
+            "bad = model.heads % plan.tp or model.layers % plan.pp or model.sequence % (plan.cp * plan.tp)\nbad = bad or (model.experts and model.experts % plan.ep) or plan.batch % (plan.replicas * plan.micro_batch)\nbad = bad or plan.micro_batches < plan.pp or plan.tp > machine.node\nreturn 'impossible' if bad or most_memory(model, plan) > 0.9 * machine.memory else ''",
             "best, least = None, math.inf\nfor plan in candidates(model, gpus, batch):\n    if not why_not(model, plan, machine):\n        seconds = sum(step_seconds(model, plan, machine).values())\n        if seconds < least:\n            best, least = plan, seconds\nreturn best",
         ],
     ),

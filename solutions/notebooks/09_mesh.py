@@ -1,11 +1,12 @@
 # %% [markdown]
-# # Strategy: all at once, and how to choose
+# # The mesh: all axes at once
 #
-# You have built each axis of parallel training by itself. Large models are trained on several of them at the same
-# time, and small ones are not. This lesson is about both halves of that sentence: how the axes are put together, so
-# that the parallel run is still the serial run, and how to choose them, with a pencil, before anything runs.
+# You have built each axis of parallel training on its own. Large models are trained on several of them at the same
+# time. This lesson puts the axes together so that the parallel run is still the serial run; the next one,
+# `10_strategy`, chooses among them.
 #
-# Why choose at all? Because models have outgrown their machines:
+# It builds on `02_data_parallel`, `03_zero`, `04_tensor_parallel`, `05_pipeline_parallel` and `06_context_parallel`: one
+# axis from each. Why combine them at all? Because models have outgrown their machines:
 #
 # ![Sizes of published networks from 2012 to 2024, and what one GPU can train](../images/strategy_sizes.svg)
 
@@ -42,25 +43,25 @@ from utils.plan import Link, Machine, Model, Plan
 #
 # | axis | its ranks | what they send, and how often |
 # |---|---|---|
-# | `dp`, data | hold the same weights, read other samples | gradients, once a step |
-# | `shard`, sharded data (FSDP) | hold a shard of those weights each, read other samples | weights and gradients, for each block |
-# | `cp`, context | read other tokens of the same samples | keys and values, in each layer |
-# | `tp`, tensor | have a part of each layer, compute on the same tokens | activations, several times in each layer |
-# | `pp`, pipeline | have other layers | activations, at the border of two stages |
+# | `dp`, data | hold the same weights, read different samples | gradients, once a step |
+# | `shard`, sharded data (FSDP) | hold a shard of those weights each, read different samples | weights and gradients, for each block |
+# | `cp`, context | read different tokens of the same samples | keys and values, in each layer |
+# | `tp`, tensor | hold a part of each layer, compute on the same tokens | activations, several times in each layer |
+# | `pp`, pipeline | hold different layers | activations, at the border of two stages |
 #
 # Each rank has a place on every axis at once. So the ranks form a box, as in lesson 08, with
 # dp · shard · cp · tp · pp places; a rank communicates along its lines, one for each axis, and the axes know nothing
 # of each other. That is called 3-D parallelism, or 4-D, or 5-D, by the number of axes that are longer than 1
 # ([arXiv:2410.06511](https://arxiv.org/abs/2410.06511) has them all in one small code base).
 #
-# But one thing they share: the cables. Within a node GPUs have fast links, between nodes slow ones. Ranks are numbered
-# node by node, the box is numbered row by row, so the **order of the axes** decides whose lines leave the node:
+# But they have the cables in common. GPUs have fast links within a node, and slow ones between nodes. Ranks are numbered
+# node by node, and the box row by row, so the **order of the axes** decides whose lines leave the node:
 #
 # ![Eight ranks on two nodes: with the tensor axis innermost, and with the tensor axis outermost](../images/strategy_mesh.svg)
 #
-# For counting: on a line of `dp`, `shard`, `cp` or `tp` data goes round a ring, in which each rank sends to the next
-# one, and the last one to the first. On a line of `pp`, which is no ring, each stage sends activations to the next,
-# and as many bytes of gradients come back.
+# For counting: on a line of `dp`, `shard`, `cp` or `tp`, data moves around a ring: each rank sends to the next one, and
+# the last one to the first. A line of `pp` is not a ring: each stage sends activations to the next one, and gradients
+# of the same size come back.
 #
 # **Predict**: in the drawing each rank sends 8 GB along `tp`, 3 GB along `dp` and 0.1 GB each way along `pp`. How many
 # bytes leave a node, with either order?
@@ -114,8 +115,12 @@ print("best:", best_order(SIZES, SENT, per_node=4))
 check("09_mesh/1")
 
 # %% [markdown]
-# The rule that comes of it holds for nearly all models: **who sends most sits closest.** From the inside: `tp`, then
-# `cp`, then `shard`, then `dp`; and `pp`, which sends least, goes across.
+# For given bytes, this count finds the best order. In real training, what decides is **who can wait**. The ranks of `tp`
+# wait for every message, in every layer: they sit closest. `cp` hides behind attention, `shard` behind the blocks before
+# it, `dp` behind the last backward pass: each has more to hide behind, and sits further out. `pp` is waited for as well,
+# but only by the next stage, which has other micro-batches to work on. So `pp` goes across nodes, although it may send
+# more than `dp`: a 7-billion model on dp 8 × pp 8, with 2,048 sequences, sends 8.6 GB along `pp` and 6.6 GB along `dp`.
+# From the inside: `tp`, `cp`, `shard`, `dp`, `pp`.
 #
 # ## A mesh
 #
@@ -195,7 +200,7 @@ plots_strategy.orders(predicted, measured)
 # %% [markdown]
 # ## Who reads what
 #
-# A sampler deals samples out to ranks. Dealt out over all ranks of the world, as DDP does it, they would be wrong here:
+# A sampler deals out samples to ranks. Dealing them out over all ranks of the world, as DDP does, would be wrong here:
 # two ranks with halves of one layer must compute on **the same** sample, or they add up halves of different sums. No
 # error is raised, and the loss even falls, only more slowly.
 #
@@ -204,8 +209,8 @@ plots_strategy.orders(predicted, measured)
 # - Along `tp` and `pp` they read the same samples.
 # - Along `cp` they read the same samples, and each rank takes its part of the tokens.
 #
-# The law of this course still holds: step $k$ takes the same samples on any mesh. A `DistributedSampler` deals one
-# permutation out card by card, so for that it is enough to tell it the number of players, and who I am:
+# The law of this course still holds: step $k$ takes the same samples on any mesh. A `DistributedSampler` deals out one
+# permutation card by card, so it only has to know the number of players, and which of them this rank is:
 #
 # | call | |
 # |---|---|
@@ -279,19 +284,19 @@ plots_strategy.samples(run_on_ranks("09_mesh/first_samples", [shape] * 8).result
 # %% [markdown]
 # ## Each axis's gradients
 #
-# After the backward pass every rank has a gradient for each parameter it holds. On the way to the serial run's
-# gradient, something else is due on each axis:
+# After the backward pass, every rank has a gradient for each parameter that it holds. What it takes to make this the
+# serial run's gradient depends on the axis:
 #
 # ![What the gradients of two ranks hold along each axis, and that of the serial run](../images/strategy_gradients.svg)
 #
-# Ask two questions. **Who else holds this parameter?** With those who do not, there is nothing to share. And of those
-# who do: **do they have the same gradient already**, or a **part** of the sum each, or the gradient of **other
+# Ask two questions. **Which other ranks hold this parameter?** Ranks that do not hold it have no part in it. And those
+# that do: do they have **the same** gradient already, or a **part** of the sum each, or the gradient of **different
 # samples**?
 #
-# - The *same*: leave it. Who adds it up makes it t times too large.
+# - The *same*: leave it. Adding it up would make it t times too large.
 # - A *part*: add up.
-# - *Other samples*: average, as long as each rank's loss is a mean over its own samples. (Here it is: a rank divides by
-#   all tokens of its samples, also those that its neighbours along `cp` and `tp` have.)
+# - *Different samples*: average, as long as each rank's loss is a mean over its own samples. (Here it is: a rank divides
+#   by all tokens of its samples, including those that its neighbours along `cp` and `tp` have.)
 #
 # That depends on the parameter. Three facts decide:
 
@@ -300,8 +305,8 @@ plots_strategy.samples(run_on_ranks("09_mesh/first_samples", [shape] * 8).result
 class Fact(NamedTuple):
     """What is known of a parameter on a rank."""
 
-    cut: bool  # along "tp" each rank has another part of it
-    some: bool  # along "tp" each rank has used it on other tokens (else on the same ones)
+    cut: bool  # along "tp", each rank has a different part of it
+    some: bool  # along "tp", each rank has used it on different tokens (otherwise on the same ones)
     tied: bool  # the first and the last stage both hold it, whole, and each has used it in its own place
 
 
@@ -316,8 +321,8 @@ class Fact(NamedTuple):
 # |---|---|
 # | `dist.all_reduce(tensor, group=group)` | the sum over the group, in place |
 #
-# **Predict** the table before you write it: five axes, and a parameter that is cut; one that is not, used on the same
-# tokens; one used on some.
+# **Predict** the table before you write it, for five axes and three kinds of parameters: one that is cut; one that is
+# not, and is used on the same tokens; one that is not, and is used on some.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -361,10 +366,10 @@ def sync_gradients(
 
 
 # %% [markdown]
-# To prove it takes a model that really runs on all axes. Here is the smallest one: a tied table and some layers $x +
+# The proof needs a model that really runs on all axes. Here is the smallest one: a tied table and some layers $x +
 # \text{down}(\text{gelu}(\text{up}(\text{norm} \cdot x))) + \text{bias}$, in stages, cut along `tp`, with or without
-# sequence parallel. Tokens do not look at each other (that was lesson 06), so `cp` just cuts them. Nothing in it is
-# new; read it as far as you like.
+# sequence parallelism. Tokens do not attend to each other (that was lesson 06), so `cp` just splits them. Nothing in it
+# is new; skim it.
 
 
 # %%
@@ -519,19 +524,18 @@ check("09_mesh/4")
 # %% [markdown]
 # ## The norm of the whole gradient
 #
-# To clip a gradient you need the length of *all* of it, and each rank has a piece. The squares add up, but each number
-# must count **once**: not once for each rank that holds it, and not only where it is at hand. Where a rank clips by a
-# norm of its own, the ranks scale their parts differently, and it is no longer one gradient. With Adam the loss shows
-# little of that.
+# To clip a gradient you need the norm of *all* of it, and each rank has a piece. The squares add up, but each number
+# must count **once**: not once for each rank that holds it. If each rank clips with a norm of its own, the ranks scale
+# their parts differently, and together they no longer form one gradient. With Adam, the loss hardly shows it.
 #
 # All gradients are synchronized already. **Predict**: along which axes do squares have to be added up, for a parameter
-# that is cut? For one that is not? And who counts the tied table?
+# that is cut? For one that is not? And which rank counts the tied table?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def gradient_norm(parameters: dict[str, nn.Parameter], facts: dict[str, Fact], mesh: DeviceMesh) -> float:
     """The norm of the whole model's gradient, the same on all ranks. The mesh has the axes "pp" and "tp" at least."""
-    # TODO 5: Find the norm of the whole gradient, over all axes. A rank sends some numbers, however large the model is.
+    # TODO 5: Find the norm of the whole gradient, over all axes. A rank sends a few numbers, however large the model is.
     # A stage may hold nothing that is cut, or nothing that is not.
     ### BEGIN SOLUTION
     mine = torch.zeros(2, dtype=torch.float64)  # of what is cut, and of what is not
@@ -549,7 +553,7 @@ def gradient_norm(parameters: dict[str, nn.Parameter], facts: dict[str, Fact], m
 check("09_mesh/5")
 
 # %% [markdown]
-# All five together: the same model and samples on one process, and on eight in many shapes. This is the law of the
+# All five together: the same model and samples on one process, and on eight in several shapes. This is the law of the
 # course on all axes at once.
 
 # %%
@@ -601,3 +605,17 @@ for shape, sequence_parallel in (
     runs[name + (", sequence parallel" if sequence_parallel else "")] = told
 plots_strategy.training(runs)
 
+# %% [markdown]
+# ## Recap
+#
+# - Each rank has a place on every axis, and communicates along its lines, one for each axis.
+# - The order of the axes decides which lines leave the node. Those that wait for every message sit closest.
+# - `dp` and `shard` read different samples, `cp` different tokens; `tp` and `pp` read the same ones.
+# - Gradients are averaged over different samples, added up over parts, and left alone where they are equal.
+# - In the norm, each number counts once: cut parameters over `tp`, stages over `pp`, a tied table on one end.
+#
+# Papers: the mesh and its axes, [2410.06511](https://arxiv.org/abs/2410.06511); tensor, pipeline and data parallelism
+# together, [2104.04473](https://arxiv.org/abs/2104.04473); sequence parallelism and what it does to norms,
+# [2205.05198](https://arxiv.org/abs/2205.05198).
+#
+# Next: `10_strategy`. Does a plan fit, how long is a step, and which plan is the best?
