@@ -539,7 +539,7 @@ def all_plans(model, gpus, batch):
     for dp, shard, cp, tp in itertools.product([n for n in range(1, gpus + 1) if gpus % n == 0], repeat=4):
         if gpus % (dp * shard * cp * tp):
             continue
-        if cp > 1 and model.sequence // cp < 1024:
+        if cp > 1 and model.sequence // cp < 2048:
             continue
         pp = gpus // (dp * shard * cp * tp)
         eps = [e for e in (1, 2, 4, 8, 16) if e == 1 or (model.experts and dp * shard % e == 0)]

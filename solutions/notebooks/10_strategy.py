@@ -319,7 +319,7 @@ def candidates(model: Model, gpus: int, batch: int) -> list[Plan]:
     """
     found = []
     for dp, shard, cp, tp, pp in factorings(gpus, 5):
-        if cp > 1 and model.sequence // cp < 1024:
+        if cp > 1 and model.sequence // cp < 2048:
             continue  # pieces so short compute for less time than their keys travel (arXiv:2310.01889)
         spread = [ep for ep in (1, 2, 4, 8, 16) if ep == 1 or (model.experts and dp * shard % ep == 0)]
         for ep, micro_batch, recompute in itertools.product(spread, (1, 2, 4), ("none", "full")):
