@@ -682,7 +682,7 @@ WRONG = [
             "passed.output = self.batch.loss_of(passed.output, self.batch.ys[j])",
             "passed.output = self.batch.loss_of(passed.output.detach().requires_grad_(), self.batch.ys[j])",
         ),
-        says="stopped with",
+        says="another stage needs its result",
     ),
     Answer(
         5,
@@ -793,7 +793,7 @@ WRONG = [
             ),
         ),
         edits=(("    def act(self, action: Action", "    alive = {}\n\n    def act(self, action: Action"),),
-        says="stopped with",
+        says="still keeps",
     ),
     Answer(
         5,
