@@ -71,7 +71,7 @@ def test_status_of_a_track_says_what_is_next_and_how_long_it_takes(course):
     progress_file.parent.mkdir(exist_ok=True)
     first, second = tracks.members("half")[:2]
     minutes = tracks.minutes(tracks.members("half"))
-    progress_file.write_text(f"{first[0]}/{first[1]} pass\n")
+    progress_file.write_text(f"{progress.NUMBERING}\n{first[0]}/{first[1]} pass\n")
     told = course.run("status", "--track", "half").stdout
     assert f"about {tracks.hours(minutes)};" in told
     assert f"1 done, about {tracks.hours(minutes - tracks.minutes([first]))} left" in told
@@ -84,3 +84,14 @@ def test_status_of_a_track_says_what_is_next_and_how_long_it_takes(course):
 @pytest.mark.parametrize("minutes, words", [(0, "0 min"), (40, "40 min"), (120, "2 h"), (200, "3 h 20 min")])
 def test_hours_in_words(minutes, words):
     assert tracks.hours(minutes) == words
+
+
+def test_progress_of_another_numbering_is_kept_aside(course):
+    folder = course.folder / ".workbook"
+    folder.mkdir(exist_ok=True)
+    for number in (1, 2):
+        (folder / "progress.txt").write_text("01_collectives/1 pass\n")
+        done = course.run("status", "01_collectives")
+        assert done.returncode == 0 and "0 of 9 TODOs" in done.stdout
+        assert len(done.stderr.splitlines()) == 1 and f"progress-{number}.txt" in done.stderr
+        assert (folder / f"progress-{number}.txt").read_text() == "01_collectives/1 pass\n"

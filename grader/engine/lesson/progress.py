@@ -3,10 +3,12 @@
     ddp_training/4 fail hints=2
 
 It may be edited, and a later version of the course may know other lessons:
-lines that say nothing to this one are kept as they are.
+lines that say nothing to this one are kept as they are. Its first line names the numbering of the TODOs: a file of
+another numbering would tell of other TODOs, so it is kept aside.
 """
 
 import re
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -17,6 +19,7 @@ from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.tracks import Id
 from utils.whole import written_whole
 
+NUMBERING = "# TODO numbers of 2026-11"  # change it when TODOs of lessons that are in use get other numbers
 LINE = re.compile(r"(\w+)/(\d+) (\w+)(?: hints=(\d+))?\s*$")
 
 
@@ -51,7 +54,7 @@ class Progress:
             for (lesson, number), e in entries.items()
         ]
         with written_whole(self.path) as part:  # `watch` and `check` may run at the same time
-            part.write_text("\n".join([*lines, *foreign]) + "\n", "utf-8")
+            part.write_text("\n".join([NUMBERING, *lines, *foreign]) + "\n", "utf-8")
 
     def forget(self, lesson: str) -> None:
         """Drop all that is known of a lesson that begins anew."""
@@ -62,13 +65,24 @@ class Progress:
     def _parse(self) -> tuple[dict[Id, Entry], list[str]]:
         entries, foreign = {}, []
         lines = self.path.read_text("utf-8", errors="replace").splitlines() if self.path.is_file() else []
-        for line in lines:
+        if lines and lines[0] != NUMBERING:
+            lines = self._keep_aside()
+        for line in lines[1:]:
             if found := LINE.match(line):
                 lesson, number, state, hints = found.groups()
                 entries[lesson, int(number)] = Entry(state, int(hints or 0))
             elif line.strip():
                 foreign.append(line)
         return entries, foreign
+
+    def _keep_aside(self) -> list[str]:
+        """Move a file of another numbering out of the way, over none that is there; the student begins anew."""
+        number = 1
+        while (kept := self.path.with_name(f"progress-{number}.txt")).exists():
+            number += 1
+        self.path.rename(kept)
+        print(f"the TODOs have new numbers: your progress of before is kept in .workbook/{kept.name}", file=sys.stderr)
+        return []
 
 
 def right() -> set[str]:
