@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 def one_device_perplexity() -> Figure:
     """Three models' probabilities of the next word: a sure one, one that hesitates between four, an untrained one."""
-    figure, axes = canvas(6, 3.0, 18, 9)
+    figure, axes = canvas(9)
     write(axes, 9, 8.3, "the next word after “the cat sat on the …”", 11)
     for number, (name, heights, told) in enumerate(
         (
@@ -26,7 +26,7 @@ def one_device_perplexity() -> Figure:
 
 def one_device_phases() -> Figure:
     """A step's phases: by the rule 1 : 2, and with a head that makes its gradients in the forward pass."""
-    figure, axes = canvas(6, 3.2, 18, 9.6)
+    figure, axes = canvas(9.6)
     rows = (
         (
             "by the rule",
@@ -41,7 +41,7 @@ def one_device_phases() -> Figure:
         y, x = 5.6 - 4.3 * number, 1.2
         write(axes, x, y + 2.5, title, 11, ha="left", weight="bold")
         for name, width, colour in parts:
-            cell(axes, x, y, width, 1.8, [colour], "" if name == "data" else name, 10)
+            cell(axes, x, y, width, 1.8, [colour], "" if name == "data" else name)
             x += width
         write(axes, 1.45, y - 0.5, "data", 10, color=GREY)
     write(axes, 16.8, 0.35, "time (forward and backward by FLOPs)", 10, color=GREY, ha="right")
@@ -79,7 +79,8 @@ def one_device_growth() -> Figure:
     for name, year, size in (*MODELS, *held):
         side, where = ("left", (6, -4)) if name in ("GPT", "GPT-2", "V100", "A100", "H100") else ("right", (-6, 2))
         axes.annotate(name, (year, size), xytext=where, textcoords="offset points", ha=side, fontsize=10, color=INK)
-    axes.set(yscale="log", xlim=(2017, 2027), ylim=(5e7, 5e12))
+    axes.set(yscale="log", xlim=(2017, 2027), ylim=(5e7, 5e12), xticks=range(2018, 2027, 2))
+    axes.set_yticks([10.0**power for power in range(8, 13)])
     axes.set_ylabel("parameters", fontsize=10)
     axes.tick_params(labelsize=10)
     axes.spines[["top", "right"]].set_visible(False)
@@ -98,6 +99,7 @@ def one_device_scaling() -> Figure:
             axes.plot(devices, [law(share, n) for n in devices], color=colour, label=f"f = {share:.0%}")
         axes.set_title(title, fontsize=11)
         axes.set_xlabel("devices", fontsize=10)
+        axes.set(xlim=(0, 66), ylim=(0, 66), xticks=(0, 16, 32, 48, 64), yticks=(0, 16, 32, 48, 64))
         axes.tick_params(labelsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
@@ -107,8 +109,8 @@ def one_device_scaling() -> Figure:
 
 
 FIGURES = {
-    "one_device_growth.png": one_device_growth,
-    "one_device_perplexity.png": one_device_perplexity,
-    "one_device_phases.png": one_device_phases,
-    "one_device_scaling.png": one_device_scaling,
+    "one_device_growth": one_device_growth,
+    "one_device_perplexity": one_device_perplexity,
+    "one_device_phases": one_device_phases,
+    "one_device_scaling": one_device_scaling,
 }

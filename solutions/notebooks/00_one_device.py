@@ -54,7 +54,7 @@ from utils.model import TransformerLM
 # right word. It is measured in *nats*. Its **perplexity** is $e^\text{loss}$: a model that hesitates between $k$
 # equally likely words has perplexity $k$.
 #
-# ![A sure model has perplexity 1.6, one that hesitates between four words 4, an untrained one V](../images/one_device_perplexity.png)
+# ![A sure model has perplexity 1.6, one that hesitates between four words 4, an untrained one V](../images/one_device_perplexity.svg)
 #
 # A data set is evaluated batch by batch, and the last batch is often shorter.
 
@@ -199,7 +199,7 @@ def utilization(tokens_per_s: float, flops_per_token: float, peak: float) -> flo
 check("00_one_device/3")
 
 # %% [markdown]
-# ![The four phases of a step, by the rule and with the course's head](../images/one_device_phases.png)
+# ![The four phases of a step, by the rule and with the course's head](../images/one_device_phases.svg)
 #
 # Predicted and measured, for the laptop's size and for one in which blocks weigh more than the head. On one core, so
 # that it is still quick; the peak is that of a large product, measured here.
@@ -347,7 +347,7 @@ plots_one_device.memory(plots_one_device.moments(model, 24, 64), predicted)
 #
 # ## Models outgrow devices
 #
-# ![Parameters of published models from 2018 to 2026, and how many parameters one GPU of each year can train](../images/one_device_growth.png)
+# ![Parameters of published models from 2018 to 2026, and how many parameters one GPU of each year can train](../images/one_device_growth.svg)
 #
 # Training holds 16 bytes for each parameter, before any activation. And work grows with parameters *and* data: $6ND$.
 # **Predict** both for a model that you would like to have, and the time in which each side doubles.
@@ -413,7 +413,7 @@ print(f"GPT (2018.4) to DeepSeek-V4 (2026.3): doubles in {doubling_years(117e6, 
 # scaling, take as $f$ the share of a step *on $n$ devices*, which does not grow with the work: alone, one device would
 # take $f + n(1-f)$ as long for the same work: **Gustafson's law** ([1988](https://doi.org/10.1145/42411.42415)).
 #
-# ![The speed-up by Amdahl and by Gustafson, for shares of 0, 2, 5 and 10 %](../images/one_device_scaling.png)
+# ![The speed-up by Amdahl and by Gustafson, for shares of 0, 2, 5 and 10 %](../images/one_device_scaling.svg)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
