@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from utils import plots_pipeline
+from utils.plots import pipeline_parallel as plots
 from utils.model import TransformerLM
 
 NAMES = ("GPipe", "1F1B", "interleaved", "zero bubble")
@@ -44,8 +44,8 @@ def on_every_rank(value: object, world: int) -> list:
     return values
 
 
-def seconds_of(timeline: plots_pipeline.Timeline) -> float:
-    first, last = plots_pipeline.span(timeline)
+def seconds_of(timeline: plots.Timeline) -> float:
+    first, last = plots.span(timeline)
     return last - first
 
 
@@ -85,12 +85,12 @@ def bubbles(args: argparse.Namespace, console: Console) -> dict:
     for name in NAMES:
         v, work = chunks_of(name), (args.wait,) * 3
         timeline = found[name]["timeline"]
-        whole = plots_pipeline.with_whole_backwards(timeline) if name != "zero bubble" else timeline
+        whole = plots.with_whole_backwards(timeline) if name != "zero bubble" else timeline
         predicted = (
             lesson["step_seconds"](name, RANKS, MICROBATCHES, v, *work),
             lesson["bubble_share"](name, RANKS, MICROBATCHES, v, *work),
         )
-        measured = seconds_of(whole), plots_pipeline.bubble(whole)
+        measured = seconds_of(whole), plots.bubble(whole)
         off = measured[1] / predicted[1] - 1
         alive = [lesson["most_alive"](name, RANKS, MICROBATCHES, v, rank) for rank in range(RANKS)]
         bytes_kept = [peak["most"] / peak["one"] for peak in found[name]["peaks"]]
@@ -110,7 +110,7 @@ def bubbles(args: argparse.Namespace, console: Console) -> dict:
         result[name] = {"predicted": predicted, "measured": measured, "off": off, "alive": alive, "bytes": bytes_kept}
     console.print(table)
     if args.png:
-        args.png.write_bytes(plots_pipeline.timelines(drawn)._repr_png_())
+        args.png.write_bytes(plots.timelines(drawn)._repr_png_())
     return result
 
 

@@ -24,7 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from utils.model import TransformerLM
-from utils.recorder import PROFILED, TIMED, WARM, Recorder
+from utils.report.recorder import PROFILED, TIMED, WARM, Recorder
 
 CLOSE = WARM + TIMED + PROFILED  # steps that are looked at closely
 

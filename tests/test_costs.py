@@ -179,7 +179,7 @@ def test_pipelines_wait_and_keep_what_their_lesson_asks_for(schedule, p, m, v, w
 
 
 def test_the_bubble_is_that_of_the_lessons_schedules():
-    from utils.plots_pipeline import bubble
+    from utils.plots.pipeline_parallel import bubble
 
     solution = lesson("05_pipeline_parallel")
     for schedule, name in NAMES.items():

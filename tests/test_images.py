@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from grader.engine.lesson.lessons import COURSE
-from utils import plots_strategy
+from utils.plots.strategy import AXES as SHADES
 
 IMAGES = COURSE / "images"
 spec = importlib.util.spec_from_file_location("draw", IMAGES / "draw.py")
@@ -98,4 +98,4 @@ def test_what_texts_show_is_there_and_has_words():
 
 
 def test_an_axis_has_one_colour_in_figures_and_plots():
-    assert plots_strategy.AXES == AXES and len(set(AXES.values())) == 6
+    assert SHADES == AXES and len(set(AXES.values())) == 6

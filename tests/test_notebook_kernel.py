@@ -237,7 +237,9 @@ def test_messages_are_told(warm, file):
         warm, "def f(x, rank, world):\n    t = torch.zeros(5)\n    dist.send(t, 1) if rank == 0 else dist.recv(t, 0)"
     )
     assert shown.text.strip() == "[None, None] 2 ranks, 1 messages of 20 bytes in all", shown
-    shown = warm.run(own("from utils import plots\nplots.messages(run.messages, 'f')._repr_png_()[:4]"))
+    shown = warm.run(
+        own("from utils.plots import collectives as plots\nplots.messages(run.messages, 'f')._repr_png_()[:4]")
+    )
     assert not shown.error, shown
 
 

@@ -14,7 +14,7 @@ from grader.engine.commands import screen
 from grader.engine.commands.cli import app
 from utils import catalogue, costs, this_machine
 from utils.plan import Plan
-from utils.plots_plan import spoken
+from utils.plots.plan import spoken
 
 
 @pytest.fixture

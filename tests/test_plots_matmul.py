@@ -5,7 +5,7 @@ import io
 import pytest
 from matplotlib.image import imread
 
-from utils import plots_matmul
+from utils.plots import distributed_matmul as plots
 
 
 def shown(picture):
@@ -13,14 +13,14 @@ def shown(picture):
 
 
 def test_rank_correlation():
-    assert plots_matmul.rank_correlation([1, 2, 3], [10, 20, 99]) == pytest.approx(1)
-    assert plots_matmul.rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-    assert plots_matmul.rank_correlation([1, 2, 3, 4], [2, 1, 4, 3]) == pytest.approx(0.6)
-    assert plots_matmul.rank_correlation([1, 1, 2], [1, 1, 2]) == pytest.approx(1)  # equal ones share their places
-    assert plots_matmul.rank_correlation([1, 1, 1], [1, 2, 3]) == 0
+    assert plots.rank_correlation([1, 2, 3], [10, 20, 99]) == pytest.approx(1)
+    assert plots.rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert plots.rank_correlation([1, 2, 3, 4], [2, 1, 4, 3]) == pytest.approx(0.6)
+    assert plots.rank_correlation([1, 1, 2], [1, 1, 2]) == pytest.approx(1)  # equal ones share their places
+    assert plots.rank_correlation([1, 1, 1], [1, 2, 3]) == 0
 
 
 def test_pictures():
-    assert shown(plots_matmul.losses({"one process": [3.0, 2.0], "1 × 2 × 2": [3.0, 2.0001]})).ndim == 3
-    assert shown(plots_matmul.grids({(1, 2, 2): 1.0, (4, 1, 1): 2.0}, {(1, 2, 2): 1.5, (4, 1, 1): 1.0})).ndim == 3
-    assert shown(plots_matmul.roofline([1.0, 10.0], [1e9, 5e9], lambda value: min(6e9, 1e9 * value), [8, 64])).ndim == 3
+    assert shown(plots.losses({"one process": [3.0, 2.0], "1 × 2 × 2": [3.0, 2.0001]})).ndim == 3
+    assert shown(plots.grids({(1, 2, 2): 1.0, (4, 1, 1): 2.0}, {(1, 2, 2): 1.5, (4, 1, 1): 1.0})).ndim == 3
+    assert shown(plots.roofline([1.0, 10.0], [1e9, 5e9], lambda value: min(6e9, 1e9 * value), [8, 64])).ndim == 3

@@ -15,7 +15,7 @@ from torch import nn
 
 from course_copy import Course
 from grader.engine.lesson import lessons
-from utils import plots_report, recorder, report, runs
+from utils.report import page, pictures, recorder, runs
 from utils.products import bfloat16_way
 
 SHORT = "--data random --epochs 1 --max-steps 16 --batch-size 4 --seq-len 16 --dim 16 --heads 2 --log-every 2".split()
@@ -206,9 +206,9 @@ def test_a_gpu_is_asked_by_its_own_name(monkeypatch):
 
 def test_a_run_in_bfloat16_says_how_it_multiplied(run):
     found = runs.read(run)
-    assert "bfloat16" not in report.facts(found)
+    assert "bfloat16" not in page.facts(found)
     found.ranks[0].start["command"] += ["--dtype", "bfloat16"]
-    assert report.facts(found)["bfloat16"] == bfloat16_way("cuda" if torch.cuda.is_available() else "cpu")
+    assert page.facts(found)["bfloat16"] == bfloat16_way("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_without_nvml_the_rest_is_recorded(monkeypatch, capsys):
@@ -266,13 +266,13 @@ def test_without_record_nothing_is_noted(tmp_path):
 
 
 def test_the_page(run):
-    page = report.write(run).read_text()
-    assert "ddp_training on 2 ranks" in page and "training loss" in page
+    html = page.write(run).read_text()
+    assert "ddp_training on 2 ranks" in html and "training loss" in html
     for name in ("loss.png", "step.png"):
         assert (run / name).read_bytes().startswith(b"\x89PNG")
     # Everything is in the page.
-    assert set(re.findall(r'src="([^,]{0,30})', page)) == {"data:image/png;base64"} and "://" not in re.sub(
-        r"base64,[^\"]*", "", page
+    assert set(re.findall(r'src="([^,]{0,30})', html)) == {"data:image/png;base64"} and "://" not in re.sub(
+        r"base64,[^\"]*", "", html
     )
     found = runs.read(run)
     for rank in found.ranks:
@@ -284,15 +284,15 @@ def test_the_page(run):
 def test_a_page_of_a_run_that_was_not_recorded(tmp_path):
     record = [{"kind": "step", "step": 10, "epoch": 1, "loss": 8.0, "tokens_per_s": 100.0}]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, record)) + '\n{"kind": "st')  # it was killed
-    page = report.write(tmp_path).read_text()
-    assert "was not recorded" in page and "--record" in page and not (tmp_path / "step.png").exists()
+    html = page.write(tmp_path).read_text()
+    assert "was not recorded" in html and "--record" in html and not (tmp_path / "step.png").exists()
 
 
 def test_what_a_plan_predicted_stands_in_the_report(tmp_path):
     """hybrid_training --compare leaves it in the run's folder."""
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "step", "step": 1, "loss": 2.0, "tokens_per_s": 9.0}))
     (tmp_path / "compare.json").write_text(json.dumps([["a step, ms", 177.6, 458.2]]))
-    assert report.facts(runs.read(tmp_path))["a step, ms of a rank"] == "178 predicted, 458 measured"
+    assert page.facts(runs.read(tmp_path))["a step, ms of a rank"] == "178 predicted, 458 measured"
 
 
 def test_text_in_a_page_is_only_text(run, tmp_path):
@@ -300,7 +300,7 @@ def test_text_in_a_page_is_only_text(run, tmp_path):
     (tmp_path / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text())
     start = lines(run / "usage" / "rank-0.jsonl")[0] | {"node": "<script>alert(1)</script>"}
     (tmp_path / "usage" / "rank-0.jsonl").write_text(json.dumps(start) + "\n")
-    assert "<script" not in report.write(tmp_path).read_text()
+    assert "<script" not in page.write(tmp_path).read_text()
 
 
 def test_a_gpu_has_its_row(run, tmp_path):
@@ -324,10 +324,10 @@ def test_a_gpu_has_its_row(run, tmp_path):
         ]
         (tmp_path / "usage" / f"rank-{rank}.jsonl").write_text("\n".join(json.dumps(line) for line in [start, *usage]))
     found = runs.read(tmp_path)
-    rows = plots_report.usage_rows(found, "GPU")
+    rows = pictures.usage_rows(found, "GPU")
     assert list(rows) == ["n0: mean", "n0: GPU of rank 0", "n1: mean", "n1: GPU of rank 1"]
     assert rows["n1: GPU of rank 1"][:2] == [89, 89] and math.isnan(rows["n1: mean"][2]) and rows["n1: mean"][3] == 89
-    report.write(tmp_path)
+    page.write(tmp_path)
     assert (tmp_path / "power.png").exists() and (tmp_path / "usage.png").exists()
     assert found.ranks[0].peak == 2**31
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from utils.checkpoints import load_model
 from utils.data import EpochOrder, load_corpus
-from utils.plots import loss_curve
+from utils.report.pictures import loss_curve
 from utils.products import has_units
 
 SCRIPT = Path(__file__).parents[1] / "solutions" / "train" / "single_gpu_training.py"
@@ -207,7 +207,8 @@ def test_curves_are_drawn(script, tmp_path):
     for png in ("new/one.png", "both.png"):
         assert (tmp_path / png).read_bytes().startswith(b"\x89PNG")
     # in a process of its own: another test may have loaded it
-    code = "import sys, utils.plots; utils.plots.loss_curve(*sys.argv[1:]); print('matplotlib.pyplot' in sys.modules)"
+    code = "import sys; from utils.report.pictures import loss_curve as draw; draw(*sys.argv[1:])"
+    code += "; print('matplotlib.pyplot' in sys.modules)"
     command = [sys.executable, "-c", code, str(records[0]), str(tmp_path / "again.png")]
     assert subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True).stdout == "False\n"
     with pytest.raises(ValueError, match="2 records but 1 labels"):

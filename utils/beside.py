@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from utils.distributed import print0
 from utils.memory import Peak, held
 from utils.pipeline import stages_a_rank
-from utils.runs import COMPARED
+from utils.report.runs import COMPARED
 
 WATCHED = 2  # steps before the one that is watched: in the first one stages agree on shapes, and state is made
 

@@ -55,7 +55,7 @@ class Metrics:
         if problem := from_rank0(self.take(after) if writes else ""):
             fail(f"--out {folder}: {problem}; choose another folder")
         if record:
-            from utils.recorder import Recorder
+            from utils.report.recorder import Recorder
 
             try:
                 self.recorder = Recorder(self.folder, rank)

@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 from grader import run_on_ranks
-from utils import plots
+from utils.plots import collectives as plots
 
 # %% [markdown]
 # ## Three collectives

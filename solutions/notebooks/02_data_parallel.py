@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from grader import run_on_ranks
-from utils import plots
+from utils.plots import data_parallel as plots
 from utils.model import TransformerLM
 
 # %% [markdown]

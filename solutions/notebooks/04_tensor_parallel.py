@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grader import run_on_ranks
-from utils import plots_tensor_parallel as plots
+from utils.plots import tensor_parallel as plots
 from utils.data import IGNORE
 from utils.memory import Storages, at_rest
 from utils.model import MLP, Attention, Block, TransformerLM

@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grader import run_on_ranks
-from utils import plots_pipeline
+from utils.plots import pipeline_parallel as plots
 from utils.data import IGNORE
 from utils.memory import Storages
 from utils.model import TransformerLM
@@ -322,7 +322,7 @@ def wait_naively(_: None, rank: int, world: int) -> list[Note]:
 
 # %%
 run = run_on_ranks("05_pipeline_parallel/wait_naively", [None] * 4, timed=True)
-plots_pipeline.timelines({"one stage at a time": run.results})
+plots.timelines({"one stage at a time": run.results})
 
 # %% [markdown]
 # At each moment one rank works. Four devices are as fast as one.
@@ -517,7 +517,7 @@ def predicted(schedule: Schedule) -> list[list[Note]]:
 
 
 # %%
-plots_pipeline.timelines(
+plots.timelines(
     {"GPipe, 2 micro-batches": predicted(gpipe(4, 2)), "GPipe, 8 micro-batches": predicted(gpipe(4, 8))}
 )
 
@@ -775,11 +775,11 @@ def measured(name: str) -> list[list[Note]]:
     """The timeline of a real run on four ranks. Where B is one action, its two waits are drawn as one."""
     run = run_on_ranks("05_pipeline_parallel/wait_by_schedule", [name] * 4, timed=True)
     whole = any(action.kind == "B" for action in schedule_of(name, 4, 8)[0])
-    return plots_pipeline.with_whole_backwards(run.results) if whole else run.results
+    return plots.with_whole_backwards(run.results) if whole else run.results
 
 
 # %%
-plots_pipeline.timelines({"GPipe, predicted": predicted(gpipe(4, 8)), "GPipe, measured": measured("GPipe")})
+plots.timelines({"GPipe, predicted": predicted(gpipe(4, 8)), "GPipe, measured": measured("GPipe")})
 
 # %% [markdown]
 # ## 1F1B
@@ -813,7 +813,7 @@ def one_f_one_b(world: int, m: int) -> Schedule:
 check("05_pipeline_parallel/7")
 
 # %%
-plots_pipeline.timelines({"1F1B, predicted": predicted(one_f_one_b(4, 8)), "1F1B, measured": measured("1F1B")})
+plots.timelines({"1F1B, predicted": predicted(one_f_one_b(4, 8)), "1F1B, measured": measured("1F1B")})
 
 # %% [markdown]
 # The bubble is that of GPipe; what has changed is the memory. Here it is in bytes, for stages of the language model:
@@ -854,7 +854,7 @@ def make_batch(x: Tensor, y: Tensor, m: int) -> Batch:
 
 # %%
 peaks = {name: run_on_ranks("05_pipeline_parallel/peak_bytes", [name] * 4).results for name in ("GPipe", "1F1B")}
-plots_pipeline.alive(peaks, {"GPipe": [8] * 4, "1F1B": [min(8, 4 - rank) for rank in range(4)]})
+plots.alive(peaks, {"GPipe": [8] * 4, "1F1B": [min(8, 4 - rank) for rank in range(4)]})
 
 # %% [markdown]
 # Now train the language model by both, and by one process, on the same batches. Only the rank of the last stage has
@@ -984,7 +984,7 @@ def interleaved(world: int, m: int, v: int) -> Schedule:
 check("05_pipeline_parallel/8")
 
 # %%
-plots_pipeline.timelines(
+plots.timelines(
     {"interleaved, predicted": predicted(interleaved(4, 8, 2)), "interleaved, measured": measured("interleaved")}
 )
 
@@ -1078,7 +1078,7 @@ def zero_bubble(world: int, m: int) -> Schedule:
 check("05_pipeline_parallel/10")
 
 # %%
-plots_pipeline.timelines(
+plots.timelines(
     {"zero bubble, predicted": predicted(zero_bubble(4, 8)), "zero bubble, measured": measured("zero bubble")}
 )
 
@@ -1139,7 +1139,7 @@ check("05_pipeline_parallel/11")
 for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
     v = 2 if name == "interleaved" else 1
     work = SECONDS["F"], SECONDS["I"], SECONDS["W"]
-    share, ideal = bubble_share(name, 4, 8, v, *work), plots_pipeline.bubble(predicted(schedule_of(name, 4, 8)))
+    share, ideal = bubble_share(name, 4, 8, v, *work), plots.bubble(predicted(schedule_of(name, 4, 8)))
     print(
         f"{name:12} {step_seconds(name, 4, 8, v, *work):.2f} s, bubble {share:.1%} by the formula, "
         f"{ideal:.1%} by the simulator; rank 0 keeps {most_alive(name, 4, 8, v, 0):.1f} micro-batches"

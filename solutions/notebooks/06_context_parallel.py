@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grader import run_on_ranks
-from utils import plots, plots_context
+from utils.plots import context_parallel as plots
 from utils.data import IGNORE
 from utils.memory import Storages
 from utils.model import TransformerLM
@@ -457,7 +457,7 @@ predicted_work = {
     "in order": [pairs_of([rank], 8) for rank in range(4)],
     "zig-zag": [pairs_of(pieces_of(rank, 4), 4) for rank in range(4)],
 }
-plots_context.work(work, predicted_work)
+plots.work(work, predicted_work)
 
 # %% [markdown]
 # ## Send while you compute
@@ -718,7 +718,7 @@ predicted = {
     "ring": {n: ring_cost(run.results[0], n)[1] for n, run in ring_runs.items()},
     "Ulysses": {n: ulysses_cost(run.results[0], n)[1] for n, run in ulysses_runs.items()},
 }
-plots_context.sent(measured, predicted)
+plots.sent(measured, predicted)
 
 # %% [markdown]
 # For one sequence of a fixed length, a rank of the ring sends more with each rank that joins, from one sequence's keys
@@ -826,7 +826,7 @@ def train(steps: int, rank: int, world: int) -> dict:
 trained = {n: run_on_ranks("06_context_parallel/train", [10] * n).results for n in (1, 2, 4)}
 for n, ranks in trained.items():
     print(f"world size {n}: losses {', '.join(f'{loss:.5f}' for loss in ranks[0]['losses'][:5])} …")
-plots_context.trained(trained)
+plots.trained(trained)
 
 # %% [markdown]
 # ## In the libraries

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from grader import run_on_ranks
-from utils import plots_expert_parallel
+from utils.plots import expert_parallel as plots
 from utils.model import MLP, TransformerLM
 
 # %% [markdown]
@@ -295,7 +295,7 @@ def one_layer(_: None, rank: int, world: int) -> list[int]:
 
 # %%
 run = run_on_ranks("07_expert_parallel/one_layer", [None] * 4)
-plots_expert_parallel.journey(run.results, run.collectives)
+plots.journey(run.results, run.collectives)
 
 # %% [markdown]
 # ## A limit to what an expert takes
@@ -528,7 +528,7 @@ check("07_expert_parallel/8")
 # %%
 predicted = [layer_bytes(run.results, rank, dim=32, element_size=4) for rank in range(4)]
 print(f"the busiest rank takes {slowdown(run.results):.2f} times as long as with an even load")
-plots_expert_parallel.layer(run.collectives, predicted)
+plots.layer(run.collectives, predicted)
 
 # %% [markdown]
 # ## Train the course's model
@@ -687,7 +687,7 @@ for weight in (0.0, 0.05):
     how = {"k": 1, "factor": None, "weight": weight, "lr": 0.3, "steps": STEPS, "shares": 2, "spread": 2}
     ranks = run_on_ranks("07_expert_parallel/train", [how] * 2).results
     loads[f"weight of the balancing loss: {weight}"] = [mine["loads"] for mine in ranks]
-plots_expert_parallel.loads(loads)
+plots.loads(loads)
 
 # %% [markdown]
 # ## In libraries

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grader import run_on_ranks
-from utils import plots, plots_matmul
+from utils.plots import distributed_matmul as plots
 from utils.model import MLP
 
 # %% [markdown]
@@ -797,8 +797,8 @@ def train_on_grid(shape: list[int], rank: int, world: int) -> list[float]:
 on_grids = {}
 for shape in ((1, 1, 4), (1, 4, 1), (2, 2, 1), (2, 1, 2)):
     run = run_on_ranks("08_distributed_matmul/train_on_grid", [list(shape)] * 4)
-    on_grids[plots_matmul.spoken_grid(shape)] = run.results[0]
-plots_matmul.losses({"one process": train_serial()} | on_grids)
+    on_grids[plots.spoken_grid(shape)] = run.results[0]
+plots.losses({"one process": train_serial()} | on_grids)
 
 # %% [markdown]
 # ## Which grid is the best?
@@ -879,7 +879,7 @@ for tokens in (1024, 16384, 131072, 1048576):
     chosen = best_grid(tokens, 4096, 16384, 64, cluster)
     seconds = mlp_seconds(tokens, 4096, 16384, chosen, cluster)
     worst = max(mlp_seconds(tokens, 4096, 16384, shape, cluster) for shape in factorings(64))
-    name = plots_matmul.spoken_grid(chosen)
+    name = plots.spoken_grid(chosen)
     print(f"{tokens:9,} tokens: {name}, {1000 * seconds:.1f} ms; the worst grid takes {1000 * worst:,.1f} ms")
 
 # %% [markdown]
@@ -953,8 +953,8 @@ for shape in grids:
     ranks = run_on_ranks("08_distributed_matmul/time_mlp", [[SIZES, list(shape)]] * RANKS, timed=True).results
     measured[shape] = max(ranks)
 chosen, fastest_grid = best_grid(*SIZES, RANKS, machine), min(grids, key=measured.get)
-print(f"best: {plots_matmul.spoken_grid(chosen)} as predicted, {plots_matmul.spoken_grid(fastest_grid)} as measured")
-plots_matmul.grids(predicted, measured)
+print(f"best: {plots.spoken_grid(chosen)} as predicted, {plots.spoken_grid(fastest_grid)} as measured")
+plots.grids(predicted, measured)
 
 # %% [markdown]
 # The **rank correlation** (Spearman's) compares only the order: 1 if the grids come in the same order by prediction and
@@ -1065,7 +1065,7 @@ print(f"{top / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s, between rank
 print(f"the memory sets the pace below blocks of {memory_sets_pace_below(top, bandwidth, 4):.0f}, "
       f"the network below {network_sets_pace_below(top, network, 4):,.0f}")  # fmt: skip
 intensities = [intensity(side, side, side, 4) for side in sides]
-plots_matmul.roofline(intensities, speeds, lambda value: attainable(value, top, bandwidth), sides)
+plots.roofline(intensities, speeds, lambda value: attainable(value, top, bandwidth), sides)
 
 # %% [markdown]
 # Small blocks fit into the cache, which is faster than the memory, so that their dots may lie above the slope; and tiny

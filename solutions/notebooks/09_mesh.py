@@ -35,7 +35,7 @@ from torch.utils.data import Dataset, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from grader import run_on_ranks
-from utils import plots_strategy
+from utils.plots import mesh as plots
 from utils.plan import Link, Machine, Model, Plan
 
 # %% [markdown]
@@ -195,7 +195,7 @@ for order in itertools.permutations(SIZES):
     messages = run_on_ranks("09_mesh/pass_on", [list(order)] * 8).messages
     measured[order] = sum(message.bytes for message in messages if message.source // 4 != message.target // 4)
     predicted[order] = bytes_between_nodes(order, SIZES, SENT, per_node=4) / 1e6
-plots_strategy.orders(predicted, measured)
+plots.orders(predicted, measured)
 
 # %% [markdown]
 # ## Who reads what
@@ -279,7 +279,7 @@ def first_samples(shape: dict[str, int], rank: int, world: int) -> list[int]:
 
 # %%
 shape = {"pp": 2, "dp": 2, "tp": 2}
-plots_strategy.samples(run_on_ranks("09_mesh/first_samples", [shape] * 8).results, shape)
+plots.samples(run_on_ranks("09_mesh/first_samples", [shape] * 8).results, shape)
 
 # %% [markdown]
 # ## Each axis's gradients
@@ -603,7 +603,7 @@ for shape, sequence_parallel in (
     told = run_on_ranks("09_mesh/train", [how] * math.prod(shape.values())).results[0]
     name = " × ".join(f"{axis} {size}" for axis, size in shape.items() if size > 1) or "one process"
     runs[name + (", sequence parallel" if sequence_parallel else "")] = told
-plots_strategy.training(runs)
+plots.training(runs)
 
 # %% [markdown]
 # ## Recap

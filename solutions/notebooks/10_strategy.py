@@ -21,8 +21,9 @@ from grader import check
 import itertools
 import math
 
-from utils import catalogue, plots_strategy
+from utils import catalogue
 from utils.plan import Link, Machine, Model, Plan
+from utils.plots import strategy as plots
 
 # %% [markdown]
 # ## Does it fit?
@@ -137,7 +138,7 @@ for axes in ({"dp": 8}, {"shard": 8}, {"tp": 4, "pp": 2}, {"shard": 2, "tp": 4},
     plan = Plan(batch=64, **axes)
     kinds = [memory(SEVEN, plan, stage) for stage in range(plan.pp)]
     shown[", ".join(f"{axis} {size}" for axis, size in axes.items())] = max(kinds, key=lambda kind: sum(kind.values()))
-plots_strategy.memory(shown, 0.9 * CLUSTER.memory)
+plots.memory(shown, 0.9 * CLUSTER.memory)
 
 # %% [markdown]
 # ## How long is a step?
@@ -290,7 +291,7 @@ for axes in (
 ):
     plan = Plan(batch=256, micro_batch=4, recompute="full", **axes)
     shown[" × ".join(f"{axis} {size}" for axis, size in axes.items())] = step_seconds(SEVEN, plan, CLUSTER)
-plots_strategy.seconds(shown)
+plots.seconds(shown)
 
 # %% [markdown]
 # ## Choose
@@ -400,7 +401,7 @@ def show_cases() -> None:
         print(f"{name}, {gpus} GPUs: {spoken_plan(plan)}; {seconds:.2f} s a step, {needed / 1e9:.0f} GB")
 
 
-plots_strategy.Later(show_cases)  # it is called when the page shows it, and not on each rank of each check
+plots.Later(show_cases)  # it is called when the page shows it, and not on each rank of each check
 
 # %% [markdown]
 # The course of the ALCF, which runs Polaris, puts the choice in one sentence: *a simple model: data
@@ -420,7 +421,7 @@ def axes_of(plan: Plan) -> set[str]:
     return {name for axis, name in names.items() if getattr(plan, axis) > 1}
 
 
-def show_family() -> plots_strategy.Picture:
+def show_family() -> plots.Picture:
     chosen = {}
     for model in FAMILY:
         billions = (model.layers * 12 * model.hidden**2 + 2 * model.vocabulary * model.hidden) / 1e9
@@ -429,10 +430,10 @@ def show_family() -> plots_strategy.Picture:
     simple, *_, large = (plan for billions, plan in chosen.items() if plan and billions < 200)
     print("a simple model: data parallel:", axes_of(simple) == {"data"})
     print("a large language model: all of it:", axes_of(large) >= {"data", "tensor", "pipeline"})
-    return plots_strategy.axes(chosen)
+    return plots.axes(chosen)
 
 
-plots_strategy.Later(show_family)
+plots.Later(show_family)
 
 # %% [markdown]
 # ## When to stop adding GPUs
@@ -520,16 +521,16 @@ def efficiency(seconds: dict[int, float], scaling: str) -> dict[int, float]:
     return {gpus: work[gpus] * seconds[fewest] / took for gpus, took in seconds.items()}
 
 
-def show_scaling() -> plots_strategy.Picture:
+def show_scaling() -> plots.Picture:
     strong, weak = {}, {}
     for gpus in (8, 16, 32, 64, 128, 256):
         strong[gpus] = step_seconds(SEVEN, best_plan(SEVEN, gpus, 256, CLUSTER), CLUSTER)
         weak[gpus] = step_seconds(SEVEN, best_plan(SEVEN, gpus, 4 * gpus, CLUSTER), CLUSTER)
     runs = {"strong scaling: the same batch": strong, "weak scaling: 4 sequences a GPU": weak}
-    return plots_strategy.scaling(runs, efficiency)
+    return plots.scaling(runs, efficiency)
 
 
-plots_strategy.Later(show_scaling)
+plots.Later(show_scaling)
 
 # %% [markdown]
 # ## Who did it first
@@ -578,7 +579,7 @@ plots_strategy.Later(show_scaling)
 # time differs.
 
 # %%
-plots_strategy.planner()
+plots.planner()
 
 # %% [markdown]
 # ## hybrid_training

@@ -14,7 +14,7 @@ from grader.engine.judge.verdict import Verdict
 from grader.engine.judge.words import details, heading
 from grader.engine.lesson.lessons import titles
 from grader.engine.walls.plain import plain_text
-from utils.page import template
+from utils.report.frame import template
 
 # Both pages: marks in colours.
 STYLE = """{% extends "frame" %}

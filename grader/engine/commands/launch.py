@@ -95,14 +95,14 @@ def out_folder(args: list[str], default: str) -> Path:
 def say_report(out: Path, began: float) -> None:
     """Write the report of a run, unless it stopped before it had a loss to report, and say where it is."""
     from grader.engine.jobs.machine import shown
-    from utils import report, results, runs
+    from utils.report import page, results, runs
 
     with suppress(ValueError):
         if runs.newest(out) < began - 1:  # not of this run; a file system's clock may lag
             return
-        say(f"report:     {escape(shown([str(report.write(out))]))}")
+        say(f"report:     {escape(shown([str(page.write(out))]))}")
         say(f"loss curve: {escape(shown([str(out / 'loss.png')]))}")
-        recent = [run for run in report.newest_runs(out) if run.ranks and run.ranks[0].start["time"] >= began - 1]
+        recent = [run for run in page.newest_runs(out) if run.ranks and run.ranks[0].start["time"] >= began - 1]
         if recent:
             results.add(table := lessons.COURSE / "runs" / "results.md", recent)
             say(f"results:    {escape(shown([str(table.relative_to(lessons.COURSE))]))}, yours to complete")

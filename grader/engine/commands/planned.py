@@ -14,7 +14,7 @@ from rich.table import Table
 from grader.engine.commands.screen import console, say
 from utils import costs
 from utils.costs import published
-from utils.plots_plan import GIB, axes_in_words, spoken
+from utils.plots.plan import GIB, axes_in_words, spoken
 
 if TYPE_CHECKING:
     from grader.engine.commands.plan import Job
@@ -194,9 +194,9 @@ def write(job: "Job", found: "Sequence[Choice]", shown: "Sequence[Choice]", file
     if file.suffix in (".png", ".svg"):
         if not shown:
             return False
-        from utils import plots_plan
+        from utils.plots import plan as plots
 
-        drawn = plots_plan.costs([choice[:1] + choice[2:] for choice in shown], job.machine, costs.USABLE, job.title)
+        drawn = plots.costs([choice[:1] + choice[2:] for choice in shown], job.machine, costs.USABLE, job.title)
         file.parent.mkdir(parents=True, exist_ok=True)
         drawn.save(file)
         return True

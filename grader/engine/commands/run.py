@@ -61,7 +61,7 @@ def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, such as runs/ddp_training")],
 ) -> None:
     """Draw a run: loss, speed, where a step's time goes, memory, utilisation. One HTML page, and PNGs."""
-    from utils import report
+    from utils.report import page
 
     folder = next(
         (folder for folder in (run, lessons.COURSE / run, lessons.COURSE / "runs" / run) if folder.is_dir()), None
@@ -69,6 +69,6 @@ def report(
     if folder is None:
         fail(f"{run}: no such folder; a run writes into runs/LESSON, or where its --out says")
     try:
-        say(escape(str(report.write(folder))))
+        say(escape(str(page.write(folder))))
     except ValueError as problem:
         fail(problem)

@@ -6,7 +6,7 @@ A line is written once and never again: what was predicted, and what one makes o
 import time
 from pathlib import Path
 
-from utils.runs import Run, batch_of, scaling, speed_rows
+from utils.report.runs import Run, batch_of, scaling, speed_rows
 
 HEAD = """# Results
 

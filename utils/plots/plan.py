@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from utils.plan import Machine, Plan
-from utils.plots import COLOURS, Picture
+from utils.plots.base import COLOURS, Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,13 +4,13 @@ A run leaves metrics.jsonl, and with --record a file for each rank in usage/ (se
 """
 
 import itertools
+import json
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from utils.arguments import SIZES
-from utils.plots import read_lines
 
 # The parts of a step, in the order in which they are drawn.
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
@@ -153,3 +153,14 @@ def speed_rows(runs: dict[int, Run]) -> list[dict[str, float]]:
             )
         )
     return rows
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The JSON lines of a record; a run that was killed may have left half of the last one, or none."""
+    lines = []
+    for text in path.read_text("utf-8").splitlines() if path.is_file() else []:
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return lines

@@ -1,6 +1,6 @@
 """The report of a run as one page, in the way of a computing centre's job reports.
 
-`write(folder)` reads what the run left (runs.py), draws each picture as a PNG beside the page (plots_report.py), and
+`write(folder)` reads what the run left (runs.py), draws each picture as a PNG beside the page (pictures.py), and
 puts all of them into one HTML file that needs no other. A folder that holds runs of several numbers of processes,
 nproc-1, nproc-2, …, becomes a page on how the speed grows.
 """
@@ -17,10 +17,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from utils.page import template
-from utils.plots import loss_curve
-from utils.plots_report import draw_loss, draw_memory, draw_power, draw_speed, draw_step, draw_usage
-from utils.runs import COMPARED, Run, arguments, batch_of, read, records, scaling, speed_rows
+from utils.report.frame import template
+from utils.report.pictures import draw_loss, draw_memory, draw_power, draw_speed, draw_step, draw_usage, loss_curve
+from utils.report.runs import COMPARED, Run, arguments, batch_of, read, records, scaling, speed_rows
 
 
 def write(folder: Path) -> Path:

@@ -7,7 +7,7 @@ and W; times are in seconds.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from utils.plots import COLOURS, Picture, spoken_bytes
+from utils.plots.base import COLOURS, Picture, spoken_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from utils.plots import COLOURS, Picture, bars_axes, spoken_bytes
+from utils.plots.base import COLOURS, Picture, bars_axes, messages, spoken_bytes
 
 if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
     from matplotlib.axes import Axes

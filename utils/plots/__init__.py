@@ -1,0 +1,1 @@
+"""What notebooks draw: a file a lesson, and `base.py` for what several of them draw."""
