@@ -108,13 +108,13 @@ check("01_collectives/1")
 # %% [markdown]
 # ## Where a rank is
 #
-# A machine has **nodes**, and each node runs several ranks, one for each GPU. They are
-# numbered through: node 0 has the first ones, node 1 the next. A rank's number on its own
+# A machine has **nodes**, and each node runs several ranks, one for each GPU. Ranks are
+# numbered consecutively: node 0 has the first ones, node 1 the next. A rank's number on its own
 # node is its **local rank**; it says which GPU is its own.
 #
 # ![Eight ranks on two nodes, world size 8, and the ring through all of them: two of its links lead from node to node](../images/ranks.svg)
 #
-# Why it matters: two ranks of one node talk several times faster than two on different
+# Why it matters: two ranks of one node communicate some ten times faster than two on different
 # nodes. Later in this lesson each rank $r$ sends to rank $r+1$, and the last one to rank 0:
 # a ring. **Predict** how many of the ring's links lead from one node to another. (Here and
 # below, a prediction is a formula that you write down before you run anything.)
@@ -156,15 +156,18 @@ check("01_collectives/2")
 #
 # | call | comes back |
 # |---|---|
-# | `dist.send(tensor, to)`, `dist.recv(tensor, source)` | when the message is over |
-# | `dist.isend(tensor, to)`, `dist.irecv(tensor, source)` | at once, with a *work*; the message is over after `work.wait()` |
+# | `dist.send(tensor, to)`, `dist.recv(tensor, source)` | when the message is over (gloo); when it is queued on a CUDA stream (NCCL) |
+# | `dist.isend(tensor, to)`, `dist.irecv(tensor, source)` | at once, with a *work*; after `work.wait()` the tensor may be used (on NCCL the GPU waits, not the CPU) |
 #
 # Until a message is over, its tensor belongs to the message: do not write into what you
 # send, and do not read what you receive. The judge makes every message as late as it may be.
 #
-# And do not rely on luck. If all ranks `send` and then `recv`, each waits for somebody to
-# receive, for ever. Some libraries store small messages on the way, so that it works until
-# the messages grow; gloo stores none.
+# Do not rely on luck. If all ranks `send` and then `recv`, each waits for another to receive,
+# forever. Some libraries buffer small messages, so it works until the messages grow; gloo
+# buffers none. On NCCL even `isend` followed by `irecv` can hang, since both are queued on one
+# stream, in order. There, start them together:
+# `dist.batch_isend_irecv([dist.P2POp(dist.isend, leaving, right), dist.P2POp(dist.irecv, arriving, left)])`
+# returns the works. It is right on both, and accepted here.
 #
 # Here two ranks swap their tensors. `run_on_ranks` runs a function of this notebook on
 # fresh processes, one for each input, as `function(input, rank, world)`.
@@ -254,8 +257,8 @@ plots.messages(run.messages, "tree_broadcast")
 # ![Three ranks, two rounds: a piece of the sum grows from rank to rank](../images/ring_reduce_scatter.svg)
 #
 # The sum of piece $p$ travels to the right, each rank on its way adds its own piece $p$, and
-# the last to do so is rank $p$, who keeps it. **Predict** where it begins, or in other
-# words: which piece does rank $r$ send first?
+# the last to do so is rank $p$, which keeps it. **Predict** where it starts; in other words,
+# which piece does rank $r$ send first?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -343,8 +346,8 @@ plots.messages(run.messages, "ring_all_gather")
 # ## All-reduce, from the two
 #
 # A reduce-scatter leaves each rank with one finished piece of the sum; an all-gather gives
-# everybody all pieces. The one after the other is an all-reduce: the **ring all-reduce** by
-# which gradients are added up all over the world.
+# every rank all pieces. One after the other, they are an all-reduce: the **ring all-reduce**,
+# with which gradients are added up in practice.
 #
 # ![First the sums grow from rank to rank, then the finished pieces are passed on](../images/ring_all_reduce.svg)
 #
@@ -589,8 +592,11 @@ plots.cost(
 #
 # ## What comes of it
 #
-# - From now on call `dist.all_reduce` and its kin. They are what you wrote, at the speed of the
-#   hardware: NCCL has the ring and a tree, and chooses by size.
+# - From now on call `dist.all_reduce` and related calls. gloo's is the ring that you wrote. NCCL
+#   chooses by size among several rings, a pipelined double binary tree (not the tree above: it has
+#   almost a ring's bandwidth), and algorithms in which the switches add up (NVLS, CollNet). See
+#   [docs/nccl.md](../docs/nccl.md); on GPUs, a clock needs `torch.cuda.synchronize()` before each
+#   reading, for the calls only queue work.
 # - An all-reduce **is** a reduce-scatter and an all-gather. Lesson 03 takes the two apart, to keep
 #   only a piece of the gradients and weights in between: it costs no more bytes.
 # - Next: lesson 02, `02_data_parallel`, where all ranks average the gradients of a model by these calls.

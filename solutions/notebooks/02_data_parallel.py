@@ -84,8 +84,8 @@ for world in (1, 2, 8, 1024):
 # %% [markdown]
 # ## Equal first weights
 #
-# Equal gradients keep models equal only if they begin so. Ranks that seed apart, or read
-# another checkpoint, begin apart. So rank 0 gives its own state to all, once, before training:
+# Equal gradients keep models equal only if they start equal. Ranks that use different seeds, or
+# read different checkpoints, do not. So rank 0 gives its own state to all, once, before training:
 #
 # - the **parameters**, also the frozen ones: they are not trained, but they are used;
 # - the **buffers**, which are state and no parameters, such as the running mean of a batch
@@ -127,7 +127,7 @@ check("02_data_parallel/2")
 
 # %%
 def first_weights(_: None, rank: int, world: int) -> list[float]:
-    """The sum of a model's weights before and after, on ranks that seed apart."""
+    """The sum of a model's weights before and after, on ranks with different seeds."""
     torch.manual_seed(rank)
     model = TransformerLM(vocab_size=100, dim=16, n_heads=2, n_layers=1, max_len=8)
     before = sum(p.sum().item() for p in model.parameters())
@@ -154,8 +154,9 @@ print(f"rank 0 made {sum(call.rank == 0 for call in run.collectives)} calls")
 #   tokens went to, say. Then its `.grad` is `None` here, and a tensor elsewhere. This rank
 #   must call as well; what does it contribute? And it takes the average like all others.
 #
-# `ReduceOp.AVG` seems made for it. But gloo knows it only lately: older releases of torch
-# refuse it, and some take it for a sum, silently (pytorch issue 162338). So add up, then divide.
+# `ReduceOp.AVG` seems made for it, and NCCL has long had it. gloo averages correctly with torch
+# 2.13; older releases refuse it, and some silently return the sum (pytorch issue 162338). Add up,
+# then divide: that is right everywhere, and the check asks for it.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -232,7 +233,8 @@ plots.steps(runs)
 #
 # ![Three timelines of a step: all communication after the backward pass, one message for each gradient, two buckets](../images/overlap.svg)
 #
-# The network takes one all-reduce at a time, in the order in which they were started.
+# We assume that the network takes one all-reduce at a time, in the order in which they were
+# started. (NCCL does so within a process group.)
 # **Predict** when the last one is over, if gradient $i$ is ready after $t_i$ seconds and
 # its all-reduce takes $c_i$ seconds.
 #
@@ -243,9 +245,10 @@ plots.steps(runs)
 # | `parameter.register_hook(f)` | with the gradient of **this pass**, before it is added to `parameter.grad` |
 # | `parameter.register_post_accumulate_grad_hook(f)` | with the parameter, after its `.grad` is complete |
 #
-# And `dist.all_reduce(tensor, async_op=True)` comes back at once, with a *work*. Until
+# And `dist.all_reduce(tensor, async_op=True)` returns at once, with a *work*. Until
 # `work.wait()` the tensor belongs to the all-reduce: neither read it nor write to it. A hook
-# that waits would hold up the backward pass.
+# that waits would hold up the backward pass. (On NCCL, the GPU's stream waits in place of the
+# CPU, with the same effect.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -347,7 +350,7 @@ BACKWARD = 0.5  # seconds
 
 
 def step_ends(cap: int, alpha: float, beta: float, world: int = 64) -> float:
-    """Seconds from the begin of the backward pass to the end of the last all-reduce."""
+    """Seconds from the start of the backward pass to the end of the last all-reduce."""
     width = 1600
     attention = [width, width, 3 * width**2, 3 * width, width**2, width]  # norm, q k v, output: weights and biases
     mlp = [width, width, 4 * width**2, 4 * width, 4 * width**2, width]
@@ -380,11 +383,11 @@ plots.caps([2**k for k in range(12, 34)], links, step_ends, BACKWARD)
 # Two rules make it right in all cases:
 #
 # - **Buckets are started in the order of their numbers**, on all ranks. If a later one is full
-#   first, it waits. Otherwise two ranks whose gradients become ready in another order would
-#   add up one bucket and another.
+#   first, it waits. Otherwise two ranks whose gradients become ready in different orders would
+#   add up two different buckets.
 # - **What is not full at the end is sent at the end.** A parameter that this pass did not use has
-#   no news; but all ranks must call. It contributes what stands in its `grad`: what earlier passes
-#   left there, or zeros if that is `None`.
+#   no new gradient, but all ranks must call. It contributes what its `grad` holds: what earlier
+#   passes left there, or zeros if that is `None`.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
