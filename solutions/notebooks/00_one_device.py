@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from utils import plots_one_device
+from utils.plots import one_device
 from utils.model import TransformerLM
 
 # %% [markdown]
@@ -219,7 +219,7 @@ for name, (dim, layers, vocabulary) in {"laptop": (128, 2, 33_278), "few words":
     flops = token_flops(dim, layers, vocabulary, 64)
     mfu = utilization(12 * 64 / sum(seconds.values()), sum(flops), machine.peak)
     shown[f"{name}: forward : backward is 1 : {flops[1] / flops[0]:.2f} by FLOPs, MFU {mfu:.0%}"] = (seconds, flops)
-plots_one_device.phases(shown)
+one_device.phases(shown)
 
 # %% [markdown]
 # At the laptop's size the head has 94 % of the FLOPs, so forward takes longer than backward. In large models it is
@@ -271,9 +271,9 @@ check("00_one_device/4")
 for h in (128, 768, 4096, 12288):  # an A100's data sheet: 312 TFLOP/s in bfloat16, 1.555 TB/s
     print(f"A100, MLP of {h:6,}: from {fewest_tokens(h, 4 * h, 2, 312e12, 1.555e12):,.0f} tokens on")
 tokens = [1, 4, 16, 64, 256, 1024]
-speeds = [plots_one_device.product_speed(m, 1024, 4096) for m in tokens]
+speeds = [one_device.product_speed(m, 1024, 4096) for m in tokens]
 intensities = [product_intensity(m, 1024, 4096, 4) for m in tokens]
-plots_one_device.roofline(
+one_device.roofline(
     tokens, intensities, speeds, lambda value: attainable_speed(value, machine.peak, machine.memory_bandwidth)
 )
 
@@ -335,7 +335,7 @@ predicted = {
     "after backward": (weights, gradients, state, 0),
     "after the step": (weights, gradients, state, 0),
 }
-plots_one_device.memory(plots_one_device.moments(model, 24, 64), predicted)
+one_device.memory(one_device.moments(model, 24, 64), predicted)
 
 # %% [markdown]
 # The prediction is within 0.1 %: the rest are norms' and attention's small numbers. On a GPU add what the libraries take, some 10 %.

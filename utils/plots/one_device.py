@@ -9,7 +9,7 @@ import torch
 
 from utils.memory import Storages
 from utils.model import TransformerLM
-from utils.plots import COLOURS, Picture, bars_axes, spoken_bytes
+from utils.plots.base import COLOURS, Picture, bars_axes, spoken_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
