@@ -18,6 +18,7 @@ LONG = {
     "test_jupyterlab": "JupyterLab in a browser",
     "test_notebook_kernel": "notebooks in a kernel",
     "test_slurm": "batch files on a real Slurm",
+    "test_preflight": "nodes with faults, on a real Slurm",
 }
 
 # The commands under test leave no server behind; see grader/engine/ranks/keeper.py.

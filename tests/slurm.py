@@ -7,7 +7,8 @@ import shutil
 import socket
 import subprocess
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 SlurmdParameters=config_overrides
+TaskProlog={folder}/prolog
 GresTypes=gpu
 {nodes}
 PartitionName=dc-gpu Nodes=ALL Default=YES MaxTime=24:00:00 State=UP
@@ -73,6 +75,9 @@ class Slurm:
             CONF.format(folder=self.folder, ports=ports, user=getpass.getuser(), nodes="\n".join(lines))
         )
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/dev/nvidia[0-3]\n")
+        # What a task of a node finds in its environment: `plant` puts lines there.
+        (self.folder / "prolog").write_text(f'#!/bin/sh\ncat "{self.folder}/planted-$SLURMD_NODENAME" 2>/dev/null\n:\n')
+        (self.folder / "prolog").chmod(0o755)
         self.start("slurmctld", "-D", "-c")
         for node in NODES:
             self.start("slurmd", "-D", "-N", node)
@@ -95,6 +100,16 @@ class Slurm:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    @contextmanager
+    def planted(self, node: str, **env: str) -> Iterator[None]:
+        """On one node, tasks have another environment meanwhile."""
+        lines = self.folder / f"planted-{node}"
+        lines.write_text("".join(f"export {name}={value}\n" for name, value in env.items()))
+        try:
+            yield
+        finally:
+            lines.unlink()
 
     def start(self, program: str, *args: str) -> None:
         log = (self.folder / f"{program}.out").open("a")

@@ -11,6 +11,7 @@ import pytest
 
 from course_copy import Course
 from grader.engine.jobs import batch, header, launchers, stand_ins
+from grader.engine.jobs import scheduler as job_scheduler
 from grader.engine.lesson import build, lessons
 
 SOURCES = lessons.COURSE / "solutions" / "sbatch"
@@ -146,7 +147,7 @@ sys.exit(worst)
 """
 SMALL = (
     "--data random --epochs 1 --max-steps 2 --batch-size 12 --seq-len 16 --dim 16 --heads 2 --layers 1 --log-every 1 "
-    "--optimizer sgd"
+    "--optimizer sgd --device cpu"
 ).split()
 
 
@@ -178,6 +179,7 @@ def test_polaris_for_real_but_for_its_machine(tmp_path):
         "PBS_NODEFILE": str(tmp_path / "nodes"),
         "PBS_O_WORKDIR": str(course.folder / "sbatch"),
         "PBS_O_HOST": "polaris-login-01",
+        "SITE_INTERFACE": "",  # this machine has no hsn0
     }
     done = subprocess.run(
         ["bash", file], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
@@ -237,6 +239,39 @@ def test_without_a_scheduler(course, tmp_path):
 def test_an_account_that_is_missing(course, tmp_path):
     done = run(course, "--nodes", "1", PATH=scheduler(tmp_path / "bin", "sbatch", "echo called >&2; exit 1"))
     assert done.returncode == 2 and "export SBATCH_ACCOUNT=" in done.stderr and "called" not in done.stderr
+
+
+def test_a_scheduler_that_fails_twice_is_asked_again(tmp_path, monkeypatch):
+    """It restarts, say, while the job runs on; that it runs is said before what it prints."""
+    (tmp_path / "out").write_text("test loss 3\n")
+    answers = iter(
+        [
+            "JobState=PENDING",
+            "",
+            "",
+            f"JobState=RUNNING StdOut={tmp_path}/out",
+            f"JobState=COMPLETED ExitCode=0:0 JobName=x StdOut={tmp_path}/out",
+        ]
+    )
+    monkeypatch.setattr(job_scheduler, "ask", lambda program, *_: next(answers) if program == "scontrol" else "")
+    monkeypatch.setattr(job_scheduler.time, "sleep", lambda _: None)
+    shown = []
+    ended = job_scheduler.follow("sbatch", "7", shown.append)
+    assert "".join(shown) == "job 7: PENDING\njob 7: RUNNING\ntest loss 3\njob 7: COMPLETED\n"
+    assert ended.code == 0 and str(job_scheduler.run_folder("7", ended)) == "runs/x-7"
+
+
+def test_a_scheduler_that_stays_silent(monkeypatch):
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(job_scheduler, "ask", lambda *_: "")
+    monkeypatch.setattr(job_scheduler.time, "sleep", lambda _: None)
+    monkeypatch.setattr(job_scheduler.time, "monotonic", lambda: float(next(clock)))
+    with pytest.raises(ValueError, match="it may still run: scontrol show job 7"):
+        job_scheduler.follow("sbatch", "7", print)
+
+
+def test_what_slurmctld_has_forgotten_sacct_knows():
+    assert job_scheduler.of_slurm("CANCELLED by 1000|0:15|x\n")[:3] == ("CANCELLED", True, 1)
 
 
 def test_what_the_scheduler_says_is_passed_on(course, tmp_path):

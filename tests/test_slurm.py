@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -100,6 +101,8 @@ def test_a_job_has_the_losses_of_the_serial_run(cluster, course, late, serial, b
     folder, file = (course.folder / "sbatch", f"{name}.sbatch") if below else (course.folder, f"sbatch/{name}.sbatch")
     job, output = submitted(cluster, folder, file, *options, flags=flags)
     assert output.count("test loss") == 1, output
+    first = output.splitlines()[0]
+    assert first.startswith("2 nodes, 4 ranks on CPU, gloo, " if "--nodes=2" in options else "1 node, "), output
     for right, seen in zip(serial, losses(course.folder / "runs" / f"{name}-{job}"), strict=True):
         assert right[:2] == seen[:2]
         for a, b in zip(right[2:], seen[2:]):
@@ -160,6 +163,23 @@ def test_run_submits_and_follows(cluster, course, serial):
     assert done.returncode == 0, done
     assert "$ sbatch --nodes=2 --gres=gpu:1 --cpus-per-task=2 sbatch/ddp_training.sbatch --data random" in done.stdout
     assert "test loss" in done.stdout and "COMPLETED" in done.stdout
+    assert done.stdout.index("RUNNING") < done.stdout.index("2 nodes, 2 ranks on CPU, gloo")
+    page = re.search(r"report: +(\S+)", done.stdout)
+    assert page and (course.folder / page[1]).is_file(), done
+
+
+def test_a_job_that_was_granted_gpus_and_sees_none_is_refused(cluster, course):
+    job, code = cluster.job(
+        *HERE,
+        *("--nodes=2", "--gres=gpu:2", "sbatch/ddp_training.sbatch", *SMALL, "--device", "auto"),
+        cwd=course.folder,
+        WORKBOOK_PYTHON=sys.executable,
+        CUDA_VISIBLE_DEVICES="",
+    )
+    output = (course.folder / f"ddp_training-{job}.out").read_text()
+    said = [line for line in output.splitlines() if line.startswith("error: Slurm has granted 2 GPUs on ")]
+    assert code == 2 and said and "Traceback" not in output, output
+    assert not (course.folder / "runs" / f"ddp_training-{job}").exists()
 
 
 def test_a_time_limit(cluster, course, late):

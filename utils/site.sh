@@ -1,21 +1,62 @@
 # What differs from machine to machine. Every batch file sources this in the course's folder, before
-# it starts anything; change it for yours.
+# it starts anything; change it for yours. Centres change their settings: where a job does not do what
+# it should, look at the pages named here first, and run sbatch/preflight.sbatch or .pbs.
 #
-# For JURECA-DC and Polaris it follows the centres' user guides (apps.fz-juelich.de/jsc/hps/jureca,
-# docs.alcf.anl.gov/polaris).
+# A new machine needs no case below, only these, in your ~/.bashrc or as a case of its own; what is
+# set already wins over the cases:
+#
+#     export SITE_MODULES="CUDA/12 Python/3.12"   # what `module load` brings
+#     export SITE_INTERFACE=ib0                   # the interface on the network between nodes: ip -br addr
+#     export SITE_SUFFIX=                         # what a node's name ends with on that network
+#     export SITE_GPUS=4                          # on a node; PBS grants nodes, and does not say
+#     export SITE_MACHINE=                        # its name in ./workbook plan, for preflight to compare with
+#
+# Keep the course in your project's or scratch folder rather than in $HOME: its .venv has some 50,000
+# files, a torch for GPUs several GB, and $HOME has a quota of both (on Polaris 50 GB:
+# docs.alcf.anl.gov/data-management/filesystem-and-storage/disk-quota; on JURECA: `jutil user dataquota`,
+# unverified). `export HF_HOME=…` moves what ./workbook data downloads, too.
+#
+# A job ends at its time limit without a warning, unless it asks for one: sbatch --signal=TERM@120 sends
+# SIGTERM to its processes two minutes before (man sbatch; up to a minute early). It ends them, unless the script
+# catches it.
 
-NODE_SUFFIX= # what a node's name ends with on the fast network
 case "${SYSTEMNAME:-${PBS_O_HOST:-}}" in
     jureca* | juwels* | jusuf*)
-        NODE_SUFFIX=i
-        export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
+        # The "i" and ib0: pytorch/pytorch#73656, and gitlab.jsc.fz-juelich.de's torchrun_jsc. The stage is that of
+        # 2026 in public job files; the centre's own PyTorch in it is 2.9, too old, so .venv has torch.
+        # Which stage is current: `module avail Stages`. Modules are loaded only where the centre has them.
+        : "${SITE_MODULES=Stages/2026 GCC Python}" # unverified
+        : "${SITE_INTERFACE=ib0}" "${SITE_SUFFIX=i}" "${SITE_MACHINE=jureca}"
         ;;
     polaris*)
+        # docs.alcf.anl.gov/polaris: data-science/frameworks/pytorch and containers/containers (the proxy)
+        : "${SITE_GPUS=4}" "${SITE_MACHINE=polaris}"
+        : "${SITE_INTERFACE=hsn0}" # unverified for Polaris; the centre's pages use hsn0 on Aurora
         module use /soft/modulefiles
         module load conda
         conda activate base
+        export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.anl.gov:3128
+        # NCCL over Slingshot by the AWS plug-in: applications-and-libraries/libraries/nccl (read in August 2026). It
+        # warns that some programs hang with it; SITE_FABRIC=none leaves it out.
+        plugin=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib
+        if [ "${SITE_FABRIC:-}" != none ] && [ -d "$plugin" ]; then
+            export NCCL_NET="AWS Libfabric" NCCL_NET_GDR_LEVEL=PHB NCCL_CROSS_NIC=1 NCCL_COLLNET_ENABLE=1
+            export FI_CXI_DISABLE_HOST_REGISTER=1 FI_MR_CACHE_MONITOR=userfaultfd FI_CXI_DEFAULT_CQ_SIZE=131072
+            export LD_LIBRARY_PATH=$plugin:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
+        fi
         ;;
 esac
+
+if [ -n "${SITE_MODULES:-}" ]; then
+    # shellcheck disable=SC2086  # several names
+    module load $SITE_MODULES || { echo "error: module load $SITE_MODULES fails here: see SITE_MODULES in utils/site.sh" >&2; exit 2; }
+fi
+if [ -n "${SITE_INTERFACE:-}" ]; then
+    export NCCL_SOCKET_IFNAME=$SITE_INTERFACE GLOO_SOCKET_IFNAME=$SITE_INTERFACE
+fi
+NODE_SUFFIX=${SITE_SUFFIX:-} # for MASTER_ADDR
+[ -z "${SITE_GPUS:-}" ] || export SITE_GPUS
+[ -z "${SITE_MACHINE:-}" ] || export SITE_MACHINE
 
 # Python: the one that WORKBOOK_PYTHON names, else the course's own, else what the modules brought.
 if [ -n "${WORKBOOK_PYTHON:-}" ]; then
@@ -23,6 +64,7 @@ if [ -n "${WORKBOOK_PYTHON:-}" ]; then
 elif [ -x .venv/bin/python ]; then
     PATH=$PWD/.venv/bin:$PATH
 fi
+[ ! -d utils/bin ] || PATH=$PWD/utils/bin:$PATH # the course's torchrun, which ends in one line
 export PATH
 python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null || {
     echo "error: no Python with torch on $(hostname): run ./workbook start on a login node, or set WORKBOOK_PYTHON before you submit" >&2

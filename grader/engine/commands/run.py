@@ -1,5 +1,8 @@
-"""The commands that run a script, or show what a run was like: run, report."""
+"""The commands that run a script, look at nodes before that, or show what a run was like: run, preflight, report."""
 
+import json
+import os
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from grader.engine.commands.arguments import LEARN, Lesson, app, lesson_named, own_file
-from grader.engine.commands.launch import out_folder, run_as_job, run_once, say_report
+from grader.engine.commands.launch import follow, out_folder, run_as_job, run_once, say_report, submit
 from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
 
@@ -54,6 +57,31 @@ def run(
     if not dry_run and code != 130:
         say_report(out, began)
     raise typer.Exit(code)
+
+
+@app.command(rich_help_panel=LEARN)
+def preflight(
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="such as -- --out FOLDER")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="as a job of N nodes; else here")] = None,
+    batch: Annotated[str, typer.Option(metavar="OPTIONS", help='for sbatch or qsub, such as "-A <budget>"')] = "",
+) -> None:
+    """Before a long run: versions, devices, links, storage and clocks of each node, and what is wrong with them."""
+    from grader.engine.jobs import machine
+    from utils.preflight.facts import versions
+    from utils.whole import written_whole
+
+    if not nodes:
+        import torch
+
+        torchrun = [sys.executable, "-P", str(lessons.COURSE / "utils" / "bin" / "torchrun"), "--standalone"]
+        command = [*torchrun, f"--nproc-per-node={torch.cuda.device_count() or 2}", "-m", "utils.preflight"]
+        raise typer.Exit(machine.call([*command, *(args or [])], {**os.environ, "OMP_NUM_THREADS": "1"}))
+    login = lessons.COURSE / "runs" / "preflight" / "login.json"
+    with written_whole(login) as part:
+        part.write_text(json.dumps({"versions": versions()}), "utf-8")
+    job = submit(lessons.PREFLIGHT, nodes, batch, ["--login", str(login.relative_to(lessons.COURSE)), *(args or [])])
+    ended = follow(*job)
+    raise typer.Exit(130 if ended is None else ended.code)
 
 
 @app.command(rich_help_panel=LEARN)

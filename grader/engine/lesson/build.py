@@ -162,7 +162,7 @@ def _all_stems() -> list[str]:
     """Lessons in order, then any stem that the order does not have."""
     root = lessons.source_root()
     found = {path.stem for kind in ("train/*.py", "notebooks/*.py", "sbatch/*.*") for path in root.glob(kind)}
-    return lessons.stems() + sorted(found - set(lessons.stems()))
+    return lessons.stems() + sorted(found - set(lessons.stems()) - {lessons.PREFLIGHT})
 
 
 def _write_nbgrader_sources() -> None:

@@ -50,6 +50,7 @@ ORDER = (
 
 BASELINE = "single_gpu_training"  # complete as given: the serial run that every parallel run must equal
 BATCH = (".sbatch", ".pbs")  # for Slurm, for PBS
+PREFLIGHT = "preflight"  # the batch file that is no lesson's
 WITH_BATCH_TODOS = "ddp_training"  # the lesson whose batch files have TODOs; later scripts get them solved
 MOST_CODE, MOST_LINES = 500_000, 20_000  # of a script, or of all cells of a notebook
 MOST_CELLS = 1000

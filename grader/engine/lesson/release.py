@@ -122,6 +122,8 @@ def _write(folder: Path, released: Sequence[str]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(lessons.COURSE / path, target)
     for path, text in build.student_files().items():
+        if path.stem == lessons.PREFLIGHT:
+            _put(folder / path, text)
         if path.stem in released:
             _put(folder / path, text)
             if path.parts[0] == "sbatch":  # one without TODOs has no source to be reset from
