@@ -37,22 +37,31 @@ def end_with_starter() -> None:
 def _is_adopted() -> bool:
     """Whether torchrun, which has not said its number, ended before this process could ask for its parent's.
 
-    torchrun makes each of its processes the leader of a session, and runs the same Python. A leader whose parent runs
-    something else has been adopted, by init or by a service manager. Where /proc says nothing, the answer is no.
+    torchrun makes each of its processes the leader of a session, and has loaded torch. A leader whose parent has not,
+    or is another user's, has been adopted, by init or by a service manager. Where /proc says nothing, the answer is no.
     """
+    parent = Path(f"/proc/{os.getppid()}")
     with suppress(OSError):
         if os.getsid(0) == os.getpid():
-            return Path("/proc/self/exe").readlink() != Path(f"/proc/{os.getppid()}/exe").readlink()
+            return parent.stat().st_uid != os.getuid() or "libtorch" not in (parent / "maps").read_text()
     return False
 
 
 def _watch(starter: int) -> None:
-    while True:
-        try:
-            os.kill(starter, 0)  # asks only whether it is there
-        except ProcessLookupError:
-            _end()
+    while not _is_gone(starter):
         time.sleep(POLL)
+    _end()
+
+
+def _is_gone(process: int) -> bool:
+    """Also where it has ended, and its own parent has not asked for its exit code yet."""
+    try:
+        os.kill(process, 0)  # asks only whether it is there
+    except ProcessLookupError:
+        return True
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return False
 
 
 def _end() -> None:
