@@ -37,7 +37,7 @@ def left(out: Path) -> list[psutil.Process]:
 
 
 def role(process: psutil.Process) -> str:
-    words = " ".join(process.cmdline())
+    words = " ".join(process.info["cmdline"])
     return (
         "run"
         if "grader.engine" in words

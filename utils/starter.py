@@ -38,13 +38,16 @@ def _is_adopted() -> bool:
     """Whether torchrun, which has not said its number, ended before this process could ask for its parent's.
 
     torchrun makes each of its processes the leader of a session, and has loaded torch. A leader whose parent has not,
-    or is another user's, has been adopted, by init or by a service manager. Where /proc says nothing, the answer is no.
+    or does not let us look, has been adopted, by init or by a service manager. Without a /proc, the answer is no.
     """
-    parent = Path(f"/proc/{os.getppid()}")
-    with suppress(OSError):
-        if os.getsid(0) == os.getpid():
-            return parent.stat().st_uid != os.getuid() or "libtorch" not in (parent / "maps").read_text()
-    return False
+    if os.getsid(0) != os.getpid():
+        return False  # something stands between torchrun and this process
+    try:
+        return "libtorch" not in Path(f"/proc/{os.getppid()}/maps").read_text()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
 
 
 def _watch(starter: int) -> None:
