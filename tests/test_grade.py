@@ -15,7 +15,9 @@ import pytest
 
 from course_copy import Course
 from grader.engine.classroom import grade, pages, records, submissions
+from grader.engine.judge import seeds
 from grader.engine.lesson import lessons, notebooks, regions
+from grader.engine.ranks.engine import Engine
 from grader.engine.walls import sandbox
 
 LESSON = "01_collectives"
@@ -57,7 +59,8 @@ MARKS = {"all": 9, "nothing": 0, "half": 3, "empty": 0, "packed": 2, "broken": 0
 
 
 def run(course, handed_in, out, *args):
-    return course.run("grade", str(handed_in), "--out", str(out), "--lessons", LESSON, *args)
+    seed = [] if "--seed" in args or (out / "class.json").exists() else ["--seed", "s"]
+    return course.run("grade", str(handed_in), "--out", str(out), "--lessons", LESSON, *seed, *args)
 
 
 @pytest.fixture(scope="module")
@@ -190,22 +193,44 @@ def test_a_worker_that_dies_twice_is_no_zero(course, handed_in, tmp_path, monkey
     ]  # the next call tries it once more
 
 
-def test_a_check_that_could_not_tell_right_from_wrong_gives_no_marks_and_takes_none(tmp_path):
+def test_numbers_that_cannot_tell_right_from_wrong_cost_one_todo_and_no_submission(tmp_path):
     course = Course(tmp_path / "course")
     check = course.folder / "grader" / f"test_{LESSON}.py"
     text = check.read_text()
     assert "premise(len(" in text
-    check.write_text(text.replace("premise(len(", "premise(not len("))
+    check.write_text(text.replace("premise(len(", "premise(student.engine.outside is None and len("))
     hand_in(tmp_path / "class", "ann", notebook(range(1, 10)))
     done = run(course, tmp_path / "class", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
     record = records.read_record(tmp_path / "out" / "records" / "ann.json")
-    assert (
-        record["state"] == records.FAILED
-        and "would let pass a rank that holds" in record["why"]
-        and "ann" in done.stdout
-    ), done.stdout + done.stderr
-    told = course.run("check", LESSON, "--target", str(tmp_path / "class" / "ann"))
-    assert told.returncode == 3 and told.stderr.count("\n") == 1 and "no verdict" in told.stderr, told.stderr
+    lost = [verdict for verdict in record["verdicts"] if verdict["cause"] == "not_judged"]
+    assert lost and all("would let pass a rank that holds" in verdict["message"] for verdict in lost)
+    assert record["drawn_again"] == {f"{LESSON}/{verdict['todo']}": 5 for verdict in lost}
+    rest = [verdict for verdict in record["verdicts"] if verdict not in lost]
+    assert all(verdict["status"] == "pass" for verdict in rest), "what needs such a TODO is judged all the same"
+    assert marks(tmp_path / "out") == {"ann": f"{len(rest)}"}
+    (line,) = csv.DictReader(io.StringIO((tmp_path / "out" / "marks.csv").read_text()))
+    assert all(line[f"{LESSON}/{verdict['todo']}"] == "" for verdict in lost), "no mark is no zero"
+    assert "Not judged" in (tmp_path / "out" / "class.html").read_text()
+    assert f"of {len(rest)}" in (tmp_path / "out" / "feedback" / "ann.html").read_text()
+    given = course.run("mark", str(tmp_path / "out"), "ann", f"{LESSON}/{lost[0]['todo']}", "1", "--reason", "read")
+    assert given.returncode == 0 and marks(tmp_path / "out") == {"ann": f"{len(rest) + 1}"}
+
+
+def test_a_seed_is_tried_on_the_reference_solutions_and_another_is_drawn(monkeypatch):
+    told = []
+    monkeypatch.setattr(seeds, "failures", lambda engine, lesson, seed: [f"{lesson}/3: …"] if seed == "bad" else [])
+    monkeypatch.setattr(seeds, "drawn", iter(["bad", "good"]).__next__)
+    assert seeds.fit_for_a_class(None, [LESSON], told.append) == "good"
+    assert told == [f"seed bad is not taken: the reference solution of {LESSON}/3: …"]
+    monkeypatch.setattr(seeds, "drawn", lambda: "bad")
+    with pytest.raises(ValueError, match="fail with 3 seeds"):
+        seeds.fit_for_a_class(None, [LESSON], told.append)
+
+
+def test_a_drawn_seed_passes_the_reference_solutions():
+    with Engine() as engine:
+        assert seeds.failures(engine, LESSON, seeds.drawn()) == []
 
 
 def test_a_page_holds_a_students_text_and_is_not_changed_by_it():

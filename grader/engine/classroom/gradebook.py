@@ -50,7 +50,7 @@ def write(room: records.Class, graded: list[dict], root: Path) -> Path:
                 for verdict in (v for v in record["verdicts"] if v["lesson"] == stem):
                     id = f"{stem}/{verdict['todo']}"
                     mark = book.find_grade(f"test_{verdict['todo']}", stem, stem, student)
-                    mark.auto_score, mark.needs_manual_grade = verdict["points"], False
+                    mark.auto_score, mark.needs_manual_grade = verdict["points"], id not in own  # not judged
                     if id in changed:  # what somebody gave in formgrader itself stays
                         mark.manual_score = own[id]
                 book.db.commit()

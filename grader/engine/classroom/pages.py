@@ -2,6 +2,7 @@
 instructor.
 """
 
+import collections
 import csv
 import io
 import json
@@ -38,7 +39,7 @@ STUDENT = template(
 <p class="note">{{ record.submission }}, graded {{ record.graded }}</p>
 {% if record.refused %}<p>Not taken from what you handed in:</p><ul>{% for line in record.refused[:20] %}<li>{{ line }}</li>{% endfor %}</ul>{% endif %}
 {% for lesson, verdicts in lessons.items() %}
-<h2>{{ lesson }}: {{ "%g" | format(by_lesson[lesson]) }} of {{ verdicts | sum(attribute="max_points") }}</h2>
+<h2>{{ lesson }}: {{ "%g" | format(by_lesson[lesson]) }} of {{ most_of[lesson] }}</h2>
 {% if verdicts | rejectattr("message", "equalto", absent) | list == [] %}<p class="note">{{ absent }}</p>{% else %}{% for v in verdicts %}
 <div class="{{ v.status if v.cause != "not_attempted" else "skipped" }}">{{ heading(v) }}</div>
 {% set id = v.lesson ~ "/" ~ v.todo %}{% set own = changes.get(id) %}
@@ -59,6 +60,8 @@ CLASS = template(
 <h1>{{ records | length }} submissions</h1>
 <p class="note">Walls: {% for name, value in guards.items() %}{{ name }}: {{ value }}. {% endfor %}Backend: {{ backend }}.</p>
 {% if failed %}<h2>Could not be graded</h2><ul>{% for r in failed %}<li>{{ plain(r.student, 200) }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
+{% if unjudged %}<h2>Not judged</h2><p>No draw of these checks' numbers told right from wrong. They have no mark, and
+count for nobody; <code>./workbook mark</code> gives one.</p><ul>{% for id, count in unjudged.items() %}<li>{{ id }}: {{ count }} submissions</li>{% endfor %}</ul>{% endif %}
 {% if flagged %}<h2>For a person to look at</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ plain(r.student, 200) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
 {% for line in r.refused[:3] %}<li class="flag">{{ plain(r.student, 200) }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
 <h2>TODOs</h2>
@@ -106,7 +109,11 @@ def student_page(record: dict) -> str:
         absent=records.NOT_HANDED_IN,
         points=records.points(record),
         most=most(record),
-        by_lesson={lesson: sum(own[f"{lesson}/{v.todo}"] for v in verdicts) for lesson, verdicts in by.items()},
+        by_lesson={lesson: sum(own.get(f"{lesson}/{v.todo}", 0) for v in verdicts) for lesson, verdicts in by.items()},
+        most_of={
+            lesson: sum(v.max_points for v in verdicts if f"{lesson}/{v.todo}" in own)
+            for lesson, verdicts in by.items()
+        },
         changes={change["todo"]: change for change in record["overrides"]},
     )
 
@@ -116,6 +123,7 @@ def class_page(graded: list[dict], room: records.Class) -> str:
     for stem in room.stems:
         for number, title in titles(stem).items():
             mine = [v for r in graded for v in r["verdicts"] if (v["lesson"], v["todo"]) == (stem, number)]
+            mine = [v for v in mine if v["cause"] != "not_judged"]
             alike: dict[str, list[str]] = {}  # causes that differ in their numbers only
             for text in [cause(v) for v in mine if v["status"] != "pass"]:
                 alike.setdefault(re.sub(r"[\d.e+-]*\d", "0", text), []).append(text)
@@ -147,6 +155,9 @@ def class_page(graded: list[dict], room: records.Class) -> str:
         todos=todos,
         rows=rows,
         failed=[r for r in graded if r["state"] == records.FAILED],
+        unjudged=collections.Counter(
+            f"{v['lesson']}/{v['todo']}" for r in graded for v in r["verdicts"] if v["cause"] == "not_judged"
+        ),
         flagged=[r for r in graded if r["flags"] or r["refused"]],
     )
 
@@ -171,7 +182,10 @@ def stuck(record: dict) -> str:
 
 
 def most(record: dict) -> float:
-    return sum(verdict["max_points"] for verdict in record["verdicts"])
+    own = records.marks(record)
+    return sum(
+        verdict["max_points"] for verdict in record["verdicts"] if f"{verdict['lesson']}/{verdict['todo']}" in own
+    )
 
 
 def table(graded: list[dict], stems: list[str]) -> str:
@@ -196,6 +210,8 @@ def gradescope(record: dict) -> dict:
     tests = []
     for verdict in record["verdicts"]:
         id = f"{verdict['lesson']}/{verdict['todo']}"
+        if id not in own:  # not judged: no fault of the student's, so neither points nor their lack
+            continue
         said = [verdict["message"], *(f"{name}: {value}" for name, value in details(Verdict(**verdict)))]
         tests.append(
             {

@@ -105,8 +105,9 @@ def points(record: dict) -> float:
 
 
 def marks(record: dict) -> dict[str, float]:
-    """lesson/TODO -> points."""
-    own = {f"{verdict['lesson']}/{verdict['todo']}": verdict["points"] for verdict in record["verdicts"]}
+    """lesson/TODO -> points. A TODO that was not judged has none, unless a person gives them."""
+    judged = [verdict for verdict in record["verdicts"] if verdict["cause"] != "not_judged"]
+    own = {f"{verdict['lesson']}/{verdict['todo']}": verdict["points"] for verdict in judged}
     return own | {change["todo"]: change["points"] for change in record["overrides"]}
 
 
@@ -148,7 +149,7 @@ def override(room: Class, student: str, todo: str, points: float, reason: str) -
     record = read_record(room.record(student))
     if record is None or record["state"] == FAILED:
         raise ValueError(f"{student} has no marks in {room.out}")
-    if todo not in marks(record):
+    if todo not in {f"{verdict['lesson']}/{verdict['todo']}" for verdict in record["verdicts"]}:
         raise ValueError(f"{student} was not graded on {todo}")
     change = {
         "todo": todo,

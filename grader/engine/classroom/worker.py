@@ -44,6 +44,7 @@ def grade_one(outside: Engine, room: Class, student: str, path: Path, heard: Cal
         "refused": [],
         "verdicts": [],
         "flags": [],
+        "drawn_again": {},  # TODO -> how often its numbers were drawn, until they told right from wrong
         "overrides": [],
     }
     try:
@@ -73,6 +74,7 @@ def grade_one(outside: Engine, room: Class, student: str, path: Path, heard: Cal
                     verdict.cause = "not_attempted"
                 record["verdicts"].append(verdict.as_dict())
                 heard({"lesson": stem, "todo": verdict.todo, "status": verdict.status})
+            record["drawn_again"] |= {f"{stem}/{number}": times for number, times in sorted(judge.draws.items())}
             for suspicion in judge.student.suspicions if judge.student else ():
                 record["flags"].append({"lesson": stem, "reason": suspicion})
         if inside.sandbox:

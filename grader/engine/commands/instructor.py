@@ -17,14 +17,30 @@ from grader.engine.lesson.progress import exercises
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def test(
-    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for pytest, such as -- -k build")] = None,
+    args: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[LESSON]... | -- ARGS", help="lessons, with --seeds or --seed; else for pytest: -- -k build"
+        ),
+    ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="also what takes long: every wrong answer, a class of cheats, real Slurm, …")
     ] = False,
+    seeds: Annotated[
+        int, typer.Option(min=0, metavar="N", help="only: judge all right answers with N drawn seeds")
+    ] = 0,
+    seed: Annotated[list[str] | None, typer.Option(metavar="SEED", help="the same with this one; repeatable")] = None,
 ) -> None:
     """Test the workbook: its own tests, then the checks on the reference solutions."""
     import subprocess
 
+    from grader.engine.judge import seeds as trials
+
+    if seeds or seed:
+        needs_solutions()
+        stems = [exercise_named(name) for name in args or []] or exercises()
+        chosen = [*(seed or []), *(trials.drawn() for _ in range(seeds))]
+        raise typer.Exit(not trials.trial(stems, chosen, True, lambda line: say(escape(line))))
     workers = str(min(os.cpu_count() or 1, 4))  # a test waits much: for ranks to start, for a kernel
     own = ["tests", "-n", workers, "--dist", "worksteal", *["--all"] * everything]
     suites = [own] if (lessons.COURSE / "tests").is_dir() else []
@@ -39,6 +55,9 @@ def test(
         for suite in suites
     ]
     nothing_selected = 5
+    if everything and lessons.has_solutions():  # new ones each time: what a class may draw
+        chosen = [trials.drawn() for _ in range(2)]
+        codes.append(int(not trials.trial(exercises(), chosen, False, lambda line: say(escape(line)))))
     failed = [code for code in codes if code not in (0, nothing_selected)]
     raise typer.Exit(failed[0] if failed else min(codes))
 
@@ -114,7 +133,7 @@ def grade(
     names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these; otherwise all")] = "",
     seed: Annotated[
         str | None,
-        typer.Option(help="what the checks draw their numbers from; otherwise drawn by chance, and kept in DIR"),
+        typer.Option(help="what the checks draw from; otherwise drawn, tried on the solutions, and kept in DIR"),
     ] = None,
     walls: Annotated[
         str,
@@ -159,6 +178,8 @@ def grade(
         # On a cluster the GPUs are where the jobs run, and a job that finds none says so in its records.
         backend = backend if slurm and backend == "nccl" else backends.for_a_class(backend).name
         guards = grading.guards_for(walls, backend)
+        if seed is None and not (out / "class.json").is_file() and lessons.has_solutions():
+            seed = seed_for_a_class(stems)
         room = grading.open_class(out, stems, seed, guards, minutes, backend)
     except (ValueError, NoSandbox, ReleaseError) as problem:
         fail(problem)
@@ -186,6 +207,17 @@ def grade(
             " the same command tries them once more",
             code=1,
         )
+
+
+def seed_for_a_class(stems: list[str]) -> str:
+    """One with which right answers pass: it is tried on the reference solutions, by gloo."""
+    from grader.engine.judge.seeds import fit_for_a_class
+    from grader.engine.ranks.engine import Engine
+
+    say("[dim]trying the seed of this class on the reference solutions[/]")
+    with Engine() as engine:
+        engine.start()
+        return fit_for_a_class(engine, stems, lambda line: say(escape(line)))
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
@@ -246,7 +278,10 @@ def autograder(
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
-def mutants(names: Annotated[list[str] | None, typer.Argument(metavar="[LESSON | LESSON/TODO]...")] = None) -> None:
+def mutants(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[LESSON | LESSON/TODO]...")] = None,
+    seed: Annotated[str, typer.Option(help="what the checks draw their numbers from; otherwise that of practice")] = "",
+) -> None:
     """Grade the grader: wrong answers it must reject, other right ones it must accept."""
     needs_solutions()
     chosen: dict[str, list[int]] = {}  # lesson -> TODOs; none: all of them
@@ -255,7 +290,7 @@ def mutants(names: Annotated[list[str] | None, typer.Argument(metavar="[LESSON |
         chosen.setdefault(lesson, []).extend([number] if number else [])
     from grader.engine.judge import mutants as grader_graded
 
-    raise typer.Exit(grader_graded.run(chosen))
+    raise typer.Exit(grader_graded.run(chosen, seed))
 
 
 def needs_solutions() -> None:

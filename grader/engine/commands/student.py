@@ -113,7 +113,8 @@ def check(
         say_reference(lesson, number)
     unread = sum(verdict.cause == "no_python" for verdict in found)
     say(f"\n{passed} of {len(found)} right" + (f", {unread} not judged" if unread else ""))
-    raise typer.Exit(passed < len(found))
+    unjudged = any(verdict.cause == "not_judged" for verdict in found)
+    raise typer.Exit(3 if unjudged else passed < len(found))
 
 
 def existing_folder(target: Path) -> str:

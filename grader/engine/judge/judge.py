@@ -23,7 +23,7 @@ from types import ModuleType
 
 from grader.engine.judge.passed import Passed
 from grader.engine.judge.student import Student, named_places
-from grader.engine.judge.verdict import ALIKE, Todo, Verdict, Wrong, text, todos
+from grader.engine.judge.verdict import ALIKE, BadDraw, Todo, Verdict, Wrong, text, todos
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.endings import broken_promise
@@ -60,6 +60,7 @@ class Judge:
         self.blamed: dict[int, Fault] = {}  # a crash met by another TODO's check
         self.asked: set[int] = set()  # TODOs whose verdict was begun
         self.broken: Fault | None = None  # the script is no Python
+        self.draws: dict[int, int] = {}  # TODO -> how often the numbers of its check were drawn, where more than once
         self.known: dict[int, Verdict] = {}
         for number in presumed:
             self.known[number] = self._say(number, "pass", None)
@@ -96,7 +97,10 @@ class Judge:
 
     def _is_there(self, need: int) -> bool:
         """Whether what another TODO needs is right."""
-        return (self.passed and self.passed.by(need, self.texts_of(need))) or self.verdict(need).passed
+        if self.passed and self.passed.by(need, self.texts_of(need)):
+            return True
+        found = self.verdict(need)
+        return found.passed or found.cause == "not_judged"  # which is no fault of what needs it
 
     def texts_of(self, number: int) -> list[str]:
         """What a verdict rests on: the TODO, those that it needs, and all that is no TODO's."""
@@ -122,6 +126,16 @@ class Judge:
                 "prerequisite",
                 f"first {todos(missing)}: this check needs what {'it makes' if len(missing) == 1 else 'they make'}",
             )
+        for self.student.again in range(DRAWS):
+            try:
+                return self._check(number)
+            except BadDraw as problem:
+                self.draws[number], why = self.student.again + 2, str(problem)
+        self.draws[number] = DRAWS
+        return self._say(number, "skipped", "not_judged", f"{NOT_JUDGED}: {why}")
+
+    def _check(self, number: int) -> Verdict:
+        """The verdict on what the numbers of this draw show."""
         self.student.recent.clear()
         try:
             self.checks[number](self.student)
@@ -276,6 +290,8 @@ class Judge:
         return f"{place(own)} (TODO {self.owner(own)}), which calls {said}"
 
 
+DRAWS = 5  # of a check's numbers, until some tell right from wrong
+NOT_JUDGED = "not judged, and without a mark: the check itself is at fault"
 WHOLE = 4  # a check that needs so many TODOs runs the script as a whole
 
 

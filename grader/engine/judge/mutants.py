@@ -40,55 +40,55 @@ class Trial:
     seconds: float
 
 
-def trials(engine: Engine, lesson: str, only: Collection[int] = ()) -> Iterator[Trial]:
+def trials(engine: Engine, lesson: str, only: Collection[int] = (), seed: str = "") -> Iterator[Trial]:
     """Every answer of the lesson, or to the TODOs in `only`."""
     chosen = [number for number in lessons.titles(lesson) if not only or number in only]
     for kind in (half_done, wrong_answers, right_answers):
-        yield from kind(engine, lesson, chosen)
+        yield from kind(engine, lesson, chosen, seed)
 
 
-def half_done(engine: Engine, lesson: str, chosen: Collection[int]) -> Iterator[Trial]:
+def half_done(engine: Engine, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
     """The lesson with less done than all."""
     numbers = list(lessons.titles(lesson))
     for number in chosen:
         k = numbers.index(number)
         before = numbers[max(k - 1, 0) : k]  # those before that one were right with less done
         started = time.perf_counter()
-        judge = judge_of(engine, lesson, solved(lesson, numbers[:k]), numbers[: max(k - 1, 0)])
+        judge = judge_of(engine, lesson, solved(lesson, numbers[:k]), numbers[: max(k - 1, 0)], seed)
         *those, own = (judge.verdict(n) for n in [*before, number])
         right = all(v.passed for v in those) and own.cause == "not_attempted"
         name = f"TODOs before {number}"
         yield Trial(lesson, "first solved", number, name, right, first_failure([*those, own]), since(started))
 
         others, started = {*numbers} - {number}, time.perf_counter()
-        own = judge_of(engine, lesson, solved(lesson, others), others).verdict(number)
+        own = judge_of(engine, lesson, solved(lesson, others), others, seed).verdict(number)
         right = own.status == "fail" and own.cause == "not_attempted"
         name = f"all but TODO {number}"
         yield Trial(lesson, "all but one", number, name, right, first_failure([own]), since(started))
 
         there, started = needed(lesson, number), time.perf_counter()  # of which the others were right with less done
-        own = judge_of(engine, lesson, solved(lesson, there), there - {number}).verdict(number)
+        own = judge_of(engine, lesson, solved(lesson, there), there - {number}, seed).verdict(number)
         name = f"TODO {number} and what it needs"
         yield Trial(lesson, "alone", number, name, own.passed, first_failure([own]), since(started))
 
 
-def wrong_answers(engine: Engine, lesson: str, chosen: Collection[int]) -> Iterator[Trial]:
+def wrong_answers(engine: Engine, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
     """Each differs from the solution in one TODO. Those that it needs pass without it ("alone" shows that), so their
     checks are not run once more.
     """
     for answer in answers_to(lesson, chosen, "WRONG"):
         others = () if answer.edits else {*lessons.titles(lesson)} - {answer.todo}
         started = time.perf_counter()
-        own = judge_of(engine, lesson, answered(lesson, answer), others).verdict(answer.todo)
+        own = judge_of(engine, lesson, answered(lesson, answer), others, seed).verdict(answer.todo)
         right = own.status == "fail" and own.cause != "not_attempted" and answer.says in own.message
         right = right and ALIKE not in (own.seen or "")
         yield Trial(lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), since(started))
 
 
-def right_answers(engine: Engine, lesson: str, chosen: Collection[int]) -> Iterator[Trial]:
+def right_answers(engine: Engine, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
     """In rounds, for each is tried with all that needs it."""
     for company in rounds(answers_to(lesson, chosen, "RIGHT")):
-        yield from accepted(engine, lesson, company)
+        yield from accepted(engine, lesson, company, seed)
 
 
 def answers_to(lesson: str, chosen: Collection[int], kind: str) -> list[Answer]:
@@ -108,19 +108,19 @@ def rounds(answers: list[Answer]) -> Iterator[list[Answer]]:
         waiting = [answer for answer in waiting if answer is not company.get(answer.todo)]
 
 
-def accepted(engine: Engine, lesson: str, company: list[Answer]) -> list[Trial]:
+def accepted(engine: Engine, lesson: str, company: list[Answer], seed: str = "") -> list[Trial]:
     """Right answers, each to another TODO, and all that needs one of them. Where they do not fit together, each is
     tried by itself.
     """
     tried = set().union(*(dependents(lesson, answer.todo) for answer in company))
     others = () if any(answer.edits for answer in company) else {*lessons.titles(lesson)} - tried
     started = time.perf_counter()
-    judge = judge_of(engine, lesson, answered(lesson, *company), others)
+    judge = judge_of(engine, lesson, answered(lesson, *company), others, seed)
     seen = [judge.verdict(number) for number in sorted(tried)]
     right, said, seconds = all(v.passed for v in seen), first_failure(seen), since(started) / len(company)
     if right or len(company) == 1:
         return [Trial(lesson, "right", answer.todo, answer.name, right, said, seconds) for answer in company]
-    return [trial for answer in company for trial in accepted(engine, lesson, [answer])]
+    return [trial for answer in company for trial in accepted(engine, lesson, [answer], seed)]
 
 
 def since(started: float) -> float:
@@ -135,14 +135,16 @@ def dependents(lesson: str, todo: int) -> set[int]:
     return found
 
 
-def judge_of(engine: Engine, lesson: str, texts: dict[Path, str], presumed: Collection[int] = ()) -> Judge:
+def judge_of(
+    engine: Engine, lesson: str, texts: dict[Path, str], presumed: Collection[int] = (), seed: str = ""
+) -> Judge:
     """A judge of these files, as if they were the student's; the TODOs in `presumed` are taken for right."""
     with tempfile.TemporaryDirectory() as folder:
         for path, text in texts.items():
             target = Path(folder) / path
             target.parent.mkdir(exist_ok=True)
             target.write_text(text)
-        return Judge(engine, lesson, folder, presumed=presumed)
+        return Judge(engine, lesson, folder, seed=seed, presumed=presumed)
 
 
 def first_failure(seen: list[Verdict]) -> str:
@@ -153,7 +155,7 @@ def first_failure(seen: list[Verdict]) -> str:
     return f"TODO {failed[0].todo} {failed[0].cause}: {failed[0].message}{alike}"
 
 
-def run(chosen: dict[str, list[int]]) -> int:
+def run(chosen: dict[str, list[int]], seed: str = "") -> int:
     """Try the answers to these TODOs of each lesson, or to all where there are none; print a table, totals last. 0 if
     the judge was right about all of them.
     """
@@ -171,7 +173,7 @@ def run(chosen: dict[str, list[int]]) -> int:
             numbers = len(lessons.titles(lesson))
             answers = importlib.import_module(f"grader.mutants.{lesson}")
             task = progress.add_task(lesson, total=3 * numbers + len(answers.WRONG) + len(answers.RIGHT))
-            for trial in trials(engine, lesson, only):
+            for trial in trials(engine, lesson, only, seed):
                 found.append(trial)
                 progress.advance(task)
                 good = "[green]✓" if trial.right else "[red]✗ judged wrongly"

@@ -27,6 +27,7 @@ class Student:
     ) -> None:
         self.engine, self.lesson, self.units, self.batch, self.seed = engine, lesson, units, batch, seed
         self.module = f"grader.test_{lesson}"
+        self.again = 0  # times that the numbers of this check were drawn anew
         self.seconds = 0.0  # spent on ranks
         self.suspicions: list[str] = []  # of runs whose records contradict themselves
         self._runs: dict[str, Run] = {}
@@ -36,7 +37,8 @@ class Student:
         """Numbers for a check to draw: for one purpose always the same, and where marks matter known to the instructor
         alone.
         """
-        return random.Random(f"{self.seed}/{self.lesson}/{purpose}")
+        again = f"/again {self.again}" if self.again else ""
+        return random.Random(f"{self.seed}/{self.lesson}/{purpose}{again}")
 
     def seeds(self, world: int) -> Private:
         """A seed for each rank, from which it draws what the other ranks can only know if it tells them."""

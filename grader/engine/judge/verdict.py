@@ -10,14 +10,18 @@ from grader.engine.ranks.diagnose import Fault, Unjudged
 from grader.engine.walls import plain
 
 
+class BadDraw(Unjudged):
+    """What was drawn for a check does not tell right from wrong; other numbers may."""
+
+
 def premise(holds: bool, wrong: str) -> None:
     """What is drawn for a check must tell right from wrong, or the check says nothing of the student.
 
     Raises:
-        Unjudged: it does not; `wrong` is the wrong answer that would pass.
+        BadDraw: it does not; `wrong` is the wrong answer that would pass.
     """
     if not holds:
-        raise Unjudged(f"the numbers drawn for this check would let pass {wrong}")
+        raise BadDraw(f"the numbers drawn for this check would let pass {wrong}")
 
 
 class Wrong(Exception):
@@ -174,6 +178,7 @@ class Verdict:
     title: str
     status: str  # pass | fail | skipped
     # null | not_attempted | crash | wrong_value | mismatch | hang | prerequisite | not_installed | no_python
+    # | not_judged: no draw of its numbers tells right from wrong, so there is no mark
     cause: str | None
     points: int
     max_points: int

@@ -1,0 +1,65 @@
+"""A right answer passes under every seed: the reference solutions, and other right answers, judged with drawn numbers.
+
+`check`, `watch` and CI draw with one seed; a class has a seed of its own, which decides what its checks draw. So these
+are tried: by `./workbook test --seeds N`, two new ones by `./workbook test --all`, and a class's own by `./workbook
+grade`, before it grades anybody.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator
+
+from grader.engine.judge import mutants
+from grader.engine.judge.judge import Judge
+from grader.engine.lesson import lessons
+from grader.engine.ranks.engine import Engine
+
+TRIES = 3  # seeds that are drawn for a class, until one judges all references rightly
+
+
+def drawn() -> str:
+    return secrets.token_hex(4)
+
+
+def failures(engine: Engine, lesson: str, seed: str) -> list[str]:
+    """TODOs whose reference solution does not pass with this seed, a line each."""
+    judge = Judge(engine, lesson, str(lessons.source_root()), seed=seed)
+    return [f"{lesson}/{v.todo}: {v.message}" for v in judge.verdicts() if not v.passed]
+
+
+def refused(engine: Engine, lesson: str, seed: str) -> Iterator[str]:
+    """Other right answers that are not accepted with this seed, a line each."""
+    for trial in mutants.right_answers(engine, lesson, lessons.titles(lesson), seed):
+        if not trial.right:
+            yield f"{lesson}/{trial.todo}: the right answer “{trial.name}” is refused: {trial.seen}"
+
+
+def trial(stems: list[str], seeds: list[str], others: bool, say: Callable[[str], None]) -> bool:
+    """Judge these lessons' solutions with each seed, and if `others`, other right answers. Whether all pass."""
+    wrong: set[tuple[str, str]] = set()
+    with Engine() as engine:
+        for stem in stems:
+            if line := lessons.lacking(stem):
+                say(f"– {stem} is not tried: {line}")
+                continue
+            for seed in seeds:
+                lines = failures(engine, stem, seed)
+                if others and not lines:
+                    lines += refused(engine, stem, seed)
+                say(f"{'✗' if lines else '✓'} {stem} with seed {seed}")
+                for line in lines:
+                    say(f"    {line}")
+                    wrong.add((stem, seed))
+    for stem, seed in sorted(wrong):
+        say(f"again: ./workbook test {stem} --seed {seed}")
+    return not wrong
+
+
+def fit_for_a_class(engine: Engine, stems: list[str], say: Callable[[str], None]) -> str:
+    """A drawn seed with which the reference solutions pass. Raises ValueError if they fail with all that were drawn."""
+    for _ in range(TRIES):
+        seed = drawn()
+        failed = next((line for stem in stems for line in failures(engine, stem, seed)), "")
+        if not failed:
+            return seed
+        say(f"seed {seed} is not taken: the reference solution of {failed}")
+    raise ValueError(f"the reference solutions fail with {TRIES} seeds: ./workbook test --seeds 3 says where")
