@@ -6,13 +6,16 @@ import select
 import signal
 import subprocess
 import termios
+import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from course_copy import Course
+from grader.engine.commands import watch as looking
 from grader.engine.commands.watch import must_poll, recheck
 from grader.engine.judge.judge import checked_lessons
 from grader.engine.lesson import lessons, regions
@@ -183,14 +186,39 @@ def test_polls_where_events_do_not_reach(tmp_path, monkeypatch):
 
     monkeypatch.delenv("WORKBOOK_POLL", raising=False)
     for kind, poll in (
-        ("ext4", None),
+        ("ext4", False),
         ("nfs4", True),
         ("lustre", True),
         ("9p", True),
         ("fuse.sshfs", True),
-        ("btrfs", None),
+        ("btrfs", False),
     ):
         monkeypatch.setattr(psutil, "disk_partitions", mounts(kind))
         assert must_poll(tmp_path / "train") is poll, kind
     monkeypatch.setenv("WORKBOOK_POLL", "1")
     assert must_poll(tmp_path) is True
+
+
+def test_a_poll_sees_each_save_however_soon(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBOOK_POLL", "1")
+    monkeypatch.setattr(lessons, "COURSE", tmp_path)
+    monkeypatch.setattr(looking, "own_files", lambda lesson: {Path("train/a.py"): tmp_path})
+    file = tmp_path / "train" / "a.py"
+    file.parent.mkdir()
+    file.write_text("x = 0")
+    watch = looking.Watch(None, "a")
+    begun = threading.Event()
+    stamps = watch.stamps
+    monkeypatch.setattr(watch, "stamps", lambda: (stamps(), begun.set())[0])
+    thread = threading.Thread(target=watch.wait_for_saves, args=[[file.parent]], daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    for number in range(1, 4):  # all within one second, as the file's own time has it, and of one length
+        part = file.with_suffix(".new")
+        part.write_text(f"x = {number}")
+        os.utime(part, ns=(10**18, 10**18 + number))
+        part.replace(file)
+        assert watch.events.get(timeout=60) == "saved"
+    watch.ended.set()
+    thread.join(60)
+    assert not thread.is_alive()

@@ -137,6 +137,12 @@ def check_checkpoint(
             tuple(weight.shape),
             tuple(part.shape),
         )
+        expect(
+            part.dtype == weight.dtype,
+            f"the checkpoint's {name} is {str(part.dtype).removeprefix('torch.')}, and the model's is not",
+            str(weight.dtype).removeprefix("torch."),
+            str(part.dtype).removeprefix("torch."),
+        )
         if rounded:  # SGD keeps rounding small: 1e-6 was measured; the weights themselves move by 1e-2
             same = torch.allclose(part, weight, rtol=1e-3, atol=1e-5)
         else:

@@ -904,6 +904,12 @@ WRONG = [
         'plain = model.module if isinstance(model, DistributedDataParallel) else model\nif os.environ["LOCAL_RANK"] == "0":\n    torch.save({"model": plain.state_dict(), "config": config, "epoch": epoch}, path)',
         says="on 2 nodes with one rank each, ranks [0, 1] all write",
     ),
+    Answer(
+        12,
+        "float64",
+        swap=("plain.state_dict()", "{name: weight.double() for name, weight in plain.state_dict().items()}"),
+        says="is float64, and the model's is not",
+    ),
     Answer(12, "epoch 0", swap=('"epoch": epoch', '"epoch": 0'), says="“epoch” is not what save_checkpoint was given"),
     Answer(
         12,

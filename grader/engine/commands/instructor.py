@@ -31,7 +31,7 @@ def test(
     ] = 0,
     seed: Annotated[list[str] | None, typer.Option(metavar="SEED", help="the same with this one; repeatable")] = None,
 ) -> None:
-    """Test the workbook: its own tests, then the checks on the reference solutions."""
+    """Test the workbook: its own tests, then the checks on the reference solutions; or only the files in ARGS."""
     import subprocess
 
     from grader.engine.judge import seeds as trials
@@ -42,9 +42,10 @@ def test(
         chosen = [*(seed or []), *(trials.drawn() for _ in range(seeds))]
         raise typer.Exit(not trials.trial(stems, chosen, True, lambda line: say(escape(line))))
     workers = str(min(os.cpu_count() or 1, 4))  # a test waits much: for ranks to start, for a kernel
-    own = ["tests", "-n", workers, "--dist", "worksteal", *["--all"] * everything]
+    named = any((lessons.COURSE / arg.partition("::")[0]).exists() for arg in args or [] if not arg.startswith("-"))
+    own = [*["tests"] * (not named), "-n", workers, "--dist", "worksteal", *["--all"] * everything]
     suites = [own] if (lessons.COURSE / "tests").is_dir() else []
-    if lessons.has_solutions():
+    if lessons.has_solutions() and not named:
         suites.append(["grader", "--target", "solutions"])
     if not suites:
         fail("a student's copy of the course has no tests; ./workbook check checks your files")

@@ -31,6 +31,7 @@ from grader.engine.lesson.files import own_files
 from grader.engine.lesson.progress import Entry, Progress, lesson_map, right
 from grader.engine.ranks.engine import Engine
 
+POLL = 0.1  # seconds from one look at the files to the next, where saves are not heard of
 # File systems on which the kernel does not hear of every change: on a network, or in another system.
 WITHOUT_EVENTS = (
     "nfs",
@@ -99,13 +100,13 @@ def climb(lesson: str, number: int) -> str:
     return f"hint {step} of {len(hints)} for {lesson}/{number}: {hints[step - 1]}{last}"
 
 
-def must_poll(folder: Path) -> bool | None:
-    """True where saving a file is not heard of; None leaves it to watchfiles, which knows WSL."""
-    if os.environ.get("WORKBOOK_POLL", "0") not in ("", "0"):
+def must_poll(folder: Path) -> bool:
+    """Whether saving a file is not heard of there."""
+    if os.environ.get("WORKBOOK_POLL", "0") not in ("", "0") or "microsoft" in os.uname().release.lower():  # WSL
         return True
     mounts = [m for m in psutil.disk_partitions(all=True) if folder.is_relative_to(m.mountpoint)]
     kind = max(mounts, key=lambda m: len(m.mountpoint)).fstype.lower() if mounts else ""
-    return True if kind.startswith(WITHOUT_EVENTS) else None
+    return kind.startswith(WITHOUT_EVENTS)
 
 
 class Watch:
@@ -212,6 +213,10 @@ class Watch:
             console.clear()
 
     def wait_for_saves(self, folders: list[Path]) -> None:
+        if must_poll(folders[0]):
+            self.poll()
+            return
+
         def ours(_: watchfiles.Change, path: str) -> bool:
             return any(Path(path).name == own.name for own in own_files(self.lesson))
 
@@ -223,11 +228,30 @@ class Watch:
             debounce=200,
             stop_event=self.ended,
             recursive=False,
-            force_polling=must_poll(folders[0]),
-            poll_delay_ms=100,
             raise_interrupt=False,
         ):
             self.events.put("saved")
+
+    def poll(self) -> None:
+        """Look at the lesson's files again and again. watchfiles would compare whole seconds, and so never see a file
+        that is replaced within the second in which it was saved.
+        """
+        before = self.stamps()
+        while not self.ended.wait(POLL):
+            now = self.stamps()
+            if now != before and now.keys() == before.keys():  # other keys: another lesson, which is checked anyhow
+                self.events.put("saved")
+            before = now
+
+    def stamps(self) -> dict[Path, tuple[int, ...]]:
+        """What a save changes of each of the lesson's files: size, inode, nanoseconds; nothing of one that is gone."""
+        found: dict[Path, tuple[int, ...]] = {}
+        for path in own_files(self.lesson):
+            found[path] = ()
+            with contextlib.suppress(OSError):
+                about = (lessons.COURSE / path).stat()
+                found[path] = about.st_size, about.st_ino, about.st_mtime_ns
+        return found
 
 
 def after(lesson: str) -> str:
