@@ -170,3 +170,13 @@ def test_a_malformed_source_is_named_by_build(course):
     with pytest.raises(ValueError, match="solutions/train/ddp_training.py:3:"):
         build.build()
     assert not (course / "train").exists()
+
+
+def test_a_lesson_with_todos_says_what_it_builds(course, script):
+    checks = course / "grader" / "test_ddp_training.py"
+    checks.parent.mkdir(exist_ok=True)
+    checks.write_text('"""Checks."""\n')
+    told = "grader/test_ddp_training.py: has no BUILDS, the lesson's row in the table of README.md"
+    assert told in build.check_sources()
+    checks.write_text('BUILDS = "something"\n')
+    assert told not in build.check_sources()

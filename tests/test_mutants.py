@@ -1,7 +1,10 @@
 """The grader is itself graded: every wrong answer is rejected by its TODO, every right one accepted."""
 
 import pytest
+from typer.testing import CliRunner
 
+from grader.engine.commands import instructor
+from grader.engine.commands.cli import app
 from grader.engine.judge import mutants
 from grader.engine.judge.judge import checked_lessons
 from grader.engine.ranks.engine import Engine
@@ -51,3 +54,10 @@ def test_a_judge_that_accepts_everything_is_found_out(engine, monkeypatch):
     monkeypatch.setattr(module, "test_todo1_three_collectives", blind)
     found = list(mutants.trials(engine, "01_collectives", only=[1]))
     assert all(not trial.right for trial in found if trial.kind not in ("right", "alone"))
+
+
+def test_a_lesson_without_answers_is_one_line(monkeypatch):
+    monkeypatch.setattr(instructor, "exercise_named", lambda name: name)
+    done = CliRunner().invoke(app, ["mutants", "a_new_lesson"])
+    assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
+    assert "there is no grader/mutants/a_new_lesson.py" in done.output

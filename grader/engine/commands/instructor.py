@@ -289,6 +289,9 @@ def mutants(
     for name in names or exercises():
         lesson, number = todo_named(name) if "/" in name else (exercise_named(name), None)
         chosen.setdefault(lesson, []).extend([number] if number else [])
+    for lesson in chosen:
+        if not (lessons.COURSE / "grader" / "mutants" / f"{lesson}.py").is_file():
+            fail(f"there is no grader/mutants/{lesson}.py, which holds the answers to try")
     from grader.engine.judge import mutants as grader_graded
 
     raise typer.Exit(grader_graded.run(chosen, seed))

@@ -108,6 +108,10 @@ def keep_aside(path: Path) -> Path:
 def check_sources() -> list[str]:
     """What is wrong with the sources or out of step with them, a line each."""
     problems = [problem for stem in _all_stems() for problem in _check_stem(stem)]
+    for stem in lessons.stems():
+        checks = lessons.COURSE / "grader" / f"test_{stem}.py"
+        if checks.is_file() and lessons.titles(stem) and not lessons.said_by_checks(stem, "BUILDS"):
+            problems.append(f"{_name(checks)}: has no BUILDS, the lesson's row in the table of {README}")
     if problems:
         return problems  # what they build is not worth comparing
     files = student_files()
