@@ -183,3 +183,13 @@ def test_modules_in_the_users_folder_are_not_the_courses(tmp_path):
     )
     assert done.returncode == 0 and "ddp" not in done.stderr and "LESSON" not in done.stderr
     assert "To learn" in done.stdout
+
+
+@pytest.mark.parametrize(("gres", "for_cpus"), [("gpu:a100:4", False), ("(null)", True)])
+def test_on_a_login_node_the_compute_nodes_gpus_count(tmp_path, gres, for_cpus):
+    """Their jobs take the same .venv: with the torch for CPUs they would train on CPUs."""
+    bench = Bench(tmp_path)
+    bench.python()
+    bench.put("sinfo", f"#!/bin/sh\necho '{gres}'\n")
+    bench.run("start")
+    assert ("whl/cpu" in bench.log_file.read_text()) == for_cpus

@@ -101,7 +101,7 @@ def test_a_job_has_the_losses_of_the_serial_run(cluster, course, late, serial, b
     folder, file = (course.folder / "sbatch", f"{name}.sbatch") if below else (course.folder, f"sbatch/{name}.sbatch")
     job, output = submitted(cluster, folder, file, *options, flags=flags)
     assert output.count("test loss") == 1, output
-    first = output.splitlines()[0]
+    first = next(line for line in output.splitlines() if not line.startswith("srun: "))
     assert first.startswith("2 nodes, 4 ranks on CPU, gloo, " if "--nodes=2" in options else "1 node, "), output
     for right, seen in zip(serial, losses(course.folder / "runs" / f"{name}-{job}"), strict=True):
         assert right[:2] == seen[:2]

@@ -42,7 +42,24 @@ def found() -> dict[str, str]:
             else "builtin; wikitext-2 needs a network: ./workbook data"
         ),
         "scheduler": ", ".join(schedulers) or "none: everything runs right here",
+        **compute_nodes(),
     }
+
+
+def compute_nodes() -> dict[str, str]:
+    """What Slurm says of its nodes, and which Python a batch file would take there; nothing where there is no Slurm."""
+    from grader.engine.jobs.scheduler import ask
+
+    parts = [line.split() for line in ask("sinfo", "-h", "-o", "%P %D %G").splitlines()]
+    if not parts:
+        return {}
+    nodes = "; ".join(f"{name.rstrip('*')}: {count} with {what}" for name, count, what in parts)
+    site = f"cd {shlex.quote(str(lessons.COURSE))} && . utils/site.sh >/dev/null && command -v python"
+    python = ask("bash", "-lc", site).strip().splitlines()[-1:] or ["none that has torch: see utils/site.sh"]
+    import torch
+
+    warn = " (its torch is for CPUs; these nodes have GPUs)" if "gpu" in nodes and not torch.version.cuda else ""
+    return {"nodes": nodes, "batch": python[0] + (warn if python[0] == sys.executable else "")}
 
 
 def launch_command(script: Path, nproc: int, args: list[str], quiet: bool = False) -> list[str]:
