@@ -103,8 +103,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--students", type=int, default=30, help="submissions in the class")
-    parser.add_argument("--nbgrader", type=int, default=3, help="so many of them nbgrader grades, too")
+    parser.add_argument("--students", type=int, default=6, help="submissions in the class; every sixth is of one kind")
+    parser.add_argument("--nbgrader", type=int, default=1, help="so many of them nbgrader grades, too")
     args = parser.parse_args()
     class_ = submissions(args.students)
     with tempfile.TemporaryDirectory() as name:
