@@ -157,7 +157,7 @@ plots.memory(shown, 0.9 * CLUSTER.memory)
 # | axis | is used for | numbers that are sent | messages |
 # |---|---|---|---|
 # | `tp` | each block and micro-batch: 4 all-gathers, 4 reduce-scatters; recomputed, 6 and 6 | a ring's, of $nh$ | $t - 1$ each |
-# | `cp` | the same: K and V go round forward; K, V and their gradients backward; recomputed, no more (only the planner at the end counts that round, too) | 3 pairs of $nh/t$, to cp - 1 others | cp - 1 for each pair |
+# | `cp` | the same: K and V rotate in the forward pass; K and V again, and the gradients of both, in the backward pass. That makes three pairs. (Recomputing adds a pair, which only the planner counts) | a pair is $2nh/t$ numbers, sent cp - 1 times | cp - 1 for each pair |
 # | `ep` | the same: 4 all-to-alls; recomputed, 6 | what leaves the rank, of (active · $nh/t$) | ep - 1 each |
 # | `pp` | each micro-batch: activations to the next stage, and the gradients that come back: waited for, too, and so counted here | $nh$ each way | 1 each way |
 # | `shard` | each micro-batch: 2 all-gathers of weights, 2 bytes a number, and a reduce-scatter of gradients, **4 bytes** a number; with a pipeline, the reduce-scatter comes once a step, for torch's stages add gradients up whole | a ring's, of all that the rank holds before sharding | as many rings of $N - 1$ for each block, and for table and head together |
@@ -292,6 +292,16 @@ for axes in (
     plan = Plan(batch=256, micro_batch=4, recompute="full", **axes)
     shown[" × ".join(f"{axis} {size}" for axis, size in axes.items())] = step_seconds(SEVEN, plan, CLUSTER)
 plots.seconds(shown)
+
+# %% [markdown]
+# How close is that? Here are yours beside the finer formulas of the course's planner. What you leave out is small: work
+# that is not a product (norms, GELU, softmax: 5 to 8 % of a step), the optimizer (up to 2 %), the last block's message,
+# which nothing hides (1 to 2 %), and the memory bandwidth that messages take (up to 5 %).
+
+# %%
+SIX = [{"shard": 64}, {"dp": 16, "shard": 4}, {"dp": 16, "tp": 4}, {"shard": 4, "tp": 16}]
+SIX += [{"dp": 8, "tp": 4, "pp": 2}, {"dp": 4, "shard": 8, "pp": 2}]
+plots.beside_planner(step_seconds, SEVEN, [Plan(256, 4, recompute="full", **axes) for axes in SIX], CLUSTER)
 
 # %% [markdown]
 # ## Choose

@@ -125,7 +125,7 @@ def plan(
         found = plans(job.model, job.gpus, job.machine, job.batch, job.like, choose)
     possible = distinct([choice for choice in found if not choice.rejected])
     planned.tell(job, found, possible[:best], rejected)
-    name = re.sub(r"[^\w.-]+", "-", f"{model}-{job.gpus}-{machine}")
+    name = re.sub(r"[^\w.-]+", "-", f"{Path(model).stem}-{job.gpus}-{Path(machine).stem}")
     files = [out] if out else [lessons.COURSE / "runs" / "plan" / f"{name}{ending}" for ending in (".png", ".csv")]
     for file in files:
         if planned.write(job, found, possible[:best], file):
