@@ -51,7 +51,6 @@ def course(tmp_path):
 
 def test_whoever_begins_in_the_middle_is_sent_on(course, monkeypatch):
     monkeypatch.setattr(lessons, "COURSE", course.folder)
-    tracks.efforts.cache_clear()
     assert progress.next_todo() == (EXERCISES[0], 1)
     progress.Progress().write({("03_zero", 1): "pass", ("03_zero", 2): "fail"})
     assert progress.next_todo() == ("03_zero", 2)

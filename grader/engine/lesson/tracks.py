@@ -7,6 +7,7 @@ without importing it: a check file loads PyTorch.
 import ast
 import re
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from grader.engine.lesson import lessons, seals
@@ -38,10 +39,13 @@ class Effort(NamedTuple):
 MARKED = re.compile(r"^@(todo\(.*?\n?\))$", re.MULTILINE | re.DOTALL)
 
 
-@cache
 def efforts(stem: str) -> dict[int, Effort]:
     """TODO -> effort, of a lesson that may be sealed; empty if it has no checks."""
-    checks = lessons.COURSE / "grader" / f"test_{stem}.py"
+    return _read(lessons.COURSE / "grader" / f"test_{stem}.py")
+
+
+@cache
+def _read(checks: Path) -> dict[int, Effort]:
     found = {}
     for marked in MARKED.findall(checks.read_text("utf-8")) if checks.is_file() else ():
         call = ast.parse(marked, mode="eval").body
