@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 import tarfile
 
 import pytest
@@ -40,6 +42,7 @@ def test_mistakes_are_one_line(course):
         (["run", "ddp_training", "--nproc", "0"], "nproc"),
         (["release", "."], "empty folder"),
         (["submit", "--out", "nowhere/x.tar.gz"], "nowhere"),
+        (["submit", "--out", "x.zip"], "the archive is a .tar.gz"),
     ):
         done = course.run(*args)
         assert done.returncode == 2 and not done.stdout, (args, done)
@@ -174,6 +177,20 @@ def test_run_goes_on_where_the_user_is(course, tmp_path):
         and "report" not in done.stdout
     )
     assert not (here / "runs").exists()
+
+
+def test_a_full_disk_leaves_no_part_of_an_archive(course):
+    (course.folder / "submission.tar.gz").write_bytes(b"an earlier one")
+    code = (
+        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000));"
+        " sys.argv = ['workbook', 'submit']; runpy.run_module('grader.engine.commands.cli', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=course.folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "File too large" in done.stderr, done
+    assert (course.folder / "submission.tar.gz").read_bytes() == b"an earlier one"
+    assert not list(course.folder.glob(".*.part"))
 
 
 def test_submit_packs_the_students_files_only(course):

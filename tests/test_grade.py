@@ -171,6 +171,13 @@ def test_a_changed_submission_is_graded_anew_and_its_past_is_kept(course, tmp_pa
     assert len(record["history"]) == 1 and record["overrides"][0]["reason"] == "shown <b>on paper</b>"
     page = (tmp_path / "out" / "feedback" / "ann.html").read_text()
     assert "shown &lt;b&gt;on paper&lt;/b&gt;" in page and "<b>" not in page
+    for points, reason, words in (
+        ("7", "r", "is worth 1 point, so 7"),
+        ("nan", "r", "greater than"),
+        ("1", " ", "--reason"),
+    ):
+        done = course.run("mark", str(tmp_path / "out"), "ann", f"{LESSON}/1", points, "--reason", reason)
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done
     for args in (["bob", f"{LESSON}/1"], ["ann", "ddp_training/1"]):
         done = course.run("mark", str(tmp_path / "out"), *args, "1", "--reason", "r")
         assert done.returncode == 2 and "marks in" in done.stderr or "was not graded" in done.stderr

@@ -99,6 +99,7 @@ def test_it_runs_at_every_stage(solution, solved):
 REFUSED = [
     (8, "--pp 2 --tp 2 --dp 3", "--dp 3 × --shard 1 × --tp 2 × --pp 2 is 12 ranks, and there are 8"),
     (1, "--tp 2", "is 2 ranks, and there is 1"),
+    (1, "--compare --max-steps 2", "--compare watches step 3, and --max-steps 2 ends before it"),
     (6, "--shard 4", "--dp 1 × --shard 4 × --tp 1 × --pp 1 is 4 ranks, and there are 6"),
     (3, "--tp 3", "--heads 4 does not divide by --tp 3"),
     (2, "--tp 2 --dropout 0.1", "--dropout 0.1 with --tp 2"),

@@ -39,6 +39,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, *how: Any) -> tuple[argparse.Namespace, list[str]]:
         args, unknown = super().parse_known_args(*how)
+        for name, value in vars(args).items():
+            if value == []:  # what argparse makes of --name=--
+                self.error(f"argument --{name.replace('_', '-')}: expected one argument")
         # Of --batch-size-per-rank the parser knows one rank only: `set_batch_size` knows how many there are.
         args.batch_size = args.batch_size or args.batch_size_per_rank
         for name, value in SIZES[args.size].items():
@@ -156,7 +159,7 @@ UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**
 def size(text: str) -> int:
     """A type for argparse: bytes, written with their unit."""
     units = {unit.lower(): factor for unit, factor in UNITS.items()}
-    found = re.fullmatch(r"(\d{1,15}\.?\d*) ?([a-z]+)", text.strip().lower())
-    if not found or found[2] not in units or float(found[1]) == 0:
+    found = re.fullmatch(r"(\d+\.?\d*) ?([a-z]+)", text.strip().lower())
+    if not found or found[2] not in units or not 0 < float(found[1]) < 1e15:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size with its unit, such as 300MB or 1.5GB")
     return int(float(found[1]) * units[found[2]])

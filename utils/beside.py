@@ -23,6 +23,7 @@ from utils.distributed import print0
 from utils.memory import Peak, held
 from utils.pipeline import stages_a_rank
 from utils.report.runs import COMPARED
+from utils.whole import write_whole
 
 WATCHED = 2  # steps before the one that is watched: in the first one stages agree on shapes, and state is made
 
@@ -69,8 +70,6 @@ class Beside:
         self.args, self.config, self.mesh, self.stages, self.own = args, config, mesh, stages, own
         self.steps, self.seconds, self.rows = 0, 0.0, []
         self.file = Path(args.out) / COMPARED
-        if dist.get_rank() == 0:
-            self.file.unlink(missing_ok=True)  # an earlier run's
         if args.compare:
             from utils import costs, plan, this_machine  # here: costs are sealed, until their lessons are done
 
@@ -84,6 +83,8 @@ class Beside:
     def step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Round each step, from the forward pass to the optimizer's."""
         self.steps += 1
+        if self.steps == 1 and dist.get_rank() == 0:  # the folder is this run's by now
+            self.file.unlink(missing_ok=True)  # an earlier run's
         if not self.args.compare or self.steps != WATCHED + 1:
             began = time.perf_counter()
             yield
@@ -135,13 +136,13 @@ class Beside:
         self.row("all at once, bytes", sum(memory.values()), max(seen["most"] for seen in ranks))
         for axis in self.mesh.mesh_dim_names:
             self.row(f"sent on {axis}, bytes", messages[axis].bytes, max(seen["sent"].get(axis, 0) for seen in ranks))
-        self.row("bubble, %", 100 * self.costs.bubble(plan), 100 * idle([seen["spans"] for seen in ranks]))
+        if plan.pp > 1:  # one stage waits for none: what it does between its passes is no bubble
+            self.row("bubble, %", 100 * self.costs.bubble(plan), 100 * idle([seen["spans"] for seen in ranks]))
         print0(f"{'a rank, at most':24} {'predicted':>14} {'measured':>14}")
         for name, guess, found in self.rows:
             print0(f"{name:24} {guess:14,.0f} {found:14,.0f}")
         if dist.get_rank() == 0:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            self.file.write_text(json.dumps(self.rows), "utf-8")
+            write_whole(self.file, json.dumps(self.rows))
         if self.mesh.device_type == "cpu" and len(ranks) > (cores := os.cpu_count() or 1):
             print0(f"Step and bubble are not the schedule's alone: {len(ranks)} ranks take turns on {cores} cores.")
 

@@ -6,6 +6,7 @@ import importlib.util
 from torch import nn
 
 from utils.arguments import whole
+from utils.beside import WATCHED
 from utils.distributed import fail, set_batch_size
 from utils.pipeline import SCHEDULES, check_pipeline
 
@@ -27,6 +28,8 @@ def check_hybrid(args: argparse.Namespace, ranks: int) -> None:
     """Stop with one line unless these flags make a run on so many ranks. Completes --shard and --microbatches."""
     if args.compare and importlib.util.find_spec("utils.costs") is None:  # in a release it is sealed
         fail("--compare needs utils/costs, which has answers of lessons: ./workbook open plan")
+    if args.compare and 0 < args.max_steps <= WATCHED:
+        fail(f"--compare watches step {WATCHED + 1}, and --max-steps {args.max_steps} ends before it")
     others = args.dp * args.tp * args.pp
     args.shard = args.shard or max(1, ranks // others)
     if ranks != others * args.shard:

@@ -28,6 +28,12 @@ def written_whole(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+def write_whole(path: Path, text: str, errors: str = "strict") -> None:
+    """Text into a file, in one step; `errors` is what to do about characters that UTF-8 has not, as in str.encode."""
+    with written_whole(path) as part:
+        part.write_text(text, "utf-8", errors)
+
+
 def no_room(error: BaseException | None) -> str:
     """In words, if `error`, or what it comes from, is that the disk is full; else empty.
 

@@ -8,6 +8,8 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from utils.whole import written_whole
+
 if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
     from pathlib import Path
 
@@ -33,7 +35,8 @@ class Picture:
 
     def save(self, path: "Path") -> None:
         """In the format that the path's ending names, such as .png or .svg."""
-        self.draw().savefig(path, dpi=110)
+        with written_whole(path) as part:
+            self.draw().savefig(part, dpi=110, format=path.suffix.removeprefix("."))
 
 
 def messages(sent: Sequence["Message"], title: str) -> Picture:

@@ -8,6 +8,7 @@ student's lines of each TODO, and below them what the judge said. It was never r
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,10 +20,14 @@ from sqlalchemy.exc import SAWarning
 from grader.engine.classroom import records
 from grader.engine.judge.words import heading, story
 from grader.engine.lesson import lessons, regions
+from utils.whole import write_whole
 
 
-def write(room: records.Class, graded: list[dict], root: Path) -> Path:
-    """Put the marks into ROOT/gradebook.db, and the notebooks below it. Returns the gradebook."""
+def write(room: records.Class, graded: list[dict], root: Path, heard: Callable[[str], None] = lambda _: None) -> Path:
+    """Put the marks into ROOT/gradebook.db, and the notebooks below it. Returns the gradebook.
+
+    `heard` is called with the lesson, or the student, whose turn it is: nbgrader takes its time for each.
+    """
     root.mkdir(parents=True, exist_ok=True)
     # nbgrader calls alembic by name, and it lies where Python does
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -30,6 +35,7 @@ def write(room: records.Class, graded: list[dict], root: Path) -> Path:
     with warnings.catch_warnings(), Gradebook(f"sqlite:///{file}") as book:
         warnings.simplefilter("ignore", SAWarning)  # nbgrader's own use of its database
         for stem in room.stems:
+            heard(stem)
             book.update_or_create_assignment(stem)
             book.update_or_create_notebook(stem, stem)
             for number in lessons.titles(stem):
@@ -40,6 +46,7 @@ def write(room: records.Class, graded: list[dict], root: Path) -> Path:
             if record["state"] == records.FAILED:
                 continue
             student = records.file_name(record["student"])
+            heard(student)
             book.update_or_create_student(
                 student, first_name=record["student"] if student != record["student"] else None
             )
@@ -57,8 +64,7 @@ def write(room: records.Class, graded: list[dict], root: Path) -> Path:
                 text = nbformat.writes(notebook(room, record, stem))
                 for kind in ("submitted", "autograded"):
                     target = root / kind / student / stem / f"{stem}.ipynb"
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_text(text, "utf-8", errors="backslashreplace")
+                    write_whole(target, text, errors="backslashreplace")
     return file
 
 

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 from grader.engine.lesson import release
+from utils.whole import written_whole
 
 SETUP = """#!/bin/bash
 # Called once, when Gradescope builds the image.
@@ -36,7 +37,7 @@ def pack(file: Path, stems: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         course = Path(folder) / "course"
         release.release(course, stems or None)
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        with written_whole(file) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
             lessons = f"--lessons {','.join(stems)}" if stems else ""
             for name, text in (("setup.sh", SETUP), ("run_autograder", RUN.replace("@LESSONS@", lessons))):
                 about = zipfile.ZipInfo(name)

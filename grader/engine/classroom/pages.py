@@ -124,10 +124,7 @@ def class_page(graded: list[dict], room: records.Class) -> str:
         for number, title in titles(stem).items():
             mine = [v for r in graded for v in r["verdicts"] if (v["lesson"], v["todo"]) == (stem, number)]
             mine = [v for v in mine if v["cause"] != "not_judged"]
-            alike: dict[str, list[str]] = {}  # causes that differ in their numbers only
-            for text in [cause(v) for v in mine if v["status"] != "pass"]:
-                alike.setdefault(re.sub(r"[\d.e+-]*\d", "0", text), []).append(text)
-            causes = sorted(((texts[0], len(texts)) for texts in alike.values()), key=lambda both: -both[1])
+            causes = commonest([v for v in mine if v["status"] != "pass"])
             todos.append(
                 {
                     "id": f"{stem}/{number}",
@@ -160,6 +157,16 @@ def class_page(graded: list[dict], room: records.Class) -> str:
         ),
         flagged=[r for r in graded if r["flags"] or r["refused"]],
     )
+
+
+def commonest(failures: list[dict]) -> list[tuple[str, int]]:
+    """Causes and how many have them, the commonest first. Those that differ in ranks or numbers only are one."""
+    alike: dict[str, list[str]] = {}
+    for verdict in failures:
+        whole = f"{verdict['cause']}: {verdict['message']}"
+        one_rank = re.sub(r"\branks? \d+((, | and |, and | … )\d+)*", "rank 0", whole)
+        alike.setdefault(re.sub(r"[\d.e+-]*\d", "0", one_rank), []).append(cause(verdict))
+    return sorted(((texts[0], len(texts)) for texts in alike.values()), key=lambda both: -both[1])
 
 
 def cause(verdict: dict) -> str:

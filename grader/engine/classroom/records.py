@@ -151,6 +151,11 @@ def override(room: Class, student: str, todo: str, points: float, reason: str) -
         raise ValueError(f"{student} has no marks in {room.out}")
     if todo not in {f"{verdict['lesson']}/{verdict['todo']}" for verdict in record["verdicts"]}:
         raise ValueError(f"{student} was not graded on {todo}")
+    most = next(v["max_points"] for v in record["verdicts"] if f"{v['lesson']}/{v['todo']}" == todo)
+    if not 0 <= points <= most:  # not a number is neither
+        raise ValueError(f"{todo} is worth {most} point{'s' * (most != 1)}, so {points:g} cannot be its mark")
+    if not reason.strip():
+        raise ValueError("--reason is empty: the student reads there why the mark is another")
     change = {
         "todo": todo,
         "points": points,

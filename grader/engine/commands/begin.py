@@ -83,5 +83,9 @@ def lab(
         "--LabApp.default_url=/lab/tree/notebooks",
         f"--LabApp.app_settings_dir={settings}",
     ]
-    options += ["--no-browser"] * no_browser
-    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options, *(args or [])])
+    given = args or []
+    if os.geteuid() == 0 and "--allow-root" not in given:
+        fail("JupyterLab does not start for root: log in as a user, or, in a container, ./workbook lab -- --allow-root")
+    if no_browser:  # below errors it logs thirty lines of its start, and among them the address
+        options += ["--no-browser", "--ServerApp.log_level=ERROR", "--LabApp.log_level=ERROR"]
+    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options, *given])

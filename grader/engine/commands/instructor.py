@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from grader.engine.classroom import records
 from grader.engine.commands.arguments import STUDENTS, TEACH, Todo, app, exercise_named, todo_named
-from grader.engine.commands.screen import fail, say
+from grader.engine.commands.screen import console, fail, say
 from grader.engine.lesson import lessons
 from grader.engine.lesson.progress import exercises
 
@@ -252,7 +252,16 @@ def gradebook(
     from grader.engine.classroom import gradebook as book
 
     room = graded_class(out)
-    say(f"{book.write(room, records.records(room), root)}")
+    with console.status("the gradebook is written …") as status:
+
+        def heard(name: str) -> None:
+            if console.is_terminal:
+                status.update(f"the gradebook: {escape(name)}")
+            else:
+                say(f"[dim]{escape(name)}[/]")
+
+        file = book.write(room, records.records(room), root, heard)
+    say(f"{file}")
 
 
 def graded_class(out: Path) -> records.Class:

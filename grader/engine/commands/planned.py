@@ -15,6 +15,7 @@ from grader.engine.commands.screen import console, say
 from utils import costs
 from utils.costs import published
 from utils.plots.plan import GIB, axes_in_words, spoken
+from utils.whole import write_whole, written_whole
 
 if TYPE_CHECKING:
     from grader.engine.commands.plan import Job
@@ -203,7 +204,7 @@ def write(job: "Job", found: "Sequence[Choice]", shown: "Sequence[Choice]", file
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".json":
         plans = [described(job, choice) for choice in found[:MOST_ROWS]]
-        file.write_text(json.dumps({"title": job.title, "plans": plans}, indent=1) + "\n", "utf-8")
+        write_whole(file, json.dumps({"title": job.title, "plans": plans}, indent=1) + "\n")
     else:
         write_csv(job, found[:MOST_ROWS], file)
     return True
@@ -221,7 +222,7 @@ def described(job: "Job", choice: "Choice") -> dict[str, Any]:
 def write_csv(job: "Job", choices: "Sequence[Choice]", file: Path) -> None:
     bytes_of = list(dict.fromkeys(kind for choice in choices for kind in choice.memory))
     seconds_of = list(dict.fromkeys(kind for choice in choices for kind in choice.seconds))
-    with file.open("w", newline="", encoding="utf-8") as opened:
+    with written_whole(file) as part, part.open("w", newline="", encoding="utf-8") as opened:
         rows = csv.writer(opened)
         kinds = (*(f"{kind}, B" for kind in bytes_of), *(f"{kind}, s" for kind in seconds_of))
         rows.writerow([*SETTINGS, "rejected", "tokens/s", *kinds])

@@ -15,14 +15,19 @@ from grader.engine.classroom import records
 from grader.engine.commands.screen import console, say
 from grader.engine.walls.plain import plain_text
 
+PULSE = 10.0  # seconds from one line to the next, where there is no terminal for a table
+
 
 def show(room: records.Class, news: Iterator[dict], total: int) -> None:
-    """Follow the news of a class to its end: a table on a terminal, else a line for each submission."""
+    """Follow the news of a class to its end: a table on a terminal, else a line for each submission, and now and then
+    for the TODO that one has reached.
+    """
     progress = Progress(
         TextColumn("submissions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
     )
     bar = progress.add_task("submissions", total=total)
     at: dict[str, dict] = {}  # student -> lesson, right so far, since when
+    said = time.monotonic()
 
     def table() -> Group:
         rows = Table("student", "lesson", "right", "since", box=None)
@@ -47,10 +52,15 @@ def show(room: records.Class, news: Iterator[dict], total: int) -> None:
                 del at[item["student"]]
                 progress.advance(bar)
                 say(line(records.read_record(room.record(item["student"]))))
+                said = time.monotonic()
             else:
                 now["lesson"] = item["lesson"]
                 now["asked"] += 1
                 now["right"] += item["status"] == "pass"
+                if not terminal and time.monotonic() - said > PULSE:
+                    said = time.monotonic()
+                    told = f"{shown(item['student'])}: {item['lesson']}/{item['todo']}"
+                    say(f"[dim]{escape(told)}, {now['right']} of {now['asked']} right so far[/]")
 
 
 def shown(student: str) -> str:

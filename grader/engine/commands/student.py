@@ -25,6 +25,7 @@ from grader.engine.lesson import lessons, reference, seals
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo, right, track_map
 from grader.engine.lesson.tracks import TRACKS
+from utils.whole import write_whole
 
 
 @app.command("list", hidden=True)  # what many type first
@@ -107,7 +108,7 @@ def check(
     if folder is None:
         remember(found)
     if json:
-        json.write_text(dumps([verdict.as_dict() for verdict in found], indent=2) + "\n", "utf-8")
+        write_whole(json, dumps([verdict.as_dict() for verdict in found], indent=2) + "\n")
     passed = sum(verdict.passed for verdict in found)
     if number is not None and passed and folder is None and reference.reference(lesson, number):
         say_reference(lesson, number)

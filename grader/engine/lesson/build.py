@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from grader.engine.lesson import lessons, regions, tracks
+from utils.whole import write_whole
 
 README = "README.md"
 # Its table of lessons.
@@ -68,16 +69,16 @@ def build(force: bool = False) -> list[str]:
             report.append(f"{path}: your file is now {keep_aside(file).relative_to(lessons.COURSE)}")
         if not file.is_file() or file.read_text("utf-8") != text:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, "utf-8")
+            write_whole(file, text)
             report.append(f"{path}: written")
         recorded[str(path)] = _digest(text.encode())
     if text := readme_to_write():
-        (lessons.COURSE / README).write_text(text, "utf-8")
+        write_whole(lessons.COURSE / README, text)
         report.append(f"{README}: written")
     _write_nbgrader_sources()
     record = _workbook() / "built.json"
     record.parent.mkdir(exist_ok=True)
-    record.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n", "utf-8")
+    write_whole(record, json.dumps(recorded, indent=1, sort_keys=True) + "\n")
     return report
 
 

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 from grader.engine.lesson import build, lessons, regions
+from utils.whole import write_whole, written_whole
 
 
 def own_files(lesson: str) -> dict[Path, Path]:
@@ -70,7 +71,7 @@ def reset(lesson: str) -> list[str]:
                 continue
             report.append(f"{path}: your file is now {build.keep_aside(file).relative_to(lessons.COURSE)}")
         file.parent.mkdir(exist_ok=True)
-        file.write_text(text, "utf-8")
+        write_whole(file, text)
         report.append(f"{path}: as it was given")
     return report
 
@@ -94,7 +95,11 @@ def pack(archive: Path, stems: list[str]) -> list[str]:
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     manifest = {"course": {stem: course_digest(stem) for stem in stems}, "files": digests}
     contents["manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
-    with tarfile.open(archive, "w:gz") as tar:
+    if not archive.name.endswith((".tar.gz", ".tgz")):
+        raise ValueError(f"--out {archive}: the archive is a .tar.gz, and its name must say so")
+    if not archive.absolute().parent.is_dir():
+        raise ValueError(f"--out {archive}: there is no folder {archive.parent}")
+    with written_whole(archive) as part, tarfile.open(part, "w:gz") as tar:
         for name, content in contents.items():
             entry = tarfile.TarInfo(name)  # plain: no owner, no rights, no time
             entry.size = len(content)

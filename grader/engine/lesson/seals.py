@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grader.engine.lesson import lessons
+from utils.whole import write_whole
 
 FOLDER = Path("grader") / "sealed"
 # Commands that need a module or a package of the library which gives answers away: they are sealed like a lesson.
@@ -53,8 +54,7 @@ def unseal(stem: str) -> list[str]:
     for name, text in _read(path).items():
         file = lessons.COURSE / name
         if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, "utf-8")
+            write_whole(file, text)
             written.append(name)
     path.unlink()
     return written
@@ -105,9 +105,8 @@ def sealed_solution(todo: str) -> Sealed:
 
 
 def _write(path: Path, first: str, content: Mapping) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     packed = base64.encodebytes(zlib.compress(json.dumps(content).encode(), 9)).decode()
-    path.write_text(f"{first}\n{packed}", "utf-8")
+    write_whole(path, f"{first}\n{packed}")
 
 
 def _read(path: Path) -> dict:
