@@ -97,8 +97,39 @@ def test_the_parts_of_a_step(monkeypatch, forwards, closed):
     assert len(steps) == recorder.TIMED and all(set(step) == set(recorder.PARTS) for step in steps)
     for step in steps:
         assert 0.1 * forwards < step["forward"] < 0.1 * forwards + 0.05  # the borders are where forward begins and ends
-        assert all(0 < step[part] < 0.05 for part in recorder.PARTS if part != "forward")
+        assert all(0 < step[part] < 0.05 for part in recorder.PARTS if part not in ("forward", "waiting"))
+        assert step["waiting"] == 0  # for other stages, which only a pipeline has
     assert set(kinds["communication"]["shares"].values()) == {0.0}  # nobody to speak to
+
+
+def test_a_pipeline_waits_where_it_does_not_compute(monkeypatch):
+    """A rank's stage, and the loss, are timed themselves; what lies between is waiting, not backward."""
+    from torch.distributed.pipelining import schedules, stage
+
+    clock, wrote = Clock(), []
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    work = {"forward_one_chunk": 0.2, "backward_one_chunk": 0.4}
+    for name, seconds in work.items():
+        monkeypatch.setattr(stage._PipelineStageBase, name, lambda self, seconds=seconds: clock.sleep(seconds))
+    monkeypatch.setattr(schedules._PipelineSchedule, "_maybe_compute_loss", lambda self: clock.sleep(0.1))
+    monkeypatch.setattr(recorder, "time", clock)
+    before = stage._PipelineStageBase.forward_one_chunk
+    parts = recorder.Parts(lambda kind, **values: wrote.append((kind, values)))
+    for _ in range(recorder.WARM + recorder.TIMED + recorder.PROFILED):
+        for _ in range(2):
+            clock.sleep(1)  # for the stage before
+            stage._PipelineStageBase.forward_one_chunk(None)
+            schedules._PipelineSchedule._maybe_compute_loss(None)
+            stage._PipelineStageBase.backward_one_chunk(None)
+        optimizer.step()
+    parts.close()
+    assert stage._PipelineStageBase.forward_one_chunk is before
+    steps = dict(wrote)["parts"]["steps"]
+    assert len(steps) == recorder.TIMED
+    for step in steps:
+        found = {part: round(seconds, 1) for part, seconds in step.items()}
+        assert found == {"data": 1.0, "forward": 0.6, "backward": 0.8, "waiting": 1.0, "optimizer": 0.0}
 
 
 def test_an_evaluation_is_no_part_of_a_step():
@@ -143,7 +174,7 @@ def test_the_trace_is_one_that_viewers_open(tmp_path):
         for event in complete:
             assert event["name"] and event["ts"] >= 0 and event["dur"] >= 0
             assert {"pid", "tid"} <= event.keys()
-        for part in recorder.PARTS:
+        for part in set(recorder.PARTS) - {"waiting"}:
             ranges = [event for event in complete if event["name"] == part and event["cat"] == "user_annotation"]
             # Where the run ends early, a step that never comes has begun to wait for its data.
             assert traced <= len(ranges) <= traced + (part == "data"), part
@@ -172,7 +203,7 @@ def test_messages_without_work_are_told_from_hidden_ones():
         Event("gloo:all_reduce", 5.5, 6.5),
     ]
     found = parts.communication(events)
-    assert found["shares"] == {"data": 0.0, "forward": 0.0, "backward": pytest.approx(1.5 / 4), "optimizer": 0.0}
+    assert found["shares"] == {**dict.fromkeys(recorder.PARTS, 0.0), "backward": pytest.approx(1.5 / 4)}
     assert found["hidden"] == pytest.approx(1 / 2.5)
 
 

@@ -63,7 +63,8 @@ def write_run(run: Run) -> Path:
                 "Medians over a few steps of each rank. Communication is the time in which a message was under way and"
                 " nothing was computed: also the wait for a slower rank. What is hidden behind the backward pass does"
                 " not count. The loss makes its own gradient in the forward pass, so part of what elsewhere is backward"
-                " is forward here."
+                " is forward here. In a pipeline, forward and backward are what a rank computes, and waiting is for"
+                " other stages: the bubble, and with it the messages."
             ),
         ),
         ("memory.png", draw_memory, "Memory of each rank", "What the process holds; on a GPU, what is in use on it."),
@@ -112,7 +113,7 @@ def facts(run: Run) -> dict[str, str]:
     steps, epochs, tests = run.of("step"), run.of("epoch"), run.of("test")
     out = {
         "steps": f"{max(line['step'] for line in run.lines):,}",
-        "training loss": f"{steps[-1]['loss']:.3f}",
+        "training loss": f"{(epochs or steps)[-1]['loss']:.3f}",  # of the epoch, as it was printed
         "tokens/s": f"{run.tokens_per_s:,.0f}",
     }
     for name, lines, key in (("validation perplexity", epochs, "validation_loss"), ("test perplexity", tests, "loss")):
@@ -128,7 +129,10 @@ def facts(run: Run) -> dict[str, str]:
     if parts := run.ranks[0].parts:
         whole = sum(parts.values())
         out["one step"] = f"{1000 * whole:,.0f} ms"
-        out["of it data"] = f"{parts['data'] / whole:.1%}"
+        out["data"] = f"{parts['data'] / whole:.1%} of a step"
+        waits = [rank.parts["waiting"] / sum(rank.parts.values()) for rank in run.ranks if rank.parts]
+        if max(waits):
+            out["bubble"] = f"{statistics.mean(waits):.0%} of a step"
         if len(run.ranks) > 1 and any(rank.communication for rank in run.ranks):
             waits = [rank.parts["communication"] / sum(rank.parts.values()) for rank in run.ranks if rank.parts]
             out["communication"] = f"{min(waits):.0%}" + (f" … {max(waits):.0%}" if len(waits) > 1 else "")

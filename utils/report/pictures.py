@@ -12,8 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from utils.report.runs import PARTS, Run, memory_of, read_lines, speed_rows
 
 # Told apart by the colour-blind, too (Okabe and Ito).
-COLOURS = dict(zip(PARTS, ("#999999", "#56b4e9", "#0072b2", "#d55e00", "#009e73"), strict=True))
+COLOURS = dict(zip(PARTS, ("#999999", "#56b4e9", "#0072b2", "#f0e442", "#d55e00", "#009e73"), strict=True))
 BLUE, ORANGE = "#0072b2", "#d55e00"
+FEW = 10  # points of a curve, below which each has a dot
 # Minutes by GPUs, as measured for the DDP exercise of the Jülich course from which this one grew.
 JUELICH = {1: 92, 4: 25, 8: 14}
 
@@ -21,7 +22,8 @@ JUELICH = {1: 92, 4: 25, 8: 14}
 def draw_loss(run: Run) -> Figure:
     figure, (loss, speed) = axes_in_a_row(2)
     steps, epochs = run.of("step"), run.of("epoch")
-    loss.plot([line["step"] for line in steps], [line["loss"] for line in steps], color=BLUE, label="training")
+    dots = "o-" if len(steps) < FEW else "-"  # of one point there is no line to see
+    loss.plot([line["step"] for line in steps], [line["loss"] for line in steps], dots, color=BLUE, label="training")
     loss.plot(
         [line["step"] for line in epochs],
         [line["validation_loss"] for line in epochs],
@@ -31,10 +33,10 @@ def draw_loss(run: Run) -> Figure:
     )
     loss.set(xlabel="step", ylabel="loss (nats per token)")
     loss.legend(frameon=False)
-    speed.plot([line["step"] for line in steps], [line["tokens_per_s"] for line in steps], color=BLUE)
+    speed.plot([line["step"] for line in steps], [line["tokens_per_s"] for line in steps], dots, color=BLUE)
     speed.set(xlabel="step", ylabel="tokens/s, all ranks", ylim=(0, None))
     for axes in (loss, speed):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
 
@@ -46,6 +48,8 @@ def draw_step(run: Run) -> Figure | None:
     left = [0.0] * len(ranks)
     for part, colour in COLOURS.items():
         widths = [1000 * rank.parts[part] for rank in ranks]
+        if not any(widths):  # as waiting, where there is no pipeline
+            continue
         axes.barh([rank.start["rank"] for rank in ranks], widths, left=left, color=colour, label=part, height=0.7)
         left = [begin + width for begin, width in zip(left, widths, strict=True)]
     axes.set(xlabel="milliseconds of a step", ylabel="rank")
@@ -160,7 +164,7 @@ def draw_speed(runs: dict[int, Run]) -> Figure:
         list(JUELICH), [JUELICH[1] / minutes for minutes in JUELICH.values()], "x", color=ORANGE, label="Jülich, GPUs"
     )
     axes.set(xlabel="processes", ylabel="speed-up", xlim=(0, most + 0.5), ylim=(0, most + 0.5))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.legend(frameon=False)
     return figure
 
@@ -187,7 +191,12 @@ def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence
         lines = read_lines(record)
         steps = [line for line in lines if line["kind"] == "step"]
         epochs = [line for line in lines if line["kind"] == "epoch"]
-        by_step.plot([line["step"] for line in steps], [line["loss"] for line in steps], label=label)
+        by_step.plot(
+            [line["step"] for line in steps],
+            [line["loss"] for line in steps],
+            "o-" if len(steps) < FEW else "-",
+            label=label,
+        )
         by_epoch.plot(
             [line["epoch"] for line in epochs], [line["validation_loss"] for line in epochs], marker="o", label=label
         )

@@ -33,7 +33,16 @@ from utils.run_folder import Taken, locked, who_has
 PERIOD = 1.0  # seconds from one sample to the next
 # Steps: the first ones warm up, with buckets to make and memory to get.
 WARM, TIMED, PROFILED = 2, 10, 3
-PARTS = ("data", "forward", "backward", "optimizer")
+PARTS = ("data", "forward", "backward", "waiting", "optimizer")
+# What a pipeline computes of a micro-batch: methods of a stage and of its schedule, and which part of a step each is.
+CHUNKS = {
+    "stage._PipelineStageBase": {
+        "forward_one_chunk": "forward",
+        "backward_one_chunk": "backward",
+        "backward_weight_one_chunk": "backward",
+    },
+    "schedules._PipelineSchedule": {"_maybe_compute_loss": "forward"},
+}
 Spans = list[tuple[float, float]]  # begin and end
 
 
@@ -119,6 +128,7 @@ class Parts:
         self.write, self.trace = write, trace
         self.on_gpu = torch.cuda.is_available()
         self.depth = 0  # of modules whose forward is running
+        self.chunks = 0  # of a pipeline's stages, run in this step
         self.step = 0  # of those that are over
         self.last: float | None = None  # the end of the last part, None where it is not known
         self.now = dict.fromkeys(PARTS, 0.0)  # seconds of the step that is going on
@@ -132,11 +142,16 @@ class Parts:
             register_optimizer_step_pre_hook(self.before_step),
             register_optimizer_step_post_hook(self.after_step),
         ]
+        self.plain: list[tuple[type, str, Any]] = []
+        self.time_pipelines()
 
     def close(self) -> None:
         for hook in self.hooks:
             hook.remove()
         self.hooks = []
+        for owner, name, method in self.plain:
+            setattr(owner, name, method)
+        self.plain = []
         self.enter(None)
         if self.profile:  # the run was shorter
             self.profile.stop()
@@ -146,6 +161,35 @@ class Parts:
             self.write("parts", steps=self.steps)
             self.steps = []
 
+    def time_pipelines(self) -> None:
+        """A rank of a pipeline works in turns with others: there, what it computes is timed itself, and the time
+        between is waiting.
+        """
+        for where, methods in CHUNKS.items():
+            module, name = where.split(".")
+            if (module := sys.modules.get(f"torch.distributed.pipelining.{module}")) is None:
+                continue  # then there is no pipeline
+            owner = getattr(module, name)
+            for method, part in methods.items():
+                self.plain.append((owner, method, getattr(owner, method)))
+                setattr(owner, method, self.timed(getattr(owner, method), part))
+
+    def timed(self, method: Any, part: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():  # an evaluation is no part of a step
+                self.last = None
+                return method(*args, **kwargs)
+            self.mark("waiting" if self.chunks else "data")
+            self.enter(part)
+            self.chunks += 1
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.mark(part)
+                self.enter("waiting")
+
+        return call
+
     def skip(self) -> None:
         """What lies between two steps, such as writing the log, is no part of either."""
         if self.last is not None:
@@ -154,7 +198,7 @@ class Parts:
     def before_forward(self, module: nn.Module, _: Any) -> None:
         if self.depth == 0 and not (module.training and torch.is_grad_enabled()):
             self.last = None  # an evaluation is no part of a step
-        if self.depth == 0:
+        if self.depth == 0 and not self.chunks:
             # Several forward passes in a step, as with microbatches: what lies between them is backward.
             self.mark("backward" if self.now["forward"] else "data")
             self.enter("forward")
@@ -162,7 +206,7 @@ class Parts:
 
     def after_forward(self, *_: Any) -> None:
         self.depth -= 1
-        if self.depth == 0:
+        if self.depth == 0 and not self.chunks:
             self.mark("forward")
             self.enter("backward" if torch.is_grad_enabled() else None)
 
@@ -192,7 +236,7 @@ class Parts:
 
     def before_step(self, _: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         if not callable(closure := kwargs.get("closure")):
-            self.mark("backward")
+            self.mark("waiting" if self.chunks else "backward")
             self.enter("optimizer")
             return None
 
@@ -210,7 +254,7 @@ class Parts:
         self.enter(None)
         if whole and WARM <= self.step < WARM + TIMED:
             self.steps.append(self.now)
-        self.now = dict.fromkeys(PARTS, 0.0)
+        self.now, self.chunks = dict.fromkeys(PARTS, 0.0), 0
         self.step += 1
         if self.step == WARM + TIMED:
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would say when it begins and ends, on every rank
@@ -254,6 +298,9 @@ class Parts:
         alone = minus(messages, work)
         shares = {}
         for part in PARTS:
+            if part == "waiting":  # for other stages, by way of their messages
+                shares[part] = 0.0
+                continue
             borders = [(begin, end) for name, begin, end in self.borders if name == part]
             shares[part] = length(within(alone, borders)) / (length(borders) or 1.0)
         return {"shares": shares, "hidden": 1 - length(alone) / length(messages) if messages else 0.0}

@@ -13,7 +13,7 @@ from typing import Any
 from utils.arguments import SIZES
 
 # The parts of a step, in the order in which they are drawn.
-PARTS = ("data", "forward", "backward", "communication", "optimizer")
+PARTS = ("data", "forward", "backward", "waiting", "communication", "optimizer")
 COMPARED = "compare.json"  # beside them, of hybrid_training --compare: rows of name, predicted, measured
 Line = dict[str, Any]
 
@@ -37,7 +37,7 @@ class Rank:
         shares = self.communication["shares"] if self.communication else {}
         alone = {part: seconds * shares.get(part, 0.0) for part, seconds in parts.items()}
         parts = {part: parts[part] - alone[part] for part in parts}
-        return {part: sum(alone.values()) if part == "communication" else parts[part] for part in PARTS}
+        return {part: sum(alone.values()) if part == "communication" else parts.get(part, 0.0) for part in PARTS}
 
     @property
     def peak(self) -> int:
