@@ -236,7 +236,9 @@ def test_a_release_has_the_same_commands_without_solutions(course, tmp_path):
 
 
 def test_progress_keeps_lines_it_does_not_know(progress_file):
-    progress_file.write_text(f"{progress.NUMBERING}\nddp_training/4 pass hints=2\nfrom the future: 7\n\nold_lesson/1 pass\n")
+    progress_file.write_text(
+        f"{progress.NUMBERING}\nddp_training/4 pass hints=2\nfrom the future: 7\n\nold_lesson/1 pass\n"
+    )
     progress.Progress().write({("ddp_training", 4): "fail", ("ddp_training", 5): 1})
     text = progress_file.read_text().splitlines()
     assert text[0] == progress.NUMBERING

@@ -83,9 +83,8 @@ def clock_offset(store: dist.TCPStore, rank: int) -> float:
 
 def exchange(store: dist.TCPStore, rank: int, local_rank: int, world: int, hosts: list[str]) -> None:
     """Form the group, as a run would, and measure the links of this rank."""
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank)
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
         group = dist.PrefixStore("preflight", store)
