@@ -1103,10 +1103,10 @@ def check_launch(name, starts, nodes):
     )
     for ranks in starts:
         expect(
-            ranks.args[-len(stand_ins.ARGS) :] == stand_ins.ARGS and "--out" in ranks.args,
+            ranks.args[-len(stand_ins.ARGS) :] == stand_ins.ARGS and {"--size", "--out"} <= set(ranks.args),
             f"{job}: the script on node {ranks.node} is not given the "
             "batch file's arguments. In bash -c '…' they are those after the first, which is the shell's name",
-            '"$@": --out … ' + " ".join(stand_ins.ARGS),
+            '"$@": --size gpu --out … ' + " ".join(stand_ins.ARGS),
             " ".join(ranks.args) or "no arguments",
         )
     for node in range(nodes):

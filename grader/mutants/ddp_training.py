@@ -921,7 +921,7 @@ WRONG = [
         12,
         "in half precision",
         swap=("plain.state_dict()", "{name: weight.half() for name, weight in plain.state_dict().items()}"),
-        says="is not the model's",
+        says="is float16",
     ),
     Answer(
         16,
