@@ -2,7 +2,7 @@
 
 | TODO | achievement | evidence | needs |
 |------|-------------|----------|-------|
-| 1 | weights held, bytes sent, predicted | the formulas |  |
+| 1 | the batch at which TP and FSDP send equally much | the formula |  |
 | 2 | f and g | values, gradients, messages, on 1 to 5 ranks, three dtypes |  |
 | 3 | column- and row-parallel layers | beside the serial layer: values, gradients, steps, bytes, messages | 2 |
 | 4 | the MLP | the same; the largest tensor that is made | 2, 3 |
@@ -11,7 +11,7 @@
 | 7 | the loss where no rank has all logits | values, gradients, messages; the model beside the serial one | 2 to 6 |
 | 8 | gather and scatter along the sequence | values, gradients and messages, on 1 to 4 ranks |  |
 | 9 | gradients of what saw some tokens only | values; the model with sequence parallelism | 2 to 8 |
-| 10 | bytes kept and sent of a block | the formulas |  |
+| 10 | bytes kept of a block | the formula |  |
 | 11 | the norm, each gradient once | values; the model, clipped, with and without sequence parallelism | 2 to 9 |
 | 12 | dropout alike, and different | masks of both generators on 4 ranks; where which is used |  |
 | 13 | where it stops paying | the formulas |  |
@@ -170,44 +170,37 @@ def ranks_of(world):
 @todo(
     1,
     minutes=10,
-    why="Tensor parallelism sends activations, FSDP weights. Which of the two is more decides where each belongs, "
-    "and it can be said before anything runs.",
+    why="Tensor parallelism sends activations, FSDP weights. Which of the two sends more depends on the size of the "
+    "batch, and you can say where they meet before anything runs.",
     hints=(
-        "Count the numbers of the matrices and of the norms apart: only the matrices are cut. An all-reduce of S "
-        "bytes sends 2 (t - 1) / t S.",
-        "Four matrices of D × D and two of 4 D × D are 12 D². Four all-reduces of 4 · batch · length · dim bytes. "
-        "FSDP: an all-gather forward, one backward, "
-        "and a reduce-scatter, each (N - 1) / N of the block's bytes.",
-        "12 * dim**2 / world + 4 * dim; 4 * 2 * (world - 1) / world * (4 * batch * length * dim); 3 * (world - 1) / "
-        "world * 4 * (12 * dim**2 + 4 * dim).",
+        "Both train on the same batch. Of its tokens, how many does one tensor-parallel rank work on, and how many one "
+        "FSDP rank? And which of the two formulas asks for tokens at all?",
+        "What a tensor-parallel rank sends is proportional to the tokens, what an FSDP rank sends is the same for any "
+        "batch. Set them equal.",
+        "A quotient: the bytes of all weights' messages, divided by the bytes of one token's. The ring's factor "
+        "(N - 1) / N is in both.",
     ),
 )
-def test_todo1_costs(student):
+def test_todo1_even(student):
     right, draw = {}, student.draw("costs")
-    for world in (1, 2, 3, 8):
-        dim, batch, length = draw.randrange(8, 5000), draw.randrange(1, 9), draw.randrange(10, 3000)
-        right["block_weights", (dim, world)] = 12 * dim**2 / world + 4 * dim
-        right["tensor_parallel_bytes", (batch, length, dim, world)] = 8 * (world - 1) / world * 4 * batch * length * dim
-        right["fsdp_bytes", (dim, world)] = 3 * (world - 1) / world * 4 * (12 * dim**2 + 4 * dim)
-    check_answers(student, right, wrong="is not what will happen")
+    for world in (2, 3, 8):
+        dim = draw.randrange(8, 5000)
+        right["even_tokens", (dim, world)] = (36 * dim + 12) / 8
+    check_answers(student, right, wrong="is not where they are equal")
 
 
 @todo(
     10,
     minutes=15,
     further=True,
-    why="Activations, not weights, are what fills a device when sequences are long. Sequence parallelism divides "
-    "them by the ranks and sends no byte more, "
-    "but for one choice: whether the gathered input is kept or gathered again.",
+    why="With long sequences, activations fill a device before weights do. Sequence parallelism divides most of them "
+    "by the ranks and sends no byte more. It divides all of them only if what was gathered is gathered again.",
     hints=(
-        "Sort the eight rows of the table: inside a parallel part (a part of the heads or of the hidden layer), the "
-        "norms' outputs, the rest of the stream.",
-        "Inside: 3 + 1 + 4 + 4 = 12 times D, always divided by world. The stream: 2 times D, and the norms' outputs: "
-        "2 times D. Which of them is divided depends on how. "
-        "A gather is one way round the ring: (world - 1) / world of the bytes; an all-reduce is two.",
-        "4 * batch * length * dim * (12 / world + stream + norms), where stream is 2 or 2 / world, and norms is 2, "
-        "or 2 / world if they are gathered again. "
-        "Ways round the ring: 8, or 10.",
+        "Sort the eight rows of the table into three groups: inside a parallel part (some heads, or some of the hidden "
+        "layer), the norms' outputs, and the rest of the stream. Which groups does each way divide?",
+        "A column-parallel layer needs its whole input again, to find the gradient of its weight. With sequence "
+        "parallelism, that input is what `gather_sequence` returned: all tokens.",
+        "4 * batch * length * dim times the sum of three groups, 12, 2 and 2, of which some are divided by world.",
     ),
 )
 def test_todo10_activations(student):
@@ -215,13 +208,12 @@ def test_todo10_activations(student):
     for world in (1, 2, 3, 4, 8):
         batch, length, dim = draw.randrange(1, 9), draw.randrange(10, 3000), draw.randrange(8, 5000)
         tokens = 4 * batch * length * dim
-        for how, stream, norms, ways in (
-            ("tensor", 2, 2, 8),
-            ("sequence", 2 / world, 2, 8),
-            ("sequence, gathered again", 2 / world, 2 / world, 10),
+        for how, stream, norms in (
+            ("tensor", 2, 2),
+            ("sequence", 2 / world, 2),
+            ("sequence, gathered again", 2 / world, 2 / world),
         ):
             right["block_keeps", (batch, length, dim, world, how)] = tokens * (12 / world + stream + norms)
-            right["block_sends", (batch, length, dim, world, how)] = ways * (world - 1) / world * tokens
     check_answers(student, right, wrong="is not what will happen")
 
 

@@ -9,7 +9,7 @@
 | 5    | AxoNN's product on three axes       | boxes of 1 to 8 ranks; bytes kept; FSDP and Megatron beside it   | 1     |
 | 6    | an MLP, its second layer transposed | losses and gradients beside those of one process; bytes sent     | 1, 5  |
 | 7    | the best grid                       | the formulas; the choice is one of the fastest                   | 5     |
-| 8    | the roofline                        | the formulas                                                     |       |
+| 8    | when the network sets the pace      | the formulas                                                     |       |
 
 The matrices of TODOs 2 to 5 hold small whole numbers: their products are exact in any order of the sums, so that
 results must be equal, not close. m, k and n differ, and seldom divide; some blocks are empty. A rank is given its own
@@ -1503,34 +1503,30 @@ def all_boxes(world):
 
 @todo(
     8,
-    minutes=10,
+    minutes=15,
     why=(
-        "A cut that makes blocks too small turns a fast GPU into a slow one that waits. The side of a block at which "
-        "that happens can be computed from three numbers of a data sheet."
+        "A cut that makes a rank's part too small turns a fast GPU into one that waits. The size at which that happens "
+        "follows from two numbers of a data sheet, and for tensor parallelism more tokens do not help."
     ),
     hints=(
         (
-            "Write the FLOPs and the bytes of a product of square blocks with side b, and divide. Both have powers of"
-            " b; what is left?"
+            "Write the FLOPs of one rank's product and the bytes of its messages as functions of b, or of m, n and k / "
+            "world. Which letters are left once you divide one by the other?"
         ),
         (
-            "2 m k n FLOPs; itemsize * (m k + k n + m n) bytes. At the edge of the roof, intensity * bandwidth =="
-            " speed. For square blocks the intensity is 2 b³ / (3 b² itemsize) at the memory, and 2 b³ / (2 b²"
-            " itemsize) at the network: solve for b."
+            "Seconds of a product: 2 FLOPs for each pair that is multiplied, over the speed. Seconds of messages: "
+            "bytes over the bandwidth. An all-reduce goes round the ring twice, (world - 1) / world of the result each "
+            "time."
         ),
-        "min(speed, intensity * bandwidth); 1.5 * itemsize * speed / bandwidth; itemsize * speed / bandwidth.",
+        "Both are some factor times itemsize * speed / bandwidth. Set the two times equal and solve.",
     ),
 )
-def test_todo8_roofline(student):
+def test_todo8_network(student):
     draw = student.draw("roofline")
     answers = {}
-    for itemsize in (2, 4, 8):
-        m, k, n = (draw.randint(10, 5000) for _ in range(3))
+    for itemsize, world in ((2, 2), (4, 3), (8, 8)):
         speed, bandwidth = draw.uniform(1e12, 9e14), draw.uniform(1e10, 5e12)
-        answers["flops", (m, k, n)] = 2 * m * k * n
-        answers["intensity", (m, k, n, itemsize)] = 2 * m * k * n / (itemsize * (m * k + k * n + m * n))
-        for value in (0.5 * speed / bandwidth, 2 * speed / bandwidth):
-            answers["attainable", (value, speed, bandwidth)] = min(speed, value * bandwidth)
-        answers["memory_sets_pace_below", (speed, bandwidth, itemsize)] = 1.5 * itemsize * speed / bandwidth
-        answers["network_sets_pace_below", (speed, bandwidth, itemsize)] = itemsize * speed / bandwidth
-    check_answers(student, answers, wrong="is not what the formulas give")
+        answers["smallest_block", (speed, bandwidth, itemsize)] = itemsize * speed / bandwidth
+        width = (world - 1) / world * itemsize * speed / bandwidth
+        answers["smallest_width", (speed, bandwidth, itemsize, world)] = width
+    check_answers(student, answers, wrong="is not where both take equally long")

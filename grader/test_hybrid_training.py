@@ -297,9 +297,12 @@ def mesh_on_rank(code, rank, world, shapes):
     "links inside a node. A pipeline sends one micro-batch's activations from stage to stage, beside the work: it can "
     "cross nodes. The gradients of shards and copies lie between the two.",
     hints=(
-        "The last axis is that of neighbours. Which of the four waits most often for its messages? Which sends least?",
-        "From the axis that may cross nodes to the one that must not: pipeline, copies, shards, tensor.",
-        'sizes = (args.pp, args.dp, args.shard, args.tp), and mesh_dim_names=("pp", "dp", "shard", "tp").',
+        "For each axis: how many messages are sent between two optimizer steps, how large are they, and does a rank "
+        "wait for each?",
+        "Tensor: several a layer, and it waits for each. Shards: all weights and gradients, once a step. Copies: the "
+        "gradients of one shard, once a step. Pipeline: one micro-batch's activations, while the next is computed.",
+        "Sort the four by that: what can cross nodes comes first, what cannot comes last. Sizes and names follow the "
+        "same order.",
     ),
 )
 def test_todo1_mesh(student):
@@ -679,11 +682,10 @@ def by_data(student, shape, *purpose):
     "had: as few shards as memory allows, and copies of them, further away. In a pipeline each micro-batch "
     "passes through all blocks: weights thrown away after each would be sent m times.",
     hints=(
-        "The mesh that you get has two axes already, in the order that fully_shard takes them.",
-        "fully_shard(module, mesh=mesh, reshard_after_forward=False, **options): first each of layers.blocks.values(), "
-        "then layers.",
-        'options |= {"mesh": mesh, "reshard_after_forward": False}; then fully_shard(block, **options) for each block, '
-        "and fully_shard(layers, **options).",
+        "Which mesh knows both axes? And what becomes of a block's weights once its forward pass is over?",
+        "`mesh` has two axes already, in the order that fully_shard takes them. reshard_after_forward decides whether "
+        "gathered weights are freed after the forward pass, or stay until the last backward pass.",
+        "The two loops stay as they are; `options` gets two entries.",
     ),
 )
 def test_todo4_shard(student):

@@ -2,15 +2,12 @@
 
 | TODO | achievement | evidence | needs |
 | --- | --- | --- | --- |
-| 1 | rows of neighbours | make_mesh() for several --tp on 4 and 6 ranks |  |
-| 2 | the same samples in a row | make_samplers() on 2 × 2, 3 × 2 and 1 × 3 ranks, over two epochs |  |
-| 3 | sharded over the data axis | shard() of a split model: what a rank holds, what goes between which ranks |  |
-| 4 | the norm over both axes | clip_gradients() on 2 × 2 ranks, norms whole and cut; what is sent |  |
-| 5 | the plan of a block | a block on 2 and 3 ranks: output, gradients, rows held, bytes each way |  |
-| 6 | the words shared out | loss, logits and each gradient on 2 and 3 ranks; rows held; logits never sent |  |
-| 7 | positions of a cut stream | the same, with the stream cut along the sequence |  |
-| 8 | the stream cut, and its norms | split() as a whole: each gradient, the stream's length on each rank | 5, 6, 7 |
-| 9 | one file of the whole model | who writes; it loads here; main() on 4 and 2 ranks against the serial run | 1 – 8 |
+| 1 | the grid, and who reads what | make_mesh() for several --tp on 4 and 6 ranks; make_samplers() over two epochs |  |
+| 2 | the norm over both axes | clip_gradients() on 2 × 2 ranks, norms whole and cut; what is sent |  |
+| 3 | the plan of a block | a block on 2 and 3 ranks: output, gradients, rows held, bytes each way |  |
+| 4 | the vocabulary cut | loss, logits and each gradient on 2 and 3 ranks; rows held; logits never sent |  |
+| 5 | positions of a cut stream | the same, with the stream cut along the sequence |  |
+| 6 | the stream cut, and its norms | split() as a whole: each gradient, the stream's length; main() | 1 – 5 |
 
 Models here are split and sharded by the check itself, unless that is what is checked: so a TODO can be judged before or
 without the others. They are in float64 where no data type is part of the question: there rounding hides nothing.
@@ -19,13 +16,11 @@ without the others. They are in float64 where no data type is part of the questi
 import math
 import traceback
 from fnmatch import fnmatch
-from pathlib import Path
 
 import torch
 
 from grader.kit import (
     REL,
-    Peak,
     Private,
     Wrong,
     cases,
@@ -39,10 +34,8 @@ from grader.kit import (
     losses,
     mains_on_rank,
     mark,
-    one_writer,
     plain_name,
     premise,
-    record_files,
     reported,
     same_losses,
     same_report,
@@ -294,7 +287,7 @@ def sent(events, rank):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 1: the mesh
+# TODO 1: the grid, and the samples
 
 
 def mesh_on_rank(code, rank, world, tps):
@@ -307,19 +300,7 @@ def mesh_on_rank(code, rank, world, tps):
     return meshes
 
 
-@todo(
-    1,
-    minutes=20,
-    why="Tensor parallelism sends in every layer, and waits for what it sends: it pays between neighbours, over the "
-    "links inside a node. The gradients of "
-    "data parallelism are sent once in a step, beside the computation, and can take the slow links between nodes.",
-    hints=(
-        "How many rows are there, if each has args.tp ranks? init_device_mesh fills the grid row by row.",
-        "init_device_mesh(device.type, (rows, columns), mesh_dim_names=...): the last axis is that of neighbours.",
-        "The shape is (world_size // args.tp, args.tp).",
-    ),
-)
-def test_todo1_mesh(student):
+def check_mesh(student):
     for world, tps in ((4, (1, 2, 4)), (6, (2, 3))):
         for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, tps=tps).evidence):
             expect("type" not in meshes[0], "make_mesh returns no mesh", "a DeviceMesh", meshes[0].get("type"), rank)
@@ -341,18 +322,14 @@ def test_todo1_mesh(student):
                     size,
                     rank,
                 )
-                expect(seen == right, f"{told} the ranks of a row are no neighbours", right, seen, rank)
+                expect(seen == right, f"{told} the ranks of a row do not have consecutive numbers", right, seen, rank)
                 expect(
                     mesh["names"] == ["data", "tensor"],
-                    f"{told} the axes have other names, by which they are looked up",
+                    f"{told} the axes have the wrong names, and they are looked up by name",
                     ["data", "tensor"],
                     mesh["names"],
                     rank,
                 )
-
-
-# ---------------------------------------------------------------------------------------------------
-# TODO 2: samples
 
 
 def samplers_on_rank(code, rank, world, grid, sizes, seed):
@@ -372,20 +349,27 @@ def samplers_on_rank(code, rank, world, grid, sizes, seed):
 
 
 @todo(
-    2,
-    minutes=15,
-    why="The ranks of a row hold parts of one layer: each gives its part of every sum. With samples of its own, a "
-    "rank's part belongs to another sum than "
-    "its neighbour's. Shapes fit, nothing fails, the loss falls a little, and the model is worth nothing.",
+    1,
+    minutes=25,
+    why="Tensor parallelism sends in every layer and waits for it, so its ranks belong on one node. The gradients of "
+    "data parallelism are sent once a step, beside the computation: they can cross the slow links between nodes. And "
+    "the ranks of a row compute one result: with samples of its own, each adds a part of a different sum. Shapes fit, "
+    "nothing fails, the loss falls a little, and the model is useless.",
     hints=(
-        "Two ranks that share a layer must answer alike: which number do they have in common?",
-        'mesh.get_local_rank("data") is the row, mesh["data"].size() the number of rows. DistributedSampler takes '
-        "num_replicas and rank; ShardSampler rank and world_size.",
-        "DistributedSampler(train, num_replicas=..., rank=..., shuffle=True, seed=args.seed, drop_last=True), and "
-        "ShardSampler(validation, row, rows).",
+        "How many rows are there, if each has args.tp ranks? init_device_mesh fills the grid row by row. And two ranks "
+        "that split a layer must read the same samples: which of their two coordinates do they have in common?",
+        "The last axis of init_device_mesh(device.type, (rows, columns), mesh_dim_names=…) takes consecutive ranks. "
+        "The samplers' rank is a coordinate on one axis, and their world size that axis's length.",
+        "DistributedSampler(train, num_replicas=…, rank=…, shuffle=True, seed=args.seed, drop_last=True) and "
+        "ShardSampler(validation, rank=…, world_size=…): both numbers come from the mesh, from the same axis.",
     ),
 )
-def test_todo2_samplers(student):
+def test_todo1_layout(student):
+    check_mesh(student)
+    check_samplers(student)
+
+
+def check_samplers(student):
     draw = student.draw("samplers")
     sizes, seed, batch = (
         (draw.choice((35, 37, 41)), draw.choice((11, 13)), draw.choice((7, 13))),
@@ -407,7 +391,7 @@ def test_todo2_samplers(student):
             for name in ("train", "validation", "test"):
                 expect(
                     mine[name] == first[name],
-                    f"{told} ranks {rank - rank % tp} and {rank} share each layer, and read other {name} samples",
+                    f"{told} ranks {rank - rank % tp} and {rank} split each layer, and read different {name} samples",
                     first[name],
                     mine[name],
                     rank,
@@ -431,151 +415,13 @@ def test_todo2_samplers(student):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 3: sharding over the data axis
-
-
-def shard_on_rank(code, rank, world, grid, sizes, seed):
-    from torch.distributed.tensor import DTensor
-
-    mesh = made_mesh(*grid)
-    model = made_model(0, sizes)
-    if grid[1] > 1:
-        split_by_check(model, mesh, cut=False)
-    sharded = code.shard(model, mesh, made_args(code, "--tp", str(grid[1])))
-    if not isinstance(sharded, torch.nn.Module):
-        return {"type": type(sharded).__name__}
-    mark()
-    sharded(*made_batch(seed, sizes)).backward()
-    plain = [plain_name(name) for name, p in sharded.named_parameters() if not isinstance(p, DTensor)]
-    seen = {"held": elements(sharded.parameters()), "grads": gradients(sharded), "plain": plain}
-    mark()
-    model = made_model(0, sizes)
-    if grid[1] > 1:
-        split_by_check(model, mesh, cut=False)
-    sharded = code.shard(model, mesh, made_args(code, "--tp", str(grid[1]), "--dtype", "bfloat16"))
-    wide = []
-    for name, part in sharded.named_modules():
-        if isinstance(getattr(part, "weight", None), torch.nn.Parameter):
-            part.register_forward_pre_hook(
-                lambda part, _, name=name: wide.append(name) if part.weight.dtype != torch.bfloat16 else None
-            )
-    try:
-        with torch.no_grad():
-            sharded(*made_batch(seed, sizes))
-    except RuntimeError:  # two dtypes meet
-        if not wide:
-            raise
-    return seen | {"wide": wide}
-
-
-def shares(sizes, rows, tp):
-    """Elements of each unit that one rank holds at most: each block's, and the rest's."""
-    split = (
-        "attention.q",
-        "attention.k",
-        "attention.v",
-        "attention.out",
-        "mlp.up",
-        "mlp.down",
-        "token_embedding",
-        "head",
-    )
-    units = {}
-    for name, p in TransformerLM(sizes["vocab"], sizes["dim"], sizes["heads"], 2, sizes["length"]).named_parameters():
-        unit = name.split(".")[1] if name.startswith("blocks.") else "rest"
-        by_rows = name.startswith(("token_embedding", "head")) or not any(
-            part in name for part in ("attention.out", "mlp.down")
-        )
-        n, m = p.shape[0], math.prod(p.shape[1:])
-        if any(f"{part}." in name for part in split):
-            n, m = (math.ceil(n / tp), m) if by_rows else (n, m // tp)
-        units[unit] = units.get(unit, 0) + math.ceil(n / rows) * m
-    return units
+# TODO 2: the norm
 
 
 def by_row(student, rows, tp):
     """A seed of its own for each row of ranks: the ranks of a row read the same samples."""
     seeds = student.draw("rows", rows, tp).sample(range(1 << 40), rows)
     return seeds, Private([seeds[rank // tp] for rank in range(rows * tp)])
-
-
-@todo(
-    3,
-    minutes=15,
-    why="Two ranks of a row hold different parts of a layer: there is nothing that they could share or average. Those "
-    "of a column hold the same part, and see "
-    "other samples. So FSDP's collectives go along the columns, and the layers' along the rows.",
-    hints=(
-        "fully_shard has an argument for the ranks to shard over; the mesh has two axes, and each is a mesh by itself.",
-        'mesh["data"] is the axis along which ranks have other samples. Each block and then the model take it.',
-        'fully_shard(block, mesh=mesh["data"], **options) for each block, and the same for the model, with '
-        "reshard_after_forward=False.",
-    ),
-)
-def test_todo3_shard(student):
-    for rows, tp in ((2, 2), (3, 1), (1, 2)):
-        sizes = drawn_sizes(student, tp, "shard")
-        told, units = f"on {rows} × {tp} ranks", shares(sizes, rows, tp)
-        seeds, private = by_row(student, rows, tp)
-        run = student.call(shard_on_rank, world=rows * tp, grid=(rows, tp), sizes=sizes, seed=private)
-        right = student.reference(serial_step, sizes=sizes, seeds=seeds)
-        share = sum(units.values())
-        for rank, seen in enumerate(run.evidence):
-            expect("type" not in seen, "shard returns no model", "the model", seen.get("type"), rank)
-        for rank, seen in enumerate(run.evidence):
-            expect(
-                seen["held"] <= share,
-                f"{told}, rank {rank} holds {seen['held']:,} weights, more than its part of what its layers have",
-                f"{share:,}",
-                f"{seen['held']:,}",
-                rank,
-            )
-            expect(
-                not seen["plain"],
-                f"{told}, shard leaves {''.join(seen['plain'][:1])} a plain tensor on rank {rank}: a single row needs "
-                "fully_shard, too, for its dtype, and for the mesh that each parameter has then",
-                "a DTensor",
-                "a plain tensor",
-                rank,
-            )
-        for rank, seen in enumerate(run.evidence):
-            expect(
-                not seen["wide"],
-                f"{told}, with --dtype bfloat16 {''.join(seen['wide'][:1])} computes in another dtype on rank {rank}: "
-                "what fully_shard gathers has the dtype that `options` names",
-                "bfloat16",
-                "the dtype of the weights",
-                rank,
-            )
-        check_parts(told, "gradient", [seen["grads"] for seen in run.evidence], right["grads"])
-        unit = 8 * max(units.values())
-        events, _ = cases(run.events)
-        for rank, mine in enumerate(events if rows > 1 else ()):
-            column = list(range(rank % tp, rows * tp, tp))
-            gathered = [
-                event
-                for event in mine
-                if event["e"] == "op" and event["op"] == "all_gather" and event["group"] == column
-            ]
-            expect(
-                bool(gathered),
-                f"{told}, rank {rank} gathers no weights from the ranks of its column, {column}",
-                f"all-gathers among {column}",
-                "none",
-                rank,
-            )
-            most = max(event["bytes"] for event in gathered)
-            expect(
-                most <= unit,
-                f"{told}, {most * rows:,} bytes of weights are gathered at once: the blocks are no units of their own",
-                f"at most {unit * rows:,} bytes",
-                f"{most * rows:,} bytes",
-                rank,
-            )
-
-
-# ---------------------------------------------------------------------------------------------------
-# TODO 4: the norm
 
 
 def clip_on_rank(code, rank, world, grid, sizes, seed, clips):
@@ -596,7 +442,7 @@ def clip_on_rank(code, rank, world, grid, sizes, seed, clips):
 
 
 @todo(
-    4,
+    2,
     minutes=20,
     why="The norm of a part is too small; that of a parameter which every rank of a row holds is counted args.tp times "
     "if all are added up. Adam hides either: it "
@@ -611,7 +457,7 @@ def clip_on_rank(code, rank, world, grid, sizes, seed, clips):
         "give the norm; then clip_grads_with_norm_(group, args.clip or math.inf, norm) for each group.",
     ),
 )
-def test_todo4_clip(student):
+def test_todo2_clip(student):
     rows, tp = 2, 2
     sizes = drawn_sizes(student, tp, "clip")
     seeds, private = by_row(student, rows, tp)
@@ -661,7 +507,7 @@ def test_todo4_clip(student):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 5: a block
+# TODO 3: a block
 
 
 def made_block(sizes):
@@ -720,7 +566,7 @@ def block_on_rank(code, rank, world, sizes, cut):
 
 
 @todo(
-    5,
+    3,
     minutes=25,
     why="Two matrices in a row, the first cut by columns, the second by rows, need no message between them: Megatron's "
     "idea (arXiv:1909.08053). What is sent is "
@@ -737,7 +583,7 @@ def block_on_rank(code, rank, world, sizes, cut):
         'ColwiseParallel(); "attention.out", "mlp.down": RowwiseParallel(output_layouts=layout).',
     ),
 )
-def test_todo5_block(student):
+def test_todo3_block(student):
     for world, cut in ((2, False), (3, True)):
         sizes = drawn_sizes(student, world, "block")
         run = student.call(block_on_rank, world=world, sizes=sizes, cut=cut)
@@ -805,7 +651,7 @@ def test_todo5_block(student):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODOs 6 to 8: the whole model
+# TODOs 4 to 6: the whole model
 
 
 def model_on_rank(code, rank, world, sizes, seed, cut, asked):
@@ -904,7 +750,7 @@ def check_model(student, world, cut, asked, told, what):
 
 
 @todo(
-    6,
+    4,
     minutes=25,
     why="With 33,000 words the two tables are most of a small model, and the logits are the largest tensor of a step: "
     "B T V numbers. Shared out, a rank has V/t of each; the loss "
@@ -921,7 +767,7 @@ def check_model(student, world, cut, asked, told, what):
         "ignore, group, weight.shape[0]), put into model.head_loss.",
     ),
 )
-def test_todo6_words(student):
+def test_todo4_words(student):
     for world, cut in ((2, False), (3, True)):
         told = f"with ends_plan({'Shard(1)' if cut else 'Replicate()'}) and share_loss on {world} ranks"
         run, sizes = check_model(student, world, cut, "words", told, "the model")
@@ -953,7 +799,7 @@ def test_todo6_words(student):
 
 
 @todo(
-    7,
+    5,
     minutes=10,
     further=True,
     why="The position embedding is a plain parameter that every rank has. If each uses T/t of its rows, its gradient "
@@ -967,17 +813,17 @@ def test_todo6_words(student):
         'If layout == Shard(1): {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}; else nothing.',
     ),
 )
-def test_todo7_positions(student):
+def test_todo5_positions(student):
     for world, cut in ((3, True), (2, False)):
         told = f"with position_plan({'Shard(1)' if cut else 'Replicate()'}) on {world} ranks"
         check_model(student, world, cut, "positions", told, "the sum of the embeddings")
 
 
 @todo(
-    8,
+    6,
     minutes=15,
     further=True,
-    needs=(5, 6, 7),
+    needs=(1, 2, 3, 4, 5),
     why="Between its halves a block's norms, and all that they keep, are the same on all ranks of a row: t times the "
     "same work and memory. Cut along the sequence, that is 1/t each, and the bytes "
     "sent stay the same (arXiv:2205.05198). But then a norm's weights, which all ranks have, learn from T/t tokens on "
@@ -990,7 +836,7 @@ def test_todo7_positions(student):
         '"blocks.*.attention_norm", "blocks.*.mlp_norm" and "norm", if layout == Shard(1).',
     ),
 )
-def test_todo8_sequence(student):
+def test_todo6_sequence(student):
     for world, cut in ((4, True), (2, False)):
         told = f"with --tp {world}{' --sequence-parallel' if cut else ''}"
         run, sizes = check_model(student, world, cut, "all", told, "the model")
@@ -1005,23 +851,11 @@ def test_todo8_sequence(student):
                     f"{shape[1]} tokens",
                     rank,
                 )
+    check_law(student)
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 9: one file; the law of the course
-
-
-def save_on_rank(code, rank, world, grid, sizes, cut):
-    files = record_files()
-    mesh = made_mesh(*grid)
-    model = shard_by_check(split_by_check(made_model(0, sizes), mesh, cut), mesh)
-    with Peak() as peak:
-        code.save_checkpoint(model, dict(model.config), Path("saved") / "model.pt", 3)
-    return {"files": [f for f in files if f.endswith("saved/model.pt")], "peak": peak.most}
-
-
-def serial_weights(sizes):
-    return made_model(0, sizes).state_dict()
+# The law of the course, which TODO 6 ends with
 
 
 # SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
@@ -1030,44 +864,6 @@ ARGV = (
     "--clip 0.5 --seed 5 --log-every 1"
 ).split()
 RUNS = [[4, [*ARGV, "--tp", "2", "--sequence-parallel"]], [2, [*ARGV, "--tp", "2"]]]
-
-
-@todo(
-    9,
-    minutes=10,
-    further=True,
-    needs=(1, 2, 3, 4, 5, 6, 7, 8),
-    why="A file of DTensors needs a process group of as many ranks to be read. The model that comes out of the run "
-    "must load on one device, by a program that knows nothing of meshes.",
-    hints=(
-        "It is fsdp_training's: the function puts DTensors together over whatever axes they are cut. All ranks must "
-        "call it.",
-        "get_model_state_dict(model, options=...) with StateDictOptions: full_state_dict puts parts together, "
-        "cpu_offload keeps them on rank 0's CPU only. save0 writes on rank 0.",
-        "options = StateDictOptions(full_state_dict=True, cpu_offload=True); then save0 the same dictionary with what "
-        "get_model_state_dict returns.",
-    ),
-)
-def test_todo9_save(student):
-    # Where the stream is not cut, norms and positions are sharded over the data axis alone.
-    for grid, cut in (((2, 2), False), ((1, 3), True)):
-        sizes = drawn_sizes(student, grid[1], "save")
-        told = f"on {grid[0]} × {grid[1]} ranks"
-        run = student.call(save_on_rank, world=math.prod(grid), grid=grid, sizes=sizes, cut=cut)
-        one_writer(run, f"{told} ")
-        right = student.reference(serial_weights, sizes=sizes)
-        check_checkpoint(run.files["saved/model.pt"], right)
-        model = sum(8 * weight.numel() for weight in right.values())
-        for rank, seen in enumerate(run.evidence[1:], start=1):
-            expect(
-                seen["peak"] < 0.9 * model,
-                f"{told} rank {rank} has the whole model in memory, {seen['peak']:,} bytes at once: rank 0 alone needs "
-                f"it",
-                f"one tensor at a time, of {model:,} bytes",
-                f"{seen['peak']:,} bytes",
-                rank,
-            )
-    check_law(student)
 
 
 def check_law(student):

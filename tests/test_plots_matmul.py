@@ -23,4 +23,3 @@ def test_rank_correlation():
 def test_pictures():
     assert shown(plots.losses({"one process": [3.0, 2.0], "1 × 2 × 2": [3.0, 2.0001]})).ndim == 3
     assert shown(plots.grids({(1, 2, 2): 1.0, (4, 1, 1): 2.0}, {(1, 2, 2): 1.5, (4, 1, 1): 1.0})).ndim == 3
-    assert shown(plots.roofline([1.0, 10.0], [1e9, 5e9], lambda value: min(6e9, 1e9 * value), [8, 64])).ndim == 3

@@ -122,12 +122,11 @@ def test_bfloat16_is_near(solution):
     assert means == pytest.approx(right, rel=1e-2) and losses(ranks[0]) != right
 
 
-@pytest.mark.parametrize("solved", range(9))
+@pytest.mark.parametrize("solved", range(7))
 def test_it_runs_at_every_stage(solution, solved):
     units = [unit._replace(text=regions.compose(unit.source, set(range(1, solved + 1)))) for unit in solution.units]
     part = Student(solution.engine, "tp_training", units, [])
     (ranks,), job = mains(part, [[4, [*tp.ARGV, "--tp", "2", "--sequence-parallel"]]])
-    # between TODOs 1 and 2 the batches of a row are twice as large, and an epoch has one step: it says nothing before
     assert [line["kind"] for line in reported(job, "out-0")][-2:] == ["epoch", "test"]
     if solved == 0:  # it is fsdp_training's solution
         same_losses("as given", losses(serial(part, tp.ARGV).evidence[0])[:2], ranks)

@@ -108,18 +108,18 @@ def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -
     """The ranks in a grid. Each row shares every layer; each column shares the batch."""
     if world_size % args.tp:
         fail(f"--tp {args.tp}: {world_size} ranks are no multiple of it; start more, or take another --tp")
-    # TODO 1: Arrange the ranks in rows of args.tp.
-    # The ranks of a row talk several times in each layer, and wait for it each time: they must be
-    # neighbours, which are on one node, where links are fast. The axes are data and tensor.
+    # TODO 1: Lay out the ranks: which of them split each layer, and which samples each reads. First, the grid.
+    # Its axes are called data and tensor, and the tensor axis has args.tp ranks. Ranks with consecutive numbers are on
+    # one node. Which of the two axes must have them? Ask what each sends, how often, and whether it can wait.
     return init_device_mesh(device.type, (world_size, 1), mesh_dim_names=("data", "tensor"))
 
 
 def make_samplers(sets: Sets, mesh: DeviceMesh, args: argparse.Namespace) -> Samplers:
     """Which samples this rank reads, in which order."""
     train, validation, test = sets
-    # TODO 2: Deal the samples out along the data axis alone.
-    # The ranks of a row compute one result together, so all of them read the same samples. Where they
-    # do not, each layer adds up halves of different sums: no error, and a loss that falls more slowly.
+    # TODO 1, again: the samples. As given, each rank reads its own: that raises no error for any grid, and the loss falls.
+    # Which ranks must read the same samples? mesh.get_local_rank(axis) is this rank's number along an axis,
+    # mesh[axis].size() the number of ranks along it.
     # (Mind the order: DistributedSampler takes num_replicas, rank; ShardSampler takes rank, world_size.)
     return (
         DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
@@ -159,10 +159,30 @@ def split(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
     share_loss(model)
 
 
+# What TODOs 3 to 6 use. A layout says how a tensor lies on the ranks of the axis: Replicate() is all of it on each rank,
+# Shard(d) is cut along dimension d. Where two layouts differ, DTensor redistributes, in both passes.
+#
+#   ColwiseParallel(input_layouts=Replicate(),    nn.Linear: each rank has some rows of `weight`, so some outputs.
+#                   output_layouts=Shard(-1))     nn.Embedding: each rank has some columns of the table.
+#   RowwiseParallel(input_layouts=Shard(-1),      nn.Linear: each rank has some columns of `weight`; the outputs are
+#                   output_layouts=Replicate())   summed. nn.Embedding: some rows of the table; takes Replicate() indices.
+#   PrepareModuleInput(input_layouts=…,           changes nothing but the input of a module, once for all layers in it:
+#                      desired_input_layouts=…)   from the layout that it has to the layout that they want
+#   SequenceParallel()                            a norm whose input is Shard(1); its weights are whole on each rank
+#       input_layouts    how the input lies if it comes as a plain tensor
+#       output_layouts   how the output is to lie: the sum of a row-parallel layer can leave as Replicate(), by an
+#                        all-reduce, or as Shard(1), by a reduce-scatter. It is a plain tensor again, the local part;
+#                        a SequenceParallel norm's alone stays a DTensor.
+#   t.to_local()               of a DTensor: this rank's part, a plain tensor, without communication
+#   t.full_tensor()            the whole, a plain tensor on each rank; all ranks must call it
+#   t.device_mesh              the mesh that it lies on; .get_group() is the process group of a mesh with one axis
+#   t.shape                    of the whole
+
+
 def block_plan(layout: Placement) -> Plan:
     """How a block's layers are shared. `layout` says how the stream, (B, T, D), comes into each half and leaves it:
     Replicate(), all of it on each rank, or Shard(1), cut along T."""
-    # TODO 5: Cut q, k, v and up by columns, out and down by rows.
+    # TODO 3: Cut q, k, v and up by columns, out and down by rows.
     # Between the two, a rank has its heads, or its part of the hidden layer, and needs no other rank. So
     # a half of a block sends twice: at its end in the forward pass, and at its beginning in the backward
     # pass, where the gradients of its input are added up, those by q, k and v together: say for attention
@@ -172,7 +192,7 @@ def block_plan(layout: Placement) -> Plan:
 
 def ends_plan(layout: Placement) -> Plan:
     """How the words are shared: in the token embedding, whose sum leaves with `layout`, and in the head."""
-    # TODO 6: Give each rank the rows of some words, in both tables.
+    # TODO 4: Give each rank the rows of some words, in both tables.
     # A rank looks up the words that it has, zero for the others, and the ranks' results are added up. The
     # head's layer gets its input with `layout`, and gives whole logits, for whoever asks for them.
     # (In practice both tables are padded with rows that no token uses: Megatron-LM takes a multiple of 128 × tp, so that
@@ -185,7 +205,7 @@ def ends_plan(layout: Placement) -> Plan:
 def share_loss(model: nn.Module) -> None:
     """Let the model, called with targets, find its loss where ranks share the head's words."""
 
-    # TODO 6, again: here, the loss. In training no rank may ever have whole logits.
+    # TODO 4, again: here, the loss. In training no rank may ever have whole logits.
     # model.head_loss(h, weight, y, ignore) is called in the forward pass, with the head's weight: now a
     # DTensor. Given that, model(x, y) crashes: “got mixed torch.Tensor and DTensor”.
     # So put a function of yours there, around vocab_parallel_head_loss, which wants a rank's rows, the group
@@ -197,7 +217,7 @@ def share_loss(model: nn.Module) -> None:
 
 def position_plan(layout: Placement) -> Plan:
     """How the position embedding is shared: it is added to the stream, which has `layout`."""
-    # TODO 7: Give each rank the positions of its part of the stream, if that is cut along T.
+    # TODO 5: Give each rank the positions of its part of the stream, if that is cut along T.
     # What the embedding returns has no B: it is (T, D), so that its T is dimension 0. Let its table be cut,
     # too, by rows or by columns: with a whole copy of it, a rank's copy would learn these positions only.
     return {}
@@ -205,7 +225,7 @@ def position_plan(layout: Placement) -> Plan:
 
 def stream_layout(args: argparse.Namespace) -> Placement:
     """How the stream lies on the ranks of a row, from the embeddings to the last norm."""
-    # TODO 8: Cut the stream, (B, T, D), along the sequence, with --sequence-parallel (arXiv:2205.05198).
+    # TODO 6: Cut the stream, (B, T, D), along the sequence, with --sequence-parallel (arXiv:2205.05198).
     # What a rank keeps of it for the backward pass, around the norms, is then 1/tp of it, and what is sent
     # is as much as before: an all-reduce is a reduce-scatter and an all-gather.
     return Replicate()
@@ -213,7 +233,7 @@ def stream_layout(args: argparse.Namespace) -> Placement:
 
 def norms_plan(layout: Placement) -> Plan:
     """How the norms work on a stream with `layout`: two in each block, "blocks.*.NAME", and the model's last one."""
-    # TODO 8, again: here, the norms. Each rank has their whole weights and sees a part of the tokens, so
+    # TODO 6, again: here, the norms. Each rank has their whole weights and sees a part of the tokens, so
     # that the ranks' gradients must be added up. Without it the replicas drift apart, and nobody says so;
     # and the last norm would hand the head only this rank's T/tp tokens, as a plain tensor.
     return {}
@@ -221,11 +241,10 @@ def norms_plan(layout: Placement) -> Plan:
 
 def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:
     """Let each rank hold its part of what its layers have, and so of the gradients and of the optimizer's state."""
-    options = {"mp_policy": precision(args)}
-    # TODO 3: Shard over the data axis.
-    # Ranks of one column have the same part of each layer, and other samples: they share that part, and
-    # average its gradients. Without a mesh, fully_shard takes all ranks. (A single row is wrapped as well: the
-    # dtype of the model comes with it.)
+    # Ranks of one column have the same part of each layer and read different samples: they shard that part, and average
+    # its gradients. Ranks of a row have different parts: there is nothing to shard. A single row is wrapped, too, since
+    # the model's dtype comes with it.
+    options = {"mesh": mesh["data"], "mp_policy": precision(args)}
     for block in model.blocks:
         fully_shard(block, **options)
     return fully_shard(model, **options, reshard_after_forward=False)  # its backward pass comes at once
@@ -254,8 +273,8 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, args: a
 
 def clip_gradients(model: nn.Module, args: argparse.Namespace) -> float:
     """Make the gradient no longer than args.clip (0: as long as it is). Returns how long it was."""
-    # TODO 4: Clip by the norm of the whole gradient, over both axes.
-    # From TODO 5 on, some parameters are cut over data and tensor, others over data alone, and the call
+    # TODO 2: Clip by the norm of the whole gradient, over both axes.
+    # From TODO 3 on, some parameters are cut over data and tensor, others over data alone, and the call
     # below refuses to put them together. A DTensor knows its mesh, p.device_mesh: find the norm of those on
     # each mesh, by nn.utils.get_total_norm; the squares add up. Then nn.utils.clip_grads_with_norm_.
     norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
@@ -315,10 +334,10 @@ def train_epoch(
 def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # TODO 9: Put the whole model together, from both axes, and save it in one file.
-    # A state dict of DTensors can be read by nobody who has no process group of as many ranks. As in
-    # fsdp_training, all ranks give their parts, and rank 0 alone needs the whole, on the CPU.
-    save0({"model": model.state_dict(), "config": config, "epoch": epoch}, path)
+    # As in fsdp_training: it puts parts together over whatever axes they are cut.
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    full = get_model_state_dict(model, options=options)  # on all ranks; rank 0 gets it
+    save0({"model": full, "config": config, "epoch": epoch}, path)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -80,37 +80,25 @@ WRONG = [
     ),
     Answer(
         1,
-        "norms are cut, too",
-        swap=("12 * dim**2 / world + 4 * dim", "(12 * dim**2 + 4 * dim) / world"),
-        says="block_weights",
-    ),
-    Answer(
-        1, "the norms forgotten", swap=("12 * dim**2 / world + 4 * dim", "12 * dim**2 / world"), says="block_weights"
-    ),
-    Answer(1, "an MLP as wide as the stream", swap=("12 * dim**2 / world", "6 * dim**2 / world"), says="block_weights"),
-    Answer(
-        1, "numbers, not bytes", swap=("activation = 4 * batch", "activation = batch"), says="tensor_parallel_bytes"
+        "the tokens of one FSDP rank",
+        "return fsdp_bytes(dim, world) / tensor_parallel_bytes(1, 1, dim, world) / world",
+        says="even_tokens",
     ),
     Answer(
         1,
-        "two all-reduces a step",
-        swap=("return 4 * 2 * (world - 1)", "return 2 * 2 * (world - 1)"),
-        says="tensor_parallel_bytes",
+        "the tokens of all ranks, counted on each",
+        "return world * fsdp_bytes(dim, world) / tensor_parallel_bytes(1, 1, dim, world)",
+        says="even_tokens",
     ),
+    Answer(1, "the norms forgotten", "return 4.5 * dim", says="even_tokens"),
+    Answer(1, "an all-reduce as one way round the ring", "return 9 * dim + 3", says="even_tokens"),
+    Answer(1, "FSDP gathers once", "return 3 * dim + 1", says="even_tokens"),
     Answer(
         1,
-        "one way round the ring",
-        swap=("return 4 * 2 * (world - 1)", "return 4 * (world - 1)"),
-        says="tensor_parallel_bytes",
+        "the other way up",
+        "return tensor_parallel_bytes(1, 1, dim, world) / fsdp_bytes(dim, world)",
+        says="even_tokens",
     ),
-    Answer(
-        1,
-        "whole activations",
-        swap=("4 * 2 * (world - 1) / world * activation", "4 * 2 * activation"),
-        says="tensor_parallel_bytes",
-    ),
-    Answer(1, "FSDP gathers once", swap=("return 3 * (world - 1)", "return 2 * (world - 1)"), says="fsdp_bytes"),
-    Answer(1, "FSDP leaves out the norms", swap=("4 * (12 * dim**2 + 4 * dim)", "4 * 12 * dim**2"), says="fsdp_bytes"),
     Answer(2, "f has no sum backward", [None, "return gradient", None, None], says="f of a tensor"),
     Answer(2, "g sums backward, too", [None, None, None, SUM_BACK], says="g of a tensor"),
     Answer(
@@ -780,7 +768,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         [FINISH.replace("CHOSEN", NOT_SHARDED).replace("all_reduce(parameter.grad)", "broadcast(parameter.data, 0)")],
         says="a copy",
     ),
-    Answer(10, "all of it is divided", [KEEPS + "16 / world", None], says="block_keeps"),
+    Answer(10, "all of it is divided", KEEPS + "16 / world", says="block_keeps"),
     Answer(
         10,
         "sequence parallel keeps no whole norm",
@@ -803,15 +791,6 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         swap=("return 4 * batch * length * dim * numbers", "return 2 * batch * length * dim * numbers"),
         says="block_keeps",
     ),
-    Answer(10, "an all-reduce is one way", swap=("else 8", "else 4"), says="block_sends"),
-    Answer(
-        10,
-        "sequence parallel sends more",
-        swap=('ways = 10 if how == "sequence, gathered again" else 8', 'ways = 8 if how == "tensor" else 10'),
-        says="block_sends",
-    ),
-    Answer(10, "one gather more in all", swap=("ways = 10", "ways = 9"), says="block_sends"),
-    Answer(10, "to gather again is free", swap=("ways = 10", "ways = 8"), says="block_sends"),
     Answer(11, "its own shards only", swap=("dist.all_reduce(shards)\n", ""), says="another number"),
     Answer(
         11,
@@ -1112,15 +1091,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
 ]
 
 RIGHT = [
-    Answer(
-        1,
-        "in other words",
-        [
-            "attention, mlp, norms = 4 * dim * dim, 8 * dim * dim, 4 * dim\nreturn (attention + mlp) / world + norms",
-            "one_way = (world - 1) / world * batch * length * dim * 4\nreturn 8 * one_way",
-            "return 12 * (world - 1) * (12 * dim * dim + 4 * dim) / world",
-        ],
-    ),
+    Answer(1, "solved for the tokens", "return 4.5 * dim + 1.5"),
     Answer(
         2,
         "functional collectives",
@@ -1348,15 +1319,10 @@ return losses.sum() / max(1, int(counts.sum()))""".strip(),
     Answer(
         10,
         "case by case",
-        [
-            """
+        """
         tokens = 4 * batch * length * dim
         times = {"tensor": 4 + 12 / world, "sequence": 2 + 14 / world, "sequence, gathered again": 16 / world}
         return tokens * times[how]""",
-            """
-        ring = (world - 1) / world * 4 * batch * length * dim
-        return 8 * ring + (2 * ring if how.endswith("again") else 0)""",
-        ],
     ),
     Answer(
         11,

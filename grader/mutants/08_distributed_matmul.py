@@ -901,26 +901,22 @@ WRONG = [
         [None, None, None, "return min(mlp_seconds(m, dim, hidden, shape, machine) for shape in factorings(world))"],
         says="best_grid",
     ),
-    Answer(
-        8, "a multiplication and an addition as one", swap=("return 2 * m * k * n", "return m * k * n"), says="flops"
-    ),
-    Answer(8, "the result is not written", swap=("m * k + k * n + m * n", "m * k + k * n"), says="intensity"),
-    Answer(
-        8,
-        "numbers for bytes",
-        swap=("(itemsize * (m * k + k * n + m * n))", "(m * k + k * n + m * n)"),
-        says="intensity",
-    ),
-    Answer(8, "no roof", swap=("min(speed, intensity * bandwidth)", "intensity * bandwidth"), says="attainable"),
-    Answer(8, "the higher of the two", swap=("min(speed", "max(speed"), says="attainable"),
-    Answer(8, "two blocks at the memory", swap=("1.5 * itemsize", "itemsize"), says="memory_sets_pace_below"),
-    Answer(8, "float32 always", swap=("1.5 * itemsize", "6"), says="memory_sets_pace_below"),
+    Answer(8, "one block arrives", ["return 0.5 * itemsize * speed / bandwidth", None], says="smallest_block"),
+    Answer(8, "the memory's three blocks", ["return 1.5 * itemsize * speed / bandwidth", None], says="smallest_block"),
+    Answer(8, "float32 always", ["return 4 * speed / bandwidth", None], says="smallest_block"),
     Answer(
         8,
-        "one block over the network",
-        swap=("return itemsize * speed / bandwidth\n".strip(), "return 0.5 * itemsize * speed / bandwidth"),
-        says="network_sets_pace_below",
+        "one way round the ring",
+        [None, "return (world - 1) / world * itemsize * speed / bandwidth / 2"],
+        says="smallest_width",
     ),
+    Answer(
+        8,
+        "the whole width, not a rank's part",
+        [None, "return (world - 1) * itemsize * speed / bandwidth"],
+        says="smallest_width",
+    ),
+    Answer(8, "SUMMA's side, for any layer", [None, "return itemsize * speed / bandwidth"], says="smallest_width"),
 ]
 
 RIGHT = [
@@ -1143,13 +1139,12 @@ RIGHT = [
     ),
     Answer(
         8,
-        "from the intensity of a block of 1",
+        "two times, set equal",
         [
-            None,
-            None,
-            "return speed if intensity * bandwidth > speed else intensity * bandwidth",
-            "return speed / bandwidth / intensity(1, 1, 1, itemsize)",
-            "return speed / (bandwidth / itemsize)",
+            "return 1 / (2 * itemsize / bandwidth / (2 / speed)) ** -1",
+            """
+        seconds_a_number = 2 * (world - 1) / world * itemsize / bandwidth  # of the result
+        return seconds_a_number * speed / 2""",
         ],
     ),
 ]

@@ -10,126 +10,85 @@ WRONG = [
     Answer(
         1,
         "the axes swapped: a layer's ranks are on several nodes",
-        f"return init_device_mesh(device.type, (args.tp, world_size // args.tp), {NAMES})",
+        [f"return init_device_mesh(device.type, (args.tp, world_size // args.tp), {NAMES})", None],
         says="the grid is",
     ),
     Answer(
         1,
         "columns share a layer",
-        f"""
+        [
+            f"""
         grid = torch.arange(world_size).view(args.tp, -1).T.contiguous()
         return DeviceMesh(device.type, grid, {NAMES})
         """,
-        says="no neighbours",
+            None,
+        ],
+        says="consecutive numbers",
     ),
-    Answer(1, "the names swapped", swap=('("data", "tensor")', '("tensor", "data")'), says="other names"),
+    Answer(1, "the names swapped", swap=('("data", "tensor")', '("tensor", "data")'), says="wrong names"),
     Answer(
         1,
         "all ranks share each layer",
-        f"return init_device_mesh(device.type, (1, world_size), {NAMES})",
+        [f"return init_device_mesh(device.type, (1, world_size), {NAMES})", None],
         says="the grid is 1 × 4",
     ),
     Answer(
-        1, "one axis", "return init_device_mesh(device.type, (world_size,), mesh_dim_names=('data',))", says="no grid"
+        1,
+        "one axis",
+        ["return init_device_mesh(device.type, (world_size,), mesh_dim_names=('data',))", None],
+        says="no grid",
     ),
-    Answer(1, "nothing", "return None", says="returns None"),
-    # TODO 2
+    Answer(1, "nothing", ["return None", None], says="returns None"),
     Answer(
-        2,
+        1,
         "the sampler of the world",
         swap=("DistributedSampler(train, rows, row, shuffle", "DistributedSampler(train, shuffle"),
-        says="read other train samples",
+        says="read different train samples",
     ),
     Answer(
-        2,
+        1,
         "validation over the world",
         swap=("ShardSampler(validation, row, rows)", "ShardSampler(validation)"),
-        says="read other validation samples",
+        says="read different validation samples",
     ),
     Answer(
-        2,
+        1,
         "the test set over the world",
         swap=("ShardSampler(test, row, rows)", "ShardSampler(test)"),
-        says="read other test samples",
+        says="read different test samples",
     ),
     Answer(
-        2,
+        1,
         "the other axis",
         swap=(
             'row, rows = mesh.get_local_rank("data"), mesh["data"].size()',
             'row, rows = mesh.get_local_rank("tensor"), mesh["tensor"].size()',
         ),
-        says="share each layer, and read other",
+        says="split each layer, and read different",
     ),
-    Answer(2, "the row's number among all ranks", swap=('mesh["data"].size()', "mesh.size()"), says=""),
+    Answer(1, "the row's number among all ranks", swap=('mesh["data"].size()', "mesh.size()"), says=""),
     Answer(
-        2,
+        1,
         "every rank reads all",
-        """
+        [
+            None,
+            """
         return DistributedSampler(train, 1, 0, shuffle=True, seed=args.seed, drop_last=True), ShardSampler(validation, 0, 1), ShardSampler(test, 0, 1)
         """,
+        ],
         says="reads the whole",
     ),
     Answer(
-        2,
+        1,
         "padded",
         swap=("ShardSampler(validation, row, rows)", "DistributedSampler(validation, rows, row, shuffle=False)"),
         says="padded",
     ),
-    Answer(2, "the seed is forgotten", swap=("seed=args.seed, ", ""), says="those of the serial run"),
-    Answer(2, "not shuffled", swap=("shuffle=True, seed=args.seed", "shuffle=False"), says="those of the serial run"),
-    # TODO 3
-    Answer(3, "over the tensor axis", swap=('mesh["data"]', 'mesh["tensor"]')),
-    Answer(3, "over both axes, as copies and shards", swap=('mesh["data"]', "mesh")),
+    Answer(1, "the seed is forgotten", swap=("seed=args.seed, ", ""), says="those of the serial run"),
+    Answer(1, "not shuffled", swap=("shuffle=True, seed=args.seed", "shuffle=False"), says="those of the serial run"),
+    # TODO 2
     Answer(
-        3,
-        "the root alone: one unit",
-        'return fully_shard(model, mesh=mesh["data"], **options)',
-        says="no units of their own",
-    ),
-    Answer(
-        3,
-        "DDP over the data axis: nothing is sharded",
-        """
-        return nn.parallel.DistributedDataParallel(model, process_group=mesh["data"].get_group())
-        """,
-    ),
-    Answer(3, "nothing at all", "return model", says="more than its part"),
-    Answer(
-        3,
-        "nothing to shard on one row",
-        swap=(
-            'options["mesh"] = mesh["data"]\n',
-            'if mesh["data"].size() == 1:\n    return model\noptions["mesh"] = mesh["data"]\n',
-        ),
-        says="a plain tensor",
-    ),
-    Answer(
-        3,
-        "gradients are not averaged",
-        swap=(
-            "return fully_shard(model, **options, reshard_after_forward=False)  # its backward pass comes at once",
-            "fully_shard(model, **options, reshard_after_forward=False)\nmodel.set_requires_gradient_sync(False)\nreturn model",
-        ),
-    ),
-    Answer(
-        3,
-        "nothing is returned",
-        swap=(
-            "return fully_shard(model, **options, reshard_after_forward=False)",
-            "fully_shard(model, **options, reshard_after_forward=False)",
-        ),
-        says="shard returns None",
-    ),
-    # TODO 4
-    Answer(
-        3,
-        "blocks without the dtype",
-        swap=("fully_shard(block, **options)", 'fully_shard(block, mesh=mesh["data"])'),
-        says="with --dtype bfloat16",
-    ),
-    Answer(
-        4,
+        2,
         "each mesh by its own norm",
         swap=(
             "nn.utils.clip_grads_with_norm_(group, args.clip or math.inf, norm)",
@@ -137,10 +96,10 @@ WRONG = [
         ),
         says="the gradient of",
     ),
-    Answer(4, "norms are added, not squares", swap=(".norm()\n", ".sum()\n"), says="larger than the whole"),
-    Answer(4, "the first mesh alone", swap=("torch.stack(norms).norm()", "norms[0]"), says="smaller than the whole"),
+    Answer(2, "norms are added, not squares", swap=(".norm()\n", ".sum()\n"), says="larger than the whole"),
+    Answer(2, "the first mesh alone", swap=("torch.stack(norms).norm()", "norms[0]"), says="smaller than the whole"),
     Answer(
-        4,
+        2,
         "each rank by the norm of its part",
         """
         parts = [p.grad.to_local() for p in model.parameters()]
@@ -152,7 +111,7 @@ WRONG = [
         says="of a part",
     ),
     Answer(
-        4,
+        2,
         "all ranks' parts: what a row has several times counts several times",
         """
         parts = [p.grad.to_local() for p in model.parameters()]
@@ -164,9 +123,9 @@ WRONG = [
         """,
         says="count twice",
     ),
-    Answer(4, "0 is taken for a limit", swap=("args.clip or math.inf", "args.clip"), says="--clip 0"),
+    Answer(2, "0 is taken for a limit", swap=("args.clip or math.inf", "args.clip"), says="--clip 0"),
     Answer(
-        4,
+        2,
         "gradients are put together",
         """
         full = [p.grad.full_tensor() for p in model.parameters()]
@@ -178,21 +137,21 @@ WRONG = [
         says="gradients are put together",
     ),
     Answer(
-        4,
+        2,
         "nothing is clipped",
         swap=("    nn.utils.clip_grads_with_norm_(group, args.clip or math.inf, norm)", "    pass"),
         says="the gradient of",
     ),
-    Answer(4, "a tensor", swap=("return norm.item()", "return norm"), says="returns a Tensor"),
-    # TODO 5
+    Answer(2, "a tensor", swap=("return norm.item()", "return norm"), says="returns a Tensor"),
+    # TODO 3
     Answer(
-        5,
+        3,
         "q, k and v each add up their gradient: four all-reduces backward",
         swap=(('"attention": enter,\n', ""), ('"mlp": enter,\n', "")),
         says="",
     ),
     Answer(
-        5,
+        3,
         "only the MLP",
         """
         return {
@@ -204,7 +163,7 @@ WRONG = [
         says="not all are cut",
     ),
     Answer(
-        5,
+        3,
         "up by rows, down by columns",
         swap=(
             ('"mlp.up": ColwiseParallel()', '"mlp.up": RowwiseParallel(input_layouts=Replicate())'),
@@ -216,7 +175,7 @@ WRONG = [
         says="",
     ),
     Answer(
-        5,
+        3,
         "the hidden layer is gathered",
         swap=(
             ('"mlp.up": ColwiseParallel()', '"mlp.up": ColwiseParallel(output_layouts=Replicate())'),
@@ -228,7 +187,7 @@ WRONG = [
         says="sends",
     ),
     Answer(
-        5,
+        3,
         "the layout is forgotten",
         swap=(
             ('"attention.out": RowwiseParallel(output_layouts=layout)', '"attention.out": RowwiseParallel()'),
@@ -237,22 +196,22 @@ WRONG = [
         says="Shard(1)",
     ),
     Answer(
-        5,
+        3,
         "a cut stream is taken for a whole one",
         swap=("input_layouts=layout", "input_layouts=Replicate()"),
         says="Shard(1)",
     ),
-    Answer(5, "out is not cut", swap=('    "attention.out": RowwiseParallel(output_layouts=layout),\n', "")),
-    Answer(5, "a list", "return [ColwiseParallel(), RowwiseParallel()]", says="no plan"),
-    Answer(5, "another model's names", 'return {"attention.wq": ColwiseParallel()}', says="attention.wq"),
-    # TODO 6
+    Answer(3, "out is not cut", swap=('    "attention.out": RowwiseParallel(output_layouts=layout),\n', "")),
+    Answer(3, "a list", "return [ColwiseParallel(), RowwiseParallel()]", says="no plan"),
+    Answer(3, "another model's names", 'return {"attention.wq": ColwiseParallel()}', says="attention.wq"),
+    # TODO 4
     Answer(
-        6,
+        4,
         "the head alone",
         swap=('    "token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout),\n', ""),
     ),
     Answer(
-        6,
+        4,
         "the embedding alone",
         [
             """
@@ -262,9 +221,9 @@ WRONG = [
         ],
         says="rows of head.weight",
     ),
-    Answer(6, "the loss of the plain model", [None, "pass"]),
+    Answer(4, "the loss of the plain model", [None, "pass"]),
     Answer(
-        6,
+        4,
         "logits are gathered",
         [
             None,
@@ -280,7 +239,7 @@ WRONG = [
         says="gathered",
     ),
     Answer(
-        6,
+        4,
         "the weights are gathered",
         [
             None,
@@ -295,7 +254,7 @@ WRONG = [
         says="",
     ),
     Answer(
-        6,
+        4,
         "a rank's own words alone",
         [
             None,
@@ -313,7 +272,7 @@ WRONG = [
         says="the loss on rank",
     ),
     Answer(
-        6,
+        4,
         "torch's loss_parallel: a batch without a target is nan",
         [
             None,
@@ -329,7 +288,7 @@ WRONG = [
         ],
     ),
     Answer(
-        6,
+        4,
         "a cut h is taken for the whole",
         [
             None,
@@ -343,14 +302,14 @@ WRONG = [
         says="",
     ),
     Answer(
-        6,
+        4,
         "the sum leaves whole, though the stream is cut",
         swap=("output_layouts=layout", "output_layouts=Replicate()"),
         says="Shard(1)",
     ),
-    # TODO 7
+    # TODO 5
     Answer(
-        7,
+        5,
         "each rank looks up its positions in a table of its own",
         """
         class Cut(ParallelStyle):
@@ -362,7 +321,7 @@ WRONG = [
         says="gradient of position_embedding",
     ),
     Answer(
-        7,
+        5,
         "every rank takes the first positions",
         """
         class Cut(ParallelStyle):
@@ -373,100 +332,46 @@ WRONG = [
         """,
         says="the loss on rank",
     ),
-    Answer(7, "D is cut", 'return {"position_embedding": ColwiseParallel()} if layout == Shard(1) else {}'),
-    Answer(7, "cut along D in place of T", swap=("Shard(0)", "Shard(1)"), says=""),
-    Answer(7, "always cut", 'return {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}', says=""),
-    Answer(7, "all of them on every rank", swap=("output_layouts=Shard(0)", "output_layouts=Replicate()")),
-    # TODO 8
-    Answer(8, "the flag alone: norms learn from their own tokens", [None, "return {}"], says="must be made whole"),
-    Answer(8, "the blocks' norms alone", swap=((', "norm")', ")"),), says=""),
+    Answer(5, "D is cut", 'return {"position_embedding": ColwiseParallel()} if layout == Shard(1) else {}'),
+    Answer(5, "cut along D in place of T", swap=("Shard(0)", "Shard(1)"), says=""),
+    Answer(5, "always cut", 'return {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}', says=""),
+    Answer(5, "all of them on every rank", swap=("output_layouts=Shard(0)", "output_layouts=Replicate()")),
+    # TODO 6
+    Answer(6, "the flag alone: norms learn from their own tokens", [None, "return {}"], says="must be made whole"),
+    Answer(6, "the blocks' norms alone", swap=((', "norm")', ")"),), says=""),
     Answer(
-        8,
+        6,
         "the last norm alone",
         swap=(('"blocks.*.attention_norm", "blocks.*.mlp_norm", "norm"', '"norm",'),),
         says="attention_norm",
     ),
-    Answer(8, "always cut", ["return Shard(1)", None], says="of"),
-    Answer(8, "never cut", ["return Replicate()", None], says="tokens"),
-    Answer(8, "B is cut", ["return Shard(0) if args.sequence_parallel else Replicate()", None], says=""),
-    Answer(8, "D is cut", ["return Shard(2) if args.sequence_parallel else Replicate()", None], says=""),
-    # TODO 9
-    Answer(
-        9,
-        "rank 0's parts",
-        """
-        parts = {name: part.to_local() if isinstance(part, DTensor) else part for name, part in model.state_dict().items()}
-        save0({"model": parts, "config": config, "epoch": epoch}, path)
-        """,
-        says="is a part of it",
-    ),
-    Answer(
-        9,
-        "only what is cut twice is put together",
-        """
-        full = {}
-        for name, part in model.state_dict().items():
-            whole = part.full_tensor() if part.device_mesh.ndim == 2 else part.to_local()
-            if dist.get_rank() == 0:
-                full[name] = whole.cpu()
-        save0({"model": full, "config": config, "epoch": epoch}, path)
-        """,
-        says="is a part of it",
-    ),
-    Answer(
-        9,
-        "every rank writes",
-        """
-        full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-        torch.save({"model": full, "config": config, "epoch": epoch}, path)
-        """,
-        says="all write",
-    ),
-    Answer(
-        9,
-        "the whole on every rank",
-        swap=("full_state_dict=True, cpu_offload=True", "full_state_dict=True"),
-        says="whole model in memory",
-    ),
-    Answer(
-        9,
-        "rank 0 alone asks for the parts",
-        """
-        if dist.get_rank() == 0:
-            full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-            save0({"model": full, "config": config, "epoch": epoch}, path)
-        """,
-        says="rank 0 waits",
-    ),
+    Answer(6, "always cut", ["return Shard(1)", None], says="of"),
+    Answer(6, "never cut", ["return Replicate()", None], says="tokens"),
+    Answer(6, "B is cut", ["return Shard(0) if args.sequence_parallel else Replicate()", None], says=""),
+    Answer(6, "D is cut", ["return Shard(2) if args.sequence_parallel else Replicate()", None], says=""),
 ]
 
 RIGHT = [
     Answer(
         1,
         "a mesh made of a tensor",
-        f"return DeviceMesh(device.type, torch.arange(world_size).view(-1, args.tp), {NAMES})",
+        [f"return DeviceMesh(device.type, torch.arange(world_size).view(-1, args.tp), {NAMES})", None],
     ),
     Answer(
-        2,
+        1,
         "by the numbers of the ranks",
-        """
+        [
+            None,
+            """
         rows = dist.get_world_size() // mesh["tensor"].size()
         row = dist.get_rank() // mesh["tensor"].size()
         trained = DistributedSampler(train, num_replicas=rows, rank=row, seed=args.seed, drop_last=True)
         return trained, ShardSampler(validation, rank=row, world_size=rows), ShardSampler(test, rank=row, world_size=rows)
         """,
+        ],
     ),
     Answer(
-        3,
-        "more and smaller units",
-        """
-        for module in (model.token_embedding, *model.blocks, model):
-            fully_shard(module, mesh=mesh["data"], **options)
-        return model
-        """,
-    ),
-    Answer(
-        4,
+        2,
         "by hand: each parameter's square, over the ranks that share it",
         """
         with torch.no_grad():
@@ -484,7 +389,7 @@ RIGHT = [
         """,
     ),
     Answer(
-        5,
+        3,
         "each input by itself, where that costs no more",
         """
         plan = {name: PrepareModuleInput(input_layouts=(layout,), desired_input_layouts=(Replicate(),)) for name in ("attention", "mlp")}
@@ -496,7 +401,7 @@ RIGHT = [
         """,
     ),
     Answer(
-        6,
+        4,
         "through logits that stay cut",
         [
             None,
@@ -509,7 +414,7 @@ RIGHT = [
         ],
     ),
     Answer(
-        6,
+        4,
         "the embedding's width is cut: as many numbers",
         swap=(
             '"token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout)',
@@ -517,7 +422,7 @@ RIGHT = [
         ),
     ),
     Answer(
-        7,
+        5,
         "the table cut by positions",
         swap=(
             "ColwiseParallel(output_layouts=Shard(0))",
@@ -525,7 +430,7 @@ RIGHT = [
         ),
     ),
     Answer(
-        8,
+        6,
         "for whatever layout: a norm on whole tokens is what it was",
         [
             None,
@@ -535,17 +440,5 @@ RIGHT = [
         return {"blocks.*.attention_norm": SequenceParallel(sequence_dim=1), "blocks.*.mlp_norm": SequenceParallel(), "norm": SequenceParallel()}
         """,
         ],
-    ),
-    Answer(
-        9,
-        "put together tensor by tensor",
-        """
-        full = {}
-        for name, parameter in model.state_dict().items():
-            whole = parameter.full_tensor()
-            if dist.get_rank() == 0:
-                full[name] = whole.cpu()
-        save0({"model": full, "config": config, "epoch": epoch}, path)
-        """,
     ),
 ]

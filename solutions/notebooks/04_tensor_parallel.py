@@ -58,51 +58,58 @@ from utils.model import MLP, Attention, Block, TransformerLM
 # (From `01_collectives`: a ring all-reduce of $S$ bytes on $N$ ranks sends $2\frac{N-1}{N}S$ bytes from each rank; an
 # all-gather or a reduce-scatter is half of it.)
 #
-# **Predict** before you go on: which of the two sends more?
+# These formulas say what a rank holds and sends, in float32:
 
 
-# %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %%
 def block_weights(dim: int, world: int) -> float:
-    """Numbers that a rank holds of one block's parameters, by tensor parallelism on ``world`` ranks."""
-    # TODO 1: Predict what a block takes: weights held and bytes sent by each rank. First the weights.
-    ### BEGIN SOLUTION
-    return 12 * dim**2 / world + 4 * dim
-    ### END SOLUTION
+    """Numbers that a rank holds of one block's parameters with tensor parallelism on ``world`` ranks."""
+    return 12 * dim**2 / world + 4 * dim  # the norms are copies
 
 
 def tensor_parallel_bytes(batch: int, length: int, dim: int, world: int) -> float:
-    """Bytes that a rank sends for one block in a step, in float32: batch × length tokens of ``dim`` numbers."""
-    # TODO 1, again: by tensor parallelism.
-    ### BEGIN SOLUTION
-    activation = 4 * batch * length * dim
-    return 4 * 2 * (world - 1) / world * activation
-    ### END SOLUTION
+    """Bytes that a rank sends for one block in a step: batch × length tokens of ``dim`` numbers."""
+    return 4 * 2 * (world - 1) / world * (4 * batch * length * dim)
 
 
 def fsdp_bytes(dim: int, world: int) -> float:
-    """The same by FSDP on ``world`` ranks, each with samples of its own."""
-    # TODO 1, again: and by FSDP.
+    """The same with FSDP on ``world`` ranks, each with samples of its own."""
+    return 3 * (world - 1) / world * 4 * (12 * dim**2 + 4 * dim)
+
+
+# %% [markdown]
+# **Predict** before you go on: both train on the same batch, on the same ranks. Which of the two sends more? From how
+# many tokens on is it the other one?
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def even_tokens(dim: int, world: int) -> float:
+    """Tokens in the batch of all ``world`` ranks, 2 or more, for which a rank sends as many bytes either way."""
+    # TODO 1: Find the size of the batch at which tensor parallelism and FSDP send equally much.
     ### BEGIN SOLUTION
-    block = 4 * (12 * dim**2 + 4 * dim)
-    return 3 * (world - 1) / world * block
+    return fsdp_bytes(dim, world) / tensor_parallel_bytes(1, 1, dim, world)
     ### END SOLUTION
 
 
 # %%
-for tokens in (1_000, 4_000, 16_000):
-    gigabytes = tensor_parallel_bytes(1, tokens, 4096, 8) / 1e9
-    print(
-        f"{tokens:6,} tokens of width 4096, 8 ranks: {gigabytes:4.2f} GB a block; by FSDP "
-        f"{fsdp_bytes(4096, 8) / 1e9:4.2f} GB"
-    )
+for tokens in (1_000, 4_000, 16_000, 64_000):
+    sent = {"tensor parallelism": tensor_parallel_bytes(1, tokens, 4096, 8), "FSDP": fsdp_bytes(4096, 8)}
+    told = ", ".join(f"{how} {nbytes / 1e9:4.2f} GB ({nbytes / tokens / 1e3:,.0f} kB a token)" for how, nbytes in sent.items())
+    print(f"{tokens:6,} tokens of width 4096 on 8 ranks, a block: {told}")
+print(f"equal at {even_tokens(4096, 8):,.0f} tokens")
 
 # %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("04_tensor_parallel/1")
 
 # %% [markdown]
-# FSDP's bytes depend on the weights alone, tensor parallelism's on the tokens alone. And mind the difference that no
-# formula here shows: FSDP can gather the next block while this one computes. A tensor-parallel layer *waits* for its
-# all-reduce, since what comes next needs the sum.
+# FSDP's bytes depend on the weights alone, tensor parallelism's on the tokens and the width. They meet at $4.5\,D$ tokens
+# in the batch, on any number of ranks: with more, FSDP sends less. (Two numbers of tokens are easily confused here: a
+# tensor-parallel rank works on all tokens of that batch, an FSDP rank on $1/N$ of them.)
+#
+# One difference is in no formula here: FSDP can gather the next block while this one computes. A tensor-parallel layer
+# *waits* for its all-reduce, since what comes next needs the sum. Asynchronous tensor parallelism hides part of that: it
+# cuts product and message into pieces, and sends one piece while it computes the next
+# ([arXiv:2410.06511](https://arxiv.org/abs/2410.06511)).
 #
 # ## Two functions, f and g
 #
@@ -781,11 +788,12 @@ check("04_tensor_parallel/9")
 # of the heads, or of the hidden layer. What is outside is whole with $f$ and $g$ (``"tensor"``), and $T/t$ tokens
 # with sequence parallelism (``"sequence"``).
 #
-# With one catch: `q`, `k`, `v` and `up` need their *gathered* input in the backward pass, so the two norms' outputs
-# are kept whole. Megatron-LM keeps a rank's own tokens only, and gathers them **again** in the backward pass
-# (``"sequence, gathered again"``), for one all-gather more in each half of the block. What you have built keeps them.
+# Megatron-LM goes one step further. Where a product's backward pass needs an input that was gathered, it keeps this
+# rank's tokens alone, and gathers them **again** (``"sequence, gathered again"``), at the cost of one more all-gather in
+# each half of the block.
 #
-# **Predict** both sides of that trade.
+# **Predict** the bytes kept each way. For each row of the table, ask which tensor a product or a norm on *this rank* was
+# given: `GatherSequence` and `ColumnLinear` tell.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -794,7 +802,7 @@ def block_keeps(batch: int, length: int, dim: int, world: int, how: str) -> floa
 
     ``how`` is "tensor", "sequence" or "sequence, gathered again".
     """
-    # TODO 10: Predict what sequence parallelism saves, and what it costs. First the bytes kept.
+    # TODO 10: Predict what sequence parallelism saves: which of the table's rows are a part, in each of the three ways?
     ### BEGIN SOLUTION
     stream, norms, inside = 2, 2, 12  # times `dim` numbers a token
     numbers = inside / world
@@ -806,11 +814,8 @@ def block_keeps(batch: int, length: int, dim: int, world: int, how: str) -> floa
 
 def block_sends(batch: int, length: int, dim: int, world: int, how: str) -> float:
     """Bytes that a rank sends for one block in a step, forward and backward."""
-    # TODO 10, again: the bytes sent.
-    ### BEGIN SOLUTION
     ways = 10 if how == "sequence, gathered again" else 8  # round the ring; an all-reduce takes two
     return ways * (world - 1) / world * 4 * batch * length * dim
-    ### END SOLUTION
 
 
 # %% nbgrader={"grade": true, "grade_id": "test_10", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}

@@ -961,56 +961,40 @@ plots.grids(predicted, measured)
 # by the clock, about 0 if the prediction says nothing, -1 if it is the wrong way round. To choose a grid, the order is
 # all you need. On a machine that does other work as well it varies from run to run.
 #
-# ## Which wall do you hit?
+# ## Does the network set the pace?
 #
-# A processor can do so many FLOPs a second. It only does as many if the numbers arrive in time: from its memory, and,
-# in a distributed product, over the network. **Arithmetic intensity** is how many FLOPs there are for each byte that
-# has to come. Below a certain intensity, the bytes set the pace. Drawn over the intensity, the attainable speed rises
-# and then is flat: the **roofline** (Williams, Waterman and Patterson, 2009).
+# In `00_one_device`, the roofline compared the FLOPs of a product with the bytes that come from the memory. Messages are
+# a second, lower roof: the same comparison, with the bytes that come over the network. If messages and products overlap,
+# a step takes the longer of the two.
 #
-# A product of three blocks of $b \times b$ numbers reads two and writes one of them, from and to memory, at the least.
-# For SUMMA on a large square of ranks with blocks of $b \times b$, two blocks arrive over the network for each product
-# of two blocks. **Predict**: below which $b$ does the memory set the pace, and below which one the network?
+# - **SUMMA** on a large square of ranks: for each product of two blocks of $b \times b$ numbers, two such blocks arrive.
+# - **A tensor-parallel layer**, cut along the inner dimension (`by_inner`): on $t$ ranks each multiplies $m \times k/t$
+#   by $k/t \times n$ numbers, and the ranks' results are summed by a ring's all-reduce.
+#
+# **Predict**: how large must a rank's part be, so that it computes at least as long as it communicates? And of the two,
+# which one gets better if there are more tokens?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def flops(m: int, k: int, n: int) -> int:
-    """FLOPs of a product of m × k by k × n."""
-    # TODO 8: Find what sets the pace: arithmetic, memory or the network. First, the work.
-    ### BEGIN SOLUTION
-    return 2 * m * k * n
-    ### END SOLUTION
+def smallest_block(speed: float, bandwidth: float, itemsize: int) -> float:
+    """The side b of SUMMA's blocks at which products and messages take equally long.
 
-
-def intensity(m: int, k: int, n: int, itemsize: int) -> float:
-    """FLOPs for each byte of memory, if each matrix is read or written once; a number has ``itemsize`` bytes."""
-    # TODO 8, again: how much work there is for a byte.
-    ### BEGIN SOLUTION
-    return flops(m, k, n) / (itemsize * (m * k + k * n + m * n))
-    ### END SOLUTION
-
-
-def attainable(intensity: float, speed: float, bandwidth: float) -> float:
-    """FLOPs a second at this intensity: of a processor of this speed (FLOPs a second), its bytes at this bandwidth."""
-    # TODO 8, again: the roofline.
-    ### BEGIN SOLUTION
-    return min(speed, intensity * bandwidth)
-    ### END SOLUTION
-
-
-def memory_sets_pace_below(speed: float, bandwidth: float, itemsize: int) -> float:
-    """The side b of square blocks below which their product waits for the memory. ``bandwidth``: bytes a second."""
-    # TODO 8, again: your predictions. First, the memory.
-    ### BEGIN SOLUTION
-    return 1.5 * itemsize * speed / bandwidth
-    ### END SOLUTION
-
-
-def network_sets_pace_below(speed: float, bandwidth: float, itemsize: int) -> float:
-    """The same for the network: two blocks come for each product of two. All of it overlaps."""
-    # TODO 8, again: and the network.
+    ``speed``: FLOPs a second; ``bandwidth``: bytes a second that arrive at a rank, or leave it; ``itemsize``: bytes a
+    number.
+    """
+    # TODO 8: Find when the network sets the pace. First, for SUMMA's blocks.
     ### BEGIN SOLUTION
     return itemsize * speed / bandwidth
+    ### END SOLUTION
+
+
+def smallest_width(speed: float, bandwidth: float, itemsize: int, world: int) -> float:
+    """A rank's part k / world of the inner dimension at which a tensor-parallel layer's product takes as long as the
+    all-reduce of its result.
+    """
+    # TODO 8, again: for a tensor-parallel layer, in its forward pass.
+    ### BEGIN SOLUTION
+    return (world - 1) / world * itemsize * speed / bandwidth
     ### END SOLUTION
 
 
@@ -1018,58 +1002,18 @@ def network_sets_pace_below(speed: float, bandwidth: float, itemsize: int) -> fl
 check("08_distributed_matmul/8")
 
 # %% [markdown]
-# By its data sheet, an A100 has 312 TFLOP/s in bfloat16 and 2 TB/s of memory; between nodes it may have 25 GB/s, and
-# within a node 300 GB/s each way:
+# By its data sheet, an A100 has 312 TFLOP/s in bfloat16, and sends 300 GB/s each way within a node; between nodes it may
+# have 25 GB/s:
 
 # %%
-print(f"the memory sets the pace below blocks of {memory_sets_pace_below(312e12, 2e12, 2):,.0f}")
 for where, bandwidth in (("within a node", 300e9), ("between nodes", 25e9)):
-    print(f"the network {where} sets the pace below blocks of {network_sets_pace_below(312e12, bandwidth, 2):,.0f}")
+    width = smallest_width(312e12, bandwidth, 2, 8)
+    print(f"{where}: blocks of {smallest_block(312e12, bandwidth, 2):,.0f}; a layer on 8 ranks needs {width:,.0f} on each, "
+          f"so a width of {8 * width:,.0f}")  # fmt: skip
 
 # %% [markdown]
-# That is why tensor parallelism stays within a node: between nodes, a layer would need blocks of tens of thousands.
-#
-# And on this machine, on one core? The memory is measured by copying, which reads and writes each byte.
-
-
-# %%
-def time_blocks(sizes: list[int], rank: int, world: int) -> list[float]:
-    """FLOPs a second of products of square blocks, for each side."""
-    speeds = []
-    for size in sizes:
-        x, w, y = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
-        repeat = max(1, 10_000_000 // flops(size, size, size))  # a tiny one is over before the clock ticks
-
-        def several(x=x, w=w, y=y, repeat=repeat) -> None:
-            for _ in range(repeat):
-                torch.mm(x, w, out=y)
-
-        speeds.append(repeat * flops(size, size, size) / fastest(several, tries=5))
-    return speeds
-
-
-def time_copy(nbytes: int, rank: int, world: int) -> float:
-    """Bytes a second, read and written."""
-    source = torch.zeros(nbytes, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    return 2 * nbytes / fastest(lambda: target.copy_(source))
-
-
-# %%
-sides = [8, 16, 32, 64, 128, 256, 512, 1024]
-speeds = run_on_ranks("08_distributed_matmul/time_blocks", [sides], timed=True).results[0]
-bandwidth = run_on_ranks("08_distributed_matmul/time_copy", [100_000_000], timed=True).results[0]
-top = max(speeds)
-network = 1 / machine.beta
-print(f"{top / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s, between ranks {network / 1e9:.2f} GB/s")
-print(f"the memory sets the pace below blocks of {memory_sets_pace_below(top, bandwidth, 4):.0f}, "
-      f"the network below {network_sets_pace_below(top, network, 4):,.0f}")  # fmt: skip
-intensities = [intensity(side, side, side, 4) for side in sides]
-plots.roofline(intensities, speeds, lambda value: attainable(value, top, bandwidth), sides)
-
-# %% [markdown]
-# Small blocks fit into the cache, which is faster than the memory, so that their dots may lie above the slope; and tiny
-# ones lie far below it, since to call a product takes time, too.
+# SUMMA's blocks grow with the batch. In the tensor-parallel layer the tokens cancel: product and message both grow with
+# them. Only a wider layer helps, or a faster link. That is why tensor parallelism stays within a node.
 #
 # ## What comes of it
 #
@@ -1082,7 +1026,7 @@ plots.roofline(intensities, speeds, lambda value: attainable(value, top, bandwid
 #   some dozens of GPUs it seldom pays.
 # - **Three axes** contain all of it: FSDP and Megatron are its corners. It pays for large models on many GPUs, where a
 #   search over all boxes finds a compromise that no corner offers.
-# - **Do not cut** what a GPU can do alone: a block below the side that you predicted makes the network set the pace.
+# - **Do not cut** what a GPU can do alone: with parts smaller than you predicted, the network sets the pace.
 #
 # There is no script to this lesson. Where its pieces are in the others:
 #

@@ -96,11 +96,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def make_mesh(device: torch.device, args: argparse.Namespace) -> DeviceMesh:
     """The ranks on four axes, called pp, dp, shard and tp as the flags are."""
-    # TODO 1: Order the axes so that those which send most are neighbours.
-    # init_device_mesh gives the ranks out along the last axis first: there they are neighbours, on one node, where
-    # links are fast. Tensor parallelism waits for messages in every layer. The shards' weights and gradients go once a
-    # step, and so do the copies' gradients, which are fewer: each rank has those of its shard alone. Between stages
-    # goes one micro-batch's stream at a time, and that can cross nodes.
+    # TODO 1: Order the axes.
+    # init_device_mesh numbers the ranks along the last axis first, and consecutive ranks are on one node, where links
+    # are fast; the ranks of the first axis are furthest apart. The table above says what is sent along each axis. For
+    # which of them is it most, and which of them must wait for each message? As given, any losses would be right, and
+    # on several nodes every layer would wait for the network.
     ### BEGIN SOLUTION
     sizes = (args.pp, args.dp, args.shard, args.tp)
     return init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "dp", "shard", "tp"))
@@ -213,10 +213,10 @@ def split(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
 def shard(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
     """Let this rank hold its shard of what its layers have left. In place. `mesh`: copies (dp) × shards."""
     options = {"mp_policy": precision(args)}
-    # TODO 4: Shard over the second axis of mesh, and keep copies along the first, with one all-gather a step.
-    # Given a mesh with two axes, fully_shard copies along the first one and shards along the second (HSDP). As
-    # given, weights are thrown away after a block's forward pass, and gathered again for its backward pass: that would
-    # be twice for each micro-batch. With reshard_after_forward=False they stay until the last backward pass is over.
+    # TODO 4: Decide how a stage is sharded: its copies must stay equal, and its weights be gathered once a step.
+    # Given a mesh with two axes, fully_shard keeps copies along the first and shards along the second (HSDP). As given,
+    # copies along dp are never averaged; and a block's weights are gathered for its forward and again for its backward
+    # pass, which is twice for each micro-batch. tp_training does otherwise for the modules outside of its blocks.
     ### BEGIN SOLUTION
     options |= {"mesh": mesh, "reshard_after_forward": False}
     for block in layers.blocks.values():
@@ -235,9 +235,10 @@ def loss_of(layers: Layers, args: argparse.Namespace, h: Tensor, y: Tensor) -> T
     --sequence-parallel this rank's T/tp tokens of that; y: int64 (b, T), its targets.
     """
     # TODO 3, again: the loss, where ranks share the head's words.
-    # layers.head.weight is then a DTensor, and shared_head_loss(h, weight, y, IGNORE) finds the mean. It wants to know
-    # how h lies on these ranks, so give it a DTensor: DTensor.from_local(h, mesh, [its layout]), on the mesh of one axis
-    # that the weight lies on, its device_mesh. What head_loss gives is a mean, too, over the targets that count.
+    # layers.head.weight is then a DTensor, and shared_head_loss(h, weight, y, IGNORE) finds the mean. It needs to know
+    # how h lies on these ranks: DTensor.from_local(h, mesh, [layout]) makes a DTensor of each rank's part. The mesh is
+    # weight.device_mesh: while FSDP has gathered the weight, that is the tensor axis alone (between steps it has the
+    # data axes, too). What head_loss returns is a mean, too, over the targets that count.
     ### BEGIN SOLUTION
     weight = layers.head.weight
     if isinstance(weight, DTensor):

@@ -1,6 +1,6 @@
-"""What 08_distributed_matmul draws: training on grids, predicted and measured times of grids, the roofline."""
+"""What 08_distributed_matmul draws: training on grids, predicted and measured times of grids."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from utils.plots.base import COLOURS, Picture, messages
@@ -87,40 +87,6 @@ def grids(predicted: dict[Shape, float], measured: dict[Shape, float]) -> Pictur
         axes.set_xticks(range(len(order)), [spoken_grid(shape) for shape in order])
         axes.tick_params(axis="x", length=0)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
-        return figure
-
-    return Picture(draw)
-
-
-def roofline(
-    intensities: Sequence[float], speeds: Sequence[float], attainable: Callable[[float], float], sides: Sequence[int]
-) -> Picture:
-    """FLOPs a second over the FLOPs for each byte: measured ones (dots, named by the side of their blocks) under the
-    roof.
-    """
-    wide = [min(intensities) / 2 * 1.15**step for step in range(1 + round(20 * len(intensities)))]
-    wide = [value for value in wide if value <= 2 * max(intensities)]
-    roof = [attainable(value) for value in wide]
-
-    def draw() -> "Figure":
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8, 4), layout="constrained")
-        axes = figure.subplots()
-        axes.plot(wide, [value / 1e9 for value in roof], color=COLOURS[0], label="attainable")
-        axes.plot(intensities, [value / 1e9 for value in speeds], "o", color=COLOURS[1], label="measured")
-        for x, y, side in zip(intensities, speeds, sides, strict=True):
-            axes.annotate(str(side), (x, y / 1e9), xytext=(0, -13), textcoords="offset points", ha="center", fontsize=8)
-        axes.set(
-            title="Products of square blocks, by side",
-            xlabel="FLOPs a byte of memory",
-            ylabel="GFLOP/s",
-            xscale="log",
-            yscale="log",
-        )
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3)
         axes.legend(frameon=False)
         return figure
 

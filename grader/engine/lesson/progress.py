@@ -19,7 +19,7 @@ from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.tracks import Id
 from utils.whole import written_whole
 
-NUMBERING = "# TODO numbers of 2026-11"  # change it when TODOs of lessons that are in use get other numbers
+NUMBERING = "# TODO numbers of 2026-11-23"  # change it when TODOs of lessons that are in use get other numbers
 LINE = re.compile(r"(\w+)/(\d+) (\w+)(?: hints=(\d+))?\s*$")
 
 
