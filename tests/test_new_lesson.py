@@ -1,4 +1,4 @@
-"""A maintainer adds a lesson: one source, one file of checks, one of other answers, and nothing else by hand."""
+"""A maintainer adds a lesson: its source, its checks, its texts after a pass, other answers; nothing else by hand."""
 
 import json
 import shutil
@@ -34,6 +34,8 @@ import torch
 
 from grader.kit import Private, expect, todo
 
+BUILDS = "a sum over the ranks"
+
 
 def total_on_rank(code, rank, world, mine):
     return code.total(torch.tensor([float(mine)]))
@@ -45,6 +47,7 @@ def test_todo1_total(student):
     for rank, seen in enumerate(student.call(total_on_rank, world=3, mine=Private(numbers)).evidence):
         expect(seen.tolist() == [sum(numbers)], "the sum is wrong", sum(numbers), seen.tolist(), rank)
 '''
+AFTER = "## 1\nThe all-reduce adds up what the ranks have, in place.\n"
 ANSWERS = """\
 from grader.kit import Answer
 
@@ -60,13 +63,17 @@ def course(tmp_path_factory):
         f"solutions/notebooks/{STEM}.py": SOURCE,
         f"grader/test_{STEM}.py": CHECKS,
         f"grader/mutants/{STEM}.py": ANSWERS,
+        f"solutions/after/{STEM}.md": AFTER,
     }.items():
         (made.folder / path).write_text(text)
+    assert f"notebooks/{STEM}.ipynb: written" in made.run("build").stdout
     return made
 
 
-def test_three_files_are_a_lesson(course, tmp_path):
-    assert f"notebooks/{STEM}.ipynb: written" in course.run("build").stdout
+def test_four_files_are_a_lesson(course, tmp_path):
+    assert "a sum over the ranks" in (course.folder / "README.md").read_text()
+    looked = course.run("build", "--check", STEM)
+    assert (looked.returncode, looked.stdout) == (0, "nothing is wrong\n"), looked
     assert STEM in course.run("status").stdout
     done = course.run("check", f"{STEM}/1")
     assert done.returncode == 1 and "not done yet" in done.stdout
@@ -89,3 +96,25 @@ def test_three_files_are_a_lesson(course, tmp_path):
     done = course.run("grade", str(tmp_path / "class"), "--out", str(tmp_path / "marks"), "--lessons", STEM)
     assert done.returncode == 0 and "ann: 1 of 1" in done.stdout, done
     shutil.rmtree(tmp_path / "marks")
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "problem"),
+    [
+        (f"solutions/notebooks/{STEM}.py", "TODO 1:", "TODO 2:", f"{STEM}: its TODOs are numbered 2, not 1 to 1"),
+        (f"grader/test_{STEM}.py", "BUILDS =", "BUILD =", f"grader/test_{STEM}.py: has no BUILDS"),
+        (f"grader/test_{STEM}.py", "@todo(1,", "@todo(2,", f"{STEM}/1: a TODO without a check"),
+        (f"solutions/after/{STEM}.md", "## 1", "## 2", f"{STEM}/1: solutions/after/{STEM}.md has a text"),
+        (f"solutions/notebooks/{STEM}.py", "mine + 0.0", "mine + 1.0", f"{STEM}/1: the solution fails"),
+    ],
+)
+def test_what_a_new_lesson_lacks_is_said(course, path, old, new, problem):
+    file = course.folder / path
+    text = file.read_text()
+    assert old in text
+    try:
+        file.write_text(text.replace(old, new))
+        looked = course.run("build", "--check", STEM)
+        assert looked.returncode == 1 and problem in looked.stdout, looked
+    finally:
+        file.write_text(text)

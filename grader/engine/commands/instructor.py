@@ -65,6 +65,9 @@ def test(
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def build(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[LESSON]...", help="with --check: only these lessons")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="also over edited files, which are kept aside")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="write nothing; say what is wrong with sources and checks")
@@ -76,13 +79,19 @@ def build(
 
     needs_solutions()
     if not check:
+        if names:
+            fail(f"build writes all lessons; to look at one alone: ./workbook build --check {names[0]}")
         try:
             for line in builder.build(force):
                 say(escape(line))
         except SourceError as problem:
             fail(problem)
         return
-    problems = builder.check_sources()
+    for name in names or []:
+        if name not in builder.all_stems():
+            fail(f"no lesson {name} in solutions/. There are {', '.join(builder.all_stems())}")
+    chosen = names or builder.all_stems()
+    problems = builder.check_sources(names)
     if not problems:  # broken sources cannot be judged
         from grader.engine.ranks.engine import Engine
 
@@ -90,9 +99,9 @@ def build(
             engine.start()
             from grader.engine.judge import audit
 
-            for line in audit.unchecked():
+            for line in audit.unchecked(chosen):
                 say(escape(line))
-            problems = audit.problems(engine)
+            problems = audit.problems(engine, chosen)
     for problem in problems:
         say(escape(problem))
     say("nothing is wrong" if not problems else f"{len(problems)} problems")

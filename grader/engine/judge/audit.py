@@ -4,7 +4,7 @@
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
@@ -17,23 +17,27 @@ HINTS = 3  # the direction, the call, nearly the line
 LONGEST = 400  # characters of what is said after a pass
 
 
-def problems(engine: Engine) -> list[str]:
-    """What is wrong, a line each."""
+def problems(engine: Engine, chosen: Collection[str]) -> list[str]:
+    """What is wrong with these lessons, a line each."""
     found = [
         f"{lesson}: has TODOs and no grader/test_{lesson}.py"
         for lesson in exercises()
-        if lesson not in checked_lessons()
+        if lesson in chosen and lesson not in checked_lessons()
     ]
-    for lesson in checked_lessons():
+    for lesson in [lesson for lesson in checked_lessons() if lesson in chosen]:
         about_checks = list(said(lesson))
         if about_checks or not lessons.lacking(lesson):  # without its package it cannot be put to the judge
             found += about_checks or [*starts(engine, lesson), *solutions(engine, lesson)]
     return found
 
 
-def unchecked() -> list[str]:
-    """Lessons that cannot be put to the judge here, and what they need."""
-    return [f"{lesson} is not checked: {line}" for lesson in checked_lessons() if (line := lessons.lacking(lesson))]
+def unchecked(chosen: Collection[str]) -> list[str]:
+    """Those of these lessons that cannot be put to the judge here, and what they need."""
+    return [
+        f"{lesson} is not checked: {line}"
+        for lesson in checked_lessons()
+        if lesson in chosen and (line := lessons.lacking(lesson))
+    ]
 
 
 def said(lesson: str) -> Iterator[str]:

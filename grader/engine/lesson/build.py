@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def readme_to_write() -> str:
     for stem in lessons.stems():
         link = f"[`{stem}`]({lessons.student_path(stem).relative_to(lessons.COURSE).as_posix()})"
         number = len(lessons.titles(stem))
-        what = lessons.said_by_checks(stem, "BUILDS") or "nothing: it runs as given, on one device"
+        what = lessons.said_by_checks(stem, "BUILDS") if number else "nothing: it runs as given, on one device"
         hours = tracks.minutes([(stem, n) for n in lessons.titles(stem)]) / 60
         rows.append(f"| {link} | {number or ''} | {f'{hours:.1f}' if number else ''} | {what} |")
     text = path.read_text("utf-8")
@@ -106,10 +106,11 @@ def keep_aside(path: Path) -> Path:
     return Path(shutil.copy2(path, kept))
 
 
-def check_sources() -> list[str]:
-    """What is wrong with the sources or out of step with them, a line each."""
-    problems = [problem for stem in _all_stems() for problem in _check_stem(stem)]
-    for stem in lessons.stems():
+def check_sources(only: Sequence[str] | None = None) -> list[str]:
+    """What is wrong with the sources or out of step with them, a line each; of all lessons, or of `only` these."""
+    chosen = only or all_stems()
+    problems = [problem for stem in chosen for problem in _check_stem(stem)]
+    for stem in chosen:
         checks = lessons.COURSE / "grader" / f"test_{stem}.py"
         if checks.is_file() and lessons.titles(stem) and not lessons.said_by_checks(stem, "BUILDS"):
             problems.append(f"{_name(checks)}: has no BUILDS, the lesson's row in the table of {README}")
@@ -118,8 +119,12 @@ def check_sources() -> list[str]:
     files = student_files()
     for path, text in files.items():
         file = lessons.COURSE / path
-        if not file.is_file() or file.read_text("utf-8", errors="replace") != text:
+        if (not only or path.stem in only) and (
+            not file.is_file() or file.read_text("utf-8", errors="replace") != text
+        ):
             problems.append(f"{path}: not what its source builds; run ./workbook build")
+    if only:
+        return problems  # the table and strays are no lesson's
     if readme_to_write():
         problems.append(f"{README}: not the table of these lessons; run ./workbook build")
     for kind in ("train/*.py", "notebooks/*.ipynb", "sbatch/*.*"):
@@ -163,7 +168,7 @@ def _check_stem(stem: str) -> Iterator[str]:
         yield f"{stem}: its TODOs are numbered {', '.join(map(str, sorted(seen)))}, not 1 to {len(seen)}"
 
 
-def _all_stems() -> list[str]:
+def all_stems() -> list[str]:
     """Lessons in order, then any stem that the order does not have."""
     root = lessons.source_root()
     found = {path.stem for kind in ("train/*.py", "notebooks/*.py", "sbatch/*.*") for path in root.glob(kind)}
