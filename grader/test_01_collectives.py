@@ -11,9 +11,9 @@
 | 8    | what ring and tree cost                      | the formulas                                                 |       |
 | 9    | alpha and beta, and a time predicted by them | points on a line, and points beside it                       |       |
 
-TODOs 3 to 7 run on 1 to 9 ranks, on vectors of several dtypes, whose lengths divide, do not divide, and are shorter than
-the ranks are many. Nothing is judged by the clock. Messages are judged at their worst: they arrive at the wait for them, and
-nothing stores them on the way.
+TODOs 3 to 7 run on 1 to 9 ranks, on vectors of several dtypes, whose lengths divide, do not divide, or are smaller than
+the number of ranks. No verdict depends on the clock. Messages have the worst timing that is allowed: they arrive
+when they are waited for, and nothing buffers them.
 """  # noqa: E501
 
 import math
@@ -43,8 +43,8 @@ NAMES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 def predict_on_rank(code, rank, world, mine):
-    """The predictions for all ranks, of a student who is told all inputs by a real all-gather; and what this rank
-    really gets.
+    """The predictions for all ranks, made on this rank, which learns all inputs from a real all-gather; and what
+    this rank really gets.
     """
     mine = torch.tensor(mine, dtype=torch.float64)
     reduced = mine.clone()
@@ -76,8 +76,8 @@ def predict_on_rank(code, rank, world, mine):
     1,
     minutes=10,
     why=(
-        "Every parallel scheme of this course is made of these three. Who can say what each rank holds afterwards can"
-        " say what a scheme sends, and what it keeps."
+        "Every parallel scheme in this course is made of these three. If you can say what each rank holds afterwards,"
+        " you can say what a scheme sends and what it keeps."
     ),
     hints=(
         (
@@ -86,8 +86,8 @@ def predict_on_rank(code, rank, world, mine):
         ),
         (
             "torch.stack puts the vectors below one another, .sum(dim=0) adds them up; torch.cat joins them; .chunk"
-            " cuts a vector into equal pieces. A list comprehension makes one result for each rank, .clone() a tensor"
-            " of its own."
+            " cuts a vector into equal pieces. A list comprehension makes one result for each rank, and .clone() a"
+            " copy in memory of its own."
         ),
         (
             "all_reduce: a clone of the sum for each rank. all_gather: torch.cat of the inputs for each rank."
@@ -99,7 +99,7 @@ def test_todo1_three_collectives(student):
     for world in (2, 3, 5):
         draw = student.draw("predict", world)
         each = {2: 3, 3: 1}.get(world, draw.randrange(2, 5))  # numbers in a chunk
-        # Whole numbers that float32 can not hold: what is not in the inputs' own dtype is rounded.
+        # Whole numbers that float32 cannot hold: an answer that leaves the inputs' dtype is rounded.
         inputs = [[float(draw.randrange(1 << 30, 1 << 34)) for _ in range(each * world)] for _ in range(world)]
         if world == 2:  # and some that a reader can add up
             inputs = [[float(draw.randrange(100)) for _ in range(each * world)] for _ in range(world)]
@@ -110,7 +110,7 @@ def test_todo1_three_collectives(student):
             held = seen[0]["predicted"][name]
             expect(
                 isinstance(held, list) and len(held) == world,
-                f"{name} does not return a list of what each of {world} ranks holds",
+                f"{name} does not return a list with one entry for each of the {world} ranks",
                 f"{world} tensors",
                 f"{len(held)} entries" if isinstance(held, list) else type(held).__name__,
             )
@@ -127,10 +127,10 @@ def test_todo1_three_collectives(student):
                     "all_gather": rows,
                     "reduce_scatter": sums[each * rank : each * rank + each],
                 }[name]
-                got = seen[rank]["real"][name].tolist()  # told by the student's process, so no measure of anything
+                got = seen[rank]["real"][name].tolist()  # reported by the student's process, so it measures nothing
                 expect(
                     got == right,
-                    f"a real {name} of {given} gave rank {rank} of {world} something else: was it replaced?",
+                    f"a real {name} of {given} gave rank {rank} of {world} a different result: was it replaced?",
                     right,
                     got,
                     rank,
@@ -138,21 +138,21 @@ def test_todo1_three_collectives(student):
                 guess = held[rank].double().tolist()
                 expect(
                     guess == right,
-                    f"after a real {name} of {given}, rank {rank} of {world} holds something else than predicted",
+                    f"after a real {name} of {given}, rank {rank} of {world} does not hold what you predicted",
                     right,
                     guess,
                     rank,
                 )
             expect(
                 not seen[0]["shared"][name],
-                f"{name} gives two ranks the same memory; ranks share none, so each needs a tensor of its own",
+                f"{name} gives two ranks the same memory; ranks have no common memory, so each needs its own tensor",
                 "a tensor of its own for each rank",
-                "one tensor for several",
+                "one tensor for several ranks",
             )
             for rank, (vector, after) in enumerate(zip(inputs, seen[0]["left"][name], strict=True)):
                 expect(
                     after.tolist() == vector,
-                    f"{name} changes what rank {rank} of {world} held before: the inputs are to stay as they are",
+                    f"{name} changes what rank {rank} of {world} held before: the inputs must stay unchanged",
                     vector,
                     after.tolist(),
                     rank,
@@ -164,7 +164,7 @@ def test_todo1_three_collectives(student):
 
 
 def places_on_rank(code, rank, world):
-    """All answers of rank 0's, who was told nothing of the other ranks."""
+    """All answers, given by rank 0, which is told nothing about the other ranks."""
     a_node = int(os.environ["LOCAL_WORLD_SIZE"])
     answers = None
     if rank == 0:
@@ -176,15 +176,15 @@ def places_on_rank(code, rank, world):
     return answers
 
 
-MACHINES = ((1, 4), (2, 1), (2, 4), (5, 3), (3, 6))  # nodes, ranks a node
+MACHINES = ((1, 4), (2, 1), (2, 4), (5, 3), (3, 6))  # nodes, ranks per node
 
 
 @todo(
     2,
     minutes=10,
     why=(
-        "The rank says which share of the work is mine, the local rank which GPU is mine. And what leaves a node takes"
-        " a slower way, so schemes that talk much are laid out within nodes."
+        "The rank says which part of the work is mine, the local rank which GPU is mine. Messages that leave a node are"
+        " slower, so schemes that communicate much are placed within nodes."
     ),
     hints=(
         (
@@ -192,8 +192,8 @@ MACHINES = ((1, 4), (2, 1), (2, 4), (5, 3), (3, 6))  # nodes, ranks a node
             " draw the arrows."
         ),
         (
-            "Rows and columns of a table come from // and %. The ring leaves each node once; but where there is one"
-            " node only, it never does."
+            "Rows and columns of a table come from // and %. The ring leaves each node once; but if there is only one"
+            " node, it never does."
         ),
         "divmod(rank, ranks_a_node); node * ranks_a_node + local_rank; and nodes, unless that is 1.",
     ),
@@ -219,7 +219,7 @@ def test_todo2_places(student):
             )
             expect(
                 answers["rank"][rank] == rank,
-                f"on {machine}, rank_at({node}, {local}, {a_node}) is another rank",
+                f"on {machine}, rank_at({node}, {local}, {a_node}) is a different rank",
                 rank,
                 answers["rank"][rank],
             )
@@ -227,7 +227,7 @@ def test_todo2_places(student):
             hops = [rank // each != (rank + 1) % (nodes_there * each) // each for rank in range(nodes_there * each)]
             expect(
                 links == sum(hops),
-                f"links_between_nodes({nodes_there}, {each}) is wrong: go round the ring and count",
+                f"links_between_nodes({nodes_there}, {each}) is wrong: follow the ring and count",
                 sum(hops),
                 links,
             )
@@ -235,8 +235,8 @@ def test_todo2_places(student):
 
 
 def check_prediction(student, name, answers):
-    """`answers` maps the arguments to what happens. Asked before anything runs, so that a prediction is judged without
-    what it is about.
+    """`answers` maps the arguments to what happens. Asked before anything runs, so that a prediction is judged
+    independently of the code that it is about.
     """
     check_answers(
         student, {(name, arguments): answer for arguments, answer in answers.items()}, wrong="is not what will happen"
@@ -246,16 +246,16 @@ def check_prediction(student, name, answers):
 # ---------------------------------------------------------------------------------------------------
 # TODOs 3–7: collectives made of messages
 
-WORLDS = (2, 3, 4, 7, 1)  # one rank last: what is wrong on it alone is the least that can be wrong
-TREES = (2, 3, 4, 5, 7, 9, 1)  # on 9 it takes a fourth round: who counts out three is right on 8
+WORLDS = (2, 3, 4, 7, 1)  # one rank last: an answer that is wrong only there is nearly right
+TREES = (2, 3, 4, 5, 7, 9, 1)  # on 9 it takes a fourth round: an answer with exactly three is right on 8
 
 
 def drawn_vectors(student, world):
     """Cases (dtype, a vector for each rank): a length that divides, one that does not, one that leaves ranks without a
     piece; and one so long that the kernel's count of bytes shows it.
 
-    They are whole numbers, whose sums are exact in whatever order they are added. Those in float64 are too large for
-    float32, and those in bfloat16 are rounded nowhere. No two ranks begin with the same number.
+    They are whole numbers, whose sums are exact in any order. Those in float64 are too large for float32, and those in
+    bfloat16 are never rounded. No two ranks start with the same number.
     """
     draw = student.draw("vectors", world)
     divides, beyond = draw.randrange(2, 5) * world, draw.randrange(2, 5) * world + draw.randrange(world > 1, world)
@@ -274,7 +274,7 @@ def drawn_vectors(student, world):
 
 
 def collective_on_rank(code, rank, world, name, dtypes, mine):
-    """A function of the student's on this rank's vector of each case: it knows no other rank's."""
+    """A function of the student on this rank's vector of each case; the rank knows no other rank's vector."""
     merciless_messages()
     held = []
     for dtype, vector in zip(dtypes, mine, strict=True):
@@ -285,10 +285,10 @@ def collective_on_rank(code, rank, world, name, dtypes, mine):
 
 
 def check_collective(student, name, right, budget, rubbish=None, worlds=WORLDS):
-    """Call `name` on so many ranks; compare what each rank holds with `right(vectors, rank)`, and the messages with
-    the `budget`.
+    """Call `name` on each of these numbers of ranks; compare what each rank holds with `right(vectors, rank)`, and the
+    messages with the `budget`.
 
-    `rubbish` replaces what a vector holds and must not be used.
+    `rubbish` replaces the parts of a vector that must not be used.
     """
     for world in worlds:
         drawn = drawn_vectors(student, world)
@@ -317,7 +317,7 @@ def check_collective(student, name, right, budget, rubbish=None, worlds=WORLDS):
                 own = vectors_of_ranks[rank][: len(wanted)]
                 expect(
                     wanted == own or any(message.target == rank for message in messages),
-                    f"{what}: rank {rank} receives nothing, and so cannot know the other ranks' numbers",
+                    f"{what}: rank {rank} receives nothing, so it cannot know the other ranks' numbers",
                     "a message from another rank",
                     "none",
                     rank,
@@ -332,7 +332,7 @@ def own_messages_only(what, events):
         calls = [event["op"] for event in mine if event["e"] == "op" and "id" not in event and event["bytes"]]
         expect(
             not calls,
-            f"{what}: rank {rank} calls dist.{''.join(calls[:1])}; here the messages are yours to send",
+            f"{what}: rank {rank} calls dist.{''.join(calls[:1])}; here you must send the messages yourself",
             "send, recv, isend, irecv",
             calls,
             rank,
@@ -369,11 +369,11 @@ def total(vectors_of_ranks):
 
 
 def check_rounds(what, messages, most):
-    """No more rounds than the TODO grants."""
+    """No more rounds than the TODO allows."""
     seen = max((message.round for message in messages), default=0)
     expect(
         seen <= most,
-        f"{what} takes {seen} rounds: messages that could go at the same time wait for one another",
+        f"{what} takes {seen} rounds: messages that could go at the same time wait for each other",
         f"{most} rounds",
         f"{seen} rounds",
     )
@@ -386,7 +386,7 @@ def check_sizes(what, messages, piece, a_number):
             message.bytes <= a_number * piece,
             f"{what}: rank {message.source} sends {message.bytes // a_number} numbers to rank {message.target} at once,"
             " which is more than one piece",
-            f"at most {piece} numbers a message",
+            f"at most {piece} numbers per message",
             f"{message.bytes // a_number} numbers",
             message.source,
         )
@@ -399,7 +399,7 @@ def ring_budget(times):
         for source, target in ((message.source, message.target) for message in messages):
             expect(
                 (target - source) % world in (1, world - 1),
-                f"{what}: rank {source} sends to rank {target}, who is no neighbour",
+                f"{what}: rank {source} sends to rank {target}, which is no neighbour",
                 f"only to rank {(source + 1) % world} or {(source - 1) % world}",
                 f"to rank {target}",
                 source,
@@ -445,8 +445,8 @@ def exchange_budget(what, messages, world, piece, a_number):
     minutes=20,
     further=True,
     why=(
-        "Training begins with it: all ranks need the same first weights. And whoever sees why a tree is fast for a"
-        " small tensor sees what the ring is for."
+        "Training starts with it: all ranks need the same first weights. And once you see why a tree is fast for a"
+        " small tensor, you see what the ring is for."
     ),
     hints=(
         (
@@ -455,8 +455,8 @@ def exchange_budget(what, messages, world, piece, a_number):
         ),
         (
             "Double k in a loop while k < world. Rank r receives in the round in which k <= r < 2k, from r - k; it"
-            " sends in those in which r < k, if rank r + k exists. dist.send and dist.recv will do. The number of"
-            " rounds is the logarithm to base 2, rounded up."
+            " sends in those rounds in which r < k, if rank r + k exists. dist.send and dist.recv are enough. The"
+            " number of rounds is the logarithm to base 2, rounded up."
         ),
         (
             "if rank < k and rank + k < world: dist.send(tensor, rank + k); elif k <= rank < 2 * k: dist.recv(tensor,"
@@ -480,9 +480,9 @@ def test_todo3_tree_broadcast(student):
     4,
     minutes=20,
     why=(
-        "Data-parallel training adds up gradients by it, ZeRO and FSDP keep only what it leaves on each rank. No rank"
-        " ever idles, and no message is larger than a piece, so for a large tensor its time hardly depends on the"
-        " number of ranks."
+        "Data-parallel training adds up gradients with it; ZeRO and FSDP keep only the part that it leaves on each"
+        " rank. No rank is ever idle, and no message is larger than a piece, so for a large tensor the time hardly"
+        " depends on the number of ranks."
     ),
     hints=(
         (
@@ -490,7 +490,7 @@ def test_todo3_tree_broadcast(student):
             " where is it before the last round, and before the first?"
         ),
         (
-            "Rank r sends piece (r - 1 - step) % world, and receives the one before that, to which it adds its own."
+            "Rank r sends piece (r - 1 - step) % world, and receives the piece before that, to which it adds its own."
             " Call isend and irecv, then wait for both works, then add. torch.empty_like makes room for what arrives."
         ),
         (
@@ -559,7 +559,7 @@ def test_todo5_ring_all_gather(student):
         " on thousands of GPUs."
     ),
     hints=(
-        "After the reduce-scatter each rank has a finished piece. Where must it lie for the all-gather?",
+        "After the reduce-scatter each rank has a finished piece. Where must it be for the all-gather?",
         (
             "The piece belongs at place `rank` of a vector as long as the tensor: tensor_split gives views, copy_"
             " writes into one. As for the bytes: each half has N - 1 rounds, with a message of S / N bytes in each."
@@ -585,13 +585,13 @@ def test_todo6_ring_all_reduce(student):
     minutes=20,
     further=True,
     why=(
-        "A mixture of experts sends each token to the rank of its expert, and back. All pairs talk at once there, and"
-        " an order of calls that works on two ranks may be a deadlock on eight."
+        "A mixture of experts sends each token to the rank of its expert, and back. All pairs of ranks communicate at"
+        " once, and an order of calls that works on two ranks may deadlock on eight."
     ),
     hints=(
         (
-            "Nobody needs to wait for anybody as long as all messages may be under way at once. And not all should send"
-            " to rank 0 first."
+            "No rank needs to wait for another as long as all messages may be in flight at once. And not all ranks"
+            " should send to rank 0 first."
         ),
         (
             "For step 1 to N - 1: isend to the rank that is step further, irecv from the one that is step back; gather"
@@ -624,8 +624,8 @@ def test_todo7_all_to_all(student):
     minutes=15,
     further=True,
     why=(
-        "Two numbers for a link, and two for an algorithm, say before a run what it will take. Libraries choose between"
-        " ring and tree in this way, for each call."
+        "Two numbers for a link and two for an algorithm tell you before a run how long it will take. Libraries choose"
+        " between ring and tree in this way, for each call."
     ),
     hints=(
         (
@@ -633,8 +633,8 @@ def test_todo7_all_to_all(student):
             " them counts. In a round of the tree the messages have S bytes."
         ),
         (
-            "The ring has the rounds of TODO 6. The tree has those of TODO 3, twice: once towards rank 0, once back."
-            " Where both take equally long, rounds·alpha + bytes·beta of the one is that of the other: solve for S."
+            "The ring has the rounds of TODO 6. The tree has the rounds of TODO 3 twice: once towards rank 0, once"
+            " back. Both take the same time where rounds·alpha + bytes·beta is the same for both: solve for S."
         ),
         (
             "ring: 2 * (world - 1), and that times nbytes / world. tree: 2 * ceil(log2(world)), and that times nbytes."
@@ -650,7 +650,7 @@ def test_todo8_costs(student):
         for nbytes in (world, 1000 * world):
             right["ring_cost", (nbytes, world)] = (2 * (world - 1), 2 * (world - 1) * nbytes / world)
             right["tree_cost", (nbytes, world)] = (2 * logarithm, 2 * logarithm * nbytes)
-    draw = student.draw("slow")  # over a satellite the answer is 10 GB and more, however few the ranks
+    draw = student.draw("slow")  # over a satellite the answer is 10 GB and more, even for few ranks
     slow = draw.uniform(0.3, 0.6), draw.uniform(1e-11, 2e-11)
     for world in (4, 5, 8, 64):
         logarithm = (world - 1).bit_length()
@@ -671,8 +671,8 @@ def least_squares(sizes, seconds):
     minutes=10,
     further=True,
     why=(
-        "With the two numbers of a machine you can say what a run will take before you ask for a thousand GPUs, and"
-        " whether what you measure is what it should be."
+        "With the two numbers of a machine you can predict the time of a run before you ask for a thousand GPUs, and"
+        " say whether a measured time is what it should be."
     ),
     hints=(
         "It is a straight line through points: beta is its slope, alpha its height at size 0.",
@@ -693,8 +693,8 @@ def test_todo9_fit(student):
     for alpha, beta in ((5e-5, 2e-9), (3e-6, 5e-12)):
         exact = tuple(alpha + beta * size for size in sizes)
         right["fit", (sizes, exact)] = (alpha, beta)
-        # Beside the line, by up to a tenth of alpha: a line through two of the points, or one through 0, is another
-        # one.
+        # Off the line, by up to a tenth of alpha: a line through two of the points, or one through 0, is a different
+        # line.
         noisy = tuple(
             second + alpha * noise
             for second, noise in zip(exact, (0.1, -0.1, 0.05, 0.1, -0.05, 0.1, -0.1), strict=True)
@@ -703,7 +703,7 @@ def test_todo9_fit(student):
         right["predicted_seconds", ((6, 3000.0), alpha, beta)] = 6 * alpha + 3000 * beta
     # 1e-6: float64 gives 1e-10 here, whatever the method; float32 is wrong by 1e-5 and more.
     right["fit", (sizes[1:4], noisy[1:4])] = least_squares(sizes[1:4], noisy[1:4])
-    # A line may begin below 0: it is the best one nonetheless.
+    # The fitted line may be negative at size 0, and is still the best one.
     below = tuple(5e-5 * (size / 16000 + 1) ** 2 for size in sizes)
     premise(least_squares(sizes, below)[0] < 0, "a latency above 0")
     right["fit", (sizes, below)] = least_squares(sizes, below)

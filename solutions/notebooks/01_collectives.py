@@ -1,17 +1,19 @@
 # %% [markdown]
 # # Collectives
 #
-# A parallel training run is several copies of one program, each a process with its own
-# memory. The copies are called **ranks** and numbered from 0; how many there are is the
-# **world size**. Every rank runs the same lines, and what makes them differ is the rank
-# number: it says which part of the data, or of the model, is mine.
+# A parallel training run is several copies of one program. Each copy is a process with its own
+# memory, called a **rank**. Ranks are numbered from 0, and their number is the **world size**.
+# Every rank runs the same lines; only its rank number differs, and that number decides which
+# part of the data, or of the model, it works on.
 #
-# No rank can see another's tensors. To use what the others have computed they communicate,
-# and almost all of training's communication is one of a few **collectives**: operations
-# that every rank calls together, each giving its own tensor and each getting a result. If
-# one rank does not call, the others wait for it for ever.
+# No rank can read another rank's tensors. To use what others have computed, ranks communicate,
+# and almost all communication in training consists of a few **collectives**: operations
+# that every rank calls together, each with its own tensor, and from which each gets a result.
+# If one rank does not make the call, the others wait for it forever.
 #
-# Without communication there is no parallel training: four processes train four models.
+# *Builds on*: tensors and functions of PyTorch; from `00_one_device`, why one trains on several devices.
+#
+# Without communication there is no parallel training: four processes would train four models.
 #
 # ![Four ranks start from equal weights, train on different samples, and have four different models after a step](../images/no_communication.svg)
 #
@@ -42,16 +44,16 @@ from utils.plots import collectives as plots
 #
 # Let rank $r$ of $N$ hold the vector $x_r$ before the call.
 #
-# - **All-reduce** combines the vectors element by element (here: adds them) and leaves the
-#   whole result on every rank. Data-parallel training does this to the gradients, so that
-#   all ranks take the same step.
-# - **All-gather** leaves all vectors, joined in the order of the ranks, on every rank. This
-#   is how parameters that are stored in pieces come together just before they are used.
-# - **Reduce-scatter** adds the vectors too, but shares the result out: the sum is cut into
-#   $N$ equal chunks and rank $r$ keeps chunk $r$ only. Each rank ends with the piece of the
-#   gradient that it is in charge of, and holds no more than that.
+# - **All-reduce** combines the vectors element by element and leaves the whole result on every
+#   rank. Here it adds; `dist.ReduceOp` also has MIN, MAX and AVG, among others. Data-parallel
+#   training all-reduces the gradients, so that all ranks take the same step.
+# - **All-gather** joins the vectors in the order of the ranks and leaves the result on every
+#   rank. Parameters that are stored in pieces are put together this way just before they are used.
+# - **Reduce-scatter** also adds the vectors, but divides the result: the sum is cut into
+#   $N$ equal chunks, and rank $r$ keeps only chunk $r$. Each rank ends with the piece of the
+#   gradient that it is responsible for, and holds no more than that.
 #
-# Before you let a library do this on real ranks, be the library. Here `inputs` is a list
+# Before a library does this on real ranks, do it yourself on one. Here `inputs` is a list
 # with the vector of each rank; return the list of what each rank holds afterwards.
 
 
@@ -60,8 +62,8 @@ def all_reduce(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """What each rank holds after an all-reduce (sum) of the 1-D tensors ``inputs``."""
     # TODO 1: Predict what each rank holds after an all-reduce, an all-gather and a
     # reduce-scatter. Here the all-reduce: each rank holds the sum of all inputs. Ranks
-    # share no memory, so no two of them may end up with the same memory: `.clone()` copies a tensor.
-    # And in all three, `inputs` are left as they are.
+    # have no memory in common, so no two results may use the same memory: `.clone()` copies a tensor.
+    # All three functions must leave `inputs` unchanged.
     ### BEGIN SOLUTION
     total = torch.stack(inputs).sum(dim=0)
     return [total.clone() for _ in inputs]
@@ -70,7 +72,7 @@ def all_reduce(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def all_gather(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """What each rank holds after an all-gather of the 1-D tensors ``inputs``."""
-    # TODO 1, again: the all-gather. Each rank holds one long vector: all inputs, by rank.
+    # TODO 1, again: the all-gather. Each rank holds one long vector: all inputs, in the order of the ranks.
     ### BEGIN SOLUTION
     return [torch.cat(inputs) for _ in inputs]
     ### END SOLUTION
@@ -81,7 +83,7 @@ def reduce_scatter(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
     Their length is a multiple of the number of ranks.
     """
-    # TODO 1, again: the reduce-scatter. Each rank holds its own chunk of the sum, no more.
+    # TODO 1, again: the reduce-scatter. Each rank holds its own chunk of the sum and nothing else.
     ### BEGIN SOLUTION
     total = torch.stack(inputs).sum(dim=0)
     return [chunk.clone() for chunk in total.chunk(len(inputs))]
@@ -89,7 +91,7 @@ def reduce_scatter(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 # %% [markdown]
-# Try it on three ranks. Work out by hand what the nine lines should say, then run the cell.
+# Try it on three ranks. Work out by hand what the nine lines should be, then run the cell.
 
 # %%
 inputs = [torch.tensor([0.0, 1.0, 2.0]) + 10 * rank for rank in range(3)]
@@ -100,7 +102,7 @@ for collective in (all_reduce, all_gather, reduce_scatter):
 
 # %% [markdown]
 # The next cell compares your three functions with what real ranks hold after the real
-# collectives. It tells you what differs, and you may run it as often as you like.
+# collectives. It tells you what differs. Run it as often as you like.
 
 # %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("01_collectives/1")
@@ -108,29 +110,29 @@ check("01_collectives/1")
 # %% [markdown]
 # ## Where a rank is
 #
-# A machine has **nodes**, and each node runs several ranks, one for each GPU. Ranks are
-# numbered consecutively: node 0 has the first ones, node 1 the next. A rank's number on its own
-# node is its **local rank**; it says which GPU is its own.
+# A machine has **nodes**, and each node runs several ranks, one per GPU. Ranks are
+# numbered consecutively: node 0 has the first ones, node 1 the next. A rank's number within its
+# node is its **local rank**; it says which GPU the rank uses.
 #
 # ![Eight ranks on two nodes, world size 8, and the ring through all of them: two of its links lead from node to node](../images/ranks.svg)
 #
-# Why it matters: two ranks of one node communicate some ten times faster than two on different
-# nodes. Later in this lesson each rank $r$ sends to rank $r+1$, and the last one to rank 0:
-# a ring. **Predict** how many of the ring's links lead from one node to another. (Here and
+# This matters because two ranks on one node communicate about ten times faster than two ranks on
+# different nodes. Later in this lesson each rank $r$ sends to rank $r+1$, and the last one to rank 0:
+# a ring. **Predict** how many links of the ring lead from one node to another. (Here and
 # below, a prediction is a formula that you write down before you run anything.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def node_and_local_rank(rank: int, ranks_a_node: int) -> tuple[int, int]:
-    """On which node a rank is, and which number it has there. All count from 0."""
-    # TODO 2: Say where a rank is, and which rank is there. First, from the rank to its place.
+    """The node of a rank, and its number within that node. All count from 0."""
+    # TODO 2: Say where a rank is, and which rank is there. First, from the rank to its node and local rank.
     ### BEGIN SOLUTION
     return divmod(rank, ranks_a_node)
     ### END SOLUTION
 
 
 def rank_at(node: int, local_rank: int, ranks_a_node: int) -> int:
-    """The rank at this place."""
+    """The rank with this node and local rank."""
     # TODO 2, again: and back.
     ### BEGIN SOLUTION
     return node * ranks_a_node + local_rank
@@ -151,31 +153,34 @@ check("01_collectives/2")
 # %% [markdown]
 # ## Messages
 #
-# A collective is made of **messages**: one rank sends a tensor, another one receives it into
-# a tensor of the same size and dtype that it has made ready (`torch.empty_like`). There are two kinds of calls.
+# A collective is made of **messages**: one rank sends a tensor, and another receives it into
+# a tensor of the same size and dtype that it has allocated (`torch.empty_like`). There are two kinds of calls.
 #
-# | call | comes back |
+# | call | returns |
 # |---|---|
 # | `dist.send(tensor, to)`, `dist.recv(tensor, source)` | when the message is over (gloo); when it is queued on a CUDA stream (NCCL) |
 # | `dist.isend(tensor, to)`, `dist.irecv(tensor, source)` | at once, with a *work*; after `work.wait()` the tensor may be used (on NCCL the GPU waits, not the CPU) |
 #
-# Until a message is over, its tensor belongs to the message: do not write into what you
-# send, and do not read what you receive. The judge makes every message as late as it may be.
+# Until a message is complete, its tensor belongs to the message: do not write into what you
+# send, and do not read what you receive. The judge delays every message as long as it is allowed to.
 #
 # Do not rely on luck. If all ranks `send` and then `recv`, each waits for another to receive,
-# forever. Some libraries buffer small messages, so it works until the messages grow; gloo
-# buffers none. On NCCL even `isend` followed by `irecv` can hang, since both are queued on one
+# forever. Some libraries buffer small messages, so this works until the messages grow; gloo
+# does not buffer. On NCCL even `isend` followed by `irecv` can hang, because both are queued on one
 # stream, in order. There, start them together:
 # `dist.batch_isend_irecv([dist.P2POp(dist.isend, leaving, right), dist.P2POp(dist.irecv, arriving, left)])`
-# returns the works. It is right on both, and accepted here.
+# returns the works. It is correct with both libraries, and accepted here.
 #
-# Here two ranks swap their tensors. `run_on_ranks` runs a function of this notebook on
-# fresh processes, one for each input, as `function(input, rank, world)`.
+# (**gloo** and **NCCL** are the libraries that do the communication: gloo on CPUs, NCCL on NVIDIA's GPUs. A CUDA
+# *stream* is a queue of work for a GPU: calls put work into it and return, and the GPU does the work in order.)
+#
+# Here two ranks swap their tensors. `run_on_ranks` runs a function of this notebook in
+# new processes, one for each input, as `function(input, rank, world)`.
 
 
 # %%
 def swap(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
-    """What the other one of two ranks holds."""
+    """What the other of two ranks holds."""
     other = 1 - rank
     arriving = torch.empty_like(tensor)
     works = [dist.isend(tensor, other), dist.irecv(arriving, other)]
@@ -190,42 +195,42 @@ print(run.results)
 plots.messages(run.messages, "swap")
 
 # %% [markdown]
-# On the left: how many bytes went from whom to whom. In the middle: the messages in
-# **rounds**, where each takes one unit of time and a rank sends only one at a time. On the
-# right: the same by the clock. It varies, since the processes share few processors, and a
-# first message takes longer because the two have to connect.
+# On the left: how many bytes each rank sent to each other rank. In the middle: the messages in
+# **rounds**, where each message takes one unit of time and a rank sends only one at a time. On the
+# right: the same messages in measured time. It varies, because the processes compete for few
+# processors, and because the first message between two ranks also has to connect them.
 
 # %% [markdown]
 # ## Broadcast, by a tree
 #
-# Rank 0 has a tensor that all need: the first weights, say. If it sends to all others
-# itself, it needs $N-1$ rounds. But whoever has the tensor can help, so that in each round
-# twice as many have it.
+# Rank 0 has a tensor that all ranks need, such as the first weights. If it sends it to every other
+# rank itself, that takes $N-1$ rounds. But every rank that has the tensor can pass it on, so in
+# each round the number of ranks that have it doubles.
 #
 # ![Eight ranks in three rounds: 0 sends to 1; 0 and 1 to 2 and 3; these four to the other four](../images/tree.svg)
 #
-# **Predict** the number of rounds for $N$ ranks, also where $N$ is no power of two.
+# **Predict** the number of rounds for $N$ ranks, also if $N$ is not a power of two.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def tree_rounds(world: int) -> int:
-    """In how many rounds a tree brings the tensor of rank 0 to all ranks."""
-    # TODO 3: Broadcast by a tree. First your prediction: how many rounds does it need?
+    """The number of rounds in which a tree brings the tensor of rank 0 to all ranks."""
+    # TODO 3: Broadcast with a tree. First your prediction: how many rounds does it need?
     ### BEGIN SOLUTION
     return math.ceil(math.log2(world))
     ### END SOLUTION
 
 
 def tree_broadcast(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
-    """What rank 0 held in ``tensor``, on every rank.
+    """The ``tensor`` of rank 0, on every rank.
 
-    On the other ranks ``tensor`` has the same length, and what is in it is rubbish: write over it.
+    On the other ranks ``tensor`` has the same length, and its content is meaningless: overwrite it.
     """
     # TODO 3, again: the broadcast. No more rounds than predicted, and N - 1 messages in all:
-    # each rank but rank 0 receives one. In which round does a rank receive, and from whom?
-    # To whom does it send in the rounds after that one?
+    # each rank except rank 0 receives one. In which round does a rank receive, and from which rank?
+    # To which ranks does it send in the rounds after that?
     ### BEGIN SOLUTION
-    have = 1  # so many ranks have it
+    have = 1  # the number of ranks that have it
     while have < world:
         if rank < have and rank + have < world:
             dist.send(tensor, rank + have)
@@ -246,25 +251,25 @@ plots.messages(run.messages, "tree_broadcast")
 # %% [markdown]
 # ## Reduce-scatter, by a ring
 #
-# In a tree whole tensors travel, and at each moment most ranks do nothing. For large
+# In a tree whole tensors travel, and at any time most ranks do nothing. For large
 # tensors a **ring** is better: all ranks send all the time, each to its right neighbour
-# $r+1$ (the last one to rank 0), and each message is only one piece of $N$.
+# $r+1$ (the last one to rank 0), and each message is only one of $N$ pieces.
 #
-# `tensor.tensor_split(N)` cuts a vector into $N$ pieces, also if $N$ does not divide its
-# length: some are longer by one then, and some may be empty. They are views: who writes
+# `tensor.tensor_split(N)` cuts a vector into $N$ pieces, even if $N$ does not divide its
+# length: then some are longer by one, and some may be empty. The pieces are views: writing
 # into a piece writes into the vector.
 #
 # ![Three ranks, two rounds: a piece of the sum grows from rank to rank](../images/ring_reduce_scatter.svg)
 #
-# The sum of piece $p$ travels to the right, each rank on its way adds its own piece $p$, and
-# the last to do so is rank $p$, which keeps it. **Predict** where it starts; in other words,
+# The sum of piece $p$ travels to the right. Each rank that it reaches adds its own piece $p$;
+# the last to do so is rank $p$, which keeps the sum. **Predict** where it starts. In other words:
 # which piece does rank $r$ send first?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def first_piece(rank: int, world: int) -> int:
     """The number of the piece that a rank sends in the first round of the reduce-scatter."""
-    # TODO 4: Reduce and scatter in a ring. First your prediction: which piece is sent first?
+    # TODO 4: Reduce-scatter with a ring. First your prediction: which piece is sent first?
     ### BEGIN SOLUTION
     return (rank - 1) % world
     ### END SOLUTION
@@ -272,9 +277,9 @@ def first_piece(rank: int, world: int) -> int:
 
 def ring_reduce_scatter(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
     """Piece ``rank`` of the sum of all ranks' tensors. You may write into ``tensor``."""
-    # TODO 4, again: the reduce-scatter. In each of N - 1 rounds (none where N is 1) every rank sends one
-    # piece to its neighbour and receives one from the other side, at the same time. No message is
-    # longer than a piece, and all are over before you return.
+    # TODO 4, again: the reduce-scatter. In each of N - 1 rounds (none if N is 1), every rank sends one
+    # piece to its right neighbour and receives one from its left neighbour at the same time. No message is
+    # longer than a piece, and all messages are complete before you return.
     ### BEGIN SOLUTION
     pieces = tensor.tensor_split(world)
     right, left = (rank + 1) % world, (rank - 1) % world
@@ -299,31 +304,31 @@ plots.messages(run.messages, "ring_reduce_scatter")
 # %% [markdown]
 # ## All-gather, by a ring
 #
-# Now each rank has one piece, and all want all of them. The ring does it again, without
-# adding: what you received in one round, you pass on in the next.
+# Now each rank has one piece, and all ranks need all pieces. The ring does the same again, without
+# adding: what a rank receives in one round, it sends on in the next.
 #
 # ![Three ranks, two rounds: each passes on what it has received, until all have all pieces](../images/ring_all_gather.svg)
 #
-# **Predict** which piece arrives at rank $r$ in round $s$, if all send to the right. The
+# **Predict** which piece arrives at rank $r$ in round $s$, if all ranks send to the right. The
 # first round is $s = 0$.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def arriving_piece(rank: int, step: int, world: int) -> int:
-    """The number of the piece that arrives at a rank in this round (from 0) of the all-gather."""
-    # TODO 5: Gather in a ring. First your prediction: which piece arrives when?
+    """The number of the piece that arrives at a rank in this round of the all-gather. Rounds count from 0."""
+    # TODO 5: All-gather with a ring. First your prediction: which piece arrives when?
     ### BEGIN SOLUTION
     return (rank - 1 - step) % world
     ### END SOLUTION
 
 
 def ring_all_gather(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
-    """A vector made of piece 0 of rank 0, piece 1 of rank 1, and so on: on every rank.
+    """A vector that joins piece 0 of rank 0, piece 1 of rank 1, and so on: on every rank.
 
-    ``tensor`` is as long as the result. Only its piece ``rank`` is of use; the others are rubbish to write over.
+    ``tensor`` is as long as the result. Only its piece ``rank`` has a meaning; overwrite the others.
     """
-    # TODO 5, again: the all-gather. The budget is that of the reduce-scatter: N - 1 rounds, in each
-    # of which every rank sends one piece to its neighbour and receives one.
+    # TODO 5, again: the all-gather, with the same budget as the reduce-scatter: N - 1 rounds, in each
+    # of which every rank sends one piece to its right neighbour and receives one from its left neighbour.
     ### BEGIN SOLUTION
     pieces = tensor.tensor_split(world)
     right, left = (rank + 1) % world, (rank - 1) % world
@@ -347,18 +352,18 @@ plots.messages(run.messages, "ring_all_gather")
 #
 # A reduce-scatter leaves each rank with one finished piece of the sum; an all-gather gives
 # every rank all pieces. One after the other, they are an all-reduce: the **ring all-reduce**,
-# with which gradients are added up in practice.
+# which is how gradients are added up in practice.
 #
 # ![First the sums grow from rank to rank, then the finished pieces are passed on](../images/ring_all_reduce.svg)
 #
-# **Predict** how many bytes each rank sends in all, for a tensor of $S$ bytes on $N$ ranks.
+# **Predict** how many bytes each rank sends in total, for a tensor of $S$ bytes on $N$ ranks.
 # What happens to that number as $N$ grows?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def all_reduce_bytes(nbytes: int, world: int) -> float:
     """How many bytes each rank sends in a ring all-reduce of ``nbytes`` bytes, a multiple of ``world``."""
-    # TODO 6: Reduce on all ranks, by the ring. First your prediction: how many bytes does a rank send?
+    # TODO 6: All-reduce with a ring. First your prediction: how many bytes does a rank send?
     ### BEGIN SOLUTION
     return 2 * (world - 1) * nbytes / world
     ### END SOLUTION
@@ -366,8 +371,8 @@ def all_reduce_bytes(nbytes: int, world: int) -> float:
 
 def ring_all_reduce(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
     """The sum of all ranks' tensors, on every rank. You may write into ``tensor``."""
-    # TODO 6, again: the all-reduce, from your two functions. Both together: 2 (N - 1) rounds.
-    # What must stand where before the second one begins?
+    # TODO 6, again: the all-reduce, from your two functions. Together they take 2 (N - 1) rounds.
+    # Which piece must be where before the second one starts?
     ### BEGIN SOLUTION
     piece = ring_reduce_scatter(tensor, rank, world)
     tensor.tensor_split(world)[rank].copy_(piece)
@@ -381,35 +386,38 @@ check("01_collectives/6")
 # %%
 run = run_on_ranks("01_collectives/ring_all_reduce", [torch.ones(1000) for rank in range(4)])
 sent = sum(message.bytes for message in run.messages if message.source == 0)
-print(f"rank 0 sent {sent} bytes, predicted were {all_reduce_bytes(4000, 4):.0f}")
+print(f"rank 0 sent {sent} bytes; the prediction was {all_reduce_bytes(4000, 4):.0f}")
 plots.messages(run.messages, "ring_all_reduce")
 
 # %% [markdown]
 # ## All-to-all
 #
-# Each rank has a piece for every rank, and gets one from every rank: as if the pieces were a
-# table with a row for each rank, and it were transposed. A mixture of experts does this to
+# Each rank has a piece for every rank, and gets one from every rank. If the pieces are a table
+# with a row for each rank, the table is transposed. A mixture of experts does this to
 # bring each token to the rank that has its expert.
 #
 # ![Before, rank r holds row r of a table; after, column r](../images/all_to_all.svg)
 #
-# Here no rank passes anything on, so there are many pairs that talk, and they must not wait
+# Here no rank passes anything on, so many pairs of ranks communicate, and they must not wait
 # for each other in a circle. **Predict** how many bytes a rank sends.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def all_to_all_bytes(nbytes: int, world: int) -> float:
     """How many bytes each rank sends if it holds ``nbytes`` bytes, a multiple of ``world``."""
-    # TODO 7: Exchange pieces, all with all. First your prediction: how many bytes does a rank send?
+    # TODO 7: Exchange pieces between all ranks. First your prediction: how many bytes does a rank send?
     ### BEGIN SOLUTION
     return (world - 1) * nbytes / world
     ### END SOLUTION
 
 
 def all_to_all(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
-    """Piece ``rank`` of every rank's tensor, joined by rank. All have the same length. You may write into ``tensor``."""
-    # TODO 7, again: the exchange. Piece j of `tensor.tensor_split(N)` goes to rank j, straight and alone:
-    # N - 1 messages from each rank, in N - 1 rounds. Your own piece needs none.
+    """Piece ``rank`` of every rank's tensor, joined in the order of the ranks.
+
+    All tensors have the same length. You may write into ``tensor``.
+    """
+    # TODO 7, again: the exchange. Piece j of `tensor.tensor_split(N)` goes directly to rank j, in a message
+    # of its own: N - 1 messages from each rank, in N - 1 rounds. Your own piece needs no message.
     ### BEGIN SOLUTION
     pieces = tensor.tensor_split(world)
     held = [torch.empty_like(pieces[rank]) for _ in range(world)]
@@ -434,25 +442,25 @@ plots.messages(run.messages, "all_to_all")
 # %% [markdown]
 # ## What it costs
 #
-# A message takes $\alpha + \beta n$ seconds: the **latency** $\alpha$, whatever its size, and
+# A message takes $\alpha + \beta n$ seconds: the **latency** $\alpha$, whatever its size, plus
 # $\beta$ for each of its $n$ bytes. So an algorithm costs
 #
 # $$\text{rounds} \cdot \alpha + \text{bytes} \cdot \beta$$
 #
-# where the bytes are those of one message of each round, added up. Compare two ways to
-# all-reduce $S$ bytes on $N$ ranks. The **ring** is yours. The **tree** adds up towards rank 0
-# along your broadcast's tree, backwards, and then broadcasts the sum; all of its messages
-# are whole tensors.
+# where "bytes" adds up the size of one message from each round. Compare two ways to
+# all-reduce $S$ bytes on $N$ ranks. The **ring** is the one that you built. The **tree** uses your
+# broadcast's tree twice: backwards, adding up towards rank 0, and then forwards, to broadcast the
+# sum. All of its messages are whole tensors.
 #
 # ![On four ranks, a ring makes six short rounds and a tree four long ones: for a small and for a large tensor](../images/cost.svg)
 #
-# So a small tensor is for the tree, a large one for the ring. **Predict** the size at which they
-# take equally long.
+# The tree suits small tensors, the ring large ones. **Predict** the size at which both
+# take the same time.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def ring_cost(nbytes: float, world: int) -> tuple[int, float]:
-    """Rounds, and bytes one after the other, of a ring all-reduce of ``nbytes``, a multiple of ``world``."""
+    """Rounds of a ring all-reduce of ``nbytes`` (a multiple of ``world``), and bytes, one message per round."""
     # TODO 8: Count what a ring and a tree cost. First the ring.
     ### BEGIN SOLUTION
     rounds = 2 * (world - 1)
@@ -461,7 +469,7 @@ def ring_cost(nbytes: float, world: int) -> tuple[int, float]:
 
 
 def tree_cost(nbytes: float, world: int) -> tuple[int, float]:
-    """The same of an all-reduce by a tree: to rank 0, and back to all."""
+    """The same for an all-reduce with a tree: to rank 0, and back to all ranks."""
     # TODO 8, again: the tree.
     ### BEGIN SOLUTION
     rounds = 2 * math.ceil(math.log2(world))
@@ -470,8 +478,8 @@ def tree_cost(nbytes: float, world: int) -> tuple[int, float]:
 
 
 def equal_size(world: int, alpha: float, beta: float) -> float:
-    """The number of bytes for which ring and tree take equally long, on 4 ranks or more."""
-    # TODO 8, again: your prediction. Below this size the one is faster, above it the other.
+    """The number of bytes for which ring and tree take the same time, on 4 ranks or more."""
+    # TODO 8, again: your prediction. Below this size one of them is faster, above it the other.
     ### BEGIN SOLUTION
     ring_rounds, ring_bytes = ring_cost(1, world)
     tree_rounds, tree_bytes = tree_cost(1, world)
@@ -483,7 +491,7 @@ def equal_size(world: int, alpha: float, beta: float) -> float:
 check("01_collectives/8")
 
 # %% [markdown]
-# Two kinds of links: on 64 ranks, with $\alpha$ and $\beta$ as they are between GPUs of one node
+# Two kinds of links: on 64 ranks, with typical $\alpha$ and $\beta$ between GPUs of one node
 # (3 µs, 200 GB/s) and between nodes (5 µs, 25 GB/s).
 
 # %%
@@ -493,9 +501,9 @@ plots.ring_and_tree(links, 64, ring_cost, tree_cost, equal_size)
 # %% [markdown]
 # ## Measure it
 #
-# What are $\alpha$ and $\beta$ here? Two ranks send a tensor to and fro, and half of the time is
-# that of one message. Of ten tries the fastest counts, since all that disturbs a message
-# makes it slower.
+# What are $\alpha$ and $\beta$ on this machine? Two ranks send a tensor back and forth; half of the
+# time is one message. Of ten tries the fastest counts, because every disturbance makes a message
+# slower and none makes it faster.
 
 
 # %%
@@ -505,7 +513,7 @@ def time_messages(sizes: list[int], rank: int, world: int) -> list[float]:
     for size in sizes:
         tensor, tries = torch.zeros(size, dtype=torch.uint8), []
         for _ in range(10):
-            dist.barrier()  # both begin together
+            dist.barrier()  # both start together
             began = time.perf_counter()
             for sender in (0, 1):
                 if rank == sender:
@@ -533,16 +541,16 @@ def time_all_reduce(sizes: list[int], rank: int, world: int) -> list[float]:
 
 
 # %% [markdown]
-# The measured times do not lie on a line exactly. The **least squares** fit is the line
-# $\alpha + \beta n$ for which the sum of the squared differences to the measured seconds is
-# the smallest. All points have a say in it, not just two of them, and $\alpha$ may come out below 0.
+# The measured times do not lie exactly on a line. The **least squares** fit is the line
+# $\alpha + \beta n$ with the smallest sum of squared differences to the measured times.
+# It uses all points, not just two of them, and its $\alpha$ can be negative.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
-    """alpha (seconds) and beta (seconds per byte) that fit these messages by least squares."""
+    """alpha (seconds) and beta (seconds per byte): the least-squares fit to these messages."""
     # TODO 9: Fit alpha and beta to measured times, and predict a time. First the fit. Sizes go up
-    # to millions while seconds are small: compute in float64.
+    # to millions, while seconds are small: compute in float64.
     ### BEGIN SOLUTION
     x, y = (torch.tensor(values, dtype=torch.float64) for values in (sizes, seconds))
     beta = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
@@ -552,7 +560,7 @@ def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
 
 
 def predicted_seconds(cost: tuple[int, float], alpha: float, beta: float) -> float:
-    """How long an algorithm takes that costs this many (rounds, bytes)."""
+    """How long an algorithm with this cost (rounds, bytes) takes."""
     # TODO 9, again: the time, from the cost.
     ### BEGIN SOLUTION
     rounds, nbytes = cost
@@ -564,7 +572,7 @@ def predicted_seconds(cost: tuple[int, float], alpha: float, beta: float) -> flo
 check("01_collectives/9")
 
 # %% [markdown]
-# Now all of it together: measure single messages, fit them, predict your ring all-reduce
+# Now everything together: measure single messages, fit them, predict your ring all-reduce
 # on two ranks, and measure that, too. Before you run the cell: where will the prediction be
 # too small? What does an all-reduce do besides sending?
 
@@ -586,17 +594,34 @@ plots.cost(
 )
 
 # %% [markdown]
-# The prediction counts messages only. An all-reduce also adds, allocates, and waits for the
-# slower rank; where processes share processors it waits more. What the model is good for is
-# to compare: it says which algorithm, and what to expect of twice the ranks or twice the size.
+# The prediction counts messages only. An all-reduce also adds, allocates memory, and waits for the
+# slower rank; where processes compete for processors, it waits longer. The model is useful for
+# comparisons: which algorithm is faster, and how the time changes with twice the ranks or twice the size.
 #
-# ## What comes of it
+# ## Libraries
 #
-# - From now on call `dist.all_reduce` and related calls. gloo's is the ring that you wrote. NCCL
-#   chooses by size among several rings, a pipelined double binary tree (not the tree above: it has
-#   almost a ring's bandwidth), and algorithms in which the switches add up (NVLS, CollNet). See
-#   [docs/nccl.md](../docs/nccl.md); on GPUs, a clock needs `torch.cuda.synchronize()` before each
-#   reading, for the calls only queue work.
-# - An all-reduce **is** a reduce-scatter and an all-gather. Lesson 03 takes the two apart, to keep
-#   only a piece of the gradients and weights in between: it costs no more bytes.
-# - Next: lesson 02, `02_data_parallel`, where all ranks average the gradients of a model by these calls.
+# From now on call `dist.all_reduce` and its relatives. gloo's all-reduce is the ring that you wrote. NCCL
+# chooses by size among several rings, a pipelined double binary tree (unlike the tree above, it has
+# almost a ring's bandwidth), and algorithms in which the switches add up (NVLS, CollNet): see
+# [docs/nccl.md](../docs/nccl.md). On GPUs, call `torch.cuda.synchronize()` before you read a clock,
+# because the calls only queue work.
+#
+# ## Recap
+#
+# 1. Every rank runs the same program; its rank number decides what it works on.
+# 2. All ranks of a collective must call it; if one does not, the others wait forever.
+# 3. An all-reduce is a reduce-scatter followed by an all-gather. Each rank of a ring sends
+#    $2(N-1)/N$ times its tensor, so hardly more on a thousand ranks than on four.
+# 4. A message costs $\alpha + \beta n$: trees have few rounds, for small tensors; rings keep all links busy, for
+#    large ones.
+# 5. Start all messages before you wait for any, and do not touch their tensors until they are complete.
+#
+# *Papers.* Ring all-reduce: Patarasuk and Yuan, 2009
+# ([doi:10.1016/j.jpdc.2008.09.002](https://doi.org/10.1016/j.jpdc.2008.09.002)). Trees, rings and their costs in MPI:
+# Thakur, Rabenseifner and Gropp, 2005 ([doi:10.1177/1094342005051521](https://doi.org/10.1177/1094342005051521)).
+# NCCL's double tree: Sanders, Speck and Träff, 2009
+# ([doi:10.1016/j.parco.2009.09.001](https://doi.org/10.1016/j.parco.2009.09.001)).
+#
+# Next: lesson 02, `02_data_parallel`, where all ranks average the gradients of a model with these calls. Lesson 03
+# takes the two halves of an all-reduce apart, and keeps only a piece of gradients and weights in between, at no more
+# bytes.
