@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -206,3 +207,35 @@ def test_parts_make_a_whole():
     assert torch.equal(whole(parts), full)
     assert whole(parts[:1])[:2].isnan().all()
     assert whole([full, full]) is full
+
+
+class Runs:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("where", ["the list", "an entry", "a place", "a name"])
+def test_a_strangers_checkpoint_runs_no_code(tmp_path, capsys, where):
+    """Case and brothers: code in .metadata, in a value that is no tensor, and a part that lies elsewhere."""
+    ran, out = tmp_path / "ran", tmp_path / "run"
+    with saved_whole(out, 3) as folder:
+        position = {"step": Runs(ran) if where == "an entry" else 3}
+        state = {f"optimizer.{name}.exp_avg": p for name, p in model().named_parameters()}
+        dcp.save({"model": model().state_dict(), **state, "position": position}, checkpoint_id=folder, no_dist=True)
+        listed = folder / ".metadata"
+        metadata = pickle.loads(listed.read_bytes())
+        if where == "the list":
+            metadata.planner_data = Runs(ran)
+        if where == "a name":
+            metadata.planner_data = pickle.PickleBuffer  # harmless, and not on the list
+        if where == "a place":
+            next(iter(metadata.storage_data.values())).relative_path = "../../part"
+        listed.write_bytes(pickle.dumps(metadata))
+    ran.unlink(missing_ok=True)
+    assert "it holds more than tensors and plain values" in refusal(capsys, out / "step-3")
+    assert not ran.exists()

@@ -420,3 +420,21 @@ def test_weak_scaling_and_the_table_of_results(course):
 def test_mistakes(course, args, words):
     done = course.run(*args)
     assert done.returncode == 2 and words in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+
+
+def test_a_report_follows_no_link_and_names_what_is_no_record(tmp_path):
+    """What a folder from somebody else may hold: links in place of what is written, lines without their keys."""
+    kept = tmp_path / "kept"
+    kept.write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    line = {"kind": "step", "step": 1, "loss": 2.0, "tokens_per_s": 3.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    for name in ("report.html", "loss.png"):
+        (folder / name).symlink_to(kept)
+    page.write(folder)
+    assert kept.read_text() == "mine" and not (folder / "report.html").is_symlink()
+    for broken in ({"kind": "step"}, {"step": 1}, [1], {**line, "loss": "x"}):
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n" + json.dumps(broken) + "\n")
+        with pytest.raises(ValueError):
+            page.write(folder)

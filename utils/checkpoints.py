@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from utils import run_folder
+from utils import pickles, run_folder
 from utils.distributed import fail, from_rank0, is_rank0, print0
 from utils.model import TransformerLM
 
@@ -194,9 +194,10 @@ def to_resume(args: argparse.Namespace, model: nn.Module) -> str:
 
 def check_fits(folder: Path, model: nn.Module, optimizer: str) -> None:
     """Stop with one line unless `folder` is a sharded checkpoint of such a model, and of such an optimizer's state."""
-    import torch.distributed.checkpoint as dcp  # here, for it takes a second, and only this function needs it
-
-    saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    try:
+        saved = pickles.described(folder)
+    except ValueError as problem:
+        fail(f"--resume {folder}: {problem}")
     for name, parameter in model.named_parameters():
         name = name.replace("_checkpoint_wrapped_module.", "")  # of a block that is computed again
         found = [entry for key, entry in saved.items() if key.endswith(f".{name}")]

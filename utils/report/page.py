@@ -20,16 +20,20 @@ from matplotlib.figure import Figure
 from utils.report.frame import template
 from utils.report.pictures import draw_loss, draw_memory, draw_power, draw_speed, draw_step, draw_usage, loss_curve
 from utils.report.runs import COMPARED, Run, arguments, batch_of, read, records, scaling, speed_rows
+from utils.whole import write_whole
 
 
 def write(folder: Path) -> Path:
     """Write folder/report.html and its pictures. Returns the page. Raises ValueError if the folder has no run."""
-    runs = newest_runs(folder)
-    if runs[-1].folder == folder:
-        return write_run(runs[-1])
-    for run in runs:
-        write_run(run)
-    return write_speed(folder, {len(run.ranks): run for run in runs})
+    try:
+        runs = newest_runs(folder)
+        if runs[-1].folder == folder:
+            return write_run(runs[-1])
+        for run in runs:
+            write_run(run)
+        return write_speed(folder, {len(run.ranks): run for run in runs})
+    except (LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as problem:  # not what a run writes
+        raise ValueError(f"the records in {folder} are not a run's: {type(problem).__name__}: {problem}") from None
 
 
 def newest_runs(folder: Path) -> list[Run]:
@@ -262,7 +266,8 @@ def page(
         for name, heading, text in pictures
     ]
     path = folder / "report.html"
-    path.write_text(
+    write_whole(  # a link of that name is replaced, and not followed
+        path,
         PAGE.render(
             title=title,
             facts=facts,
@@ -271,6 +276,5 @@ def page(
             links=links or {},
             command=shlex.join([Path(part).name for part in command[:1]] + command[1:]),
         ),
-        "utf-8",
     )
     return path
