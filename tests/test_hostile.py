@@ -9,14 +9,18 @@ import io
 import json
 import os
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
+from nbgrader.api import Gradebook
 
-from grader.engine.classroom import pages, records, submissions
+import hostile.corpus
+from grader.engine.classroom import gradebook, pages, records, submissions
 from grader.engine.commands import progress
 from grader.engine.jobs import batch
-from grader.engine.ranks import events
+from grader.engine.lesson import lessons
+from grader.engine.ranks import endings, events
 from grader.engine.walls import landlock, sandbox
 from hostile.corpus import ATTACKS, NAMES
 from hostile.trials import trials
@@ -91,11 +95,104 @@ def test_names_of_students_are_only_names(tmp_path, capsys):
         ), page
         assert "default-src 'none'" in text
     rows = list(csv.reader(io.StringIO((tmp_path / "marks.csv").read_text("utf-8"))))
-    assert len(rows) == 1 + len(NAMES) and not any(row[0].startswith(("=", "+", "-", "@")) for row in rows)
+    assert len(rows) == 1 + len(NAMES) == 1 + len({row[0] for row in rows[1:]})
+    assert not any(row[0].startswith(("=", "+", "-", "@")) or set(row[0]) & set("=;,|\u200b") for row in rows)
     for name in NAMES:
         said = progress.line(records.read_record(room.record(name)))
         said.encode()
-        assert "\x1b" not in said and "\n" not in progress.shown(name).replace("\n", "", 1)
+        assert "\x1b" not in said and "\n" not in records.shown(name)
+
+
+def test_no_name_wins_anothers_row():
+    """A name that is what another one's file is called; one that looks alike; one with an invisible letter."""
+    names = [*NAMES, "Anna Maria", "Anna_Maria-9d237351", *("bob", "bob\u200b", "b\u043eb", "\uff42ob")]
+    twin = records.file_name("Anna Maria").removesuffix(".json")
+    for distinct in (records.file_name, records.shown):
+        assert len({distinct(name) for name in {*names, twin}}) == len({*names, twin})
+    assert records.shown("Zoë Müller-Łuk") == "Zoë Müller-Łuk" and records.file_name("anna") == "anna"
+
+
+def test_no_archive_takes_the_name_of_another(tmp_path):
+    for name in ("dupe.tar", "dupe.zip", "eve.zip.zip", "ann.tar.gz"):
+        (tmp_path / name).write_bytes(b"")
+    for name in ("eve.zip", "zoe"):
+        (tmp_path / name).mkdir()
+    found = submissions.students(tmp_path)
+    assert {name: path.name for name, path in found.items()} == {
+        "dupe.tar": "dupe.tar",
+        "dupe.zip": "dupe.zip",
+        "eve.zip": "eve.zip",
+        "eve.zip.zip": "eve.zip.zip",
+        "ann": "ann.tar.gz",
+        "zoe": "zoe",
+    }
+
+
+def test_the_gradebook_bears_any_name(tmp_path):
+    room = a_class(tmp_path)
+    file = gradebook.write(room, records.records(room), tmp_path / "book")
+    with Gradebook(f"sqlite:///{file}") as book:
+        assert len(book.students) == len(NAMES)
+
+
+def test_the_main_process_opens_no_archive(tmp_path, monkeypatch):
+    """It asks at a resubmission whether a submission has changed; a header of pax took it 25 s."""
+    hostile.corpus.pax_digits(tmp_path / "s")
+    monkeypatch.setattr(submissions, "_archive", None)
+    assert len(submissions.digest(tmp_path / "s.tar", ["01_collectives"])) == 64
+
+
+@pytest.mark.parametrize(
+    "book",
+    [
+        {"nbformat": 1, "cells": [{"cell_type": "code", "source": "1"}]},
+        {"nbformat": 4, "nbformat_minor": "5", "cells": [{"cell_type": "code", "source": "1"}], "metadata": {}},
+        {"nbformat": "4", "cells": 3},
+        {"nbformat": 3, "worksheets": [{"cells": [{"cell_type": []}]}]},
+    ],
+)
+def test_a_notebook_of_a_strange_version_is_unreadable_and_no_failure_of_the_machine(tmp_path, book):
+    target = tmp_path / "notebooks" / "01_collectives.ipynb"
+    target.parent.mkdir()
+    target.write_text(json.dumps(book))
+    with suppress(ValueError):  # any other exception would be taken for the machine's failure
+        lessons.units("01_collectives", tmp_path)
+
+
+def test_a_path_too_long_is_the_submissions_doing(tmp_path):
+    at = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(30):
+        os.mkdir("d" * 200, dir_fd=at)
+        inner = os.open("d" * 200, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(os.open("notebook", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+    os.close(at)
+    try:
+        submissions.take(tmp_path, ["01_collectives"])
+    except submissions.Refused:
+        pass
+    sandbox.remove(tmp_path)
+
+
+def test_every_string_of_a_record_is_cleaned_where_it_is_kept(tmp_path):
+    """By whatever field it came: a message, a place, a flag, the reason of a failure."""
+    (tmp_path / "records").mkdir()
+    room = records.Class(tmp_path, ["01_collectives"], "seed", sandbox.NONE, 1.0, tmp_path)
+    for field in ("why", "refused", "flags", "verdicts"):
+        bad = "\x1b[2J\u202e\u200b" + "x" * 20_000
+        record = records.failure("eve", tmp_path, "")
+        record[field] = bad if field == "why" else [{"where": bad, "also": [bad], "cause": "not_judged"}]
+        records.keep(room, record)
+        kept = room.record("eve").read_text("utf-8")
+        assert len(kept) < 6000 and not any(word in kept for word in ("\\u001b", "\\u202e", "\\u200b"))
+
+
+@pytest.mark.parametrize("number", [6, 34, 40, 64])
+def test_every_signal_that_ends_a_rank_has_a_name(number):
+    ended = endings.Endings(None, "", {})
+    ended.status[0] = number
+    assert ended.how_it_ended(0).startswith("it was killed by ")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Whether a sharded checkpoint holds values only: torch.distributed.checkpoint unpickles, and a pickle can run code.
 
-It reads `.metadata` with pickle.load, and all that is not a tensor (a step, a rate) with torch.load(weights_only=False);
-see torch/distributed/checkpoint/filesystem.py and default_planner.py (2.13). So both are read here first, by unpicklers
-that know a list of harmless names and refuse the rest: https://docs.python.org/3/library/pickle.html#restricting-globals
+It reads `.metadata` with pickle.load, and what is no tensor (a step, a rate) with torch.load(weights_only=False); see
+torch/distributed/checkpoint/filesystem.py and default_planner.py (2.13). So both are read here first, by unpicklers
+that know a list of harmless names and refuse the rest:
+https://docs.python.org/3/library/pickle.html#restricting-globals
 """
 
 import io

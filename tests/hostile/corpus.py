@@ -146,6 +146,13 @@ def tar_header_bomb(path: Path) -> None:
         file.writelines(megabytes for _ in range(48))
 
 
+def pax_digits(path: Path) -> None:
+    """A header of pax that is one long number, which tarfile looks through again from each of its digits."""
+    head, text = tarfile.TarInfo("pax"), b"1" * 300_000
+    head.type, head.size = tarfile.XHDTYPE, len(text)
+    Path(f"{path}.tar").write_bytes(head.tobuf(tarfile.USTAR_FORMAT) + text + bytes(-len(text) % 512 + 1024))
+
+
 def long_notebook(path: Path) -> None:
     write(path, b"")
     with open(path / NOTEBOOK, "r+b") as file:
@@ -891,7 +898,54 @@ ATTACKS = [
         ),
         never=("\\u001b", "\\u0007", "\\u202e"),
     ),
+    # “Could not be graded” at will
+    Attack(
+        "killed by signal 40",
+        "a signal without a name, which the judge looks up",
+        "every signal has a name",
+        broadcast(C + "libc.kill(os.getpid(), 40)\ntime.sleep(60)"),
+        says="signal 40",
+    ),
+    Attack(
+        "“unfit”",
+        "says that its GPU cannot be used: the machine's failure",
+        "heard only where there are GPUs, as the first word",
+        broadcast("from grader.engine.inside import observe\nobserve.Line.mine.say(e='unfit', text='broken')"),
+        says="no sense",
+    ),
+    Attack(
+        "nbformat 1",
+        "a version that the library cannot read",
+        "whatever a parser raises is the submission's",
+        changed(lambda made: made.update(nbformat=1)),
+        says="not a notebook that can be read",
+    ),
+    Attack(
+        "a minor version that is a word",
+        "the library compares it with a number",
+        "whatever a parser raises is the submission's",
+        changed(lambda made: made.update(nbformat_minor="5")),
+        says="not a notebook that can be read",
+    ),
+    Attack(
+        "a forged place",
+        "a line of code called ESC, U+202E and 20 KB",
+        "strings are cleaned where they are kept",
+        broadcast(
+            "from grader.engine.inside import observe\nobserve.Line.mine.say(e='crash', type='E', text='t', "
+            "frames=[[chr(27) + '[2J' + chr(0x202e) + 'x' * 20000, 1, chr(27)]])\nimport time\ntime.sleep(60)",
+            "",
+        ),
+        never=("\\u001b", "\\u202e", "x" * 3000),
+    ),
     # Archives
+    Attack(
+        "a header of digits",
+        "of pax: a regular expression takes 25 s for it",
+        "archives are opened in a worker, which has a time",
+        pax_digits,
+        state="refused",
+    ),
     Attack(
         "zip slip",
         "entries that lead out of the folder",
@@ -976,4 +1030,9 @@ NAMES = [
     "con.json",
     "\udcff\udcfe",
     "x'; DROP TABLE marks; --",
+    "eve;=1+1|cmd",
+    "\uff1d1+1",
+    "bob",
+    "bob\u200b",
+    "+\uff0b1",
 ]

@@ -112,9 +112,9 @@ class Room:
     def grade(self, attack: corpus.Attack, student: str, path: Path) -> Trial:
         if self.worker is None or self.worker.poll() is not None:
             self.worker = grade.start_worker(self.room)
-            grade.talk(self.worker, "warm", self.submissions, queue.SimpleQueue(), 120)
+            grade.talk(self.worker, "warm", self.submissions, queue.SimpleQueue())
         before, began = self.outside(), time.monotonic()
-        lived = grade.talk(self.worker, student, path, queue.SimpleQueue(), 2 * LONGEST)
+        lived = grade.talk(self.worker, student, path, queue.SimpleQueue())
         seconds = time.monotonic() - began
         record = records.read_record(self.room.record(student)) or records.failure(student, path, "no record")
         wrong = [] if lived else ["the worker died"]

@@ -15,10 +15,12 @@ counts.
 
 import dataclasses
 import json
+import math
 import os
 import queue
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -27,13 +29,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grader.engine.classroom import submissions
+from grader.engine.classroom import records, submissions
 from grader.engine.classroom.records import FAILED, KEPT, VERSION, Class, failure, keep, load, read_record, write_whole
 from grader.engine.lesson import lessons, release
 from grader.engine.lesson.files import course_digest
 from grader.engine.walls import sandbox
 
-SLACK = 120.0  # seconds that a worker may take beside those of a submission's ranks: to start, to compare
+
+LAST = 5.0  # seconds that a worker has to put away what it has made
 
 
 class NoCluster(RuntimeError):
@@ -90,16 +93,10 @@ def left_to_do(room: Class, found: dict[str, Path], again: bool) -> dict[str, Pa
     left = {}
     for student, path in found.items():
         record = read_record(room.record(student))
-        if record is None or record["state"] == FAILED or again or record["digest"] != digest(path, room.stems):
+        known = record is not None and record["state"] != FAILED and not again
+        if not known or record["digest"] != submissions.digest(path, room.stems):
             left[student] = path
     return left
-
-
-def digest(path: Path, stems: list[str]) -> str:
-    try:
-        return submissions.take(path, stems).digest
-    except (submissions.Refused, OSError):
-        return submissions.Taken().digest
 
 
 def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
@@ -125,20 +122,25 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
                 student, path = tasks.get_nowait()
             except queue.Empty:
                 break
-            for _ in range(2):  # what kills the worker twice is left to a person
+            refuse, killed = "", 0
+            while not stopped.is_set():
                 if worker is None or worker.poll() is not None:
                     worker = start_worker(room)
                     workers.append(worker)
-                if talk(worker, student, path, news, 60 * room.minutes + SLACK):
+                if talk(worker, student, path, news, refuse):
                     break
-                worker.kill()
-                worker.wait()
-            else:
-                if not stopped.is_set():
-                    keep(
-                        room, failure(student, path, "the process that judges it died twice, or did not come to an end")
-                    )
+                worker.stdin.close()
+                code = worker.wait()
+                by_others = code in (-signal.SIGKILL, -signal.SIGTERM)  # the system's doing, or a person's
+                if refuse or (by_others and killed):
+                    keep(room, failure(student, path, "the process that judges it died twice"))
                     news.put({"student": student, "over": True})
+                    break
+                if by_others:
+                    killed += 1
+                else:
+                    why = "took too long" if code == -signal.SIGALRM else "died of it"
+                    refuse = f"the process that judges it {why}"
         if worker is not None:
             worker.stdin.close()
             worker.wait()
@@ -156,8 +158,7 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
     finally:
         stopped.set()
         for worker in workers:
-            worker.kill()
-            worker.wait()
+            end(worker)
         for thread in threads:
             thread.join(5)
 
@@ -165,8 +166,6 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
 def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[str, Any]) -> Iterator[dict]:
     """The same as `run` by a job array: each of `jobs` jobs takes its share, one submission after the other."""
     import submitit
-
-    from grader.engine.classroom.worker import grade_slice  # the judge, and torch with it
 
     os.environ["PYTHONPATH"] = os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(
         os.pathsep
@@ -180,7 +179,7 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
             job_name="grade",
             array_parallelism=jobs,
             cpus_per_task=2,
-            time=max(1, round(sum(room.minutes for _ in shares[0]))),
+            time=math.ceil(len(shares[0]) * records.longest(room.minutes) / 60),
             **options,
         )
         array = executor.map_array(grade_slice, [str(room.out.resolve())] * len(shares), shares)
@@ -210,6 +209,12 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
     finally:
         for job in {job.job_id: job for job in waiting.values()}.values():
             job.cancel()
+
+
+def grade_slice(out: str, share: list[tuple[str, str]]) -> None:
+    """The share of one job, on a node of a cluster: (student, path) after (student, path)."""
+    for _ in run(load(Path(out)), {student: Path(path) for student, path in share}, jobs=1):
+        pass
 
 
 def stamp(room: Class, student: str) -> float:
@@ -244,14 +249,23 @@ def start_worker(room: Class) -> subprocess.Popen:
     )
 
 
-def talk(
-    worker: subprocess.Popen, student: str, path: Path, news: "queue.SimpleQueue[dict[str, Any]]", seconds: float
-) -> bool:
-    """Give a worker one submission; False if it died of it, or was killed because it took longer than this."""
-    late = threading.Timer(seconds, worker.kill)
-    late.start()
+def end(worker: subprocess.Popen) -> None:
+    """End a worker, which puts away what it has made; one that is stuck is killed."""
+    worker.terminate()
     try:
-        worker.stdin.write(json.dumps({"student": student, "path": str(path.resolve())}) + "\n")
+        worker.wait(LAST)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        worker.wait()
+
+
+def talk(
+    worker: subprocess.Popen, student: str, path: Path, news: "queue.SimpleQueue[dict[str, Any]]", refuse: str = ""
+) -> bool:
+    """Give a worker one submission, perhaps to `refuse` it unread; False if the worker died of it."""
+    try:
+        task = {"student": student, "path": str(path.resolve()), "refuse": refuse}
+        worker.stdin.write(json.dumps(task) + "\n")
         worker.stdin.flush()
         for line in worker.stdout:
             said = json.loads(line)
@@ -260,8 +274,6 @@ def talk(
                 return True
     except (BrokenPipeError, ValueError):
         pass
-    finally:
-        late.cancel()
     return False
 
 

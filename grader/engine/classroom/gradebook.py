@@ -48,7 +48,7 @@ def write(room: records.Class, graded: list[dict], root: Path, heard: Callable[[
             student = records.file_name(record["student"])
             heard(student)
             book.update_or_create_student(
-                student, first_name=record["student"] if student != record["student"] else None
+                student, first_name=records.shown(record["student"]) if student != record["student"] else None
             )
             own = records.marks(record)
             changed = {change["todo"] for change in record["overrides"]}

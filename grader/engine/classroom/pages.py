@@ -14,7 +14,6 @@ from grader.engine.classroom import records
 from grader.engine.judge.verdict import Verdict
 from grader.engine.judge.words import details, heading
 from grader.engine.lesson.lessons import titles
-from grader.engine.walls.plain import plain_text
 from utils.report.frame import template
 
 # Both pages: marks in colours.
@@ -59,11 +58,11 @@ CLASS = template(
 {% block body %}
 <h1>{{ records | length }} submissions</h1>
 <p class="note">Walls: {% for name, value in guards.items() %}{{ name }}: {{ value }}. {% endfor %}Backend: {{ backend }}.</p>
-{% if failed %}<h2>Could not be graded</h2><ul>{% for r in failed %}<li>{{ plain(r.student, 200) }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
+{% if failed %}<h2>Could not be graded</h2><ul>{% for r in failed %}<li>{{ shown(r.student) }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
 {% if unjudged %}<h2>Not judged</h2><p>No draw of these checks' numbers told right from wrong. They have no mark, and
 count for nobody; <code>./workbook mark</code> gives one.</p><ul>{% for id, count in unjudged.items() %}<li>{{ id }}: {{ count }} submissions</li>{% endfor %}</ul>{% endif %}
-{% if flagged %}<h2>For a person to look at</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ plain(r.student, 200) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
-{% for line in r.refused[:3] %}<li class="flag">{{ plain(r.student, 200) }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
+{% if flagged %}<h2>For a person to look at</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ shown(r.student) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
+{% for line in r.refused[:3] %}<li class="flag">{{ shown(r.student) }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
 <h2>TODOs</h2>
 <table><tr><th>TODO</th><th>right</th><th></th><th>commonest causes</th></tr>
 {% for t in todos %}<tr><td>{{ t.id }}<br><span class="note">{{ t.title }}</span></td><td>{{ t.right }}/{{ t.asked }}</td>
@@ -72,7 +71,7 @@ count for nobody; <code>./workbook mark</code> gives one.</p><ul>{% for id, coun
 </table>
 <h2>Students</h2>
 <table><tr><th>student</th><th>marks</th><th>stuck at</th></tr>
-{% for r in rows %}<tr><td><a href="feedback/{{ r.file | urlencode }}.html">{{ plain(r.student, 200) }}</a></td><td>{{ "%g" | format(r.points) }} of {{ "%g" | format(r.most) }}</td>
+{% for r in rows %}<tr><td><a href="feedback/{{ r.file | urlencode }}.html">{{ shown(r.student) }}</a></td><td>{{ "%g" | format(r.points) }} of {{ "%g" | format(r.most) }}</td>
 <td>{{ r.stuck }}</td></tr>{% endfor %}
 </table>
 {% endblock %}
@@ -100,7 +99,7 @@ def student_page(record: dict) -> str:
     for verdict in record["verdicts"]:
         by.setdefault(verdict["lesson"], []).append(Verdict(**verdict))
     own = records.marks(record)
-    record = record | {name: plain_text(record[name], 200) for name in ("student", "submission")}
+    record = record | {"student": records.shown(record["student"])}
     return STUDENT.render(
         record=record,
         lessons=by,
@@ -145,7 +144,7 @@ def class_page(graded: list[dict], room: records.Class) -> str:
         for r in graded
     ]
     return CLASS.render(
-        plain=plain_text,
+        shown=records.shown,
         records=graded,
         guards=vars(room.guards),
         backend=room.backend,
@@ -204,10 +203,14 @@ def table(graded: list[dict], stems: list[str]) -> str:
     for record in graded:
         own = records.marks(record)
         total = "" if record["state"] == records.FAILED else f"{records.points(record):g}"
-        # a name that begins like a formula would be one to a spreadsheet
-        student = plain_text(record["student"], 200)
-        student = f"'{student}" if student.strip()[:1] in tuple("=+-@") else student
-        lines.writerow([student, record["state"], total, *(f"{own[name]:g}" if name in own else "" for name in names)])
+        lines.writerow(
+            [
+                records.shown(record["student"]),
+                record["state"],
+                total,
+                *(f"{own[name]:g}" if name in own else "" for name in names),
+            ]
+        )
     return text.getvalue()
 
 

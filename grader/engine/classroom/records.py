@@ -12,14 +12,17 @@ import fcntl
 import hashlib
 import json
 import re
+import unicodedata
 from pathlib import Path
 
 from grader.engine.walls import sandbox
+from grader.engine.walls.plain import cleaned, plain_text
 from utils.whole import written_whole
 
 VERSION = 1  # of a record
 # Of the environment, in a worker
 KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "CUDA_VISIBLE_DEVICES"}
+SLACK = 60.0  # seconds that a worker may take beside those of a submission's ranks: to start, to compare
 NOT_HANDED_IN = "it was not handed in"
 GRADED, REFUSED, FAILED = "graded", "refused", "could not be graded"
 
@@ -45,21 +48,35 @@ class Class:
 
 
 def file_name(student: str) -> str:
-    """A name for a student's files, whatever the student is called: no two the same, none that leads elsewhere."""
-    plain = re.sub(r"[^\w.+-]", "_", student, flags=re.ASCII).strip(".")[
-        :80
-    ]  # in every file system a name, and not too long for any
-    return (
-        plain
-        if plain == student
-        else f"{plain or 'student'}-{hashlib.sha256(student.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
-    )
+    """A name for a student's files, whatever the student is called: none that leads elsewhere, and no two the same,
+    where a file system tells capitals from small letters.
+    """
+    # in every file system a name, and not too long for any
+    plain = re.sub(r"[^\w.+-]", "_", student, flags=re.ASCII).strip(".")[:80]
+    if plain == student and not re.search(r"-[0-9a-f]{8}$", student):  # else it could be what another one is given
+        return plain
+    return f"{plain or 'student'}-{short(student)}"
+
+
+def short(student: str) -> str:
+    return hashlib.sha256(student.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def shown(student: str) -> str:
+    """A student's name, fit for a terminal, a page, a spreadsheet and a data base. One that had to be changed for that
+    has a digest, so that no two look alike by what nobody sees.
+    """
+    name = plain_text(unicodedata.normalize("NFKC", student), 80)
+    name = re.sub(r"[=;,|\t\n]", "_", name).strip()  # which a spreadsheet takes for a formula, or for its next field
+    name = re.sub(r"^[@+-]", "_", name)
+    return name if name == student else f"{name} ({short(student)})"
 
 
 def keep(room: Class, record: dict) -> None:
     """Write a record, whole or not at all, with what was there before in its history; then say so in the journal."""
     path = room.record(record["student"])
     before = read_record(path)
+    record = cleaned(record) | {"student": record["student"]}  # by its very name it is found again
     if before and before["state"] != FAILED:
         history = before.pop("history", [])
         record["history"] = [
@@ -129,6 +146,11 @@ def failure(student: str, path: Path, why: str) -> dict:
         "overrides": [],
         "files": {},
     }
+
+
+def longest(minutes: float) -> float:
+    """Seconds from the moment when a submission is given to a worker to its verdict, or the worker's end."""
+    return 60 * minutes + SLACK
 
 
 def load(out: Path) -> Class:

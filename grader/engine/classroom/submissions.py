@@ -7,6 +7,7 @@ nothing is unpacked to disk, no link is followed, no name decides where anything
 """
 
 import bz2
+import errno
 import gzip
 import hashlib
 import lzma
@@ -14,6 +15,7 @@ import os
 import stat
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -27,6 +29,8 @@ MOST_ARCHIVE = 50_000_000  # bytes, packed
 MOST_UNPACKED = 300_000_000  # bytes that the entries of an archive claim
 MOST_ENTRIES = 20_000
 MOST_REASONS = 30  # that are kept of why something was not taken
+# The machine's own failures; what else goes wrong with a file (its path is too long, say) is the submission's doing.
+OURS = {getattr(errno, name) for name in ("EIO", "ENOSPC", "EDQUOT", "ENOMEM", "EMFILE", "ENFILE", "ESTALE", "EROFS")}
 ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 
 
@@ -53,18 +57,31 @@ def students(folder: Path) -> dict[str, Path]:
     """The submissions in a folder: student -> folder or archive. A student is named as the entry is, without its
     ending.
     """
-    found: dict[str, Path] = {}
+    names: dict[Path, str] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         ending = next((end for end in ARCHIVES if path.name.lower().endswith(end)), "")
         if path.is_symlink() or not (path.is_dir() or ending):
             continue
-        name = path.name[: len(path.name) - len(ending)] if ending and not path.is_dir() else path.name
-        while name in found:
-            name += "+"
-        found[name] = path
-    return found
+        names[path] = path.name[: len(path.name) - len(ending)] if ending and not path.is_dir() else path.name
+    while twice := {name for name, count in Counter(names.values()).items() if count > 1}:
+        # Nobody takes another one's name: each is called as the whole entry is, and that is so for one entry only.
+        names |= {path: path.name for path, name in names.items() if name in twice}
+    return {name: path for path, name in names.items()}
+
+
+def digest(path: Path, stems: list[str]) -> str:
+    """What tells a submission from the next one of the same student. Of an archive it is that of its bytes: who asks,
+    the main process, opens none.
+    """
+    try:
+        if path.is_dir():
+            return take(path, stems).digest
+        with path.open("rb") as file:
+            return hashlib.sha256(file.read(MOST_ARCHIVE + 1)).hexdigest()
+    except (Refused, OSError):
+        return Taken().digest
 
 
 def take(path: Path, stems: list[str]) -> Taken:
@@ -92,8 +109,8 @@ def take(path: Path, stems: list[str]) -> Taken:
             depth[own] = len(name.parts)
             taken.files[str(own)] = read
     except Exception as error:  # what a broken archive raises no library says in full
-        if isinstance(error, (Refused, MemoryError)) or getattr(error, "errno", None) is not None:
-            raise  # the last: the machine's own failure, no fault of the submission's
+        if isinstance(error, Refused) or getattr(error, "errno", None) in OURS:
+            raise
         raise Refused(plain.plain_text(f"{path.name} cannot be read: {type(error).__name__}: {error}", 300)) from None
     finally:
         more = len(taken.refused) - MOST_REASONS

@@ -9,7 +9,6 @@ import dataclasses
 import datetime
 import hashlib
 import json
-import os
 import shutil
 import signal
 import sys
@@ -17,8 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from grader.engine.classroom import records, submissions
-from grader.engine.classroom.records import GRADED, NOT_HANDED_IN, REFUSED, VERSION, Class, failure, keep, load
+from grader.engine.classroom import submissions
+from grader.engine.classroom.records import GRADED, NOT_HANDED_IN, REFUSED, VERSION, Class, failure, keep, load, longest
 from grader.engine.judge.judge import Judge
 from grader.engine.lesson.files import course_digest
 from grader.engine.ranks import backends
@@ -27,8 +26,13 @@ from grader.engine.ranks.engine import Engine
 # In a worker
 
 
-def grade_one(outside: Engine, room: Class, student: str, path: Path, heard: Callable[[dict], None]) -> dict:
-    """The record of one submission; `heard` is told of each verdict. Raises only for the machine's own failures."""
+def grade_one(
+    outside: Engine, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
+) -> dict:
+    """The record of one submission; `heard` is told of each verdict. Raises only for the machine's own failures.
+
+    `refuse`: why it is not even looked at; "" if it is.
+    """
 
     began = time.monotonic()
     record = {
@@ -48,11 +52,13 @@ def grade_one(outside: Engine, room: Class, student: str, path: Path, heard: Cal
         "overrides": [],
     }
     try:
+        if refuse:
+            raise submissions.Refused(refuse)
         taken = submissions.take(path, room.stems)
     except submissions.Refused as problem:
         taken = submissions.Taken(refused=[str(problem)])
         record["state"] = REFUSED
-    record["digest"], record["refused"] = taken.digest, taken.refused
+    record["digest"], record["refused"] = submissions.digest(path, room.stems), taken.refused
     record["files"] = {name: hashlib.sha256(content).hexdigest() for name, content in taken.files.items()}
     folder = room.taken(student)
     shutil.rmtree(folder, ignore_errors=True)
@@ -83,40 +89,35 @@ def grade_one(outside: Engine, room: Class, student: str, path: Path, heard: Cal
     return record
 
 
-def grade_slice(out: str, part: list[tuple[str, str]]) -> None:
-    """The same in a job of its own, on a node of a cluster: (student, path) after (student, path)."""
-
-    for name in set(os.environ) - records.KEPT:
-        del os.environ[name]
-    room = load(Path(out))
-    with Engine() as outside:
-        for student, path in part:
-            grade_and_keep(outside, room, student, Path(path), lambda news: None)
-
-
 def work(out: str) -> None:
     """A worker: submissions come in as JSON lines, verdicts and ends go out."""
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # it ends, with all that it has made
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it never outlives the command that started it
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it never outlives the command that started it
     room = load(Path(out))
     with Engine() as outside:
         outside.start()
         for line in sys.stdin:
             task = json.loads(line)
+            signal.setitimer(signal.ITIMER_REAL, longest(room.minutes))  # SIGALRM, which ends it wherever it hangs
             grade_and_keep(
                 outside,
                 room,
                 task["student"],
                 Path(task["path"]),
+                task["refuse"],
                 lambda news, student=task["student"]: print(json.dumps({"student": student, **news}), flush=True),
             )
+            signal.setitimer(signal.ITIMER_REAL, 0)
             print(json.dumps({"student": task["student"], "over": True}), flush=True)
 
 
-def grade_and_keep(outside: Engine, room: Class, student: str, path: Path, heard: Callable[[dict], None]) -> None:
+def grade_and_keep(
+    outside: Engine, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
+) -> None:
     try:
-        record = grade_one(outside, room, student, path, heard)
+        record = grade_one(outside, room, student, path, refuse, heard)
     except Exception as error:  # the machine's, not the student's
         record = failure(student, path, f"{type(error).__name__}: {error}")
     keep(room, record)

@@ -194,6 +194,7 @@ def grade(
     except (ValueError, NoSandbox, ReleaseError) as problem:
         fail(problem)
     say(f"[dim]{escape(str(guards))}[/]" if "OPEN" not in str(guards) else f"[red]{escape(str(guards))}[/]")
+    say(f"[dim]a submission takes at most {records.longest(minutes) / 60:g} minutes[/]")
     if backend != "gloo":
         say(f"[dim]backend: {backend}[/]")
     left = grading.left_to_do(room, found, again)
@@ -213,7 +214,7 @@ def grade(
     failed = [name for name in found if records.read_record(room.record(name))["state"] == records.FAILED]
     if failed:
         fail(
-            f"{len(failed)} could not be graded, by no fault of theirs: {', '.join(map(progress.shown, failed[:5]))};"
+            f"{len(failed)} could not be graded, by no fault of theirs: {', '.join(map(records.shown, failed[:5]))};"
             " the same command tries them once more",
             code=1,
         )

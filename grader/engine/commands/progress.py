@@ -13,7 +13,6 @@ from rich.table import Table
 
 from grader.engine.classroom import records
 from grader.engine.commands.screen import console, say
-from grader.engine.walls.plain import plain_text
 
 PULSE = 10.0  # seconds from one line to the next, where there is no terminal for a table
 
@@ -33,7 +32,7 @@ def show(room: records.Class, news: Iterator[dict], total: int) -> None:
         rows = Table("student", "lesson", "right", "since", box=None)
         for student, now in at.items():
             rows.add_row(
-                escape(shown(student)),
+                escape(records.shown(student)),
                 now["lesson"],
                 f"{now['right']}/{now['asked']}",
                 f"{time.monotonic() - now['since']:.0f} s",
@@ -59,19 +58,14 @@ def show(room: records.Class, news: Iterator[dict], total: int) -> None:
                 now["right"] += item["status"] == "pass"
                 if not terminal and time.monotonic() - said > PULSE:
                     said = time.monotonic()
-                    told = f"{shown(item['student'])}: {item['lesson']}/{item['todo']}"
+                    told = f"{records.shown(item['student'])}: {item['lesson']}/{item['todo']}"
                     say(f"[dim]{escape(told)}, {now['right']} of {now['asked']} right so far[/]")
-
-
-def shown(student: str) -> str:
-    """A student's name, which a stranger may have chosen."""
-    return plain_text(student, 80)
 
 
 def line(record: dict) -> str:
     """A submission that is over, in rich's markup."""
     most = sum(verdict["max_points"] for verdict in record["verdicts"])
-    said = f"{escape(shown(record['student']))}: "
+    said = f"{escape(records.shown(record['student']))}: "
     if record["state"] == records.FAILED:
         return f"[red]{said}could not be graded: {escape(record['why'])}[/]"
     said += f"{records.points(record):g} of {most}"

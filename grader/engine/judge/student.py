@@ -187,7 +187,11 @@ class Student:
         try:
             run = (engine or self.engine).run(units, module=self.module, **how)
         except Exception as error:  # a student's faults are in the run
-            raise Unjudged(f"{type(error).__name__}: {error}") from error
+            machines = isinstance(error, (OSError, RuntimeError, Unjudged)) and not isinstance(error, RecursionError)
+            if machines or not units:
+                raise Unjudged(f"{type(error).__name__}: {error}") from error
+            # What a stranger's code has left chokes the one who reads it: that is a verdict, and no failure of ours.
+            raise Fault("crash", f"what the ranks left cannot be read ({type(error).__name__})", None) from error
         finally:
             self.seconds += time.perf_counter() - began
         if run.wire is not None and run.fault is None and run.wire < (claimed := least_bytes(run.events)):

@@ -284,6 +284,6 @@ def _read_notebook(text: str, path: Path) -> list["NotebookNode"]:
             if not (cell.cell_type and isinstance(cell.source, str) and isinstance(_key(cell), str)):
                 raise TypeError("a cell without source")
         return cells
-    except (nbformat.ValidationError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = str(error).split("\n")[0][:80]
+    except Exception as error:  # what a strange version or minor version raises in nbformat is of every kind
+        reason = str(error).split("\n")[0][:80] or type(error).__name__
         raise ValueError(f"{path}: not a notebook that can be read ({reason})") from None

@@ -47,7 +47,9 @@ class Endings:
             return f"it stopped with {self.last_word[number]['type']}"
         status = self.status[number]
         if os.WIFSIGNALED(status):
-            return f"it was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+            number = os.WTERMSIG(status)
+            known = number in set(signal.Signals)  # real-time signals have no names there
+            return f"it was killed by {signal.Signals(number).name if known else f'signal {number}'}"
         return f"it left by os._exit({os.waitstatus_to_exitcode(status)})"
 
     def lost_a_peer(self, number: int) -> bool:

@@ -77,7 +77,8 @@ class Session:
         self.cause: int | None = None  # the rank whose crash was heard of first
         self.crashed_at: dict[int, float] = {}  # each rank's own time then
         self.rest: dict[socket.socket, bytes] = dict.fromkeys(self.owner, b"")
-        self.pulse = Pulse(world, self.started, on_gpu=bool(job["devices"]))
+        self.on_gpu = bool(job["devices"])
+        self.pulse = Pulse(world, self.started, on_gpu=self.on_gpu)
         self.said = dict.fromkeys(range(world), 0)  # bytes
         self.unfit = ""  # why the machine, and not the student's code, keeps a rank from running
 
@@ -169,8 +170,8 @@ class Session:
         if event["e"] == "here":
             return
         if event["e"] == "unfit":
-            if self.run.events[number]:
-                raise ValueError("its first word was another one")
+            if not self.on_gpu or self.run.events[number]:
+                raise ValueError("whether a rank can use its GPU is said first, and where there are GPUs")
             self.unfit = self.unfit or f"rank {number} cannot use its GPU: {event['text']}"
             return
         if event["e"] == "strange":

@@ -5,7 +5,9 @@ import re
 import stat
 import unicodedata
 from pathlib import Path
+from typing import Any
 
+LONGEST = 2000  # letters of one string in a record
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # a terminal's colours
 
 
@@ -31,3 +33,12 @@ def plain_text(said: str, most: int) -> str:
         c for c in ESCAPES.sub("", said[: 4 * most]) if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs")
     )
     return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def cleaned(value: Any) -> Any:
+    """The same with every string in it fit to be shown."""
+    if isinstance(value, str):
+        return plain_text(value, LONGEST)
+    if isinstance(value, dict):
+        return {cleaned(name): cleaned(part) for name, part in value.items()}
+    return [cleaned(part) for part in value] if isinstance(value, list) else value
