@@ -168,9 +168,9 @@ check("00_one_device/2")
 # backward pass ([arXiv:2204.02311](https://arxiv.org/abs/2204.02311), appendix B). The head multiplies by $h \times V$.
 # The embedding is only looked up.
 #
-# One thing is special: our head is *fused* with the loss ([`utils/loss.py`](../utils/loss.py)). The logits of all tokens
-# would be the largest tensor by far, so they are made piece by piece, and each piece is turned into gradients at once.
-# All three products of the head thus are in the **forward** pass.
+# One thing is special: our head is *fused* with the loss ([`utils/loss.py`](../utils/loss.py)). The logits of all
+# tokens would be the largest tensor by far, so they are made piece by piece, and each piece is turned into gradients at
+# once. All three products of the head thus are in the **forward** pass.
 #
 # A device's **peak** is the FLOPs a second on its data sheet. The share of it that goes into these FLOPs is the **model
 # FLOPs utilization**, MFU. **Predict**: what becomes of 1 : 2?
@@ -223,8 +223,8 @@ one_device.phases(shown)
 
 # %% [markdown]
 # At the laptop's size the head has 94 % of the FLOPs, so forward takes longer than backward. In large models it is
-# nearly 1 : 2, since blocks grow with $h^2$ and the vocabulary does not. The backward pass and the optimizer take longer
-# than their FLOPs say: they wait for the memory, which is next.
+# nearly 1 : 2, since blocks grow with $h^2$ and the vocabulary does not. The backward pass and the optimizer take
+# longer than their FLOPs say: they wait for the memory, which is next.
 #
 # ## How fast a product can be
 #
@@ -338,7 +338,8 @@ predicted = {
 one_device.memory(one_device.moments(model, 24, 64), predicted)
 
 # %% [markdown]
-# The prediction is within 0.1 %: the rest are norms' and attention's small numbers. On a GPU add what the libraries take, some 10 %.
+# The prediction is within 0.1 %: the rest are norms' and attention's small numbers. On a GPU add what the libraries
+# take, some 10 %.
 #
 # > **A place to stop.** You know what one device does in a step, what limits it and what it holds. Part 2 needs nothing
 # > but the formulas of this part.
@@ -356,7 +357,8 @@ one_device.memory(one_device.moments(model, 24, 64), predicted)
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def device_days(parameters: float, tokens: float, peak: float, mfu: float) -> float:
     """Days that one device of this peak (FLOPs a second) takes to train on so many tokens, at this utilization."""
-    # TODO 6: Find what a model takes: time on one device, devices to hold it, and how fast such needs grow. First, days.
+    # TODO 6: Find what a model takes: time on one device, devices to hold it, and how fast such needs grow. First,
+    # days.
     ### BEGIN SOLUTION
     return 6 * parameters * tokens / (peak * mfu) / 86_400
     ### END SOLUTION
@@ -456,14 +458,16 @@ def fixed_share(speed_up: float, devices: int) -> float:
 check("00_one_device/7")
 
 # %% [markdown]
-# You will measure both with `ddp_training`. `./workbook run` writes a table of results, `runs/results.md`, for you to complete:
+# You will measure both with `ddp_training`. `./workbook run` writes a table of results, `runs/results.md`, for you to
+# complete:
 #
 # ```bash
 # ./workbook run ddp_training --nproc 1,2 -- --batch-size 24             # strong
 # ./workbook run ddp_training --nproc 1,2 -- --batch-size-per-rank 24    # weak
 # ```
 #
-# The default size, `--size laptop`, is too small for GPUs: four of them would mostly wait. Batch files use `--size gpu`.
+# The default size, `--size laptop`, is too small for GPUs: four of them would mostly wait. Batch files use `--size
+# gpu`.
 #
 # ## When to go parallel, and when not
 #

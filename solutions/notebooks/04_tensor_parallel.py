@@ -1,17 +1,21 @@
 # %% [markdown]
 # # Tensor parallelism: one matrix product on several ranks
 #
-# ZeRO shares out what is *held*: before a layer computes, its weights are gathered, and every rank computes the whole
-# layer, on samples of its own. Tensor parallelism shares out what is *computed*: each rank keeps its part of every
-# weight matrix for good, multiplies by it, and what travels between the ranks is activations. All ranks work on **the
+# ZeRO divides what is *held*: before a layer computes, its weights are gathered, and every rank computes the whole
+# layer, on samples of its own. Tensor parallelism divides what is *computed*: each rank permanently keeps its part of
+# every weight matrix and multiplies by it, and what travels between the ranks is activations. All ranks work on **the
 # same samples**.
 #
-# So a layer that is too large for one device is no problem, a step on a single sequence becomes faster, and
-# activations shrink, too. The price: the ranks talk in the middle of every layer, twice on the way forward and twice
-# on the way back.
+# So a layer may be too large for one device, a step on a single sequence becomes faster, and activations shrink, too.
+# The price: the ranks communicate in the middle of every layer, twice forward and twice backward.
 #
 # In this lesson you build the layers of Megatron-LM ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)) by hand,
-# make the course's language model of them, and train it beside the serial one.
+# make the course's language model of them, and train it beside the serial one. Part 1 has the layers; part 2 has
+# sequence parallelism, memory, dropout, and where it all stops paying.
+#
+# *Builds on*: collectives and their cost (`01_collectives`), averaged gradients (`02_data_parallel`), shards
+# (`03_zero`). *Shapes*: B sequences of T tokens, width D, V words, $t$ ranks; `x_BTD` is a tensor of shape (B, T, D).
+# The tensor (B, T, D) that flows from block to block is called the **stream**.
 #
 # ![An MLP on two ranks: the first weight is cut by columns, the second by rows](../images/tensor_parallel_mlp.svg)
 
@@ -42,21 +46,22 @@ from utils.memory import Storages, at_rest
 from utils.model import MLP, Attention, Block, TransformerLM
 
 # %% [markdown]
+# # Part 1: the layers
+#
 # ## What does it cost?
 #
-# A block of the course's model has six matrices. With $D$ the width of the stream, the attention's `q`, `k`, `v` and
-# `out` are $D \times D$, the MLP's `up` and `down` are $4D \times D$ and $D \times 4D$; none has a bias. Its two
-# norms have $2D$ numbers each.
+# A block of the course's model has six matrices. The attention's `q`, `k`, `v` and `out` are $D \times D$, the MLP's
+# `up` and `down` are $4D \times D$ and $D \times 4D$; none has a bias. Its two norms have $2D$ numbers each.
 #
-# On $t$ ranks every matrix is cut into $t$ parts, one for each rank. The norms stay whole on each. In a step, a block
-# takes **four all-reduces** of an activation of $B \times T \times D$ numbers ($B$ sequences of $T$ tokens): one
-# after the attention and one after the MLP, and the same on the way back.
+# On $t$ ranks every matrix is cut into $t$ parts, one for each rank. Each rank has the norms whole. In a step, a block
+# takes **four all-reduces** of an activation of $B \times T \times D$ numbers: one after the attention and one after
+# the MLP, and two more in the backward pass.
 #
-# FSDP cuts all parameters of the block into $N$ parts, norms, too. It gathers the whole block for the forward pass,
-# gathers it again for the backward pass, and reduces and scatters the gradients.
+# FSDP cuts all parameters of the block into $N$ parts, norms included. It gathers the whole block for the forward pass,
+# gathers it again for the backward pass, and reduce-scatters the gradients.
 #
 # (From `01_collectives`: a ring all-reduce of $S$ bytes on $N$ ranks sends $2\frac{N-1}{N}S$ bytes from each rank; an
-# all-gather or a reduce-scatter is half of it.)
+# all-gather or a reduce-scatter sends half of that.)
 #
 # These formulas say what a rank holds and sends, in float32:
 
@@ -78,8 +83,8 @@ def fsdp_bytes(dim: int, world: int) -> float:
 
 
 # %% [markdown]
-# **Predict** before you go on: both train on the same batch, on the same ranks. Which of the two sends more? From how
-# many tokens on is it the other one?
+# **Predict** before you continue: both train on the same batch, on the same ranks. Which of the two sends more? For how
+# many tokens does that change?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -94,27 +99,28 @@ def even_tokens(dim: int, world: int) -> float:
 # %%
 for tokens in (1_000, 4_000, 16_000, 64_000):
     sent = {"tensor parallelism": tensor_parallel_bytes(1, tokens, 4096, 8), "FSDP": fsdp_bytes(4096, 8)}
-    told = ", ".join(f"{how} {nbytes / 1e9:4.2f} GB ({nbytes / tokens / 1e3:,.0f} kB a token)" for how, nbytes in sent.items())
-    print(f"{tokens:6,} tokens of width 4096 on 8 ranks, a block: {told}")
+    print(f"{tokens:6,} tokens of width 4096, on 8 ranks, for one block:")
+    for how, nbytes in sent.items():
+        print(f"    {how:18} {nbytes / 1e9:5.2f} GB from each rank, {nbytes / tokens / 1e3:6,.0f} kB a token")
 print(f"equal at {even_tokens(4096, 8):,.0f} tokens")
 
 # %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("04_tensor_parallel/1")
 
 # %% [markdown]
-# FSDP's bytes depend on the weights alone, tensor parallelism's on the tokens and the width. They meet at $4.5\,D$ tokens
-# in the batch, on any number of ranks: with more, FSDP sends less. (Two numbers of tokens are easily confused here: a
-# tensor-parallel rank works on all tokens of that batch, an FSDP rank on $1/N$ of them.)
+# FSDP's bytes depend on the weights alone, tensor parallelism's on the tokens and the width. They meet at $4.5\,D$
+# tokens in the batch, on any number of ranks: with more, FSDP sends less. (Two counts of tokens are easily confused
+# here: a tensor-parallel rank works on all tokens of that batch, an FSDP rank on $1/N$ of them.)
 #
 # One difference is in no formula here: FSDP can gather the next block while this one computes. A tensor-parallel layer
-# *waits* for its all-reduce, since what comes next needs the sum. Asynchronous tensor parallelism hides part of that: it
-# cuts product and message into pieces, and sends one piece while it computes the next
+# *waits* for its all-reduce, since what comes next needs the sum. Asynchronous tensor parallelism hides part of that:
+# it cuts product and message into pieces, and sends one piece while it computes the next
 # ([arXiv:2410.06511](https://arxiv.org/abs/2410.06511)).
 #
 # ## Two functions, f and g
 #
-# Look at the picture again. The input $X$ is the same on all ranks, and so is the output $Z$; in between, each rank
-# has something of its own. Autograd must be told what happens at the two borders. The paper calls them $f$ and $g$:
+# Look at the picture again. The input $X$ is the same on all ranks, and so is the output $Z$; in between, each rank has
+# different numbers. Autograd must be told what happens at the two boundaries. The paper calls them $f$ and $g$:
 #
 # | | forward | backward |
 # |---|---|---|
@@ -124,22 +130,23 @@ check("04_tensor_parallel/1")
 # Why the sum in $f$? Each rank knows only how *its* part of the layer depends on $X$. Why nothing in $g$? The gradient
 # of a sum is the gradient of each summand.
 #
-# They are a conjugate pair: each is the other one's backward pass. Two existing calls seem to suit, but do not:
+# They are a conjugate pair: each is the backward pass of the other. Two existing calls seem to fit, but do not:
 #
 # - A plain `dist.all_reduce` works, but autograd does not see it. As $f$ it would never be called in the backward
 #   pass.
 # - `torch.distributed.nn.functional.all_reduce` has a gradient: it sums in the backward pass as well. As $g$ it makes
-#   the gradients of everything before it $t$ times as large. The first loss does not show it, and Adam hides most of it.
+#   the gradients of everything before it $t$ times as large. The first loss does not show it, and Adam hides most of
+#   it.
 #
 # | call | what it does |
 # |---|---|
 # | `class My(torch.autograd.Function)` | a function with a backward pass of your own |
 # | `My.apply(x)` | calls its `forward(ctx, x)` |
-# | `backward(ctx, gradient)` | is given the gradient of the output, and returns that of `x` |
+# | `backward(ctx, gradient)` | is given the gradient of the output, and returns the gradient of `x` |
 # | `dist.all_reduce(tensor)` | sums over the ranks, in place; the tensor must be contiguous |
 # | `tensor.clone(memory_format=torch.contiguous_format)` | a contiguous copy, whatever the tensor's strides |
 #
-# What `forward` and `backward` are given belongs to somebody else: do not write into it.
+# `forward` and `backward` do not own what they are given: do not write into it.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -195,8 +202,7 @@ def g(x: Tensor) -> Tensor:
 check("04_tensor_parallel/2")
 
 # %% [markdown]
-# See them at work. The scalar $z = \sum_r (r+1)\,x$ is made by a part on each rank. Its gradient is $1 + 2 + \dots +
-# t$.
+# See them at work. The scalar $z = \sum_r (r+1)\,x$ has one summand on each rank. Its gradient is $1 + 2 + \dots + t$.
 
 
 # %%
@@ -217,30 +223,30 @@ print(run_on_ranks("04_tensor_parallel/slopes", [1.0, 1.0, 1.0]).results)
 # for each input**. There are two ways to cut it:
 #
 # - **Column parallel** (named after the columns of $A^\top$): a rank has some of the outputs, so some rows of
-#   `weight`. It needs the whole $X$ and makes its columns of $Y$. A bias is cut in the same way.
+#   `weight`. It needs the whole $X$ and computes its columns of $Y$. A bias is cut in the same way.
 # - **Row parallel**: a rank has some of the inputs, so some columns of `weight`. It needs only those columns of $X$
-#   and makes a summand of the whole $Y$. The sum is $g$'s work. A bias is whole on each rank, and is added **once**:
+#   and computes a summand of the whole $Y$; $g$ adds them up. A bias is whole on each rank, and is added **once**:
 #   after the sum.
 #
-# $f$ does not belong to the column-parallel layer: several such layers may begin a parallel part (`q`, `k` and `v`
-# do), and then one $f$ serves them all.
+# $f$ does not belong to the column-parallel layer: a parallel part may begin with several such layers (`q`, `k` and
+# `v`), and then one $f$ serves them all.
 #
-# All parts are cut from the whole layer, so the first weights are those of the serial model. A dimension of $n$ is
-# cut as `torch.chunk` and DTensor do: each rank gets $n/t$, rounded up, the last one what is left. In this lesson
-# every rank gets something.
+# All parts are cut from the whole layer, so the first weights are the serial model's. A dimension of $n$ is cut as
+# `torch.chunk` and DTensor cut it: each rank gets $n/t$, rounded up, and the last one the rest. (A *DTensor* is
+# PyTorch's tensor that knows how it is cut; `tp_training` uses it.) In this lesson every rank gets something.
 #
 # | call | what it does |
 # |---|---|
 # | `tensor.split(size, dim)` | views of `size` along a dimension, the last one maybe shorter |
 # | `-(-a // b)` | $a/b$, rounded up |
 # | `F.linear(x, weight, bias)` | $X A^\top + b$; `bias` may be None |
-# | `sharded(tensor, dim, rank, world)` | below: a parameter, cut and marked as such, of which this rank has a shard |
+# | `sharded(tensor, dim, rank, world)` | below: this rank's shard as a parameter, marked as a shard |
 # | `replicated(tensor)` | below: a parameter that every rank has whole |
 
 
 # %%
 def sharded(whole: Tensor, dim: int, rank: int, world: int) -> nn.Parameter:
-    """This rank's shard of a parameter, as a parameter. What belongs to all ranks together must be known later on."""
+    """This rank's shard of a parameter, as a parameter. It is marked: shards and copies differ later on."""
     shard = nn.Parameter(my_shard(whole.detach(), dim, rank, world), whole.requires_grad)
     shard.sharded = True
     return shard
@@ -256,8 +262,8 @@ def is_sharded(parameter: Tensor) -> bool:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def my_shard(whole: Tensor, dim: int, rank: int, world: int) -> Tensor:
-    """This rank's part of a tensor, cut along ``dim``: contiguous, in memory of its own, so that the whole may go."""
-    # TODO 3: Cut linear layers by columns and by rows. First, the part of a tensor.
+    """This rank's part of a tensor, cut along ``dim``: contiguous, in its own memory, so that the whole can be freed."""
+    # TODO 3: Cut linear layers by columns and by rows. First, this rank's part of a tensor.
     ### BEGIN SOLUTION
     size = -(-whole.shape[dim] // world)
     return whole.split(size, dim)[rank].clone(memory_format=torch.contiguous_format)
@@ -265,11 +271,11 @@ def my_shard(whole: Tensor, dim: int, rank: int, world: int) -> Tensor:
 
 
 class ColumnLinear(nn.Module):
-    """This rank's outputs of a linear layer, of its whole input."""
+    """A linear layer of which this rank computes some outputs, from the whole input."""
 
     def __init__(self, whole: nn.Linear, rank: int, world: int) -> None:
         super().__init__()
-        # TODO 3, again: self.weight and self.bias, by `sharded` or `replicated`. A layer without a bias has None.
+        # TODO 3, again: self.weight and self.bias, with `sharded` or `replicated`. A layer without a bias has None.
         ### BEGIN SOLUTION
         self.weight = sharded(whole.weight, 0, rank, world)
         self.bias = None if whole.bias is None else sharded(whole.bias, 0, rank, world)
@@ -284,7 +290,7 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """All outputs of a linear layer, of this rank's inputs."""
+    """A linear layer of which this rank uses some inputs, for all outputs."""
 
     def __init__(self, whole: nn.Linear, rank: int, world: int) -> None:
         super().__init__()
@@ -295,7 +301,7 @@ class RowLinear(nn.Module):
         ### END SOLUTION
 
     def forward(self, x: Tensor, join: Callable[[Tensor], Tensor] = g) -> Tensor:
-        """x: (…, this rank's inputs) -> (…, outputs), whole. ``join`` adds up what the ranks have, as g does."""
+        """x: (…, this rank's inputs) -> (…, outputs), whole. ``join`` sums over the ranks, as g does."""
         # TODO 3, again: the product, joined, and the bias.
         ### BEGIN SOLUTION
         y = join(F.linear(x, self.weight))
@@ -310,13 +316,12 @@ check("04_tensor_parallel/3")
 # ## The MLP
 #
 # $Z = \mathrm{gelu}(X A^\top)\,B^\top$. GELU works number by number, but it is not linear: $\mathrm{gelu}(a + b)$ is
-# not $\mathrm{gelu}(a) + \mathrm{gelu}(b)$. So the ranks must not have to add up anything before it. Which of the two
-# layers is cut by columns, which by rows? If you choose well, a rank's columns of the hidden layer are just what its
-# part of the second product needs. The hidden layer is never whole anywhere, and one all-reduce forward and one
-# backward are all.
+# not $\mathrm{gelu}(a) + \mathrm{gelu}(b)$. So nothing may have to be summed before it. Which of the two layers is cut
+# by columns, which by rows? If you choose well, a rank's columns of the hidden layer are exactly what its part of the
+# second product needs: no rank ever has the whole hidden layer, and one all-reduce forward and one backward are enough.
 #
-# What stands at the borders comes as arguments, ``enter`` and ``join``: $f$ and $g$ now, others later in this lesson.
-# The serial MLP is in `utils/model.py`:
+# The boundary functions come as arguments, ``enter`` and ``join``: $f$ and $g$ now, a different pair in part 2. The
+# serial MLP is in `utils/model.py`:
 #
 # ```python
 # def forward(self, x_BTD):
@@ -331,14 +336,14 @@ class ParallelMLP(nn.Module):
     def __init__(self, whole: MLP, rank: int, world: int, enter: Callable = f, join: Callable = g) -> None:
         super().__init__()
         self.enter, self.join = enter, join
-        # TODO 4: Put an MLP together, with one all-reduce forward and one backward. First self.up and self.down.
+        # TODO 4: Build an MLP with one all-reduce forward and one backward. First self.up and self.down.
         ### BEGIN SOLUTION
         self.up = ColumnLinear(whole.up, rank, world)
         self.down = RowLinear(whole.down, rank, world)
         ### END SOLUTION
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        # TODO 4, again: from the border to the border.
+        # TODO 4, again: from one boundary to the other.
         ### BEGIN SOLUTION
         return self.down(F.gelu(self.up(self.enter(x_BTD))), self.join)
         ### END SOLUTION
@@ -350,15 +355,16 @@ check("04_tensor_parallel/4")
 # %% [markdown]
 # ## Attention
 #
-# The heads of attention do not know of each other until `out` mixes them. So whole heads are shared out: a rank has
-# the rows of `q`, `k` and `v` that make its heads, computes the attention of these, and its columns of `out` make a
-# summand of the result.
+# The heads of attention are independent until `out` mixes them. So whole heads are divided among the ranks: a rank has
+# the rows of `q`, `k` and `v` that make its heads, computes their attention, and its columns of `out` give a summand of
+# the result.
 #
 # `q`, `k` and `v` read the same input. With an $f$ for each of them, the backward pass has three all-reduces where
-# one does.
+# one is enough.
 #
-# Half a head is no use: 4 heads on 3 ranks is an error, and better a clear one, at once. (Without it, the code below
-# would fail in a `view`, much later, with sizes that nobody recognizes. Or, worse, compute something else.)
+# Heads cannot be split: 4 heads on 3 ranks is an error, and a clear one at once is better than a late one. (Without it,
+# the code below would fail much later, in a `view`, with sizes that nobody recognizes. Or, worse, compute something
+# else.)
 #
 # The serial attention, in `utils/model.py`:
 #
@@ -371,6 +377,8 @@ check("04_tensor_parallel/4")
 #     y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
 #     return self.out(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 # ```
+#
+# (H heads of K numbers each.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -378,14 +386,14 @@ class ParallelAttention(nn.Module):
     """Causal self-attention on all ranks, by whole heads. ``whole`` has layers q, k, v and out, and ``head_dim``.
 
     Raises:
-        ValueError: the heads can not be shared out evenly.
+        ValueError: the heads do not divide by the ranks.
     """
 
     def __init__(self, whole: Attention, rank: int, world: int, enter: Callable = f, join: Callable = g) -> None:
         super().__init__()
         self.enter, self.join, self.head_dim = enter, join, whole.head_dim
-        # TODO 5: Share out the heads of attention. First refuse what can not be shared out, by a ValueError whose text
-        # names both numbers, heads and ranks; then the layers.
+        # TODO 5: Divide the heads of attention among the ranks. First refuse what does not divide, with a ValueError
+        # whose text names both numbers, heads and ranks; then the layers.
         ### BEGIN SOLUTION
         heads = whole.q.out_features // whole.head_dim
         if heads % world:
@@ -413,30 +421,30 @@ class ParallelAttention(nn.Module):
 check("04_tensor_parallel/5")
 
 # %% [markdown]
-# Many libraries make `q`, `k` and `v` by one matrix with $3D$ rows. Cut into $t$ contiguous parts, its shapes are
-# right and its heads are not: with $t = 3$, rank 0 would have all of `q`, and no key. Such a matrix is cut in each of
+# Many libraries compute `q`, `k` and `v` with one matrix of $3D$ rows. Cut into $t$ contiguous parts, it has the right
+# shapes and the wrong heads: with $t = 3$, rank 0 would have all of `q`, and no key. Such a matrix is cut in each of
 # its three parts.
 #
 # ## The embedding
 #
 # The vocabulary is often the largest dimension of a model. Its table is cut by words: a rank has $V/t$ rows, rounded
-# up, the last one what is left. A rank looks up the words that it has, and says zero for the others; the sum of the
-# ranks is right, since each word is in one place.
+# up, and the last one the rest. A rank looks up the words that it has and uses zeros for the others. Each word is on
+# one rank, so the sum over the ranks is right.
 #
 # In practice the vocabulary is padded with rows that no token uses: Megatron-LM takes a multiple of $128\,t$, so that
-# GPT-2's 50,257 words are 50,432 for two ranks. Equal parts take equal time, round sizes are fast, and sharding can cut
-# the parts once more without remainders. Here nothing is padded, and your results are exactly those of one rank.
+# GPT-2's 50,257 words become 50,432 for two ranks. Equal parts take equal time, round sizes are fast, and sharding can
+# cut the parts once more without remainders. Here nothing is padded, so your results are exactly those of one rank.
 #
 # ![Four tokens on two ranks: each looks up its own words, the rest is zero](../images/tensor_parallel_words.svg)
 #
-# Beware: a foreign word has no row here. `F.embedding(x, weight)` refuses numbers outside of the table, so look up
+# Beware: another rank's word has no row here. `F.embedding(x, weight)` rejects numbers outside the table, so look up
 # *some* row in its place, and then make it zero.
 #
 # | call | what it does |
 # |---|---|
 # | `F.embedding(x, weight)` | row `x[…]` of the table, for each number in `x` |
 # | `tensor.where(condition, 0)` | 0 where the condition (of the same shape, or one that broadcasts) does not hold |
-# | `mask[..., None]` | a last dimension of 1 more |
+# | `mask[..., None]` | adds a last dimension of 1 |
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -446,7 +454,7 @@ class ParallelEmbedding(nn.Module):
     def __init__(self, whole: nn.Embedding, rank: int, world: int, join: Callable = g) -> None:
         super().__init__()
         self.join = join
-        # TODO 6: Share out the words of the embedding. First self.weight, and the number of its first word.
+        # TODO 6: Divide the words of the embedding among the ranks. First self.weight, and the index of its first word.
         ### BEGIN SOLUTION
         self.weight = sharded(whole.weight, 0, rank, world)
         self.first = rank * -(-whole.num_embeddings // world)
@@ -468,7 +476,7 @@ check("04_tensor_parallel/6")
 # %% [markdown]
 # ## The loss
 #
-# The head is a column-parallel layer: each rank has the logits of its words. To gather them would be the largest
+# The head is a column-parallel layer: each rank has the logits of its words. Gathering them would be the largest
 # message of the whole step. It is not needed. The loss of a token with logits $l$ and target $y$ is
 #
 # $$\log \sum_v e^{l_v - m} \;-\; (l_y - m), \qquad m = \max_v l_v,$$
@@ -476,13 +484,13 @@ check("04_tensor_parallel/6")
 # and that takes three numbers a token from all ranks: the largest logit, the sum of the exponentials, and the
 # target's logit, which one rank has. Without $m$, $e^{100}$ is infinite in float32.
 #
-# Once these sums are made by $g$, autograd does the rest, and sends nothing: a rank's part of the gradient, softmax
-# less one at the target, takes only what it already has. $m$ is no part of that: it falls out of the formula, so take
+# Once $g$ makes these sums, autograd does the rest, and sends nothing: a rank's part of the gradient, softmax minus one
+# at the target, needs only what the rank already has. $m$ cancels out of the formula and needs no gradient, so compute
 # it from `logits.detach()`.
 #
-# The loss is the mean over the tokens that count. A target that equals ``ignore`` counts nothing, and where no target
-# counts the loss is 0, with a gradient of 0. (torch's own `loss_parallel` gives nan there.) It is computed in
-# float32, even where the logits are bfloat16.
+# The loss is the mean over the tokens that count. A target that equals ``ignore`` does not count. If no target counts,
+# the loss is 0, with a gradient of 0. (torch's own `loss_parallel` gives nan there.) It is computed in float32, even if
+# the logits are bfloat16.
 #
 # | call | what it does |
 # |---|---|
@@ -499,7 +507,7 @@ def parallel_loss(logits: Tensor, y: Tensor, first: int, ignore: int) -> Tensor:
 
     Args:
         logits: (…, words of this rank), float32 or bfloat16; ``first`` is the number of the first of these words.
-        y: int64 (…), the targets, as numbers of the whole vocabulary; ``ignore`` counts nothing.
+        y: int64 (…), the targets, as numbers of the whole vocabulary; ``ignore`` does not count.
     """
     # TODO 7: Compute the loss where no rank has all logits. All that is sent, forward and backward, is at most four
     # numbers a token.
@@ -520,8 +528,8 @@ def parallel_loss(logits: Tensor, y: Tensor, first: int, ignore: int) -> Tensor:
 check("04_tensor_parallel/7")
 
 # %% [markdown]
-# Torch has such a loss, too: within `loss_parallel()`, `cross_entropy` takes logits that are a DTensor, cut along the
-# words. It holds all of a rank's logits at once; and where no target of a batch counts, see for yourself.
+# Torch has such a loss, too: within `loss_parallel()`, `cross_entropy` takes logits as a DTensor, cut along the words.
+# It holds all of a rank's logits at once; and if no target of a batch counts, see for yourself.
 
 
 # %%
@@ -549,13 +557,13 @@ print(f"all targets count: {some:.4f} by torch, {yours_some:.4f} by yours")
 print(f"none counts:       {none:.4f} by torch, {yours_none:.4f} by yours")
 
 # %% [markdown]
-# A nan in one micro-batch is a nan in every weight after the step. (On one process torch's plain `cross_entropy` says
+# A nan in one micro-batch is a nan in every weight after the step. (On one process, torch's plain `cross_entropy` gives
 # nan there as well; the course's own loss does not.)
 #
 # ## The whole model
 #
-# Now the course's language model can be made of your layers. What is not cut (norms, the embedding of the positions)
-# is copied. Everything keeps the name that it has in the serial model. (`sequence` is for what comes next.)
+# Now the course's language model can be built from your layers. What is not cut (norms, the embedding of the positions)
+# is copied. Everything keeps the name that it has in the serial model. (`sequence` is for part 2.)
 
 
 # %%
@@ -631,19 +639,26 @@ for rank, seen in enumerate(ranks):
     print(f"rank {rank}:", {name: round(value, 5) for name, value in seen.items()})
 
 # %% [markdown]
-# `norm.weight`'s gradient is the serial one, on both ranks. The two matrices' gradients are those of shards: they
-# differ.
+# `norm.weight`'s gradient is the serial one, on both ranks. The two matrices' gradients are shards of the serial ones:
+# they differ.
 #
-# A warning for your own work: **the first loss proves nothing.** Without $f$'s all-reduce, or with one too many in
+# A warning for your own work: **the first loss proves nothing.** Without $f$'s all-reduce, or with an extra one in
 # $g$'s backward pass, it is exact to the last digit, for no gradient has been used yet. Compare the gradient of every
-# parameter, and what should be the same on all ranks.
+# parameter, and everything that should be the same on all ranks.
 #
-# ## Sequence parallelism
+# > **A place to stop.** These layers are what Megatron-LM's first version does, and `tp_training` needs no more until
+# > its TODO 5. If you come back to this notebook, run the cells of part 1 first.
+# > > *Recap.* Columns first, then rows: nothing is summed before GELU, or before `out`. $f$ sums backward, $g$ forward:
+# four > all-reduces for each block. Whole heads are divided, words by rows of the table, and three numbers a token make
+# the > loss.
 #
-# One thing is still done $t$ times: norms, residuals, and everything between the parallel parts are computed by every
-# rank, on the same numbers, and kept for the backward pass by every rank.
-# [arXiv:2205.05198](https://arxiv.org/abs/2205.05198) shares this out along the **sequence**: between the parallel
-# parts a rank has $T/t$ tokens, whole.
+# # Part 2: sequence parallelism, and the costs
+#
+# ## Cut the sequence
+#
+# One thing is still done $t$ times: every rank computes the norms, the residuals and everything between the parallel
+# parts on the same numbers, and keeps them for the backward pass. [arXiv:2205.05198](https://arxiv.org/abs/2205.05198)
+# divides this along the **sequence**: between the parallel parts a rank has $T/t$ tokens, with all their $D$ numbers.
 #
 # ![A block with f and g, and with all-gather and reduce-scatter](../images/tensor_parallel_sequence.svg)
 #
@@ -652,14 +667,14 @@ for rank, seen in enumerate(ranks):
 # - Where a parallel part begins, tokens are **gathered**, in place of $f$. In the backward pass each rank has its
 #   summand of the gradient of all tokens, and needs the sum for its own: a reduce-scatter.
 # - Where it ends, the ranks' summands are **reduced and scattered**, in place of $g$: each rank gets the sum for its
-#   own tokens. In the backward pass, they are gathered.
+#   own tokens. In the backward pass, gradients are gathered.
 #
 # No byte more is sent than before.
 #
 # | call | what it does |
 # |---|---|
 # | `dist.all_gather(tensors, tensor)` | fills a list: one tensor for each rank, all like `tensor` and contiguous |
-# | `dist.reduce_scatter(tensor, tensors)` | `tensor` becomes this rank's of the list, summed over the ranks; all contiguous, and chunks along dimension 1 are not |
+# | `dist.reduce_scatter(tensor, tensors)` | `tensor` becomes this rank's entry of the list, summed over the ranks; all must be contiguous, and chunks along dimension 1 are not |
 # | `tensor.chunk(world, dim=1)` | `world` views, cut along dimension 1 |
 # | `torch.cat(tensors, dim=1)` | joined along dimension 1 |
 #
@@ -668,7 +683,7 @@ for rank, seen in enumerate(ranks):
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def gathered(x_BTD: Tensor) -> Tensor:
-    """The tokens of all ranks, by rank, of each rank's (B, T / ranks, D). Autograd does not look."""
+    """(B, T, D): the tokens of all ranks, in order, from each rank's (B, T / ranks, D). Autograd does not see it."""
     # TODO 8: Gather and scatter along the sequence. First, gather: one message, of this rank's tokens.
     ### BEGIN SOLUTION
     pieces = [torch.empty_like(x_BTD, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
@@ -678,7 +693,7 @@ def gathered(x_BTD: Tensor) -> Tensor:
 
 
 def reduced(x_BTD: Tensor) -> Tensor:
-    """This rank's tokens, (B, T / ranks, D), of the sum over all ranks of (B, T, D). Autograd does not look."""
+    """(B, T / ranks, D): this rank's tokens of the sum of all ranks' (B, T, D). Autograd does not see it."""
     # TODO 8, again: reduce and scatter. An all-reduce would send twice as much.
     ### BEGIN SOLUTION
     pieces = [piece.contiguous() for piece in x_BTD.chunk(dist.get_world_size(), dim=1)]
@@ -730,29 +745,28 @@ def scatter_sequence(x: Tensor) -> Tensor:
 check("04_tensor_parallel/8")
 
 # %% [markdown]
-# ## Whose gradient is whole?
+# ## Which gradients are complete?
 #
-# Here is the trap that everyone falls into. Run the step from above with sequence parallelism, and look at
-# `norm.weight`:
+# This is the most common mistake with sequence parallelism. Run the step from above with it, and look at `norm.weight`:
 
 # %%
 for rank, seen in enumerate(run_on_ranks("04_tensor_parallel/one_step", [True] * 2).results):
     print(f"rank {rank}:", {name: round(value, 5) for name, value in seen.items()})
 
 # %% [markdown]
-# The loss is right, and the gradient of the norm is not, and not even the same on both ranks. Each rank has used its
-# copy of the norm on its own tokens only, so it knows of these tokens only. Nothing fails; the copies simply drift
-# apart, step by step.
+# The loss is right. The gradient of the norm is wrong, and not even the same on both ranks. Each rank has used its copy
+# of the norm on its own tokens only, so it has the gradient for these tokens only. Nothing fails; the copies simply
+# drift apart, step by step.
 #
-# A gradient is whole where a parameter is used on all tokens, or where it belongs to this rank alone. Which
-# parameters have seen only some of the tokens? Their gradients must be **summed** over the ranks, after the backward
-# pass and before anything is done with them. (`is_sharded` tells what belongs to one rank alone. And the bias of a
-# row-parallel layer? It is added after the scatter.)
+# A gradient is complete if the parameter was used on all tokens, or if it belongs to this rank alone. Which parameters
+# have seen only some of the tokens? Their gradients must be **summed** over the ranks, after the backward pass and
+# before they are used. (`is_sharded` tells which parameters belong to one rank alone. And the bias of a row-parallel
+# layer? It is added after the scatter.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def finish_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """After a backward pass with sequence parallelism: make the gradients whole that have seen some of the tokens only.
+    """After a backward pass with sequence parallelism: complete the gradients of what has seen only some of the tokens.
 
     A parameter without a gradient (a frozen one) has none on all ranks, and keeps none. There may be nothing to do.
     """
@@ -770,30 +784,29 @@ check("04_tensor_parallel/9")
 # %% [markdown]
 # ## What a block keeps
 #
-# For the backward pass, autograd keeps what the derivatives need. Of a block of the course's model, in numbers a
-# token:
+# For the backward pass, autograd keeps what the derivatives need. For each token, a block of the course's model keeps:
 #
 # | kept | numbers | used by |
 # |---|---|---|
 # | the block's input | $D$ | the attention's norm, residual |
 # | its norm | $D$ | `q`, `k`, `v` |
 # | queries, keys, values | $3D$ | attention |
-# | what attention makes | $D$ | attention, `out` |
+# | attention's result | $D$ | attention, `out` |
 # | the stream after the attention | $D$ | the MLP's norm, residual |
 # | its norm | $D$ | `up` |
-# | what `up` makes | $4D$ | GELU |
-# | what GELU makes | $4D$ | `down` |
+# | the result of `up` | $4D$ | GELU |
+# | the result of GELU | $4D$ | `down` |
 #
-# That is $16D$ numbers, 64 bytes $\times BTD$ in float32. On $t$ ranks, what is inside of a parallel part is a part:
-# of the heads, or of the hidden layer. What is outside is whole with $f$ and $g$ (``"tensor"``), and $T/t$ tokens
-# with sequence parallelism (``"sequence"``).
+# That is $16D$ numbers, 64 bytes $\times BTD$ in float32. On $t$ ranks, everything inside a parallel part is divided by
+# heads or by hidden units. Everything outside is whole with $f$ and $g$ (``"tensor"``), and $T/t$ tokens with sequence
+# parallelism (``"sequence"``).
 #
 # Megatron-LM goes one step further. Where a product's backward pass needs an input that was gathered, it keeps this
-# rank's tokens alone, and gathers them **again** (``"sequence, gathered again"``), at the cost of one more all-gather in
-# each half of the block.
+# rank's tokens alone, and gathers them **again** (``"sequence, gathered again"``), at the cost of one more all-gather
+# in each half of the block.
 #
-# **Predict** the bytes kept each way. For each row of the table, ask which tensor a product or a norm on *this rank* was
-# given: `GatherSequence` and `ColumnLinear` tell.
+# **Predict** the bytes kept each way. For each row of the table, ask which tensor a product or a norm on *this rank*
+# was given: `GatherSequence` and `ColumnLinear` tell.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -822,14 +835,14 @@ def block_sends(batch: int, length: int, dim: int, world: int, how: str) -> floa
 check("04_tensor_parallel/10")
 
 # %% [markdown]
-# Now measure. `Storages` notes the memory of every tensor that is made; `at_rest` says how many bytes of it are alive
-# once gloo, too, has let go of its last message. (That message is as large as the stream: counted with it, a rank of
-# four would seem to keep a seventh more.)
+# Now measure. `Storages` records the memory of every tensor that is made; `at_rest` says how many bytes of it are still
+# used once gloo has freed its last message. (That message is as large as the stream: counted with it, each of four
+# ranks would seem to keep a seventh more.)
 
 
 # %%
 def measure_block(sequence: bool, rank: int, world: int) -> float:
-    """Bytes that are alive between the passes of a block, beside its weights, and what it returns."""
+    """Bytes that are alive between the passes of a block, beside its weights and its result."""
     torch.manual_seed(0)
     enter, join = (gather_sequence, scatter_sequence) if sequence else (f, g)
     block = ParallelBlock(Block(48, 4, dropout=0.0), rank, world, enter, join)
@@ -853,15 +866,15 @@ predicted = {how: block_keeps(2, 64, 48, 4, how) for how in ("tensor", "sequence
 plots.kept(kept, predicted, serial=block_keeps(2, 64, 48, 1, "tensor"))
 
 # %% [markdown]
-# What is a little above the prediction is small change: two numbers a token for each norm, and one a head for the
-# softmax.
+# The measurement is a little above the prediction, by small buffers: two numbers a token for each norm, and one a head
+# for the softmax.
 #
 # ## The norm of all gradients
 #
-# Before a step, gradients are usually clipped: if the norm of all gradients together is too large, all are scaled
-# down. On tensor-parallel ranks, a rank has *shards* of some gradients, and *copies* of others. What is the sum of
-# all squares? A rank that looks only at what it has misses the others' shards. A sum over the ranks of all that each
-# has counts every copy $t$ times. Each number of the serial model counts **once**.
+# Before a step, gradients are usually clipped: if the norm of all gradients together is too large, all are scaled down.
+# A tensor-parallel rank has *shards* of some gradients, and *copies* of others. What is the sum of all squares? A rank
+# that looks only at its own numbers misses the other ranks' shards. If all ranks' sums are added up, every copy counts
+# $t$ times. Each number of the serial model counts **once**.
 #
 # If the ranks disagree about the norm, they scale differently, and their copies drift apart.
 
@@ -870,7 +883,7 @@ plots.kept(kept, predicted, serial=block_keeps(2, 64, 48, 1, "tensor"))
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """The norm of the whole model's gradient, 0-dim float32, the same on all ranks. The gradients are finished.
 
-    Parameters without a gradient count nothing.
+    Parameters without a gradient do not count.
     """
     # TODO 11: Count each gradient once in the norm. It takes one message of one number.
     ### BEGIN SOLUTION
@@ -890,30 +903,32 @@ check("04_tensor_parallel/11")
 # %% [markdown]
 # ## Dropout
 #
-# Data-parallel ranks draw their dropout masks each by itself. Here that is right in some places, and wrong in others:
+# Data-parallel ranks draw their dropout masks independently. Here that is right in some places, and wrong in others:
 #
-# - Where an activation is the **same** on all ranks, the mask must be the same, too. Otherwise the copies are no
-#   copies any more.
+# - Where an activation is the **same** on all ranks, the mask must be the same, too. Otherwise the copies are no longer
+#   copies.
 # - Where each rank has a **part** (its heads, its columns of the hidden layer, its tokens), the masks must differ.
 #   Otherwise head 0 and head 2 lose the same connections, in every step.
 #
-# So a rank needs two random generators, one that is alike on all ranks, and one of its own: another one than every
-# other rank's, and another one than the common one. (With data parallelism besides, what is alike here differs from
-# one data-parallel rank to the next: put its rank into the seed.)
+# So a rank needs two random generators: a common one, the same on all ranks, and its own, which differs from every
+# other rank's and from the common one. (With data parallelism, each copy of the model needs different masks, too. Leave
+# room between their seeds: with `seed + data_rank`, rank 0's own masks in copy 0 could be the common masks of copy 1. A
+# multiple, like `seed + 1000 * data_rank`, keeps them apart.)
 #
-# Dropout makes a number 0 with probability $p$, and divides those that stay by $1 - p$. torch's own has no argument
-# for a generator, so write yours.
+# Dropout makes a number 0 with probability $p$, and divides the others by $1 - p$. torch's dropout takes no generator,
+# so write yours.
 #
 # | call | what it does |
 # |---|---|
 # | `torch.Generator().manual_seed(number)` | a generator; the same number gives the same draws |
-# | `torch.rand(shape, generator=generator)` | evenly spread between 0 and 1 |
+# | `torch.rand(shape, generator=generator)` | uniform between 0 and 1 |
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_12", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def make_generators(seed: int, rank: int) -> tuple[torch.Generator, torch.Generator]:
-    """The generator that is alike on all ranks, and this rank's own. All ranks are given the same seed."""
-    # TODO 12: Drop out alike where the ranks have copies, and differently where they have parts. First the generators.
+    """The generator that is the same on all ranks, and this rank's own. All ranks are given the same seed."""
+    # TODO 12: Draw the same mask where the ranks have copies, and different ones where they have parts. First, the
+    # generators.
     ### BEGIN SOLUTION
     return torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1 + rank)
     ### END SOLUTION
@@ -932,7 +947,7 @@ def draws_alike(place: str, sequence: bool) -> bool:
     """Whether all ranks draw the same mask, with and without sequence parallelism, in one of these places:
 
     "embedding": on the sum of the two embeddings. "attention": on the weights with which a head mixes the values.
-    "hidden": on what the MLP's GELU makes. "residual": on what attention or MLP adds to the stream.
+    "hidden": on the result of the MLP's GELU. "residual": on what attention or MLP adds to the stream.
     """
     # TODO 12, again: which generator where.
     ### BEGIN SOLUTION
@@ -946,27 +961,26 @@ check("04_tensor_parallel/12")
 # %% [markdown]
 # ## Where it stops paying
 #
-# With more ranks each product gets thinner, and the messages do not. Where do they meet?
+# With more ranks each product gets narrower, and the messages do not get smaller. Where is the limit?
 #
-# Somebody has measured how fast an A100 multiplies thin matrices: [EleutherAI's
-# cookbook](https://github.com/EleutherAI/cookbook), `sizing/results/gemm_data/mm`, half precision, 27,648 rows of
-# 4,096 numbers by a matrix of 4,096 × *width*. Below a width of some 256 there is not enough to do for each byte
-# read:
+# EleutherAI measured how fast an A100 multiplies narrow matrices ([cookbook](https://github.com/EleutherAI/cookbook),
+# `sizing/results/gemm_data/mm`): half precision, 27,648 rows of 4,096 numbers by a matrix of 4,096 × *width*. Below a
+# width of some 256 there is not enough work for each byte read (the roofline of `00_one_device`):
 #
 # | width | 64 | 128 | 256 | 384 | more |
 # |---|---|---|---|---|---|
 # | TFLOP/s | 69.6 | 137.9 | 227.2 | 242.6 | about 240 |
 #
-# (And it matters that widths are round numbers: with 258 columns it is 116.6. A vocabulary or a hidden layer that
-# does not divide costs more than the one rank that gets less.)
+# (Round widths matter, too: with 258 columns it is 116.6. A vocabulary or a hidden layer that does not divide costs
+# more than the one rank that gets less.)
 #
-# From this, the cell below makes the seconds that all products of a block of width 4,096 take on one of $t$ ranks,
-# forward and backward. The messages travel over NVLink within a node, and over the network between nodes: in a node
-# of JURECA-DC or Polaris are 4 A100, which send 300 GB/s each, and two links of 25 GB/s at the most lead out of it. A
-# ring over several nodes is as slow as its slowest link.
+# From this, the cell below computes how long all products of a block of width 4,096 take on one of $t$ ranks, forward
+# and backward. The messages travel over NVLink within a node, and over the network between nodes. A node of JURECA-DC
+# or Polaris has 4 A100s, which send 300 GB/s each, and at most two links of 25 GB/s lead out of it. A ring over several
+# nodes is as slow as its slowest link.
 #
-# An all-reduce of $S$ bytes on a ring takes $2(t-1)$ rounds, each of them a latency $\alpha$ and $S/t$ bytes. The
-# **efficiency** of $t$ ranks is what one rank would need, over $t$ times what the $t$ ranks need.
+# An all-reduce of $S$ bytes on a ring takes $2(t-1)$ rounds; each costs a latency $\alpha$ and sends $S/t$ bytes. The
+# **efficiency** of $t$ ranks is the time of one rank, divided by $t$ times the time of $t$ ranks (strong scaling).
 
 # %%
 TOKENS, DIM = 27_648, 4_096
@@ -1006,7 +1020,7 @@ def all_reduce_seconds(nbytes: float, world: int, link: tuple[float, float]) -> 
 def block_seconds(
     products: float, nbytes: float, world: int, per_node: int, within: tuple[float, float], between: tuple[float, float]
 ) -> float:
-    """What a block takes in a step: its products, and its four all-reduces of ``nbytes``, none of which is hidden.
+    """What a block takes in a step: its products, and its four all-reduces of ``nbytes``, none of them hidden.
 
     A node has ``per_node`` ranks; links are ``within`` a node and ``between`` nodes.
     """
@@ -1049,14 +1063,16 @@ efficiencies = {}
 for name, per_node in machines.items():
     seconds = [(n, block_seconds(s, activation, n, per_node, NVLINK, NETWORK)) for n, s in products]
     efficiencies[name] = [(n, products[0][1] / (n * s)) for n, s in seconds]
-    print(f"{name}: up to {largest_worthwhile(products, activation, per_node, NVLINK, NETWORK, 0.7)} ranks at 70%")
+    most = [largest_worthwhile(products, activation, per_node, NVLINK, NETWORK, least) for least in (0.7, 0.5)]
+    print(f"{name}: up to {most[0]} ranks at 70 %, {most[1]} at 50 %")
 plots.efficiency(efficiencies)
 
 # %% [markdown]
-# The step down is the border of the node. That is why tensor parallelism stays within it, and why vendors build ever
-# larger "nodes".
+# The step down is the border of the node: that is why tensor parallelism stays within it, and why vendors build ever
+# larger "nodes". A larger node helps only at a lower efficiency: at 70 %, 64 GPUs on NVLink take no more ranks than 8
+# do, since narrower products and more rounds cost a fourth already; at 50 % they take 16.
 #
-# How do thin products fare on your machine, on one rank? (On a CPU the curve may well be flat.)
+# How fast are narrow products on your machine, on one rank? (On a CPU the curve may well be flat.)
 
 
 # %%
@@ -1081,8 +1097,8 @@ plots.rates({"A100, half precision": list(RATES.items()), "here, float32": measu
 # %% [markdown]
 # ## The parallel run is the serial run
 #
-# Last, train the model that you have built, and the serial one beside it: 20 steps of SGD, clipped. Adam would hide a
-# wrong scale; SGD does not.
+# Last, train the model that you have built, beside the serial one: 20 steps of SGD, clipped. Adam would hide a wrong
+# scale; SGD does not.
 
 
 # %%
@@ -1126,13 +1142,12 @@ plots.losses(serial_losses(20), losses)
 # %% [markdown]
 # ## In the script
 #
-# `tp_training` trains the language model with DTensor, PyTorch's tensor that knows how it is cut. A *plan* says for
-# each layer how its weight is cut and what its input and output are; DTensor puts in the messages. You have built
-# what it does:
+# `tp_training` trains the language model with DTensor. A *plan* says for each layer how its weight is cut and how its
+# input and output lie on the ranks; DTensor adds the communication. You have built what it does:
 #
 # | in `tp_training` | here |
 # |---|---|
-# | `--tp N`, a mesh of `("data", "tensor")` | one row of that grid: a tensor-parallel group with samples of its own |
+# | `--tp N`, a mesh (a grid of ranks with named axes) of `("data", "tensor")` | one row of that grid: a tensor-parallel group with samples of its own |
 # | the sampler deals out to the data axis alone | all ranks work on the same `small_batch` |
 # | `ColwiseParallel()` for `q`, `k`, `v`, `up` | `ColumnLinear` |
 # | `RowwiseParallel()` for `out`, `down` | `RowLinear` with `g` |
@@ -1144,19 +1159,24 @@ plots.losses(serial_losses(20), losses)
 # | the norm over both axes of the grid | `gradient_norm` |
 # | refuses heads that do not divide, and `--dropout` with `--tp` | the `ValueError` of `ParallelAttention`; TODO 12 |
 # | FSDP2 over the data axis | lesson 03, on the shards of this one |
-# | checkpoints that load with another `--tp` | shards cut from the whole weight, and put together again |
+# | checkpoints that load with a different `--tp` | shards cut from the whole weight, and reassembled |
 #
-# ## When, and when not
+# ## Recap
 #
-# - **When a layer, or one sequence's activations, do not fit a device**, FSDP alone can not help: it gathers whole
-#   layers, and each rank needs at least one whole sequence. Tensor parallelism cuts both.
-# - **When the global batch must not grow**: $t$ ranks share one sequence. Data-parallel ranks need at least one each.
-# - **Within a node**, on the fastest link there is. Four messages a block, none of them hidden, are too much for a
-#   network.
-# - **Not for small models**: products that are thinner than some 256 columns waste the device. If the model fits,
-#   data parallelism is faster and simpler.
-# - Sequence parallelism sends no byte more, and saves activations: with tensor parallelism, use it.
-# - Attention over very long sequences is lesson 06; layers on different devices are lesson 05. Large models combine
-#   all of it, lesson 09.
+# - Columns, then rows: four all-reduces of the stream for each block, which the next product waits for.
+# - Use it **when a layer, or one sequence's activations, do not fit a device**. FSDP alone cannot help there: it
+#   gathers whole layers, and each rank needs at least one whole sequence. Use it also **when the global batch must not
+#   grow**.
+# - Keep it **within a node**, on the fastest link there is, and do not use it for small models: products narrower than
+#   some 256 columns waste the device. If the model fits, data parallelism is faster and simpler.
+# - Sequence parallelism sends no byte more, and saves activations: with tensor parallelism, use it. Then sum the
+#   gradients of all parameters that saw only some tokens.
+# - In the norm each number counts once; dropout is the same on copies and different on parts.
 #
-# Next: `tp_training`.
+# Papers: Megatron-LM, [1909.08053](https://arxiv.org/abs/1909.08053); sequence parallelism and what a block keeps,
+# [2205.05198](https://arxiv.org/abs/2205.05198); both beside a pipeline,
+# [2104.04473](https://arxiv.org/abs/2104.04473); asynchronous tensor parallelism,
+# [2410.06511](https://arxiv.org/abs/2410.06511).
+#
+# Attention over very long sequences is lesson 06; layers on different devices are lesson 05. Large models combine all
+# axes, `09_mesh`. Next: `tp_training`.

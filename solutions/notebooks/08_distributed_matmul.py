@@ -295,7 +295,8 @@ for tokens in (512, 65536):
 # rank at $(i, j)$ has $X_{ij}$ and $W_{ij}$, which do not fit together unless $i = j$. So first comes a **skew**: row
 # $i$ of $X$ goes $i$ places to the left, and column $j$ of $W$ goes $j$ places up.
 #
-# **Predict**, with pencil and paper, for 3 × 3 ranks: which inner index $l$ do the blocks at $(i, j)$ have in step $s$, from 0?
+# **Predict**, with pencil and paper, for 3 × 3 ranks: which inner index $l$ do the blocks at $(i, j)$ have in step $s$,
+# from 0?
 #
 # For the exchange you are given the messages of lesson 01. If the block stays where it is, none is sent.
 
@@ -622,9 +623,9 @@ check("08_distributed_matmul/5")
 # weights, twice, and the reduce-scatter of their gradient: that is FSDP. With $G_z = 1$, and $G_x$ or $G_y$ 1 as well,
 # there is one all-reduce of activations, in one of the passes: a layer of Megatron's.
 #
-# Do not believe it; run it. Beside each corner of your product stands PyTorch's own layer: by `fully_shard` (FSDP2), and
-# cut by `ColwiseParallel` or `RowwiseParallel`, of which `tp_training` is made. (The library's layers deal out their
-# weights when they are made. That is the scatter that you will see, and it happens once.)
+# Do not believe it; run it. Beside each corner of your product stands PyTorch's own layer: by `fully_shard` (FSDP2),
+# and cut by `ColwiseParallel` or `RowwiseParallel`, of which `tp_training` is made. (The library's layers deal out
+# their weights when they are made. That is the scatter that you will see, and it happens once.)
 
 # %%
 CORNERS = {"FSDP": (1, 1, 4), "Megatron, by columns": (1, 4, 1), "Megatron, by the inner dimension": (4, 1, 1)}
@@ -812,8 +813,8 @@ plots.losses({"one process": train_serial()} | on_grids)
 # for each. The backward pass has two such products.
 #
 # And here is the catch of this course's machine: it may have fewer cores than ranks. Then the ranks take turns, and
-# what each computes takes longer by the factor max(1, ranks / cores). Parallel products on two cores prove that the *numbers*
-# are right. They do not prove a speed-up, and cannot.
+# what each computes takes longer by the factor max(1, ranks / cores). Parallel products on two cores prove that the
+# *numbers* are right. They do not prove a speed-up, and cannot.
 
 
 # %%
@@ -963,11 +964,12 @@ plots.grids(predicted, measured)
 #
 # ## Does the network set the pace?
 #
-# In `00_one_device`, the roofline compared the FLOPs of a product with the bytes that come from the memory. Messages are
-# a second, lower roof: the same comparison, with the bytes that come over the network. If messages and products overlap,
-# a step takes the longer of the two.
+# In `00_one_device`, the roofline compared the FLOPs of a product with the bytes that come from the memory. Messages
+# are a second, lower roof: the same comparison, with the bytes that come over the network. If messages and products
+# overlap, a step takes the longer of the two.
 #
-# - **SUMMA** on a large square of ranks: for each product of two blocks of $b \times b$ numbers, two such blocks arrive.
+# - **SUMMA** on a large square of ranks: for each product of two blocks of $b \times b$ numbers, two such blocks
+#   arrive.
 # - **A tensor-parallel layer**, cut along the inner dimension (`by_inner`): on $t$ ranks each multiplies $m \times k/t$
 #   by $k/t \times n$ numbers, and the ranks' results are summed by a ring's all-reduce.
 #
@@ -1002,14 +1004,14 @@ def smallest_width(speed: float, bandwidth: float, itemsize: int, world: int) ->
 check("08_distributed_matmul/8")
 
 # %% [markdown]
-# By its data sheet, an A100 has 312 TFLOP/s in bfloat16, and sends 300 GB/s each way within a node; between nodes it may
-# have 25 GB/s:
+# By its data sheet, an A100 has 312 TFLOP/s in bfloat16, and sends 300 GB/s each way within a node; between nodes it
+# may have 25 GB/s:
 
 # %%
 for where, bandwidth in (("within a node", 300e9), ("between nodes", 25e9)):
     width = smallest_width(312e12, bandwidth, 2, 8)
-    print(f"{where}: blocks of {smallest_block(312e12, bandwidth, 2):,.0f}; a layer on 8 ranks needs {width:,.0f} on each, "
-          f"so a width of {8 * width:,.0f}")  # fmt: skip
+    print(f"{where}: blocks of {smallest_block(312e12, bandwidth, 2):,.0f}")
+    print(f"{where}: a layer on 8 ranks needs {width:,.0f} columns on each, {8 * width:,.0f} in all")
 
 # %% [markdown]
 # SUMMA's blocks grow with the batch. In the tensor-parallel layer the tokens cancel: product and message both grow with

@@ -5,8 +5,8 @@
 # time. This lesson puts the axes together so that the parallel run is still the serial run; the next one,
 # `10_strategy`, chooses among them.
 #
-# It builds on `02_data_parallel`, `03_zero`, `04_tensor_parallel`, `05_pipeline_parallel` and `06_context_parallel`: one
-# axis from each. Why combine them at all? Because models have outgrown their machines:
+# It builds on `02_data_parallel`, `03_zero`, `04_tensor_parallel`, `05_pipeline_parallel` and `06_context_parallel`:
+# one axis from each. Why combine them at all? Because models have outgrown their machines:
 #
 # ![Sizes of published networks from 2012 to 2024, and what one GPU can train](../images/strategy_sizes.svg)
 
@@ -54,8 +54,8 @@ from utils.plan import Link, Machine, Model, Plan
 # of each other. That is called 3-D parallelism, or 4-D, or 5-D, by the number of axes that are longer than 1
 # ([arXiv:2410.06511](https://arxiv.org/abs/2410.06511) has them all in one small code base).
 #
-# But they have the cables in common. GPUs have fast links within a node, and slow ones between nodes. Ranks are numbered
-# node by node, and the box row by row, so the **order of the axes** decides whose lines leave the node:
+# But they have the cables in common. GPUs have fast links within a node, and slow ones between nodes. Ranks are
+# numbered node by node, and the box row by row, so the **order of the axes** decides whose lines leave the node:
 #
 # ![Eight ranks on two nodes: with the tensor axis innermost, and with the tensor axis outermost](../images/strategy_mesh.svg)
 #
@@ -115,12 +115,12 @@ print("best:", best_order(SIZES, SENT, per_node=4))
 check("09_mesh/1")
 
 # %% [markdown]
-# For given bytes, this count finds the best order. In real training, what decides is **who can wait**. The ranks of `tp`
-# wait for every message, in every layer: they sit closest. `cp` hides behind attention, `shard` behind the blocks before
-# it, `dp` behind the last backward pass: each has more to hide behind, and sits further out. `pp` is waited for as well,
-# but only by the next stage, which has other micro-batches to work on. So `pp` goes across nodes, although it may send
-# more than `dp`: a 7-billion model on dp 8 × pp 8, with 2,048 sequences, sends 8.6 GB along `pp` and 6.6 GB along `dp`.
-# From the inside: `tp`, `cp`, `shard`, `dp`, `pp`.
+# For given bytes, this count finds the best order. In real training, what decides is **who can wait**. The ranks of
+# `tp` wait for every message, in every layer: they sit closest. `cp` hides behind attention, `shard` behind the blocks
+# before it, `dp` behind the last backward pass: each has more to hide behind, and sits further out. `pp` is waited for
+# as well, but only by the next stage, which has other micro-batches to work on. So `pp` goes across nodes, although it
+# may send more than `dp`: a 7-billion model on dp 8 × pp 8, with 2,048 sequences, sends 8.6 GB along `pp` and 6.6 GB
+# along `dp`. From the inside: `tp`, `cp`, `shard`, `dp`, `pp`.
 #
 # ## A mesh
 #
@@ -295,8 +295,8 @@ plots.samples(run_on_ranks("09_mesh/first_samples", [shape] * 8).results, shape)
 #
 # - The *same*: leave it. Adding it up would make it t times too large.
 # - A *part*: add up.
-# - *Different samples*: average, as long as each rank's loss is a mean over its own samples. (Here it is: a rank divides
-#   by all tokens of its samples, including those that its neighbours along `cp` and `tp` have.)
+# - *Different samples*: average, as long as each rank's loss is a mean over its own samples. (Here it is: a rank
+#   divides by all tokens of its samples, including those that its neighbours along `cp` and `tp` have.)
 #
 # That depends on the parameter. Three facts decide:
 
@@ -535,8 +535,8 @@ check("09_mesh/4")
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def gradient_norm(parameters: dict[str, nn.Parameter], facts: dict[str, Fact], mesh: DeviceMesh) -> float:
     """The norm of the whole model's gradient, the same on all ranks. The mesh has the axes "pp" and "tp" at least."""
-    # TODO 5: Find the norm of the whole gradient, over all axes. A rank sends a few numbers, however large the model is.
-    # A stage may hold nothing that is cut, or nothing that is not.
+    # TODO 5: Find the norm of the whole gradient, over all axes. A rank sends a few numbers for a model of any size. A
+    # stage may hold nothing that is cut, or nothing that is not.
     ### BEGIN SOLUTION
     mine = torch.zeros(2, dtype=torch.float64)  # of what is cut, and of what is not
     for name, parameter in parameters.items():

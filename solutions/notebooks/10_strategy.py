@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Strategy: which axes, and how many ranks on each
 #
-# In `09_mesh` you put the axes together. This lesson is about choosing among them, with a pencil, before anything runs:
-# does a plan fit into memory, how long does a step take, and when should you stop adding GPUs?
+# In `09_mesh` you put the axes together. This lesson chooses among them before anything runs: does a plan fit into
+# memory, how long does a step take, and when should you stop adding GPUs?
 #
-# You need `00_one_device` (FLOPs, memory of a step, scaling), the tables of `03_zero` and `04_tensor_parallel`, and the
-# axes of `09_mesh`. Without them, the formulas below are still readable, but you will have to take them on trust.
+# It builds on `00_one_device` (FLOPs, memory of a step, scaling), on the bytes of `03_zero` and `04_tensor_parallel`,
+# on the bubble of `05_pipeline_parallel` and on the axes of `09_mesh`. A **plan** says how many ranks there are on each
+# axis, and how a batch is cut. A **link** is what bytes travel over; it has a bandwidth and a latency.
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
 import sys
@@ -28,31 +29,29 @@ from utils.plots import strategy as plots
 # %% [markdown]
 # ## Does it fit?
 #
-# Memory comes first, since a plan that does not fit need not be fast. A model, a plan and a machine
-# are described in `utils/plan.py`:
+# A plan that does not fit need not be fast, so memory comes first. `utils/plan.py` describes:
 #
-# - `Model`: `hidden` (h), `layers` (L), `heads`, `vocabulary` (V), `sequence` (s); and `experts` in each block, of
-#   which a token goes to `active` ones. With `experts=0` there is one MLP, as if there were one expert.
-# - `Plan`: `batch` (sequences in a step, over all ranks) and `micro_batch` (b, sequences at a time); the five axes, and
-#   `ep`, the ranks among which experts are spread; `recompute`, "none" or "full". It knows its `world`, its `replicas`
-#   (dp · shard) and its `micro_batches` (m, of each replica). Its other fields are for the planner at the end; here
-#   they stay as they are.
-# - `Machine`: `peak`, `memory`, `node` (GPUs in one), and its links; more in the next section.
+# - `Model`: `hidden` (h), `layers` (L), `heads`, `vocabulary` (V), `sequence` (s), and the `experts` of each block, of
+#   which a token uses `active`. `experts=0` is one plain MLP.
+# - `Plan`: `batch` (sequences in a step, over all ranks), `micro_batch` (b, sequences at a time), the five axes, `ep`
+#   (ranks among which experts are spread), and `recompute`, "none" or "full". It computes `world`, `replicas` (dp ·
+#   shard) and `micro_batches` (m, of each replica). Its other fields are the planner's.
+# - `Machine`: `peak`, `memory`, `node` (GPUs in one), and its links.
 #
-# Take a rank of stage $r$ (from 0) of $p$. For counting, a block has $4h^2$ numbers in its attention and $8h^2$ in each
-# MLP; the embedding table is on the first stage, the head on the last, $Vh$ each; norms, biases and positions are left
-# out, and layers divide by stages.
+# Take a rank of stage $r$ (from 0) of $p$. A block has $4h^2$ numbers in its attention and $8h^2$ in each MLP. The
+# first stage has the embedding table, too, and the last one the head, $Vh$ each. Norms, biases and positions are left
+# out; layers divide by stages.
 #
 # | kind | what a rank holds |
 # |---|---|
-# | weights, gradients, state | mixed precision as in lesson 03: 2, 2 and 12 bytes for each of its numbers. `tp` cuts them, `shard` shards them |
-# | gathered | with `shard` > 1, for a moment: one block's weights and gradients as they are without sharding, and, as in `fsdp_training`, those of table and head all the time; 2 bytes each |
-# | activations | of each block and micro-batch: `tp` with sequence parallel and `cp` cut the tokens; a token keeps 32 bytes for each of its h numbers (34 with the masks of dropout, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198); attention's scores are not kept): 16 for attention and norms, 16 for each MLP it goes to |
-# | … recomputed | 2 bytes for each number between the blocks, and once, for the block at hand, all of it |
-# | … in a pipeline | 1F1B (lesson 05): stage $r$ keeps those of min(m, p - r) micro-batches, for its own blocks |
+# | weights, gradients, state | 2, 2 and 12 bytes a number (mixed precision, lesson 03). `tp` cuts the numbers, `shard` shards them |
+# | gathered | with `shard` > 1: one block's weights and gradients, unsharded, and table's and head's all the time, as in `fsdp_training`; 2 bytes each |
+# | activations | 32 bytes for each of a token's h numbers, in each block and micro-batch: 16 for attention and norms, 16 for each MLP that the token goes to. `tp`, with sequence parallelism, and `cp` cut the tokens. (Dropout's masks would add 2, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198)) |
+# | … recomputed | 2 bytes for each number between blocks, and one whole block: the one at hand |
+# | … in a pipeline | 1F1B (lesson 05): stage $r$ keeps min(m, p - r) micro-batches of its own blocks |
 #
-# Experts are special: `ep` ranks have other ones each. Those ranks are taken from `shard` first, then from `dp`; what
-# is left of the two shards and replicates the experts:
+# Each of the `ep` ranks has different experts. These ranks are taken from `shard` first, then from `dp`; the rest of
+# the two shards and replicates the experts:
 
 
 # %%
@@ -64,15 +63,15 @@ def of_experts(plan: Plan) -> tuple[int, int]:
 
 
 # %% [markdown]
-# **Predict**: a model of 7 billion parameters on 8 GPUs of 40 GB. Which of these make it fit: dp 8, shard 8, tp 4 × pp
-# 2? And which kind takes the most memory then?
+# **Predict**: a 7-billion model on 8 GPUs of 40 GB. Which of dp 8, shard 8, and tp 4 × pp 2 make it fit? And which kind
+# then takes the most memory?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def rank_numbers(model: Model, plan: Plan, stage: int) -> tuple[float, float]:
-    """Numbers on a rank of this stage, as they are without sharding: of attention, table and head; and of MLPs."""
-    # TODO 1: Predict what a rank holds, by kind. First, the numbers, of which `shard` will take its part.
-    # `tp` cuts all of them; `ep` spreads the experts.
+    """Numbers on a rank of this stage, without sharding: of attention, table and head; and of MLPs."""
+    # TODO 1: Predict what a rank holds, by kind. First, the numbers before sharding: which of them does `tp` cut, and
+    # which does `ep` spread?
     ### BEGIN SOLUTION
     blocks, ends = model.layers / plan.pp, (stage == 0) + (stage == plan.pp - 1)
     dense = blocks * 4 * model.hidden**2 + ends * model.vocabulary * model.hidden
@@ -94,7 +93,7 @@ def activation_bytes(model: Model, plan: Plan, stage: int) -> float:
 
 def memory(model: Model, plan: Plan, stage: int) -> dict[str, float]:
     """Bytes on a rank of this stage: of "weights", "gradients", "state", "gathered" and "activations"."""
-    # TODO 1, again: all kinds. `of_experts` says who shards MLPs; where nobody does, they are not gathered.
+    # TODO 1, again: all kinds. `of_experts` says how many ranks shard MLPs; with one, they are not gathered.
     ### BEGIN SOLUTION
     dense, mlps = rank_numbers(model, plan, stage)
     shards = of_experts(plan)[1]
@@ -128,8 +127,8 @@ def most_memory(model: Model, plan: Plan) -> float:
 check("10_strategy/1")
 
 # %% [markdown]
-# Your prediction for 8 GPUs of JURECA. The dashed line is 90 % of their memory: a tenth is left to the driver, to NCCL
-# and to gaps between tensors. (Memory is sold in GiB: 40 GiB are 42.9 GB.)
+# Your prediction for 8 GPUs of JURECA. The dashed line is 90 % of their memory: a tenth is left for the driver, NCCL
+# and gaps between tensors. (40 GiB are 42.9 GB.)
 
 # %%
 SEVEN, CLUSTER = catalogue.model("7b"), catalogue.machine("jureca")
@@ -143,34 +142,33 @@ plots.memory(shown, 0.9 * CLUSTER.memory)
 # %% [markdown]
 # ## How long is a step?
 #
-# The time of a step has three parts: computing, waiting for messages, and the pipeline's bubble.
+# A step consists of computing, waiting for messages, and the pipeline's bubble.
 #
-# **Computing.** A number that multiplies a token takes 6 FLOPs, forward and backward, and the head counts, but the
-# embedding table does not: nothing is multiplied by it. Of the experts the active ones count. Attention's scores take
-# $12Lhs$ more for each token. Recomputing all blocks adds a third to everything (we count the head, too). A GPU does
-# `peak · device_share` FLOPs a second; 0.76 of the peak is what large products reach, fitted to published runs.
+# **Computing.** A number that multiplies a token takes 6 FLOPs, forward and backward (`00_one_device`): the head
+# counts, the embedding table does not, and of the experts only the active ones count. Attention's scores add $12Lhs$
+# for each token. Recomputing adds a third to everything. A GPU does `peak · device_share` FLOPs a second; the share,
+# 0.76, was fitted to published runs.
 #
-# **Messages.** What a rank of the first stage sends in a step, with $b$, $m$ as above and $n = b \cdot s/\text{cp}$
-# tokens of a micro-batch on a rank. A number takes 2 bytes, but gradients are reduced in float32, as the scripts do. Each
-# line has been the result of a lesson:
+# **Messages** that a rank of the first stage sends in a step. A micro-batch has $n = b \cdot s/\text{cp}$ tokens on a
+# rank. A number takes 2 bytes; gradients are reduced in float32, as in the scripts, and take **4**.
 #
-# | axis | is used for | numbers that are sent | messages |
+# | axis | sends | numbers | messages |
 # |---|---|---|---|
-# | `tp` | each block and micro-batch: 4 all-gathers, 4 reduce-scatters; recomputed, 6 and 6 | a ring's, of $nh$ | $t - 1$ each |
-# | `cp` | the same: K and V rotate in the forward pass; K and V again, and the gradients of both, in the backward pass. That makes three pairs. (Recomputing adds a pair, which only the planner counts) | a pair is $2nh/t$ numbers, sent cp - 1 times | cp - 1 for each pair |
-# | `ep` | the same: 4 all-to-alls; recomputed, 6 | what leaves the rank, of (active · $nh/t$) | ep - 1 each |
-# | `pp` | each micro-batch: activations to the next stage, and the gradients that come back: waited for, too, and so counted here | $nh$ each way | 1 each way |
-# | `shard` | each micro-batch: 2 all-gathers of weights, 2 bytes a number, and a reduce-scatter of gradients, **4 bytes** a number; with a pipeline, the reduce-scatter comes once a step, for torch's stages add gradients up whole | a ring's, of all that the rank holds before sharding | as many rings of $N - 1$ for each block, and for table and head together |
-# | `dp` | once a step: an all-reduce over dp · cp ranks, since gradients add up along `cp`, too; **4 bytes** a number | a ring's, of all that the rank holds | $2(N - 1)$ |
+# | `tp` | for each block and micro-batch: 4 all-gathers, 4 reduce-scatters; recomputed, 6 and 6 | a ring's, of $nh$ | $t - 1$ each |
+# | `cp` | for each block and micro-batch: K and V in the forward pass; K and V again, and both gradients, in the backward pass: three pairs (recomputing is not counted) | a pair is $2nh/t$ numbers, sent cp - 1 times | cp - 1 a pair |
+# | `ep` | for each block and micro-batch: 4 all-to-alls; recomputed, 6 | what leaves the rank, of (active · $nh/t$) | ep - 1 each |
+# | `pp` | for each micro-batch: activations to the next stage; and their gradients, which come back and are counted here | $nh$ each way | 1 each way |
+# | `shard` | for each micro-batch: 2 all-gathers of weights, and a reduce-scatter of gradients; in a pipeline only one reduce-scatter a step, since torch's stages accumulate unsharded gradients | a ring's, of all that the rank holds before sharding | $N - 1$ a ring, with one ring for each block and one for table and head |
+# | `dp` | once a step: an all-reduce of gradients over dp · cp ranks, since `cp` ranks see different tokens | a ring's, of all that the rank holds | $2(N - 1)$ |
 #
-# For `shard` and `dp`, MLPs go by `of_experts`; the messages are those of the dense part, with or without experts. A
-# line of one rank sends nothing.
+# For `shard` and `dp`, MLPs follow `of_experts`; count the messages of the dense part alone. A line of one rank sends
+# nothing.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def token_flops(model: Model) -> float:
     """FLOPs of a token, forward and backward, without recomputing."""
-    # TODO 2: Count the work of a token, and what each axis sends in a step. First, the work.
+    # TODO 2: Count the work of a token, and the messages of each axis in a step. First, the work.
     ### BEGIN SOLUTION
     h = model.hidden
     numbers = model.layers * (4 * h**2 + 8 * h**2 * model.active) + model.vocabulary * h
@@ -215,30 +213,32 @@ def sent(model: Model, plan: Plan) -> dict[str, tuple[float, int]]:
 check("10_strategy/2")
 
 # %% [markdown]
-# Bytes become seconds over a link, and some of these seconds cost nothing.
+# Bytes become seconds over a link, and some of these seconds are hidden.
 #
-# **Links.** A rank's lines are placed from the inside in the order tp, cp, shard, dp, pp; `ep` starts where `shard`
-# does. The *stride* of a line is the product of the sizes inside it: for `dp`, tp · cp · shard. A line whose span,
-# stride times length, is at most a node's GPUs uses `machine.inside`.
+# **Links.** Axes are placed from the inside in the order tp, cp, shard, dp, pp; `ep` starts where `shard` does. A
+# line's *stride* is the product of the sizes inside it: for `dp`, tp · cp · shard. If stride times length is at most a
+# node's GPUs, the line uses `machine.inside`.
 #
 # A ring of `tp`, `cp`, `shard` or `dp` that leaves its node visits all its members in one node before it goes on to the
-# next. So it has `node // stride` members at each node's edge (at least 1), and as many network adapters. Each rank gets
-# that many times `machine.between.bandwidth`, but not more than `machine.inside.bandwidth`, with the latency of
-# `machine.between`. `pp` and `ep` go straight: one adapter.
+# next. It has `node // stride` members in a node (at least 1), and as many network adapters: each rank gets that many
+# times `machine.between.bandwidth`, at most `machine.inside.bandwidth`, with the latency of `machine.between`. `pp` and
+# `ep` use one adapter.
 #
 # A line takes bytes / (bandwidth · `link_share`) + messages · latency.
 #
-# **What overlaps.** `tp`, `ep` and `pp` are waited for. `cp` goes on beside attention's scores, which have the share
-# $12Lhs$ of a token's FLOPs, and the same share of the computing's time. `shard` goes on beside everything that a
-# micro-batch computes or waits for: the next block is gathered early. `dp` can only start when the last micro-batch goes
-# back, so it hides in that time: computing / m times 2/3, with recomputing 3/4. Only what is longer counts.
+# **Overlap.** `tp`, `ep` and `pp` are waited for. The others count only as far as they take longer than what hides
+# them:
 #
-# **Bubble.** The micro-batches' time (computing, and what is waited for, cp's included) times $(p - 1)/m$.
+# - `cp` is hidden by attention's scores: $12Lhs$ of a token's FLOPs, and the same fraction of the computing time;
+# - `shard` by all that micro-batches compute or wait for, since the next block is gathered early;
+# - `dp` by the backward pass of the last micro-batch: computing / m times 2/3, with recomputing 3/4.
+#
+# **Bubble.** $(p - 1)/m$ times all that micro-batches compute or wait for, the rest of `cp` included.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def link(axis: str, plan: Plan, machine: Machine) -> Link:
-    """What a rank of a line of this axis has to send over: bandwidth and latency."""
+    """The bandwidth and the latency that a rank has along this axis."""
     # TODO 3: Predict the time of a step. First, does a line of this axis leave the node, and by how many adapters?
     ### BEGIN SOLUTION
     inward = ("tp", "cp", "shard", "dp", "pp")
@@ -254,7 +254,7 @@ def link(axis: str, plan: Plan, machine: Machine) -> Link:
 
 def step_seconds(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
     """Seconds of a step: "computing", "tp", "ep", "pp", "cp", "bubble" and "data", whose sum is the step."""
-    # TODO 3, again: the time. "data" is what of shard and of dp nothing hides.
+    # TODO 3, again: the time. "data" is the part of shard and dp that nothing hides.
     ### BEGIN SOLUTION
     flops = token_flops(model)
     scores = 12 * model.layers * model.hidden * model.sequence / flops
@@ -278,7 +278,7 @@ def step_seconds(model: Model, plan: Plan, machine: Machine) -> dict[str, float]
 check("10_strategy/3")
 
 # %% [markdown]
-# The 7-billion model on 64 GPUs: some plans side by side. Which part would a network of twice the speed shorten?
+# The 7-billion model on 64 GPUs. Which part would a network of twice the speed shorten?
 
 # %%
 shown = {}
@@ -294,9 +294,9 @@ for axes in (
 plots.seconds(shown)
 
 # %% [markdown]
-# How close is that? Here are yours beside the finer formulas of the course's planner. What you leave out is small: work
-# that is not a product (norms, GELU, softmax: 5 to 8 % of a step), the optimizer (up to 2 %), the last block's message,
-# which nothing hides (1 to 2 %), and the memory bandwidth that messages take (up to 5 %).
+# Yours beside the course's planner, whose formulas are finer. What yours leave out is small: work that is not a product
+# (5 to 8 % of a step), the optimizer (up to 2 %), the last block's message, which nothing hides (1 to 2 %), and the
+# memory bandwidth that messages take (up to 5 %).
 
 # %%
 SIX = [{"shard": 64}, {"dp": 16, "shard": 4}, {"dp": 16, "tp": 4}, {"shard": 4, "tp": 16}]
@@ -306,8 +306,8 @@ plots.beside_planner(step_seconds, SEVEN, [Plan(256, 4, recompute="full", **axes
 # %% [markdown]
 # ## Choose
 #
-# Now let the machine try all plans. Here they are, about a thousand for 64 GPUs, good and bad. Reject those that are
-# impossible, and take the fastest of the others.
+# Now try all plans: about a thousand for 64 GPUs, good and bad. Reject the infeasible ones, and take the fastest of the
+# rest.
 
 
 # %%
@@ -320,13 +320,13 @@ def factorings(number: int, factors: int) -> list[tuple[int, ...]]:
 
 
 def axes_and_copies(plan: Plan) -> tuple[int, int]:
-    """By which the simplest plans come first: how many axes there are, and how many plain copies."""
+    """A key that sorts the simplest plans first: fewest axes, then most plain copies."""
     return sum(size > 1 for size in (plan.dp, plan.shard, plan.tp, plan.pp, plan.cp)), -plan.dp
 
 
 def candidates(model: Model, gpus: int, batch: int) -> list[Plan]:
-    """Plans for so many GPUs, whatever comes of them, the simplest first; with 1, 2 or 4 sequences at a time, and
-    recomputed or not.
+    """Plans for so many GPUs, feasible or not, the simplest first; with 1, 2 or 4 sequences at a time, and recomputed
+    or not.
     """
     found = []
     for dp, shard, cp, tp, pp in factorings(gpus, 5):
@@ -341,10 +341,10 @@ def candidates(model: Model, gpus: int, batch: int) -> list[Plan]:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def why_not(model: Model, plan: Plan, machine: Machine) -> str:
-    """In a few words, why this plan cannot be; "" if it can."""
-    # TODO 4: Find the best plan for a model and a machine. First, what cannot be: pieces of unequal size (heads on tp,
-    # layers on pp, tokens on cp · tp, experts on ep, the batch on micro-batches of replicas), fewer micro-batches than
-    # stages, a tensor axis that leaves the node, or more than 90 % of the memory.
+    """In a few words, why this plan is infeasible; "" if it is not."""
+    # TODO 4: Find the best plan for a model and a machine. First, what is infeasible: pieces of unequal size (heads on
+    # tp, layers on pp, tokens on cp · tp, experts on ep, the batch on micro-batches of replicas), fewer micro-batches
+    # than stages, a tensor axis that leaves the node, or more than 90 % of the memory.
     ### BEGIN SOLUTION
     if model.heads % plan.tp:
         return f"{model.heads} heads on tp {plan.tp}"
@@ -368,7 +368,7 @@ def why_not(model: Model, plan: Plan, machine: Machine) -> str:
 
 
 def best_plan(model: Model, gpus: int, batch: int, machine: Machine) -> Plan | None:
-    """The fastest of the `candidates` that can be; None if none can."""
+    """The fastest of the feasible `candidates`; None if there is none."""
     # TODO 4, again: choose.
     ### BEGIN SOLUTION
     good = [plan for plan in candidates(model, gpus, batch) if not why_not(model, plan, machine)]
@@ -380,12 +380,8 @@ def best_plan(model: Model, gpus: int, batch: int, machine: Machine) -> Plan | N
 check("10_strategy/4")
 
 # %% [markdown]
-# Four cases. **Predict** the axes of each, on paper, then look:
-#
-# 1. a small model on 4 GPUs,
-# 2. one that does not fit on a GPU,
-# 3. a long sequence,
-# 4. a mixture of experts.
+# Four cases. **Predict** the axes of each: a small model on 4 GPUs; one that does not fit on a GPU; a long sequence; a
+# mixture of experts.
 
 
 # %%
@@ -414,9 +410,9 @@ def show_cases() -> None:
 plots.Later(show_cases)  # it is called when the page shows it, and not on each rank of each check
 
 # %% [markdown]
-# The course of the ALCF, which runs Polaris, puts the choice in one sentence: *a simple model: data
-# parallel; a large language model: all of it.* Is that so? Let your own choice answer, for models from 0.1 to 500
-# billion parameters on 512 GPUs: on how many axes is the best plan for each? **Predict** where the pipeline comes in.
+# The ALCF's course puts the choice in one sentence: *a simple model: data parallel; a large language model: all of it.*
+# Is that so? Let your choice answer, for models of 0.1 to 500 billion parameters on 512 GPUs. **Predict** from which
+# size on the best plan has a pipeline.
 
 # %%
 FAMILY = [
@@ -448,18 +444,18 @@ plots.Later(show_family)
 # %% [markdown]
 # ## When to stop adding GPUs
 #
-# More GPUs make a step faster, up to a point. `00_one_device` found that point from measurements: efficiency, strong and
-# weak scaling, Amdahl's law. Here you find it before you measure anything, from the network and from the data.
+# `00_one_device` found that point from measurements. Here you find it before you measure, from the network and from the
+# data.
 #
-# **From the network.** For each of the Ψ parameters, the GPUs of FSDP gather a weight twice, in 2 bytes, and reduce a
-# gradient in 4: $8\Psi$ bytes. DDP all-reduces gradients in 4 bytes, $2 \cdot 4\Psi$: as much, but once a step, where FSDP
-# does it in each micro-batch. FSDP in float32 sends $12\Psi$. Meanwhile each GPU computes $6 \Psi$ FLOPs for each of its
-# tokens. Ψ cancels: whether the network keeps up depends on the **tokens of a GPU** alone. With a fixed batch, more GPUs
-# mean fewer tokens on each of them, until communication takes longer than computing.
+# **From the network.** For each of Ψ parameters, FSDP gathers a weight twice, in 2 bytes, and reduces a gradient in 4:
+# $8\Psi$ bytes, in each micro-batch. DDP all-reduces gradients in 4 bytes: $2 \cdot 4\Psi$, as much, but once a step.
+# FSDP in float32 sends $12\Psi$. Meanwhile each GPU computes $6\Psi$ FLOPs for each of its tokens. Ψ cancels: whether
+# the network keeps up depends on the **tokens of a GPU** alone. With a fixed batch, more GPUs mean fewer tokens on
+# each.
 #
 # **From the data.** Beyond the *critical batch*, larger batches bring little
-# ([arXiv:1812.06162](https://arxiv.org/abs/1812.06162), section 2.2). To reach the same loss with batches of $B$ takes
-# $S = S_\text{min} (1 + B_\text{crit}/B)$ steps: at $B_\text{crit}$ twice as many as the fewest.
+# ([arXiv:1812.06162](https://arxiv.org/abs/1812.06162), section 2.2). With batches of $B$, the same loss takes
+# $S = S_\text{min} (1 + B_\text{crit}/B)$ steps: at $B_\text{crit}$, twice the minimum.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -477,8 +473,8 @@ def needed_bandwidth(tokens: float, speed: float, scheme: str) -> float:
 def overtaken_at(batch: float, scheme: str, machine: Machine) -> int:
     """The fewest GPUs on which communication takes longer than computing, for batches of so many tokens in all.
 
-    For few GPUs a ring's factor (N - 1)/N counts. Up to a node of them use the links inside; more use those between, each
-    GPU an adapter of its own. Latency is left out.
+    For few GPUs a ring's factor (N - 1)/N counts. Up to a node of them use the links inside; more use those between,
+    with an adapter for each GPU. Latency is left out.
     """
     # TODO 5, again: strong scaling. Where is the crossing? One GPU sends nothing.
     ### BEGIN SOLUTION
@@ -505,7 +501,7 @@ def samples_needed(batch: float, critical: float, fewest_steps: float) -> float:
 check("10_strategy/5")
 
 # %% [markdown]
-# What network does FSDP need on our cluster, and on how many GPUs does a batch of four million tokens become too small?
+# What network does FSDP need on our cluster, and on how many GPUs is a batch of four million tokens too small?
 
 # %%
 speed = CLUSTER.peak * CLUSTER.device_share
@@ -516,11 +512,11 @@ for scheme in ("fsdp", "fsdp float32"):
     print(f"{scheme}: batches of 4 million tokens are overtaken on {overtaken_at(million, scheme, CLUSTER)} GPUs")
 
 # %% [markdown]
-# So that is why **FSDP needs a fast network**: with few tokens on each GPU, tens of GB/s from every GPU of a node at
-# the same time. Where it is missing, shard within a node and replicate across (`--sharding hybrid` in `fsdp_training`),
-# or let a pipeline go across, or give each GPU more tokens.
+# So **FSDP needs a fast network**: with few tokens on each GPU, tens of GB/s from every GPU of a node at once. Without
+# it, shard within a node and replicate across nodes (`--sharding hybrid` in `fsdp_training`), let a pipeline cross
+# nodes, or give each GPU more tokens.
 #
-# The best plan at every size, with the batch fixed and with a batch that grows:
+# The best plan at every size, with a fixed batch and with a batch that grows:
 
 
 # %%
@@ -543,50 +539,20 @@ def show_scaling() -> plots.Picture:
 plots.Later(show_scaling)
 
 # %% [markdown]
-# ## Who did it first
-#
-# Most axes were invented by frameworks that each had one or two of them. This is the table of the course at the
-# University of Maryland (after the survey [arXiv:2111.04949](https://arxiv.org/abs/2111.04949)), with what each of them
-# does; the largest runs are those of its authors at the time, and DeepSpeed is added:
-#
-# | framework | largest run, parameters | what it does | its axes |
-# |---|---|---|---|
-# | FlexFlow ([1807.05358](https://arxiv.org/abs/1807.05358)) | 64 GPUs, 24 M | searches, for each operation by itself, how to cut its samples and how to cut its parameters | data, tensor |
-# | PipeDream ([1806.03377](https://arxiv.org/abs/1806.03377)) | 16 GPUs, 138 M | puts layers into stages, works on several micro-batches at a time, and gives slow stages several copies that share out the samples | data, pipeline |
-# | DDP ([2006.15704](https://arxiv.org/abs/2006.15704)) | 256 GPUs, 345 M | averages the gradients of whole copies in buckets, while the backward pass goes on | data |
-# | GPipe ([1811.06965](https://arxiv.org/abs/1811.06965)) | 8 GPUs, 557 M | puts layers into stages, and cuts a batch into micro-batches; all go forward, then all go back | pipeline |
-# | Mesh TensorFlow ([1811.02084](https://arxiv.org/abs/1811.02084)) | 512 TPU cores, 4.9 B | gives every dimension of a tensor a name, and maps names to axes of a mesh: the batch to one, the hidden layer to the other | data, tensor |
-# | Megatron-LM, first version ([1909.08053](https://arxiv.org/abs/1909.08053)) | 512 GPUs, 8.3 B | cuts each MLP by columns, then by rows, and attention by heads, over 8 GPUs of a node; 64 such groups average their gradients | data, tensor |
-# | TorchGPipe ([2004.09910](https://arxiv.org/abs/2004.09910)) | 8 GPUs, 15.8 B | GPipe, in PyTorch, with recomputing | pipeline |
-# | KARMA ([2008.11421](https://arxiv.org/abs/2008.11421)) | 2048 GPUs, 17 B | each GPU trains a whole copy on its own samples; layers that do not fit are swapped to the host's memory, or recomputed | data |
-# | LBANN ([1903.06681](https://arxiv.org/abs/1903.06681)) | 3072 CPUs, 78.6 B | cuts each layer's input, be it along height and width or along channels, over some ranks; such groups take other samples | data, tensor |
-# | ZeRO ([1910.02054](https://arxiv.org/abs/1910.02054)) | 400 GPUs, 100 B | every rank reads its own samples, and holds a part of weights, gradients and state | sharded |
-# | AxoNN, first version ([2110.13005](https://arxiv.org/abs/2110.13005)) | 384 GPUs, 100 B | passes activations from stage to stage by messages that nobody waits for; several such rows of stages average their gradients | data, pipeline |
-# | DeepSpeed, 3-D ([2020](https://www.microsoft.com/en-us/research/blog/deepspeed-extreme-scale-model-training-for-everyone/)) | 800 GPUs, 1 T | ZeRO's first stage over copies of a pipeline, whose stages' layers are cut as Megatron does | sharded, tensor, pipeline |
-
-# %% [markdown]
-# How to read such a paper: ask what is **cut**. The samples alone ("data"); the samples and what a rank holds of weights,
-# gradients or state ("sharded"); the layers among stages ("pipeline"); or a layer itself, or its input ("tensor").
-# Swapping and micro-batches are not axes: nothing is cut among ranks. You built "data" in `02_data_parallel`, "sharded"
-# in `03_zero`, "tensor" in `04_tensor_parallel` and "pipeline" in `05_pipeline_parallel`.
-#
-# None of the older ones has all axes. Those that do today were put together from these papers: Megatron-Core,
-# DeepSpeed, AxoNN's later versions (with the products of lesson 08, [2502.08145](https://arxiv.org/abs/2502.08145)),
-# and PyTorch itself, with what `torchtitan` shows.
+# [Who did it first](../docs/frameworks.md) says which framework introduced which axis, and which has all of them today.
 #
 # ## The planner
 #
-# Your formulas decide among axes, and come within 20 % of the planner here. The course has finer ones, in `utils/costs`: norms, biases and positions counted,
-# other precisions, SwiGLU, grouped heads, schedules and stages of ZeRO, the time of what is not a product, and four
-# numbers fitted to twelve published runs and judged by some 260 others. On the command line it is
+# Your formulas come within 20 % of the course's planner here. Its own, in `utils/costs`, count more (norms, other
+# precisions, SwiGLU, grouped heads, schedules, stages of ZeRO), and some 260 published runs judge them. On the command
+# line:
 #
 # ```bash
 # ./workbook plan --model 7b --gpus 64 --machine jureca
 # ```
 #
-# and here, with sliders. (Without widgets, as on a page that only shows the notebook, there is a table.) Compare with
-# your `best_plan`: they may choose other plans whose times are close. Where they are not, find out which part of the
-# time differs.
+# and here, with sliders. (Without widgets, there is a table.) Its best plan may differ from your `best_plan`, at nearly
+# the same time. Where the times differ, find out which part does.
 
 # %%
 plots.planner()
@@ -594,41 +560,35 @@ plots.planner()
 # %% [markdown]
 # ## hybrid_training
 #
-# Next, the script: `hybrid_training` does all that with PyTorch's own pieces, on the course's model.
+# Next, the script: `hybrid_training` does all of this with PyTorch's own pieces, on the course's model.
 #
-# | here | there |
+# | here and in `09_mesh` | there |
 # |---|---|
 # | `make_mesh` | `make_mesh`: `--pp --dp --shard --tp` give one `init_device_mesh`, the pipeline outermost, the tensor axis innermost |
 # | `data_place`, `make_sampler` | `my_share`, `make_samplers` |
-# | `Piece` | `parallelize(model, mesh, args)`: first `cut`, this rank's stages; then `split`, its part of their layers (DTensor); then what is recomputed; then `shard` (FSDP over shard, copies over dp) |
-# | `forward_backward` | a schedule of `torch.distributed.pipelining`, chosen by `--schedule`, with many micro-batches |
-# | `sync_gradients` | FSDP averages along dp and shard, DTensor takes care of what is cut along tp, `add_up_norms` of what is whole there; the course's model is untied, so along pp nothing is due |
-# | `gradient_norm` | `clip_gradients`: DTensor adds up over shards and parts, the script over stages |
-# | `memory`, `step_seconds` | the plan's prediction, beside the run in its report |
+# | `Piece` | `parallelize`: first `cut`, this rank's stages; then `split`, its part of their layers (DTensor); then `shard` (FSDP along shard, copies along dp) |
+# | `forward_backward` | a schedule of `torch.distributed.pipelining`, chosen by `--schedule` |
+# | `sync_gradients` | FSDP averages along dp and shard, DTensor sums what is cut along tp, `add_up_norms` what is whole there; the model is untied, so nothing is summed along pp |
+# | `gradient_norm` | `clip_gradients`: DTensor over shards and parts, the script over stages |
+# | `memory`, `step_seconds` | the plan's prediction, beside the run, in its report |
 #
-# One thing it does otherwise than your formula: with a pipeline, it keeps a block's gathered weights until the step's
-# last backward pass. Less is sent, and more is held. Which number of micro-batches makes that worth while?
+# One difference from your formula: in a pipeline, it keeps a block's gathered weights until the step's last backward
+# pass. Less is sent, and more is held. From which number of micro-batches on does that pay?
 #
-# ## What comes of it
+# ## Recap
 #
-# - **What it costs.** Each axis has its price: `dp` memory for copies, `shard` the gathering of weights, `tp` waiting
-#   in every layer, `cp` keys and values, `ep` two exchanges a layer, `pp` a bubble. And together they cost complexity:
-#   a bug in one axis shows as a slightly worse loss.
-# - **Four questions** decide: how large is the model, how many GPUs are there, what can the network do, and what is
-#   already implemented? An axis that you would have to write first is seldom the best one.
-# - **When which.** A model that fits: `dp`, and nothing else. One that does not: `shard`, as long as each GPU has
-#   thousands of tokens. Layers too wide, or too few tokens: `tp`, in a node. More nodes than the network can feed: `pp`
-#   across them. Sequences too long for a GPU: `cp`. Experts: `ep`, in a node if it can be. Whatever you add, add the
-#   one that is needed, and measure.
-# - **When not.** Before you add a GPU: is the first one busy? And before an axis: does recomputing, or a smaller
-#   micro-batch, make it fit?
-# - **The order** of the axes is half the speed: who sends most sits closest.
-# - **The law** is what keeps all that honest: the parallel run is the serial run, its losses, its gradients, its norm.
-#   You have shown it for every axis, and now for all of them at once.
+# - Each axis has its price: `dp` memory for copies, `shard` gathering, `tp` waiting in every layer, `cp` keys and
+#   values, `ep` two exchanges a layer, `pp` a bubble. Together they cost complexity.
+# - Four questions decide: how large is the model, how many GPUs are there, how fast is the network, and what is already
+#   implemented?
+# - It fits: `dp`. It does not: `shard`, as long as each GPU has thousands of tokens. Layers too wide or too few tokens:
+#   `tp`, within a node. More nodes than the network can feed: `pp` across them. Sequences too long: `cp`. Experts:
+#   `ep`.
+# - Before another GPU: is the first one busy? Before another axis: do recomputing or a smaller micro-batch make it fit?
+# - Whatever the plan, the parallel run is the serial run: its losses, its gradients, its norm.
 #
 # Papers: mixed precision and ZeRO, [1910.02054](https://arxiv.org/abs/1910.02054); activations,
 # [2205.05198](https://arxiv.org/abs/2205.05198); 3-D parallelism at scale,
 # [2104.04473](https://arxiv.org/abs/2104.04473); the critical batch, [1812.06162](https://arxiv.org/abs/1812.06162).
 #
-# This was the last notebook on axes. `hybrid_training` puts them into one script; what is left then is to keep such a
-# run alive for days: `resilient_training`.
+# Next: `hybrid_training`. Then keep such a run alive for days: `resilient_training`.
