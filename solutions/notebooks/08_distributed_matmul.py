@@ -5,12 +5,16 @@
 # $k \times n$. Almost all the work of a Transformer is in such products, and every scheme of this course that splits up
 # a layer is, at heart, one way to cut a product into blocks.
 #
-# So in this lesson there is nothing but products. You cut them along one, two and three axes of a grid of ranks, count
-# what each cut has to send, and find that FSDP and Megatron's layers are two corners of one scheme.
+# So this lesson has nothing but products. You cut them along one, two and three axes of a grid of ranks, count what
+# each cut has to send, and find that FSDP and Megatron's layers are two corners of one scheme.
+#
+# *Builds on*: collectives and what they cost (`01_collectives`), shards (`03_zero`), the roofline (`00_one_device`).
+# Megatron's layers (`04_tensor_parallel`) appear as a special case.
 #
 # ![Three ways to cut one product over two ranks: what each rank has of X, W and Y](../images/matmul_one_d.svg)
 #
-# A name tells how a matrix is cut: `x_mK` has *some* of X's rows (small letter) and *all* of its columns (capital).
+# *Shapes*: a suffix tells how a matrix is cut. `x_mK` has *some* of X's rows (small letter) and *all* of its columns
+# (capital letter).
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
 import sys
@@ -45,8 +49,8 @@ from utils.model import MLP
 # changes fastest. A **line** along an axis is made of the ranks that differ in that one coordinate only. Lines are the
 # groups in which a grid communicates.
 #
-# Dimension and grid need not divide. `tensor_split` has a rule for that, which holds for the whole lesson: the first
-# few pieces get one more.
+# A dimension need not divide by the grid. As in `tensor_split`, the first few pieces then get one more; this holds for
+# the whole lesson.
 #
 # ![A matrix of 5 × 7 on a grid of 2 × 3](../images/matmul_grid.svg)
 #
@@ -55,7 +59,7 @@ from utils.model import MLP
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def block(length: int, parts: int, number: int) -> slice:
-    """Where piece ``number`` of a dimension of this length lies if it is cut into ``parts``. It may be empty."""
+    """Where piece ``number`` lies if a dimension of this length is cut into ``parts``. It may be empty."""
     # TODO 1: Find each rank's place in a grid, its lines, and its block of a matrix. First, one dimension: pieces
     # differ by one at most, the longer ones come first.
     ### BEGIN SOLUTION
@@ -128,8 +132,8 @@ class Grid:
 # %% [markdown]
 # ## Cut along one axis
 #
-# A product has three dimensions, $m$, $k$ and $n$, and each can be cut. Look at the drawing on top once more, and go
-# forward and backward. With $\bar Y$ the gradient of $Y$, the other two are
+# A product has three dimensions, $m$, $k$ and $n$, and each can be cut. Look at the drawing at the top again. In the
+# backward pass, $\bar Y$, the gradient of $Y$, is given, and the other two gradients are
 #
 # $$\bar X = \bar Y W^\top \qquad \bar W = X^\top \bar Y$$
 #
@@ -143,21 +147,21 @@ class Grid:
 # 3, FSDP. Cut by columns, it is the first layer of a Megatron MLP
 # ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)), and cut along the inner dimension it is its second.
 #
-# Every dimension that is *summed* over and is cut costs a collective: then each rank has only a part of each sum. Which
-# collective it is depends on **where the result must end up**: an all-reduce if every rank needs it whole, a
-# reduce-scatter if each rank is to keep a part. And a result that is cut, but must be whole, costs an all-gather.
+# A dimension that is *summed* over and cut costs a collective, for each rank has only a part of each sum. Which
+# collective depends on **where the result must end up**: an all-reduce if every rank needs it whole, a reduce-scatter
+# if each rank keeps a part. And a result that is cut, but must be whole, costs an all-gather.
 #
 # **Predict** the numbers (of 4 bytes each, say) that a rank sends, with rings as in lesson 01.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def numbers_to_end(cut: str, ending: str, m: int, n: int, world: int) -> float:
-    """Numbers that a rank sends so that Y, each rank having multiplied what it has, ends up "whole" on all, or "cut".
+    """Numbers that a rank sends after its own product, so that Y ends up "whole" on all ranks, or "cut".
 
     ``cut`` is "rows", "columns" or "inner", as in the table. For "inner", "cut" means that each has a shard of Y.
     """
-    # TODO 2: Multiply on one axis, cut by rows, by columns and along the inner dimension. First your prediction:
-    # what does it cost to have the result where it is needed? (As if the ranks divided all sizes.)
+    # TODO 2: Multiply on one axis, cut by rows, by columns and along the inner dimension. First your prediction: what
+    # does it cost to get the result where it is needed? (Take all sizes as multiples of the ranks.)
     ### BEGIN SOLUTION
     once_around = (world - 1) / world * m * n
     if cut == "inner":
@@ -167,8 +171,8 @@ def numbers_to_end(cut: str, ending: str, m: int, n: int, world: int) -> float:
 
 
 def numbers_sent_1d(cut: str, m: int, k: int, n: int, world: int) -> tuple[float, float]:
-    """Numbers that a rank sends in the forward and in the backward pass, if all ends up as in the table."""
-    # TODO 2, again: and of both passes. The weights that are cut by rows are gathered, and not kept, in each pass.
+    """Numbers that a rank sends in the forward and in the backward pass, if everything ends up as in the table."""
+    # TODO 2, again: and both passes. With rows cut, the weights are gathered in each pass, and not kept.
     ### BEGIN SOLUTION
     around = (world - 1) / world
     if cut == "rows":
@@ -180,14 +184,14 @@ def numbers_sent_1d(cut: str, m: int, k: int, n: int, world: int) -> tuple[float
 
 
 # %% [markdown]
-# Now build them. Shards are those of lesson 03: the tensor as one long vector, cut into equal pieces, the last ones
-# filled up with zeros. These three functions are what you wrote there, for one tensor and a sum in place of the mean;
+# Now build them. Shards are as in `03_zero`: the tensor as one long vector, cut into equal pieces, the last ones padded
+# with zeros. These three functions are what you wrote there, for one tensor and with a sum in place of the mean;
 # `group=None` means all ranks.
 
 
 # %%
 def shard_of(tensor: Tensor, parts: int, number: int) -> Tensor:
-    """Shard ``number`` of a tensor that is shared out over ``parts`` ranks: 1-D, in memory of its own."""
+    """Shard ``number`` of a tensor that is sharded over ``parts`` ranks: 1-D, in its own memory."""
     size = -(-tensor.numel() // parts)
     mine = tensor.reshape(-1)[number * size : (number + 1) * size]
     shard = mine.new_zeros(size)
@@ -203,7 +207,7 @@ def gather(shard: Tensor, shape: tuple[int, int], group: dist.ProcessGroup | Non
 
 
 def reduce_to_shard(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """This rank's shard of the sum of the tensors that the ranks of the group have. One reduce-scatter."""
+    """This rank's shard of the sum of all tensors in the group. One reduce-scatter."""
     world = dist.get_world_size(group)
     shards = [shard_of(tensor, world, number) for number in range(world)]
     mine = torch.empty_like(shards[0])
@@ -278,32 +282,31 @@ for tokens in (512, 65536):
     print(f"{tokens:6,} tokens, numbers sent: {told}")
 
 # %% [markdown]
-# By rows, weights travel; otherwise activations do. So many tokens speak for the first, large weights for the others.
-# But in each of them one matrix is whole on every rank for a while, however many ranks there are. With a second axis,
-# none is.
+# By rows, weights travel; otherwise activations do. So many tokens favour rows, large weights the other two. But each
+# of the three needs one whole matrix on every rank for a while, however many ranks there are. With a second axis, no
+# matrix is ever whole.
 #
 # ## Two axes: Cannon's algorithm
 #
-# The ranks are a square, $p \times p$, and each of $X$, $W$ and $Y$ is cut along both axes: the rank at $(i, j)$ has
-# block $(i, j)$ of each, and no more. Its block of the result needs a whole row of blocks of $X$, and a whole column of
-# $W$:
+# The ranks form a square, $p \times p$, and each of $X$, $W$ and $Y$ is cut along both axes: the rank at $(i, j)$ has
+# only block $(i, j)$ of each. Its block of the result needs a whole row of blocks of $X$, and a whole column of $W$:
 #
 # $$Y_{ij} = \sum_{l} X_{il} W_{lj}$$
 #
-# Cannon's algorithm (1969) never holds more than one block of each. All ranks multiply what they have, then pass their
-# block of $X$ to the left and that of $W$ up, $p - 1$ times, all round the rows and columns. But at the beginning the
-# rank at $(i, j)$ has $X_{ij}$ and $W_{ij}$, which do not fit together unless $i = j$. So first comes a **skew**: row
-# $i$ of $X$ goes $i$ places to the left, and column $j$ of $W$ goes $j$ places up.
+# Cannon's algorithm (1969) multiplies one block of each at a time. All ranks multiply what they have, then pass their
+# block of $X$ to the left and their block of $W$ up, $p - 1$ times; rows and columns wrap around. But at the start the
+# rank at $(i, j)$ has $X_{ij}$ and $W_{ij}$, which do not match unless $i = j$. So first comes a **skew**: row
+# $i$ of $X$ moves $i$ places to the left, and column $j$ of $W$ moves $j$ places up.
 #
 # **Predict**, with pencil and paper, for 3 × 3 ranks: which inner index $l$ do the blocks at $(i, j)$ have in step $s$,
 # from 0?
 #
-# For the exchange you are given the messages of lesson 01. If the block stays where it is, none is sent.
+# `exchange` sends and receives as in `01_collectives`. If the block stays where it is, no message is sent.
 
 
 # %%
 def exchange(tensor: Tensor, to: int, source: int, shape: tuple[int, int]) -> Tensor:
-    """Send a tensor to rank ``to``, and return the one, of this shape, that comes from rank ``source`` meanwhile."""
+    """Send a tensor to rank ``to``, and return the one, of this shape, that arrives from rank ``source``."""
     if to == source == dist.get_rank():
         return tensor
     leaving, arriving = tensor.contiguous(), tensor.new_empty(shape)
@@ -328,11 +331,11 @@ def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
     Raises:
         ValueError: the grid is no square; its text is one line that names the grid. Nothing has been sent then.
     """
-    # TODO 3, again: the product. In each message there is one block. A rank sends at most ``side`` blocks of each
-    # matrix, and never holds more than the two it was given, two more of each (one that goes, one that comes), and two
-    # of the result's size. ``grid.lines[1]`` are the ranks of my row, by column; ``grid.lines[0]`` those of my column,
-    # by row. Where k does not divide, blocks have different sizes: ``block`` tells that of the one that comes. (If you
-    # make messages of your own: as long as you keep a work, it keeps its tensor.)
+    # TODO 3, again: the product. Each message has one block. A rank sends at most ``side`` blocks of each matrix, and
+    # never holds more than the two it was given, two more of each (one leaving, one arriving), and two of the result's
+    # size. ``grid.lines[1]`` are the ranks of my row, by column; ``grid.lines[0]`` the ranks of my column, by row. If k
+    # does not divide, blocks have different sizes: ``block`` tells the size of the one that arrives. (If you send
+    # messages yourself: as long as you keep a work, it keeps its tensor.)
     ### BEGIN SOLUTION
     if grid.shape[0] != grid.shape[1]:
         raise ValueError(f"Cannon needs a square of ranks, and the grid is {grid.shape[0]} × {grid.shape[1]}")
@@ -383,12 +386,12 @@ def cannon_backward(
 check("08_distributed_matmul/3")
 
 # %% [markdown]
-# What you have built, on 3 × 3 ranks:
+# On 3 × 3 ranks you have built this:
 #
 # ![The skew and the three steps of Cannon's algorithm on 3 × 3 ranks](../images/matmul_cannon.svg)
 #
-# Look at the messages on 3 × 3 ranks. In a round of the middle picture each rank sends one; the skew, and then each of
-# two steps, takes two rounds at least.
+# Look at the messages. In a round of the middle picture each rank sends one; the skew, and then each of two steps,
+# takes at least two rounds.
 
 
 # %%
@@ -411,14 +414,14 @@ plots.messages(run.messages, "Cannon's algorithm on 3 × 3 ranks")
 # ## Two axes of any length: SUMMA
 #
 # Few machines have a square number of GPUs. **SUMMA** (van de Geijn and Watts, 1997) takes any table of $p \times q$
-# ranks, and moves nothing round. It takes the inner dimension in **panels**: some columns of $X$, and the same rows of
-# $W$. Whoever has a piece of the panel broadcasts it: pieces of $X$ along the rows of the grid, pieces of $W$ along its
-# columns. Then all multiply, and add to their block of $Y$.
+# ranks, and shifts nothing. It takes the inner dimension in **panels**: some columns of $X$, and the same rows of
+# $W$. Each rank that has a piece of the panel broadcasts it: pieces of $X$ along the rows of the grid, pieces of $W$
+# along its columns. Then all ranks multiply, and add the product to their block of $Y$.
 #
 # ![One panel of SUMMA on 2 × 3 ranks](../images/matmul_summa.svg)
 #
-# How wide is a panel? $X$ cuts the inner dimension into $q$ pieces and $W$ cuts it into $p$ pieces, at other places. A
-# panel should lie in one piece of each: so it begins wherever a piece of either begins.
+# How wide is a panel? The inner dimension is cut into $q$ pieces in $X$ and into $p$ pieces in $W$, at different
+# places. A panel should lie in one piece of each: so a panel starts wherever a piece of either starts.
 
 
 # %%
@@ -433,23 +436,23 @@ class Panel(NamedTuple):
 
 # %% [markdown]
 # In the backward pass broadcasts turn into sums. $\bar X = \bar Y W^\top$ sums over $n$, which is cut along axis 1
-# of the grid: for each panel, $W$ is broadcast as before, and the products are added up *towards the rank that has the
-# panel of X*. $\bar W$ likewise, along the columns.
+# of the grid: for each panel, $W$ is broadcast as before, and the products are summed *on the rank that has this panel
+# of X*. $\bar W$ likewise, along the columns.
 #
 # | call | |
 # |---|---|
-# | `dist.broadcast(tensor, src=rank, group=group)` | the tensor of `src` comes to all; the others give one to write into |
-# | `dist.reduce(tensor, dst=rank, group=group)` | adds up all into that of `dst`; what the others' hold afterwards is undefined |
+# | `dist.broadcast(tensor, src=rank, group=group)` | copies the tensor of `src` into the tensors of all other ranks |
+# | `dist.reduce(tensor, dst=rank, group=group)` | sums all ranks' tensors into the one of `dst`; afterwards, the other ranks' tensors are undefined |
 #
-# `src` and `dst` are numbers among *all* ranks, as they stand in `grid.lines[axis]`; the group is `grid.groups[axis]`.
-# Both calls take contiguous tensors; `tensor[:, 2:4]` is none, its `.contiguous()` is.
+# `src` and `dst` are global rank numbers, as in `grid.lines[axis]`; the group is `grid.groups[axis]`. Both calls need
+# contiguous tensors; `tensor[:, 2:4]` is not contiguous, its `.contiguous()` is.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def panels(k: int, shape: tuple[int, int]) -> list[Panel]:
     """The panels of an inner dimension k on a grid of this shape, in order. None is empty."""
-    # TODO 4: Multiply on any table of ranks by SUMMA. First, the panels: as wide as they can be, so that each
-    # lies in one block of X and in one block of W.
+    # TODO 4: Multiply on any table of ranks with SUMMA. First, the panels: as wide as possible, but each within one
+    # block of X and one block of W.
     ### BEGIN SOLUTION
     rows, columns = shape
     of_w = [block(k, rows, row) for row in range(rows)]
@@ -465,7 +468,7 @@ def panels(k: int, shape: tuple[int, int]) -> list[Panel]:
 
 
 def x_panel(x_mk: Tensor, panel: Panel, k: int, grid: Grid) -> Tensor:
-    """The panel's columns of X, as far as they are in this rank's rows: on every rank."""
+    """The panel's columns of X, in this rank's rows: on every rank."""
     # TODO 4, again: one broadcast along this rank's row of the grid. Its ranks are ``grid.lines[1]``.
     ### BEGIN SOLUTION
     if grid.place[1] == panel.column:
@@ -479,7 +482,7 @@ def x_panel(x_mk: Tensor, panel: Panel, k: int, grid: Grid) -> Tensor:
 
 
 def w_panel(w_kn: Tensor, panel: Panel, k: int, grid: Grid) -> Tensor:
-    """The panel's rows of W, as far as they are in this rank's columns: on every rank."""
+    """The panel's rows of W, in this rank's columns: on every rank."""
     # TODO 4, again: the same for W.
     ### BEGIN SOLUTION
     if grid.place[0] == panel.row:
@@ -506,8 +509,9 @@ def summa(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
 
 def summa_backward(dy_mn: Tensor, x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> tuple[Tensor, Tensor]:
     """dx_mk and dw_kn."""
-    # TODO 4, again: the gradients. For each panel the two broadcasts again, and two sums, each towards the rank that
-    # has the panel: no all-reduce, since nobody else needs them. It holds two panels of each gradient, too, at most.
+    # TODO 4, again: the gradients. For each panel the two broadcasts again, and two sums, each on the rank that has the
+    # panel: an all-reduce would send the sum to ranks that do not need it. A rank holds at most two panels of each
+    # gradient, too.
     ### BEGIN SOLUTION
     dx_mk, dw_kn = torch.empty_like(x_mk), torch.empty_like(w_kn)
     x_first, w_first = grid.block(k, 1).start, grid.block(k, 0).start
@@ -532,14 +536,14 @@ for panel in panels(10, (2, 3)):
 check("08_distributed_matmul/4")
 
 # %% [markdown]
-# On a square of $N$ ranks, $mk/\sqrt N$ numbers of $X$ and $kn/\sqrt N$ of $W$ come to each rank: the more ranks, the
-# fewer. Cut along one axis, it was a whole matrix, however many ranks there were.
+# On a square of $N$ ranks, $mk/\sqrt N$ numbers of $X$ and $kn/\sqrt N$ of $W$ arrive at each rank: the more ranks, the
+# fewer. With one axis it was a whole matrix, however many ranks there were.
 #
 # ## Three axes
 #
-# On a box of $G_x \times G_y \times G_z$ ranks, each of the three dimensions is cut along an axis of its own. This is
-# AxoNN's product ([arXiv:2305.13525](https://arxiv.org/abs/2305.13525)), made for layers of neural networks: with
-# weights that are stored in shards, and activations that stay where they are.
+# On a box of $G_x \times G_y \times G_z$ ranks, each of the three dimensions is cut along its own axis. This is
+# AxoNN's product ([arXiv:2305.13525](https://arxiv.org/abs/2305.13525)), made for layers of neural networks: weights
+# are stored in shards, and activations stay where they are.
 #
 # | axis | cuts | and so |
 # |---|---|---|
@@ -547,9 +551,9 @@ check("08_distributed_matmul/4")
 # | $y$, the *outer* one | $n$: columns of $W$ and of $Y$ | $\bar X$ is a sum over it |
 # | $z$, the *depth* | $m$: rows of $X$ and of $Y$ | $\bar W$ is a sum over it |
 #
-# The third dimension has no say in a matrix, so a block of $X$ is the same on all ranks of a line along $y$, and a
-# block of $Y$ on all of a line along $x$. A block of $W$ would be the same along $z$, but it is not: there each rank
-# has a shard of it. It is gathered in the forward pass, dropped, and gathered once more in the backward pass.
+# Each matrix is indexed by two of the three axes. So a block of $X$ is the same on all ranks of a line along $y$, and a
+# block of $Y$ on all ranks of a line along $x$. A block of $W$ would be the same along $z$; instead, each rank has
+# a shard of it. The block is gathered in the forward pass, dropped, and gathered again in the backward pass.
 #
 # ![Eight ranks as a box: what each has of X, W and Y, and the collectives along the axes](../images/matmul_three_d.svg)
 #
@@ -571,8 +575,8 @@ def numbers_sent_3d(m: int, k: int, n: int, inner: int, outer: int, depth: int) 
 
     ``inner``, ``outer`` and ``depth`` are how many ranks the grid has along these axes, and divide the sizes.
     """
-    # TODO 5: Multiply on three axes, forward and backward. First your prediction. Each collective has a tensor, which
-    # is a block, and a line of ranks.
+    # TODO 5: Multiply on three axes, forward and backward. First your prediction: for each collective, which block does
+    # it send, along which line?
     ### BEGIN SOLUTION
     w_around = (depth - 1) / depth * k * n / (inner * outer)
     y_sum = 2 * (inner - 1) / inner * m * n / (depth * outer)
@@ -590,8 +594,8 @@ class Product(torch.autograd.Function):
 
         The block has this shape.
         """
-        # TODO 5, again: the forward pass. For the backward pass keep nothing but what you were given:
-        # ``ctx.save_for_backward(tensor, …)`` for tensors, attributes of ``ctx`` for all else.
+        # TODO 5, again: the forward pass. Keep only what you were given for the backward pass:
+        # ``ctx.save_for_backward(tensor, …)`` for tensors, attributes of ``ctx`` for the rest.
         ### BEGIN SOLUTION
         ctx.save_for_backward(x_mk, shard)
         ctx.shape, ctx.axes, ctx.grid = shape, axes, grid
@@ -617,15 +621,15 @@ class Product(torch.autograd.Function):
 check("08_distributed_matmul/5")
 
 # %% [markdown]
-# ## Its corners are old friends
+# ## Its corners are special cases you know
 #
-# Where an axis has one rank, its collectives send nothing. With $G_x = G_y = 1$ all that is left is the all-gather of
-# weights, twice, and the reduce-scatter of their gradient: that is FSDP. With $G_z = 1$, and $G_x$ or $G_y$ 1 as well,
-# there is one all-reduce of activations, in one of the passes: a layer of Megatron's.
+# If an axis has one rank, its collectives send nothing. With $G_x = G_y = 1$, only the two all-gathers of weights and
+# the reduce-scatter of their gradient are left: that is FSDP. With $G_z = 1$, and $G_x$ or $G_y$ 1 as well,
+# there is one all-reduce of activations, in one of the passes: a Megatron layer.
 #
-# Do not believe it; run it. Beside each corner of your product stands PyTorch's own layer: by `fully_shard` (FSDP2),
-# and cut by `ColwiseParallel` or `RowwiseParallel`, of which `tp_training` is made. (The library's layers deal out
-# their weights when they are made. That is the scatter that you will see, and it happens once.)
+# Do not believe it; run it. Beside each corner of your product runs PyTorch's own layer: sharded by `fully_shard`
+# (FSDP2), or cut by `ColwiseParallel` or `RowwiseParallel`, as in `tp_training`. (The library's layers distribute their
+# weights when they are made. That is the scatter that you will see, and it happens once.)
 
 # %%
 CORNERS = {"FSDP": (1, 1, 4), "Megatron, by columns": (1, 4, 1), "Megatron, by the inner dimension": (4, 1, 1)}
@@ -638,7 +642,7 @@ def whole_matrices() -> tuple[Tensor, Tensor]:
 
 
 def corner(name: str, rank: int, world: int) -> Tensor:
-    """The sum of y², of this rank's part, by your product."""
+    """The squared gradient of this rank's weights, summed, from your product; the loss is the sum of y²."""
     grid, axes = Grid(CORNERS[name], rank, world), Axes(inner=0, outer=1)
     x_MK, w_KN = whole_matrices()
     x_mk = x_MK[grid.block(M, axes.depth), grid.block(K, axes.inner)].clone().requires_grad_()
@@ -650,7 +654,7 @@ def corner(name: str, rank: int, world: int) -> Tensor:
 
 
 def library_corner(name: str, rank: int, world: int) -> Tensor:
-    """The same by PyTorch's own layers. What it returns is of this rank's part of the weights, too."""
+    """The same from PyTorch's own layers."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -689,19 +693,18 @@ for name in CORNERS:
 # ## Two layers: transpose the second
 #
 # An MLP is two products with an activation function in between. After the first one, a rank has a block of $Y$ whose
-# rows are cut along $z$ and whose columns along $y$. The next product wants its input cut along its inner axis. Should
-# the activations be sent around, so that they lie as before? No: change the *names* of the axes. For the second layer
-# $y$ is the inner axis, and $x$ the outer one. Its output is cut as the input of the first layer was, so that the third
-# layer, if there is one, can go on as the first.
+# rows are cut along $z$ and whose columns along $y$. The next product needs its input cut along its inner axis. Should
+# the activations be redistributed? No: change the *names* of the axes. For the second layer $y$ is the inner axis, and
+# $x$ the outer one. Its output is cut as the input of the first layer was, so a third layer would be like the first.
 #
 # ![The blocks of two layers; the axes of the second one are swapped](../images/matmul_two_layers.svg)
 #
 # With $G_x = G_z = 1$, the first is cut by columns and the second along the inner dimension: that is Megatron's MLP.
 #
 # The loss is the mean squared difference from a target, over *all* of its numbers. A rank has the sum over its block.
-# On its own, that part is enough for the backward pass, for the gradient of a sum is the sum of the gradients, and
-# `Product` adds up what needs to be added. To *print* the loss, the parts must be added up, but each block once: who
-# else has the same block?
+# That part is enough for the backward pass, since the gradient of a sum is the sum of the gradients, and `Product` sums
+# what must be summed. To *print* the loss, the parts must be summed, but each block once: which other ranks have the
+# same block?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -714,11 +717,11 @@ def axes_of(layer: int) -> Axes:
 
 
 def mlp(x_mk: Tensor, shards: list[Tensor], shapes: list[tuple[int, int]], grid: Grid) -> Tensor:
-    """This rank's block of the output. Of each layer it has a shard of its block of W, which has this shape.
+    """This rank's block of the output. For each layer: its shard of its block of W, and the shape of that block.
 
     GELU stands between two layers.
     """
-    # TODO 6, again: the forward pass. Nothing is sent but by the products.
+    # TODO 6, again: the forward pass. Only the products send anything.
     ### BEGIN SOLUTION
     for layer, (shard, shape) in enumerate(zip(shards, shapes, strict=True)):
         if layer > 0:
@@ -749,7 +752,7 @@ check("08_distributed_matmul/6")
 
 # %% [markdown]
 # Train it. The model is the MLP of the course's Transformer (whose `Linear` keeps its weight transposed), and the
-# target is what another such MLP makes of the same input. One process comes first.
+# target is the output of a second such MLP for the same input. One process comes first.
 
 # %%
 TOKENS, DIM, STEPS, RATE = 96, 24, 30, 2.0
@@ -804,17 +807,17 @@ plots.losses({"one process": train_serial()} | on_grids)
 # %% [markdown]
 # ## Which grid is the best?
 #
-# For 8 ranks there are ten boxes, from 8 × 1 × 1 to 1 × 1 × 8. All of them do the same work. What they send differs,
-# and a formula says how much: so try them all on paper, as AxoNN does.
+# For 8 ranks there are ten boxes, from 8 × 1 × 1 to 1 × 1 × 8. All of them do the same work, and send different
+# amounts. A formula says how much: so try them all on paper, as AxoNN does.
 #
-# A step takes the time of its FLOPs and that of its messages. A ring's all-gather or reduce-scatter on $N$ ranks makes
-# $N - 1$ rounds, an all-reduce twice as many, and each round costs its latency $\alpha$; each byte costs $\beta$
+# A step takes the time of its FLOPs plus the time of its messages. A ring's all-gather or reduce-scatter on $N$ ranks
+# makes $N - 1$ rounds, an all-reduce twice as many, and each round costs its latency $\alpha$; each byte costs $\beta$
 # (lesson 01). A product of $m \times k$ by $k \times n$ takes $2mkn$ FLOPs: that is, a multiplication and an addition
 # for each. The backward pass has two such products.
 #
-# And here is the catch of this course's machine: it may have fewer cores than ranks. Then the ranks take turns, and
-# what each computes takes longer by the factor max(1, ranks / cores). Parallel products on two cores prove that the
-# *numbers* are right. They do not prove a speed-up, and cannot.
+# Mind your own machine: it may have fewer cores than ranks. Then the ranks take turns, and each product takes longer by
+# the factor max(1, ranks / cores). Parallel products on two cores prove that the *numbers* are right. They cannot prove
+# a speed-up.
 
 
 # %%
@@ -871,8 +874,8 @@ def best_grid(m: int, dim: int, hidden: int, world: int, machine: Machine) -> tu
 check("08_distributed_matmul/7")
 
 # %% [markdown]
-# First on paper: an MLP of 4,096 → 16,384 → 4,096 on 64 GPUs with 100 TFLOP/s, 5 µs and 25 GB/s each. Watch where the
-# best grid goes as the tokens become more:
+# First on paper: an MLP of 4,096 → 16,384 → 4,096 on 64 GPUs with 100 TFLOP/s, 5 µs and 25 GB/s each. Watch how the
+# best grid changes as the number of tokens grows:
 
 # %%
 cluster = Machine(alpha=5e-6, beta=1 / 25e9, speed=100e12, cores=64)
@@ -884,7 +887,7 @@ for tokens in (1024, 16384, 131072, 1048576):
     print(f"{tokens:9,} tokens: {name}, {1000 * seconds:.1f} ms; the worst grid takes {1000 * worst:,.1f} ms")
 
 # %% [markdown]
-# Then here. Measure this machine: the speed of a product on one rank, and all-reduces of several sizes on four ranks,
+# Then on your machine. Measure the speed of a product on one rank, and all-reduces of several sizes on four ranks,
 # from which $\alpha$ and $\beta$ are fitted as in lesson 01. Then time the MLP on all six grids of four ranks.
 
 
@@ -1017,20 +1020,7 @@ for where, bandwidth in (("within a node", 300e9), ("between nodes", 25e9)):
 # SUMMA's blocks grow with the batch. In the tensor-parallel layer the tokens cancel: product and message both grow with
 # them. Only a wider layer helps, or a faster link. That is why tensor parallelism stays within a node.
 #
-# ## What comes of it
-#
-# - **What a cut costs** can be read off the product: a dimension that is summed over, and cut, costs a collective, and
-#   where the result must end up decides which one. So you can work out any scheme on paper before you write it.
-# - **One axis** is simple, and enough for most: FSDP if there are many tokens for each rank, Megatron's layers within a
-#   node. What it sends does not shrink with the number of ranks.
-# - **Two axes** send less with each rank that joins, and no rank ever holds a whole matrix. Cannon needs a square;
-#   SUMMA does not, and is what the libraries for large dense matrices (ScaLAPACK) use. For layers of a few thousand on
-#   some dozens of GPUs it seldom pays.
-# - **Three axes** contain all of it: FSDP and Megatron are its corners. It pays for large models on many GPUs, where a
-#   search over all boxes finds a compromise that no corner offers.
-# - **Do not cut** what a GPU can do alone: with parts smaller than you predicted, the network sets the pace.
-#
-# There is no script to this lesson. Where its pieces are in the others:
+# There is no script for this lesson. Its pieces elsewhere:
 #
 # | here | there |
 # |---|---|
@@ -1038,7 +1028,27 @@ for where, bandwidth in (("within a node", 300e9), ("between nodes", 25e9)):
 # | `by_columns`, then `by_inner`; axes swapped | `ColwiseParallel`, then `RowwiseParallel` in `tp_training` |
 # | `Grid`, its lines and groups | `init_device_mesh`, and its `get_group` |
 # | depth and the other axes | the data-parallel and the tensor-parallel axis of the mesh in `hybrid_training` |
-# | `best_grid` | the choice of a strategy in `10_strategy` |
+# | `best_grid` | the choice of a plan in `10_strategy` |
 #
-# AxoNN does two things more: it overlaps the collectives of one layer with the products of another, and searches only
-# those grids whose inner axes stay within a node. Next: `09_mesh`.
+# AxoNN does two more things: it overlaps the collectives of one layer with the products of another, and searches only
+# grids whose inner axes stay within a node.
+#
+# ## Recap
+#
+# - **The cost of a cut** can be read off the product: a dimension that is summed over, and cut, costs a collective, and
+#   the place where the result must end up decides which one.
+# - **One axis** is simple, and enough for most: FSDP with many tokens for each rank, Megatron's layers within a node.
+#   The bytes that it sends do not shrink with the number of ranks.
+# - **Two axes** send less with each rank that joins, and no rank ever holds a whole matrix. Cannon needs a square;
+#   SUMMA does not, and is what libraries for large dense matrices (ScaLAPACK) use. For layers of a few thousand on some
+#   dozens of GPUs it seldom pays.
+# - **Three axes** contain both: FSDP and Megatron are corners. On many GPUs, a search over all boxes finds a compromise
+#   that no corner offers.
+# - **Do not cut** what one GPU can do alone: with parts smaller than you predicted, the network sets the pace.
+#
+# Papers: SUMMA, [van de Geijn and Watts
+# 1997](https://doi.org/10.1002/(SICI)1096-9128(199704)9:4%3C255::AID-CPE250%3E3.0.CO;2-2); AxoNN's product,
+# [2305.13525](https://arxiv.org/abs/2305.13525), and at scale [2502.08145](https://arxiv.org/abs/2502.08145);
+# Megatron-LM, [1909.08053](https://arxiv.org/abs/1909.08053).
+#
+# Next: `09_mesh`.
