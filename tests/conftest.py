@@ -19,6 +19,7 @@ LONG = {
     "test_notebook_kernel": "notebooks in a kernel",
     "test_slurm": "batch files on a real Slurm",
     "test_preflight": "nodes with faults, on a real Slurm",
+    "test_site": "the book and the slides, built",
 }
 
 # The commands under test leave no server behind; see grader/engine/ranks/keeper.py.

@@ -11,7 +11,7 @@ from typing import NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from grader.engine.commands import begin, student, run, plan, instructor  # noqa: F401  --help shows them in this order
+from grader.engine.commands import begin, student, run, plan, instructor, around  # noqa: F401  --help shows them in this order
 from grader.engine.commands.arguments import app
 from grader.engine.ranks import keeper
 from grader.engine.ranks.diagnose import Unjudged

@@ -13,6 +13,7 @@ from grader.engine.lesson import lessons, regions, tracks
 from utils.whole import write_whole
 
 README = "README.md"
+AS_GIVEN = "nothing: it runs as given, on one device"  # of a lesson without TODOs
 # Its table of lessons.
 TABLE = re.compile(r"(?<=<!-- lessons: written by \./workbook build -->\n)(.|\n)*?(?=<!-- end of lessons -->)")
 
@@ -91,7 +92,7 @@ def readme_to_write() -> str:
     for stem in lessons.stems():
         link = f"[`{stem}`]({lessons.student_path(stem).relative_to(lessons.COURSE).as_posix()})"
         number = len(lessons.titles(stem))
-        what = lessons.said_by_checks(stem, "BUILDS") if number else "nothing: it runs as given, on one device"
+        what = lessons.said_by_checks(stem, "BUILDS") if number else AS_GIVEN
         hours = tracks.minutes([(stem, n) for n in lessons.titles(stem)]) / 60
         rows.append(f"| {link} | {number or ''} | {f'{hours:.1f}' if number else ''} | {what} |")
     text = path.read_text("utf-8")

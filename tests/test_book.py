@@ -1,0 +1,49 @@
+"""The book: what it gathers, and what must agree between its pages. test_site.py builds it."""
+
+import re
+
+import pytest
+
+from grader.engine.lesson import book, lessons
+
+COURSE = lessons.COURSE
+PAPER = re.compile(r"\b(\d{4}\.\d{5})\b")
+
+
+def parts(path):
+    """Heading → numbered paragraphs, of a file of questions or answers."""
+    _, *found = re.split(r"^## (.+)\n", (COURSE / path).read_text("utf-8"), flags=re.MULTILINE)
+    return {name: re.findall(r"^\d\. ", text, re.MULTILINE) for name, text in zip(found[::2], found[1::2], strict=True)}
+
+
+def test_each_lesson_has_three_questions_and_their_answers():
+    asked, answered = parts("docs/questions.md"), parts("solutions/answers.md")
+    assert list(asked) == list(answered) == lessons.stems()
+    assert all(numbers == ["1. ", "2. ", "3. "] for numbers in (*asked.values(), *answered.values()))
+
+
+def test_the_list_of_papers_has_each_that_a_lesson_cites():
+    listed = set(PAPER.findall((COURSE / "docs/papers.md").read_text("utf-8")))
+    texts = [*COURSE.glob("solutions/**/*.*"), *COURSE.glob("docs/*.md")]
+    cited = {number: path.name for path in texts for number in PAPER.findall(path.read_text("utf-8"))}
+    assert not {number: name for number, name in cited.items() if number not in listed}
+
+
+def test_links_are_those_between_pages(tmp_path):
+    for name in ("utils/model.py", "images/a.svg", "docs/nccl.md", "notebooks/x.ipynb"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    links = book.Links(tmp_path, ["docs/nccl.md", "train/ddp.md"])
+    text = "[a](../docs/nccl.md#b) [c](../train/ddp.py) [`d`](../utils/model.py) [e](../utils) ![f](../images/a.svg)"
+    assert links.followed(text, "notebooks/x.ipynb") == (
+        "[a](../docs/nccl.md#b) [c](../train/ddp.md) [`d`](../utils/model.py.md) e ![f](../images/a.svg)"
+    )
+    assert links.code == {"utils/model.py"}
+    assert links.followed("[x](../../etc/passwd) [y](https://a.b)", "docs/nccl.md") == "x [y](https://a.b)"
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("1")
+    with pytest.raises(book.BookError, match="neither empty nor a book"):
+        book.write_book(tmp_path, print)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
