@@ -20,6 +20,7 @@ import torch
 from grader.engine.lesson.lessons import COURSE, Unit
 from grader.engine.ranks import backends, evidence
 from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.job import Job
 
 # GPT-2's size, its words rounded up to a multiple of 64, as in nanoGPT.
 GPT2 = "--dim 768 --heads 12 --layers 12 --vocab 50304 --batch 12 --length 1024 --pairs 20 --dtype bfloat16"
@@ -49,12 +50,14 @@ def start_seconds(backend: backends.Backend) -> dict[int, float]:
         for world in (1, 1, 2, 4):  # the first one starts the server, too, and is forgotten
             began = time.perf_counter()
             run = engine.run(
-                [Unit("add.py", text, "")],
-                module="grader.engine.inside.rank",
-                function="grader.engine.inside.rank:own_function",
-                world=world,
-                inputs={"name": "add", "timed": False, "inputs": [evidence.encoded(torch.ones(9))] * world},
-                on_gpus=True,
+                Job(
+                    [Unit("add.py", text, "")],
+                    module="grader.engine.inside.rank",
+                    function="grader.engine.inside.rank:own_function",
+                    world=world,
+                    inputs={"name": "add", "timed": False, "inputs": [evidence.encoded(torch.ones(9))] * world},
+                    on_gpus=True,
+                )
             )
             seconds[world] = round(time.perf_counter() - began, 2)
             if run.fault or run.evidence[0][0] != world:

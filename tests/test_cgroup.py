@@ -7,6 +7,7 @@ import pytest
 from grader.engine.lesson import lessons
 from grader.engine.ranks import pulse
 from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.job import Job
 from grader.engine.walls import cgroup, sandbox
 
 MIB = 1 << 20
@@ -60,8 +61,8 @@ def held(monkeypatch):
     monkeypatch.setattr(pulse, "SILENT_CPU", pulse.TOTAL_CPU)  # to be given so much memory may take a busy machine long
     with Engine() as outside, Engine(outside, sandbox.available(), lessons.COURSE, ["tests.on_ranks"]) as inside:
         yield inside
-        folders = inside.sandbox.group.folders
-        assert "control groups" in inside.sandbox.guards.limits
+        folders = inside.server.sandbox.group.folders
+        assert "control groups" in inside.server.sandbox.guards.limits
     assert not [folder for folder in folders if folder.exists()]
 
 
@@ -70,11 +71,13 @@ def run(engine, body):
         "import os, time\ndef work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
     )
     return engine.run(
-        [lessons.Unit("train/x.py", text, "")],
-        module="tests.on_ranks",
-        function="tests.on_ranks:work",
-        world=1,
-        group=False,
+        Job(
+            [lessons.Unit("train/x.py", text, "")],
+            module="tests.on_ranks",
+            function="tests.on_ranks:work",
+            world=1,
+            group=False,
+        )
     )
 
 

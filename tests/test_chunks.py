@@ -10,6 +10,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from grader.engine.lesson import lessons
 from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.job import Job
 from grader.kit import whole
 
 
@@ -25,7 +26,7 @@ def test_every_row_is_there_after_saving_and_loading(engine, shape):
     sizes = [*range(8 * ranks, 9 * ranks + 1)]  # each remainder once
     how = {"module": "tests.chunks_on_ranks", "function": "tests.chunks_on_ranks:sent_saved_loaded"}
     run = engine.run(
-        lessons.units("tp_training", "solutions"), **how, world=ranks, inputs={"shape": shape, "sizes": sizes}
+        Job(lessons.units("tp_training", "solutions"), **how, world=ranks, inputs={"shape": shape, "sizes": sizes})
     )
     assert run.fault is None, run.fault
     seen = run.evidence
@@ -86,12 +87,14 @@ def test_the_scripts_stop_before_the_first_step(engine, lesson, flags):
     for words in (60, 61):
         data = {f"data/{name}.txt": text(words) for name in ("train", "validation", "test")}
         run = engine.run(
-            lessons.units(lesson, "solutions"),
-            module=f"grader.test_{lesson}",
-            function="grader.kit.on_rank:mains_on_rank",
-            world=6,
-            group=False,
-            inputs={"runs": [[6, [*ARGV, *flags.split()]]], "data": data},
+            Job(
+                lessons.units(lesson, "solutions"),
+                module=f"grader.test_{lesson}",
+                function="grader.kit.on_rank:mains_on_rank",
+                world=6,
+                group=False,
+                inputs={"runs": [[6, [*ARGV, *flags.split()]]], "data": data},
+            )
         )
         if words == 60:
             assert run.fault is None, run.fault

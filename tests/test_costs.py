@@ -12,6 +12,7 @@ from torch import nn
 import published
 from grader.engine.lesson import lessons
 from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.job import Job
 from grader.engine.ranks.messages import cases, collectives, rehearse
 from utils import catalogue, costs, loss
 from utils.model import TransformerLM
@@ -81,11 +82,13 @@ def engine():
 def on_ranks(engine: Engine, stem: str, function: str, world: int, **inputs):
     """The run of a function in `costs_on_ranks` with a reference solution."""
     run = engine.run(
-        lessons.units(stem, "solutions"),
-        module="tests.costs_on_ranks",
-        function=f"tests.costs_on_ranks:{function}",
-        world=world,
-        inputs=inputs,
+        Job(
+            lessons.units(stem, "solutions"),
+            module="tests.costs_on_ranks",
+            function=f"tests.costs_on_ranks:{function}",
+            world=world,
+            inputs=inputs,
+        )
     )
     assert run.fault is None, (run.fault, run.broken, run.stderr)
     return run

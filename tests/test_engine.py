@@ -12,7 +12,9 @@ import pytest
 from grader.engine.lesson import lessons
 from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks import pulse
+from grader.engine.ranks.connection import Connection
 from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.job import Job
 from grader.engine.ranks.messages import collectives, left_in_flight, rehearse, written_in_flight
 
 TOP = "import os, signal, sys, time\nimport torch\nimport torch.distributed as dist\n"
@@ -28,7 +30,7 @@ def launch(engine, body, world=2, **how):
     """Run `work(rank, world)` with this body. Line 5 is the body's first."""
     text = TOP + "def work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
     return engine.run(
-        [Unit("train/x.py", text, "")], module="tests.on_ranks", function="tests.on_ranks:work", world=world, **how
+        Job([Unit("train/x.py", text, "")], module="tests.on_ranks", function="tests.on_ranks:work", world=world, **how)
     )
 
 
@@ -321,18 +323,18 @@ def test_a_right_run_after_each_kind_of_end(engine):
 
 
 def test_a_rank_that_ends_before_it_is_known_to_have_begun(engine, monkeypatch):
-    answer = Engine.answer
+    answer = Connection.answer
 
     def late(self):
         """As on a busy machine: the server has said all that it has to say before anybody listens."""
         while self.socket.recv(1 << 16, socket.MSG_PEEK).partition(b'"pids"')[2].count(b'"gone"') < 2:
             pass
-        monkeypatch.setattr(Engine, "answer", answer)
+        monkeypatch.setattr(Connection, "answer", answer)
         return answer(self)
 
     assert launch(engine, "return rank").evidence == [0, 1]  # it is ready
     monkeypatch.setattr(pulse, "STARVED", 5.0)
-    monkeypatch.setattr(Engine, "answer", late)
+    monkeypatch.setattr(Connection, "answer", late)
     fault = launch(engine, "os._exit(3)", group=False).fault
     assert (fault.cause, fault.rank) == ("crash", 0) and "left by os._exit(3)" in fault.message
 
@@ -362,7 +364,7 @@ def test_nothing_is_left_running(engine):
 def test_the_server_dies_with_its_judge():
     code = (
         "import os, sys; from grader.engine.ranks.engine import Engine; from tests.test_engine import launch\n"
-        "e = Engine(); launch(e, 'return 0'); print(e.process.pid, flush=True); os.kill(os.getpid(), 9)"
+        "e = Engine(); launch(e, 'return 0'); print(e.server.process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=lessons.COURSE, stdout=subprocess.PIPE, text=True)
     assert done.returncode == -signal.SIGKILL
@@ -378,7 +380,7 @@ def test_ranks_die_with_their_server():
     code = (
         "import os, threading; from grader.engine.ranks.engine import Engine; from tests.test_engine import launch\n"
         "e = Engine(); launch(e, 'return 0')\n"
-        "def end(*_): print(*session[0].pids, flush=True); os.kill(e.process.pid, 9); os.kill(os.getpid(), 9)\n"
+        "def end(*_): print(*session[0].pids, flush=True); os.kill(e.server.process.pid, 9); os.kill(os.getpid(), 9)\n"
         "from grader.engine.ranks import session as module; session = []; plain = module.Session.look\n"
         "module.Session.look = lambda self: (session.append(self), end())\n"
         "launch(e, 'while True: pass')"

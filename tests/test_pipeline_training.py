@@ -10,6 +10,7 @@ import pytest
 from grader import test_pipeline_training as checks
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.job import Job
 from grader.kit import Student, corpus, mains_on_rank, reported, same_report
 from utils.arguments import training_parser
 from utils.pipeline import SCHEDULES, add_pipeline_flags, check_pipeline
@@ -245,10 +246,12 @@ def work(rank, world):
 def test_a_stage_in_ddp_fails_or_is_wrong(solution, static):
     """What the script's docstring says of it. If this fails one day, the docstring is to be changed."""
     run = solution.engine.run(
-        [lessons.Unit("train/x.py", STAGE_IN_DDP.format(how=f"static_graph={static}"), "")],
-        module="tests.on_ranks",
-        function="tests.on_ranks:work",
-        world=4,
+        Job(
+            [lessons.Unit("train/x.py", STAGE_IN_DDP.format(how=f"static_graph={static}"), "")],
+            module="tests.on_ranks",
+            function="tests.on_ranks:work",
+            world=4,
+        )
     )
     if static:
         assert run.fault is None and max(run.evidence) > 0.1, run

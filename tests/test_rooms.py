@@ -18,11 +18,13 @@ KNOW_INSIDE = {"engine/ranks/server.py", "kit/__init__.py", "kit/on_rank.py"}
 OF_THE_JUDGE = {"judge", "ranks", "jobs", "walls", "lesson"}  # what a part of the kit may import that runs in pytest
 
 
-def imported(file: Path) -> set[str]:
-    """The modules from which a file imports, also within its functions, by their whole names; for types alone: none."""
+def imported(file: Path, for_types: bool = False) -> set[str]:
+    """The modules from which a file imports, also within its functions, by their whole names; what it needs for its
+    annotations alone only with `for_types`.
+    """
     tree = ast.parse(file.read_text("utf-8"))
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if not for_types and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = []
     found = set()
     for node in ast.walk(tree):
@@ -88,3 +90,31 @@ def test_the_test_sees_imports():
     assert rooms(ENGINE / "judge" / "judge.py") >= {"judge", "lesson", "ranks"}
     assert "grader.kit.todo" in imported(GRADER / "test_01_collectives.py")
     assert "inside" in rooms(GRADER / "kit" / "on_rank.py")
+
+
+def arrows() -> dict[str, set[str]]:
+    """Which modules of the engine each of them imports, for types and within functions, too."""
+    modules = {".".join(path.relative_to(COURSE).with_suffix("").parts): path for path in FILES}
+    return {
+        module: {part for name in imported(path, True) for part in (name, name.rpartition(".")[0]) if part in modules}
+        for module, path in modules.items()
+    }
+
+
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """What is left when all that imports nothing that is left has been taken away, again and again."""
+    left = dict(arrows)
+    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in free:
+            del left[name]
+    return sorted(left)
+
+
+def test_no_circle_of_imports():
+    found = arrows()
+    assert "grader.engine.ranks.connection" in found["grader.engine.ranks.session"]
+    assert circle(found) == []
+
+
+def test_a_circle_is_seen():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]

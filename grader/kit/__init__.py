@@ -23,7 +23,7 @@ from grader.engine.judge.answers import Answer
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong, expect, hinted, premise, todo
 from grader.engine.ranks.diagnose import Fault, place
-from grader.engine.ranks.engine import Private
+from grader.engine.ranks.job import Private
 from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, rehearse
 from grader.engine.ranks.run import Run

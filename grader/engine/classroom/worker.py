@@ -69,7 +69,7 @@ def grade_one(
     modules = [f"grader.test_{stem}" for stem in room.stems]
     backend = backends.for_a_class(room.backend)
     with Engine(outside, room.guards, room.course, modules, backend=backend) as inside:
-        inside.until = time.monotonic() + 60 * room.minutes
+        inside.server.until = time.monotonic() + 60 * room.minutes
         for stem in room.stems:
             judge = Judge(inside, stem, folder, seed=room.seed)
             judge.unreadable = judge.unreadable.replace(f"{folder}/", "")
@@ -83,8 +83,8 @@ def grade_one(
             record["drawn_again"] |= {f"{stem}/{number}": times for number, times in sorted(judge.draws.items())}
             for suspicion in judge.student.suspicions if judge.student else ():
                 record["flags"].append({"lesson": stem, "reason": suspicion})
-        if inside.sandbox:
-            record["guards"] = dataclasses.asdict(inside.sandbox.guards)
+        if inside.server.sandbox:
+            record["guards"] = dataclasses.asdict(inside.server.sandbox.guards)
     record["seconds"] = round(time.monotonic() - began, 2)
     return record
 

@@ -16,6 +16,7 @@ from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons, reference
 from grader.engine.ranks import backends, evidence
 from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.job import Job
 from grader.engine.ranks.messages import Collective, Message, cases, collectives, rehearse
 
 engine = Engine(kept=True)  # warm from the first check to the kernel's end
@@ -83,12 +84,14 @@ def own_run(
         ) from None
     take(backend)
     run = engine.run(
-        units,
-        on_gpus=True,
-        module="grader.engine.inside.rank",
-        world=len(inputs),
-        function="grader.engine.inside.rank:own_function",
-        inputs={"name": function, "timed": timed, "inputs": [evidence.encoded(value) for value in inputs]},
+        Job(
+            units,
+            on_gpus=True,
+            module="grader.engine.inside.rank",
+            world=len(inputs),
+            function="grader.engine.inside.rank:own_function",
+            inputs={"name": function, "timed": timed, "inputs": [evidence.encoded(value) for value in inputs]},
+        )
     )
     for number, text in enumerate(run.stdout):
         for line in text.partition(OWN)[2].splitlines():

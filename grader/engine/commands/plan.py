@@ -4,7 +4,7 @@ import math
 import os
 import re
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,26 +17,14 @@ from grader.engine.lesson import lessons, seals
 from grader.engine.lesson.progress import right
 
 if TYPE_CHECKING:
-    from utils.plan import Machine, Model, Plan
+    from grader.engine.commands.planned import Training
+    from utils.plan import Machine, Plan
 
 MOST = 10_000_000  # devices
 ENDINGS = (".png", ".svg", ".csv", ".json")
 SETTLED = ("dp", "shard", "tp", "pp", "cp", "ep", "micro_batch", "zero", "chunks")  # numbers that --check may name
 WORDS = ("schedule", "context", "recompute", "sequence_parallel")  # words that it may
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be planned."""
-
-    model: "Model"
-    machine: "Machine"
-    gpus: int
-    batch: int
-    like: "Plan"
-    tokens: float  # of the whole training; 0: not said
-    title: str
 
 
 @app.command(rich_help_panel=LEARN)
@@ -112,23 +100,24 @@ def plan(
     settled = settings_of(check)
     if gpus is None and settled:
         gpus = math.prod(settled.get(axis, 1) for axis in ("dp", "shard", "tp", "pp", "cp"))
-    job = described(model, machine, gpus, batch, sequence, tokens, precision)
-    job = replace(job, like=replace(with_schedule(job.like, schedule), compiled=compiled, fp8=fp8, overlap_tp=async_tp))
-    if fp8 and not job.machine.peak_fp8:
-        fail(f"--fp8: {job.machine.name} has no products in 8 bits")
-    one = plan_of(job, settled) if settled else None
-    planned.introduce(job)
+    training = described(model, machine, gpus, batch, sequence, tokens, precision)
+    like = with_schedule(training.like, schedule)
+    training = replace(training, like=replace(like, compiled=compiled, fp8=fp8, overlap_tp=async_tp))
+    if fp8 and not training.machine.peak_fp8:
+        fail(f"--fp8: {training.machine.name} has no products in 8 bits")
+    one = plan_of(training, settled) if settled else None
+    planned.introduce(training)
     if one:
-        raise typer.Exit(planned.one(job, one))
+        raise typer.Exit(planned.one(training, one))
     choose = [kind for kind in (*AXES, *SETTINGS) if kind != "schedule" or not schedule]
     with console.status("comparing all plans …"):
-        found = plans(job.model, job.gpus, job.machine, job.batch, job.like, choose)
+        found = plans(training.model, training.gpus, training.machine, training.batch, training.like, choose)
     possible = distinct([choice for choice in found if not choice.rejected])
-    planned.tell(job, found, possible[:best], rejected)
-    name = re.sub(r"[^\w.-]+", "-", f"{Path(model).stem}-{job.gpus}-{Path(machine).stem}")
+    planned.tell(training, found, possible[:best], rejected)
+    name = re.sub(r"[^\w.-]+", "-", f"{Path(model).stem}-{training.gpus}-{Path(machine).stem}")
     files = [out] if out else [lessons.COURSE / "runs" / "plan" / f"{name}{ending}" for ending in (".png", ".csv")]
     for file in files:
-        if planned.write(job, found, possible[:best], file):
+        if planned.write(training, found, possible[:best], file):
             say(f"wrote {escape(str(file))}")
     if not possible:
         fail("no plan is possible", code=1)
@@ -139,8 +128,9 @@ def plan(
 
 def described(
     model: str, machine: str, gpus: int | None, batch: int | None, sequence: int | None, tokens: str, precision: str
-) -> Job:
+) -> "Training":
     """What the options say, checked."""
+    from grader.engine.commands.planned import Training
     from utils import catalogue
     from utils.plan import PRECISIONS, Plan
 
@@ -167,7 +157,7 @@ def described(
         fail(f"--tokens {tokens}: less than one step, which has {batch * shape.sequence:,}")
     precision = precision or ("float32" if machine == "here" and not has_gpus() else "mixed")
     title = f"{model} on {gpus:,} device{'s' if gpus > 1 else ''} of {host.name}, {batch:,} sequences a step"
-    return Job(shape, host, gpus, batch, Plan(batch, precision=precision), whole, title)
+    return Training(shape, host, gpus, batch, Plan(batch, precision=precision), whole, title)
 
 
 def number_of(text: str) -> float:
@@ -211,7 +201,7 @@ def settings_of(check: str) -> dict[str, int | str]:
     return found
 
 
-def plan_of(job: Job, settled: dict[str, int | str]) -> "Plan":
+def plan_of(training: "Training", settled: dict[str, int | str]) -> "Plan":
     """The plan that --check describes."""
     from utils.plan import CONTEXTS, RECOMPUTES, SCHEDULES
 
@@ -222,13 +212,13 @@ def plan_of(job: Job, settled: dict[str, int | str]) -> "Plan":
             fail(f"--check: {name} is {settled[name]!r}; there are {', '.join(words)}")
     if settled.get("zero", 1) > 3:
         fail(f"--check: zero is {settled['zero']}; there are 1, 2, 3")
-    plan = replace(job.like, **settled)
+    plan = replace(training.like, **settled)
     if settled.get("chunks", 1) > 1 and "schedule" not in settled:
         plan = replace(plan, schedule="interleaved")
     if plan.schedule != "interleaved" and plan.chunks > 1:
         fail(f"--check: {plan.schedule} has one chunk on each rank; only interleaved has {plan.chunks}")
-    if plan.world != job.gpus:
-        fail(f"--check: dp · shard · tp · pp · cp is {plan.world:,}, and --gpus {job.gpus:,}")
+    if plan.world != training.gpus:
+        fail(f"--check: dp · shard · tp · pp · cp is {plan.world:,}, and --gpus {training.gpus:,}")
     return plan
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,8 @@ from utils.plots.plan import GIB, axes_in_words, spoken
 from utils.whole import write_whole, written_whole
 
 if TYPE_CHECKING:
-    from grader.engine.commands.plan import Job
     from utils.costs import Choice
-    from utils.plan import Plan
+    from utils.plan import Machine, Model, Plan
 
 STYLE = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
 AXES = ("dp", "shard", "tp", "pp", "cp", "ep")
@@ -28,13 +28,26 @@ SETTINGS = (*AXES, "micro_batch", "zero", "schedule", "chunks", "context", "sequ
 MOST_ROWS = 1_000_000  # of a file
 
 
-def introduce(job: "Job") -> None:
+@dataclass(frozen=True)
+class Training:
+    """A training that is to be planned."""
+
+    model: "Model"
+    machine: "Machine"
+    gpus: int
+    batch: int
+    like: "Plan"
+    tokens: float  # of the whole training; 0: not said
+    title: str
+
+
+def introduce(training: Training) -> None:
     """What is planned, and which memory there is."""
-    model, machine, like = job.model, job.machine, job.like
-    nodes = -(-job.gpus // machine.node)
+    model, machine, like = training.model, training.machine, training.like
+    nodes = -(-training.gpus // machine.node)
     how = [like.precision, *(word for word, on in (("compiled", like.compiled), ("fp8", like.fp8)) if on)]
     say(
-        f"{escape(job.title)}: {costs.parameters(model) / 1e9:.2f} billion parameters, {model.sequence:,} tokens a"
+        f"{escape(training.title)}: {costs.parameters(model) / 1e9:.2f} billion parameters, {model.sequence:,} tokens a"
         f" sequence; {nodes:,} node{'s' if nodes > 1 else ''} of {machine.node}; {', '.join(how)}"
     )
     usable, shares = costs.USABLE * machine.memory, (machine.device_share, machine.memory_share, machine.link_share)
@@ -50,14 +63,14 @@ def introduce(job: "Job") -> None:
     )
 
 
-def tell(job: "Job", found: "Sequence[Choice]", shown: "Sequence[Choice]", rejected: bool) -> None:
+def tell(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice]", rejected: bool) -> None:
     """The plans that can be, and why the others cannot."""
     if shown:
-        show(job, shown)
-        tell_of_roomy(job, found, shown)
-        if job.tokens:
-            tell_of_training(job, shown[0])
-        tell_of_errors(job, shown[0])
+        show(training, shown)
+        tell_of_roomy(training, found, shown)
+        if training.tokens:
+            tell_of_training(training, shown[0])
+        tell_of_errors(training, shown[0])
     misses = [choice for choice in found if choice.rejected]
     say(told_of_rejected(misses, len(found)))
     if rejected:
@@ -67,7 +80,7 @@ def tell(job: "Job", found: "Sequence[Choice]", shown: "Sequence[Choice]", rejec
         console.print(table, soft_wrap=False)
 
 
-def show(job: "Job", choices: "Sequence[Choice]") -> None:
+def show(training: Training, choices: "Sequence[Choice]") -> None:
     """The fastest plan of each way to cut the model."""
     table = Table(**STYLE)
     table.add_column("", justify="right", no_wrap=True)
@@ -83,8 +96,8 @@ def show(job: "Job", choices: "Sequence[Choice]") -> None:
             settings_in_words(choice.plan),
             f"{choice.held / GIB:.1f}",
             f"{choice.step:.3g}",
-            f"{job.batch * job.model.sequence / choice.step:,.0f}",
-            f"{costs.share_of_peak(job.model, choice.plan, job.machine):.0%}",
+            f"{training.batch * training.model.sequence / choice.step:,.0f}",
+            f"{costs.share_of_peak(training.model, choice.plan, training.machine):.0%}",
             beside_products(choice.seconds),
         )
     console.print(table, soft_wrap=False)
@@ -112,11 +125,11 @@ def beside_products(seconds: dict[str, float]) -> str:
     return ", ".join(f"{kind} {seconds[kind] / step:.0%}" for kind in longest)
 
 
-def tell_of_roomy(job: "Job", found: "Sequence[Choice]", shown: "Sequence[Choice]") -> None:
+def tell_of_roomy(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice]") -> None:
     """The fastest that leaves a tenth of the limit free, if it is not the fastest of all."""
-    if costs.roomy(shown[0], job.machine):
+    if costs.roomy(shown[0], training.machine):
         return
-    roomy = next((choice for choice in found if not choice.rejected and costs.roomy(choice, job.machine)), None)
+    roomy = next((choice for choice in found if not choice.rejected and costs.roomy(choice, training.machine)), None)
     if roomy is None:
         say("No plan leaves a tenth of that memory free.")
         return
@@ -126,27 +139,27 @@ def tell_of_roomy(job: "Job", found: "Sequence[Choice]", shown: "Sequence[Choice
     )
 
 
-def tell_of_training(job: "Job", choice: "Choice") -> None:
+def tell_of_training(training: Training, choice: "Choice") -> None:
     """Days, GPU-hours and energy of all tokens, by the fastest plan."""
-    steps = job.tokens / (job.batch * job.model.sequence)
+    steps = training.tokens / (training.batch * training.model.sequence)
     hours = steps * choice.step / 3600
-    energy = f", {hours * job.gpus * job.machine.power / 1e9:,.3g} GWh" if job.machine.power else ""
-    if job.machine.power and hours * job.gpus * job.machine.power < 1e8:
-        energy = f", {hours * job.gpus * job.machine.power / 1e6:,.3g} MWh"
-    by = f" by the boards' {job.machine.power:.0f} W" if job.machine.power else ""
+    energy = f", {hours * training.gpus * training.machine.power / 1e9:,.3g} GWh" if training.machine.power else ""
+    if training.machine.power and hours * training.gpus * training.machine.power < 1e8:
+        energy = f", {hours * training.gpus * training.machine.power / 1e6:,.3g} MWh"
+    by = f" by the boards' {training.machine.power:.0f} W" if training.machine.power else ""
     say(
-        f"{job.tokens:.3g} tokens by the first plan: {steps:,.0f} steps, {hours / 24:,.3g} days,"
-        f" {hours * job.gpus:,.0f} GPU-hours{energy}{by}; without restarts, checkpoints and evaluation."
+        f"{training.tokens:.3g} tokens by the first plan: {steps:,.0f} steps, {hours / 24:,.3g} days,"
+        f" {hours * training.gpus:,.0f} GPU-hours{energy}{by}; without restarts, checkpoints and evaluation."
     )
 
 
-def tell_of_errors(job: "Job", choice: "Choice") -> None:
+def tell_of_errors(training: Training, choice: "Choice") -> None:
     """What the planner predicted of published runs on such devices, and what follows for a plan."""
-    families = published.families_of(job.machine)
+    families = published.families_of(training.machine)
     low, high = published.span(choice.step, families)
     say(f"As far off as it is for published runs, these {choice.step:.3g} s are {low:.3g} to {high:.3g} s.")
     if families[0].name == "others":
-        say(f"[dim]Of {job.machine.chip or 'such devices'} no run is in the table. How far off, elsewhere:[/]")
+        say(f"[dim]Of {training.machine.chip or 'such devices'} no run is in the table. How far off, elsewhere:[/]")
     else:
         say("[dim]How far off, for published runs on such devices:[/]")
     for family in families:
@@ -162,10 +175,10 @@ def told_of_rejected(choices: "Sequence[Choice]", total: int) -> str:
     return "\n".join([*lines, "[dim]  --rejected shows each[/]"] if choices else lines[:1])
 
 
-def one(job: "Job", plan: "Plan") -> int:
+def one(training: Training, plan: "Plan") -> int:
     """What one plan costs, by kind. Returns the exit code."""
-    choice = costs.judge(job.model, plan, job.machine)
-    if reason := costs.does_not_divide(job.model, plan) or choice.rejected:
+    choice = costs.judge(training.model, plan, training.machine)
+    if reason := costs.does_not_divide(training.model, plan) or choice.rejected:
         say(f"{spoken(plan)} cannot be: {escape(reason)}")
     if not choice.memory:
         return 1
@@ -182,44 +195,45 @@ def one(job: "Job", plan: "Plan") -> int:
         table.add_row("together", f"{choice.step:.3f}", "")
         table.columns[1].justify = table.columns[2].justify = "right"
         console.print(table, soft_wrap=False)
-        share = costs.share_of_peak(job.model, plan, job.machine)
-        say(f"{job.batch * job.model.sequence / choice.step:,.0f} tokens/s; {share:.0%} of the peak")
-        if job.tokens:
-            tell_of_training(job, choice)
-        tell_of_errors(job, choice)
+        share = costs.share_of_peak(training.model, plan, training.machine)
+        say(f"{training.batch * training.model.sequence / choice.step:,.0f} tokens/s; {share:.0%} of the peak")
+        if training.tokens:
+            tell_of_training(training, choice)
+        tell_of_errors(training, choice)
     return 1 if choice.rejected else 0
 
 
-def write(job: "Job", found: "Sequence[Choice]", shown: "Sequence[Choice]", file: Path) -> bool:
+def write(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice]", file: Path) -> bool:
     """A file by its ending: a picture of the plans shown, or all plans as CSV or JSON. False: nothing to draw."""
     if file.suffix in (".png", ".svg"):
         if not shown:
             return False
         from utils.plots import plan as plots
 
-        drawn = plots.costs([choice[:1] + choice[2:] for choice in shown], job.machine, costs.USABLE, job.title)
+        shown = [choice[:1] + choice[2:] for choice in shown]
+        drawn = plots.costs(shown, training.machine, costs.USABLE, training.title)
         file.parent.mkdir(parents=True, exist_ok=True)
         drawn.save(file)
         return True
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".json":
-        plans = [described(job, choice) for choice in found[:MOST_ROWS]]
-        write_whole(file, json.dumps({"title": job.title, "plans": plans}, indent=1) + "\n")
+        plans = [described(training, choice) for choice in found[:MOST_ROWS]]
+        write_whole(file, json.dumps({"title": training.title, "plans": plans}, indent=1) + "\n")
     else:
-        write_csv(job, found[:MOST_ROWS], file)
+        write_csv(training, found[:MOST_ROWS], file)
     return True
 
 
-def described(job: "Job", choice: "Choice") -> dict[str, Any]:
+def described(training: Training, choice: "Choice") -> dict[str, Any]:
     """A plan with what it costs or why it cannot be."""
     told: dict[str, Any] = {name: getattr(choice.plan, name) for name in SETTINGS}
     told |= {"rejected": choice.rejected, "memory, B": choice.memory, "seconds": choice.seconds}
     if choice.seconds:
-        told["tokens/s"] = job.batch * job.model.sequence / choice.step
+        told["tokens/s"] = training.batch * training.model.sequence / choice.step
     return told
 
 
-def write_csv(job: "Job", choices: "Sequence[Choice]", file: Path) -> None:
+def write_csv(training: Training, choices: "Sequence[Choice]", file: Path) -> None:
     bytes_of = list(dict.fromkeys(kind for choice in choices for kind in choice.memory))
     seconds_of = list(dict.fromkeys(kind for choice in choices for kind in choice.seconds))
     with written_whole(file) as part, part.open("w", newline="", encoding="utf-8") as opened:
@@ -227,7 +241,7 @@ def write_csv(job: "Job", choices: "Sequence[Choice]", file: Path) -> None:
         kinds = (*(f"{kind}, B" for kind in bytes_of), *(f"{kind}, s" for kind in seconds_of))
         rows.writerow([*SETTINGS, "rejected", "tokens/s", *kinds])
         for choice in choices:
-            speed = job.batch * job.model.sequence / choice.step if choice.seconds else ""
+            speed = training.batch * training.model.sequence / choice.step if choice.seconds else ""
             costs = [*(choice.memory.get(kind, "") for kind in bytes_of)]
             costs += [choice.seconds.get(kind, "") for kind in seconds_of]
             rows.writerow([*(getattr(choice.plan, name) for name in SETTINGS), choice.rejected, speed, *costs])

@@ -14,7 +14,8 @@ from grader.engine.jobs import batch, stand_ins
 from grader.engine.judge.verdict import Wrong
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where
-from grader.engine.ranks.engine import Engine, Private
+from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.job import Job, Private
 from grader.engine.ranks.messages import least_bytes
 from grader.engine.ranks.run import Run
 
@@ -185,7 +186,7 @@ class Student:
     def _launch(self, units: list[lessons.Unit], engine: Engine | None = None, **how: Any) -> Run:
         began = time.perf_counter()
         try:
-            run = (engine or self.engine).run(units, module=self.module, **how)
+            run = (engine or self.engine).run(Job(units, self.module, **how))
         except Exception as error:  # a student's faults are in the run
             machines = isinstance(error, (OSError, RuntimeError, Unjudged)) and not isinstance(error, RecursionError)
             if machines or not units:

@@ -2,23 +2,20 @@
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import psutil
 
+from grader.engine.ranks.connection import Connection
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.walls import sandbox
 
-if TYPE_CHECKING:
-    from grader.engine.ranks.engine import Engine
 
-
-def excess(engine: "Engine") -> Fault | None:
+def excess(server: Connection) -> Fault | None:
     """A submission that takes more of the machine than it is given."""
-    processes = engine.inside()
-    most_memory = engine.sandbox.memory
+    processes = server.inside()
+    most_memory = server.sandbox.memory
     memory = resident(processes, most_memory)
-    files = sandbox.sizes(engine.sandbox.folder)
+    files = sandbox.sizes(server.sandbox.folder)
     written = sum(files)
     gib = sandbox.GIB
     for what, seen, most in (
@@ -30,7 +27,7 @@ def excess(engine: "Engine") -> Fault | None:
             written > sandbox.TOTAL_WRITTEN and f"{sandbox.TOTAL_WRITTEN // gib} GiB",
         ),
         ("files", f"{len(files)}", len(files) > sandbox.TOTAL_FILES and f"{sandbox.TOTAL_FILES}"),
-        ("time", "its end is not in sight", time.monotonic() > engine.until and "its share"),
+        ("time", "its end is not in sight", time.monotonic() > server.until and "its share"),
     ):
         if most:
             return Fault(
@@ -64,9 +61,9 @@ def resident(processes: list[psutil.Process], most: int) -> int:
     return shared
 
 
-def stopped(engine: "Engine") -> Fault | None:
+def stopped(server: Connection) -> Fault | None:
     """A process that neither runs nor waits: somebody has sent it SIGSTOP, and the judge would wait for it."""
-    for process in engine.inside():
+    for process in server.inside():
         with suppress(psutil.Error):
             if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
                 return Fault(

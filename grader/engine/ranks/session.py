@@ -13,17 +13,15 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from grader.engine.ranks import events, limits
+from grader.engine.ranks.connection import Connection
 from grader.engine.ranks.diagnose import Diagnosis, Fault, Where
 from grader.engine.ranks.endings import Endings
+from grader.engine.ranks.job import Job
 from grader.engine.ranks.pulse import TICK, Pulse
 from grader.engine.ranks.run import Run
 from grader.engine.ranks.traces import Traces
-
-if TYPE_CHECKING:
-    from grader.engine.ranks.engine import Engine
 
 PATIENCE = 0.3  # seconds of the ranks' own time to hear who else comes to what is wrong already
 TOO_MUCH, TOO_MANY = 50_000_000, 100_000  # bytes and events that a rank may tell of what it does in one run
@@ -44,10 +42,11 @@ def end_group(pid: int) -> None:
 class Session:
     """One run, from the fork of its ranks to the end of the last."""
 
-    def __init__(self, engine: "Engine", folder: Path, job: dict, inputs: list[dict]) -> None:
-        self.engine = engine
-        self.world = world = job["world"]
-        self.traces = Traces(folder, {unit["name"] for unit in job["units"]})
+    def __init__(self, server: Connection, job: Job, folder: Path, devices: list[str]) -> None:
+        """`devices`: the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; none, and the ranks are on CPUs."""
+        self.server = server
+        self.world = world = job.world
+        self.traces = Traces(folder, {unit.name for unit in job.units})
         # A line for each rank. The rank's end travels through the server to the rank, so nobody can speak in another's
         # name.
         pairs = [socket.socketpair() for _ in range(world)]
@@ -56,28 +55,28 @@ class Session:
             for line in self.owner:
                 line.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
         # Before the ranks can have said anything. What GPUs send one another does not go over the network.
-        self.wire_before = engine.sandbox.wire() if engine.sandbox and not job["devices"] else None
-        engine.ask([theirs for _, theirs in pairs], **job)
+        self.wire_before = server.sandbox.wire() if server.sandbox and not devices else None
+        server.ask([theirs for _, theirs in pairs], **job.message(folder, devices))
         for _, theirs in pairs:
             theirs.close()
         self.started = time.monotonic()
         for line, number in self.owner.items():
             with suppress(BrokenPipeError, ConnectionResetError):  # a rank that is dead already; the server will say so
-                line.sendall(json.dumps(inputs[number]).encode() + b"\n")
-        while "pids" not in (answer := engine.answer()):
+                line.sendall(json.dumps(job.inputs_of(number)).encode() + b"\n")
+        while "pids" not in (answer := server.answer()):
             pass  # news of the run before
         self.names = answer["pids"]  # what the server calls them; in a sandbox it counts otherwise than we do
         self.pids: list[int | None] = [None] * world if LINUX else list(self.names)
         self.diagnosis = Diagnosis(world)
         self.run = Run(world, events=[[] for _ in range(world)])
-        self.endings = Endings(self.traces, job["module"], self.run.strange)
+        self.endings = Endings(self.traces, job.module, self.run.strange)
         self.fault: Fault | None = None
         self.lost = False  # whether only the end of the sandbox is the end of the ranks
         self.parted_at: dict[int, float] | None = None  # each rank's own time then
         self.cause: int | None = None  # the rank whose crash was heard of first
         self.crashed_at: dict[int, float] = {}  # each rank's own time then
         self.rest: dict[socket.socket, bytes] = dict.fromkeys(self.owner, b"")
-        self.on_gpu = bool(job["devices"])
+        self.on_gpu = bool(devices)
         self.pulse = Pulse(world, self.started, on_gpu=self.on_gpu)
         self.said = dict.fromkeys(range(world), 0)  # bytes
         self.unfit = ""  # why the machine, and not the student's code, keeps a rank from running
@@ -86,7 +85,7 @@ class Session:
         self.selector = selectors.DefaultSelector()
         for line in self.owner:
             self.selector.register(line, selectors.EVENT_READ, "rank")
-        self.selector.register(self.engine.socket, selectors.EVENT_READ, "server")
+        self.selector.register(self.server.socket, selectors.EVENT_READ, "server")
         looked = time.monotonic()
         try:
             while self.fault is None and len(self.over()) < self.world:
@@ -97,10 +96,10 @@ class Session:
                 if self.unfit:
                     raise RuntimeError(self.unfit)
                 # A rank may have ended before we knew that it began: then the news of both came together.
-                if self.engine.heard or any(key.data == "server" for key in ready):
-                    self.reap(self.engine.answer())
-                    while self.engine.heard:
-                        self.reap(self.engine.answer())
+                if self.server.heard or any(key.data == "server" for key in ready):
+                    self.reap(self.server.answer())
+                    while self.server.heard:
+                        self.reap(self.server.answer())
                 if self.diagnosis.parted:
                     self.fault = self.fault or self.mismatch()
                 self.fault = self.fault or self.crashed()
@@ -112,7 +111,7 @@ class Session:
         finally:
             self.run.fault_after = time.monotonic() - self.started
             self.run.own_time = max(self.pulse.own.values())
-            if self.wire_before is not None and not self.lost and (wire := self.engine.sandbox.wire()) is not None:
+            if self.wire_before is not None and not self.lost and (wire := self.server.sandbox.wire()) is not None:
                 self.run.wire = wire - self.wire_before
             self.kill()
             for key in list(self.selector.get_map().values()):
@@ -241,9 +240,9 @@ class Session:
 
     def beyond_limits(self) -> Fault | None:
         """A submission that takes too much, or that nobody can end but by the end of its sandbox."""
-        if self.engine.sandbox is None:
+        if self.server.sandbox is None:
             return None
-        fault = limits.excess(self.engine) or limits.stopped(self.engine)
+        fault = limits.excess(self.server) or limits.stopped(self.server)
         self.lost = self.lost or fault is not None
         return fault
 
@@ -265,14 +264,14 @@ class Session:
 
     def kill(self) -> None:
         """End every rank and all it started."""
-        if self.engine.sandbox and not self.lost and (stopped := limits.stopped(self.engine)):
+        if self.server.sandbox and not self.lost and (stopped := limits.stopped(self.server)):
             self.lost, self.fault = True, self.fault or stopped
         if self.lost:  # the server may not be able to
-            self.engine.close()
+            self.server.close()
             return
         for number, pid in enumerate(self.pids):
             if number not in self.endings.status and pid is not None:
                 end_group(pid)
-        self.engine.ask(sweep=True)
-        while "swept" not in self.engine.answer():
+        self.server.ask(sweep=True)
+        while "swept" not in self.server.answer():
             pass  # news of ranks

@@ -1,0 +1,176 @@
+"""The judge's connection to a fork-server: it starts one, asks it, hears it, and leaves nothing of it running.
+
+The other end is `server.py`, whose docstring has the messages.
+"""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from grader.engine.lesson import lessons
+from grader.engine.ranks import keeper
+from grader.engine.walls import sandbox
+
+ANSWERS = 30.0  # seconds in which a server that is ready answers, unless the machine is busy
+BUSY = 10  # times that long: then it never will
+
+
+class ServerGone(RuntimeError):
+    """The fork-server ended."""
+
+
+class Connection:
+    """To one fork-server, which it starts when it is needed and ends by `close`.
+
+    Args:
+        outside: the connection to the server from which this one is forked; then it and its ranks live in a sandbox
+        guards: with these walls
+        course: and see this course.
+        modules: what both servers have loaded.
+        kept: use the server of an earlier command, or leave one to the next, where that is wanted (see `keeper`).
+    """
+
+    def __init__(
+        self, outside: "Connection | None", guards: sandbox.Guards, course: Path, modules: Sequence[str], kept: bool
+    ) -> None:
+        self.kept = kept and keeper.wanted()
+        self.outside, self.guards, self.course, self.modules = outside, guards, course, list(modules)
+        self.socket: socket.socket | None = None
+        self.process: subprocess.Popen | None = None
+        self.sandbox: sandbox.Sandbox | None = None
+        self.middle = 0  # the process that holds the sandboxed server
+        self.until = math.inf  # time.monotonic() when the time of what runs in the sandbox is up
+
+    def start(self, gpus: bool = False) -> None:
+        """Start the fork-server, if it is not up; does not wait until it is ready.
+
+        Args:
+            gpus: whether a sandbox that is made now leaves GPUs in reach.
+        """
+        if self.sandbox or (self.process and self.process.poll() is None) or (self.kept and self.socket):
+            return
+        self.ready, self.heard, self.rest = False, [], b""
+        if self.kept and (line := keeper.connect(keeper.address())):
+            self.socket = line
+            return
+        self.socket, theirs = socket.socketpair()
+        if self.outside:
+            self._start_inside(theirs, gpus)
+            return
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+            # No GPU for the server: CUDA does not survive a fork. A rank that is to have one sets this anew.
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        if self.kept:
+            keeper.start(theirs, keeper.address(), environment)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "grader.engine.ranks.server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                cwd=lessons.COURSE,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        theirs.close()
+
+    def _start_inside(self, theirs: socket.socket, gpus: bool) -> None:
+        self.outside.start()
+        self.outside.await_ready()
+        self.sandbox = sandbox.Sandbox(self.guards, self.course, gpus=gpus)
+        self.outside.ask(
+            [theirs],
+            enter=self.sandbox.first,
+            doors=self.sandbox.group.doors() if self.sandbox.group else [],
+            landlock=self.guards is sandbox.LANDLOCK,
+            gpus=gpus,
+            modules=self.modules,
+        )
+        theirs.close()
+        while "entered" not in (answer := self.outside.answer()):
+            pass  # news of its own ranks
+        self.middle = answer["entered"]
+
+    def await_ready(self) -> None:
+        if not self.ready:
+            self.answer()
+            self.socket.settimeout(ANSWERS)
+            self.ready = True
+
+    def close(self) -> None:
+        if self.kept and self.socket:
+            self.socket.close()  # the child that attends to us kills what still runs, and ends; its parent stays
+            self.socket = None
+        if self.sandbox:
+            self.socket.close()
+            self.sandbox.end()
+            for process in self.inside():  # without bubblewrap there is nobody whose end is the end of all
+                with suppress(psutil.Error):
+                    process.kill()
+            self.sandbox.remove()
+            self.sandbox = None
+        if self.process:
+            self.socket.close()  # the server kills what still runs, and ends
+            try:
+                self.process.wait(timeout=2)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+
+    def stopped(self) -> bool:
+        """Whether somebody has sent the server SIGSTOP, as far as we know which process it is."""
+        for pid in filter(None, (self.process and self.process.pid, self.middle)):
+            with suppress(psutil.Error):
+                if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                    return True
+        return False
+
+    def inside(self) -> list[psutil.Process]:
+        """All processes of the sandbox."""
+        found = []
+        for pid in (self.middle, self.sandbox.first):
+            with suppress(psutil.Error):
+                found += psutil.Process(pid).children(recursive=True) if pid else []
+        return found
+
+    def ask(self, lines: Sequence[socket.socket] = (), **message: Any) -> None:
+        """Send the server a message, and the ranks' ends of their lines with it."""
+        try:
+            if lines:
+                socket.send_fds(self.socket, [b" "], [line.fileno() for line in lines])
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            raise ServerGone("the fork-server ended; its message is above") from None
+
+    def answer(self) -> dict:
+        """The server's next message."""
+        late = 0
+        while not self.heard:
+            try:
+                data = self.socket.recv(1 << 16)
+            except TimeoutError:
+                late += 1
+                if late < BUSY and not self.stopped():
+                    continue
+                data = b""
+            if not data:
+                raise ServerGone("the fork-server ended; its message is above")
+            *lines, self.rest = (self.rest + data).split(b"\n")
+            self.heard += [json.loads(line) for line in lines]
+        return self.heard.pop(0)

@@ -1,0 +1,58 @@
+"""What is to run on fresh ranks."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grader.engine.lesson import lessons
+
+
+class Private(list):
+    """One value for each rank: as an input of a job, rank r is given value r and never sees the others'."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of a student's code, or, without units, of a check's own.
+
+    Args:
+        units: a script, or a notebook's cells.
+        module: the check file's; the server loads it before it forks.
+        world: how many ranks.
+        nodes: that they pretend to be spread over.
+        argv: the command line: run the script as a whole; or
+        function: call this one, "its module:its name", with the student's module and
+        inputs: these, by name.
+        group: make the process group before the call.
+        gpus: a node, that the ranks pretend to have.
+        files: in the working folder, by name: their text.
+        on_gpus: run on GPUs, if the engine's backend is NCCL.
+    """
+
+    units: list[lessons.Unit]
+    module: str
+    world: int = 2
+    nodes: int = 1
+    argv: list[str] | None = None
+    function: str | None = None
+    inputs: dict[str, Any] = field(default_factory=dict)
+    group: bool = True
+    gpus: int = 0
+    files: dict[str, str] = field(default_factory=dict)
+    on_gpus: bool = False
+
+    def message(self, folder: Path, devices: list[str]) -> dict[str, Any]:
+        """What the server and all ranks are told (`inside/rank.py` names the fields): not the inputs, which are for
+        each rank alone.
+        """
+        fields = {name: value for name, value in vars(self).items() if name not in ("inputs", "files", "on_gpus")}
+        return fields | dict(
+            folder=str(folder),
+            units=[{"name": unit.name, "text": unit.text} for unit in self.units],
+            file=str(lessons.COURSE / self.units[0].name.partition(",")[0]) if self.units else None,
+            notebook=any(", cell " in unit.name for unit in self.units),
+            devices=devices,
+        )
+
+    def inputs_of(self, rank: int) -> dict[str, Any]:
+        return {name: value[rank] if isinstance(value, Private) else value for name, value in self.inputs.items()}
