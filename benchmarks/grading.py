@@ -1,6 +1,6 @@
 """How fast a class is graded, and whether each mark is right; beside it `nbgrader autograde` of the same notebooks.
 
-    python benchmarks/grading.py                 a class of 30, on one worker and on two
+    python benchmarks/grading.py                 a class of 6, on one worker and on two
     python benchmarks/grading.py --students 8 --nbgrader 2
 
 The class: solved, as given, half done, one wrong answer in each lesson (those of grader/mutants/), and hostile
@@ -32,6 +32,7 @@ from grader.engine.lesson import lessons, notebooks, regions
 from hostile.corpus import ATTACKS
 
 NOTEBOOKS = [stem for stem in lessons.stems() if lessons.is_notebook(stem)]
+WORKBOOK = [sys.executable, "-P", "-m", "grader.engine.commands.cli"]
 
 
 class Submission(NamedTuple):
@@ -99,6 +100,56 @@ def timed(command: list[str], **more) -> tuple[float, float]:
     return time.perf_counter() - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def copied(folder: Path) -> Path:
+    """The course in a folder of its own, built, with nbgrader's settings."""
+    shutil.copytree(
+        lessons.COURSE, folder, ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__")
+    )
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    subprocess.run([*WORKBOOK, "build"], cwd=folder, env=environment, capture_output=True, check=True)
+    return folder
+
+
+def graded_here(root: Path, class_: dict[str, Submission], jobs: int) -> float:
+    """The class by `grade --jobs`, with a line that tells how fast and how right; seconds of CPU a submission."""
+    out = root / f"out-{jobs}"
+    options = ["--out", str(out), "--lessons", ",".join(NOTEBOOKS), "--jobs", str(jobs)]
+    wall, cpu = timed(
+        [*WORKBOOK, "grade", str(root / "class"), *options],
+        cwd=lessons.COURSE,
+        env={**os.environ, "PYTHONPATH": str(lessons.COURSE)},
+    )
+    found = {
+        student: json.loads((out / "records" / f"{records.file_name(student)}.json").read_text()) for student in class_
+    }
+    wrong = [student for student, submission in class_.items() if not submission.right(found[student])]
+    print(
+        f"grade --jobs {jobs}: {wall:6.1f} s, {60 * len(class_) / wall:5.1f} submissions a minute, "
+        f"{cpu / len(class_):5.2f} s of CPU each; marks right: {len(class_) - len(wrong)} of {len(class_)}",
+        flush=True,
+    )
+    for student in wrong:
+        print(f"    {student}: {found[student]['state']}, {records.marks(found[student])}")
+    return cpu / len(class_)
+
+
+def graded_by_nbgrader(root: Path, chosen: list[str]) -> tuple[float, float]:
+    """The notebooks of these students by `nbgrader autograde`: seconds by the clock and of CPU."""
+    course = copied(root / "course")
+    nbgrader = [sys.executable, "-m", "nbgrader"]
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    wall = cpu = 0.0
+    for stem in NOTEBOOKS:
+        subprocess.run([*nbgrader, "generate_assignment", stem], cwd=course, env=plain, capture_output=True, check=True)
+        for student in chosen:
+            target = course / ".workbook" / "nbgrader" / "submitted" / student / stem / f"{stem}.ipynb"
+            target.parent.mkdir(parents=True)
+            shutil.copy(root / "class" / student / "notebooks" / f"{stem}.ipynb", target)
+        seconds = timed([*nbgrader, "autograde", stem, "--create"], cwd=course, env=plain)
+        wall, cpu = wall + seconds[0], cpu + seconds[1]
+    return wall, cpu
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -112,81 +163,15 @@ def main() -> None:
         (root / "class").mkdir()
         for student, submission in class_.items():
             submission.hand_in(root / "class" / student)
-        workbook = [sys.executable, "-P", "-m", "grader.engine.commands.cli"]
-        environment = {**os.environ, "PYTHONPATH": str(lessons.COURSE)}
-        print(
-            f"{args.students} submissions of {', '.join(NOTEBOOKS)}, {sum(len(lessons.titles(s)) for s in NOTEBOOKS)}"
-            " TODOs each",
-            flush=True,
-        )
-        ours = 0.0
-        for jobs in (1, 2):
-            out = root / f"out-{jobs}"
-            wall, cpu = timed(
-                [
-                    *workbook,
-                    "grade",
-                    str(root / "class"),
-                    "--out",
-                    str(out),
-                    "--lessons",
-                    ",".join(NOTEBOOKS),
-                    "--jobs",
-                    str(jobs),
-                ],
-                cwd=lessons.COURSE,
-                env=environment,
-            )
-            records = {
-                student: json.loads((out / "records" / f"{records.file_name(student)}.json").read_text())
-                for student in class_
-            }
-            good = sum(submission.right(records[student]) for student, submission in class_.items())
-            print(
-                f"grade --jobs {jobs}: {wall:6.1f} s, {60 * args.students / wall:5.1f} submissions a minute, "
-                f"{cpu / args.students:5.2f} s of CPU each; marks right: {good} of {args.students}",
-                flush=True,
-            )
-            for student, submission in class_.items():
-                if not submission.right(records[student]):
-                    print(f"    {student}: {records[student]['state']}, {records.marks(records[student])}")
-            ours = cpu / args.students
+        todos = sum(len(lessons.titles(stem)) for stem in NOTEBOOKS)
+        print(f"{args.students} submissions of {', '.join(NOTEBOOKS)}, {todos} TODOs each", flush=True)
+        ours = [graded_here(root, class_, jobs) for jobs in (1, 2)]
         if args.nbgrader:
-            course = root / "course"
-            shutil.copytree(
-                lessons.COURSE,
-                course,
-                ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__"),
-            )
-            subprocess.run(
-                [*workbook, "build"],
-                cwd=course,
-                env={**os.environ, "PYTHONPATH": str(course)},
-                capture_output=True,
-                check=True,
-            )
-            plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-            total_wall = total_cpu = 0.0
             chosen = list(class_)[: args.nbgrader]
-            for stem in NOTEBOOKS:
-                subprocess.run(
-                    [sys.executable, "-m", "nbgrader", "generate_assignment", stem],
-                    cwd=course,
-                    env=plain,
-                    capture_output=True,
-                    check=True,
-                )
-                for student in chosen:
-                    target = course / ".workbook" / "nbgrader" / "submitted" / student / stem / f"{stem}.ipynb"
-                    target.parent.mkdir(parents=True)
-                    shutil.copy(root / "class" / student / "notebooks" / f"{stem}.ipynb", target)
-                wall, cpu = timed(
-                    [sys.executable, "-m", "nbgrader", "autograde", stem, "--create"], cwd=course, env=plain
-                )
-                total_wall, total_cpu = total_wall + wall, total_cpu + cpu
+            wall, cpu = graded_by_nbgrader(root, chosen)
             print(
-                f"nbgrader autograde:{total_wall:6.1f} s for {len(chosen)}, {total_cpu / len(chosen):5.2f} s of CPU"
-                f" each: {total_cpu / len(chosen) / ours:.1f} times ours"
+                f"nbgrader autograde:{wall:6.1f} s for {len(chosen)}, {cpu / len(chosen):5.2f} s of CPU each: "
+                f"{cpu / len(chosen) / ours[-1]:.1f} times ours"
             )
 
 

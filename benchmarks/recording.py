@@ -38,6 +38,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
     args = parser.parse_args()
+    seconds = measured(args)
+    Console().print(compared(seconds, args.threads))
+    if args.json:
+        args.json.write_text(json.dumps({"torch": torch.__version__, "seconds": seconds}, indent=1) + "\n")
+
+
+def measured(args: argparse.Namespace) -> dict[str, list[list[float]]]:
+    """The seconds of each step, block by block, with the recorder and without."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     model = TransformerLM(8000, 128, 4, 2, 64)
@@ -60,7 +68,11 @@ def main() -> None:
             for kind in ("without", "with") if turn % 2 else ("with", "without"):
                 with Recorder(Path(folder), 0) if kind == "with" else nullcontext():
                     seconds[kind].append([step() for _ in range(CLOSE + args.after)])
+    return seconds
 
+
+def compared(seconds: dict[str, list[list[float]]], threads: int) -> Table:
+    """Medians of the steps that are looked at closely, and of those that follow."""
     table = Table(
         "steps",
         "without, ms",
@@ -68,7 +80,7 @@ def main() -> None:
         "ratio",
         "least … most",
         title_justify="left",
-        title=f"medians; {args.threads} threads, torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}",
+        title=f"medians; {threads} threads, torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}",
     )
     for name, part in (
         (f"{WARM + 1} to {CLOSE}, by the clock and the profiler", slice(WARM, CLOSE)),
@@ -87,9 +99,7 @@ def main() -> None:
             f"{statistics.median(ratios):.2f}",
             f"{min(ratios):.2f} … {max(ratios):.2f}",
         )
-    Console().print(table)
-    if args.json:
-        args.json.write_text(json.dumps({"torch": torch.__version__, "seconds": seconds}, indent=1) + "\n")
+    return table
 
 
 if __name__ == "__main__":

@@ -217,10 +217,8 @@ def mark(**about: Any) -> None:
     Line.mine.say(e="mark", **about)
 
 
-def watch_rendezvous(line: Line, run: Path, job: dict) -> None:
-    """Ranks meet in a file of the run, not at a port; and joining is an event like any collective."""
-    from torch.distributed import device_mesh  # here, for the judge needs none of it
-
+def meet_in_files(line: Line, run: Path) -> None:
+    """Ranks meet in a file of the run, not at a port."""
     meetings = iter(range(1000))
 
     def meet(url: str, timeout: Any = None, **_: Any):
@@ -236,6 +234,12 @@ def watch_rendezvous(line: Line, run: Path, job: dict) -> None:
     for scheme in ("env", "tcp"):
         dist.rendezvous.__globals__["_rendezvous_handlers"][scheme] = meet
 
+
+def watch_rendezvous(line: Line, run: Path, job: dict) -> None:
+    """Joining a process group, or making one, is an event like any collective; ranks meet in files."""
+    from torch.distributed import device_mesh  # here, for the judge needs none of it
+
+    meet_in_files(line, run)
     init, new_group = dist.init_process_group, dist.new_group
 
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:

@@ -91,20 +91,7 @@ def parse(source: str, name: str = "") -> list[Region]:
                 raise error(number, f"a second {STUDENT} in one region")
             student = []
         elif text == END:
-            todo, again, _ = TODO.match(intro[0]).groups()
-            if student is None:
-                student = [f'{_indent(intro[0])}raise NotImplementedError("TODO {todo}")']
-            regions.append(
-                Region(
-                    todo=int(todo),
-                    title="" if again else _title(intro),
-                    intro=tuple(intro),
-                    solution=tuple(solution),
-                    student=tuple(student),
-                    first=first,
-                    last=number,
-                )
-            )
+            regions.append(_region(intro, solution, student, first, number))
             first, intro = 0, []
         elif student is None:
             solution.append(line)
@@ -117,6 +104,15 @@ def parse(source: str, name: str = "") -> list[Region]:
     if intro:
         raise error(number, f"the file ends with a TODO comment that has no {BEGIN}")
     return regions
+
+
+def _region(intro: list[str], solution: list[str], student: list[str] | None, first: int, last: int) -> Region:
+    """What stands between lines `first` and `last`; without a STUDENT part (None) the student's file raises."""
+    todo, again, _ = TODO.match(intro[0]).groups()
+    if student is None:
+        student = [f'{_indent(intro[0])}raise NotImplementedError("TODO {todo}")']
+    title = "" if again else _title(intro)
+    return Region(int(todo), title, tuple(intro), tuple(solution), tuple(student), first, last)
 
 
 def compose(source: str, solved: Collection[int] = (), bodies: Mapping[int, str | Sequence[str]] | None = None) -> str:

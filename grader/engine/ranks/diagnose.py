@@ -200,38 +200,7 @@ class Diagnosis:
         odd = next(op for op in came if differ(op.event, usual.event))
         first, second = sorted((usual, odd), key=lambda op: op.rank)
         if first.where != second.where:
-            skipper, waiter = self.skipper(first, second)
-            told = (waiter, skipper) if skipper else (first, second)
-
-            def stands(op: Op, other: Op) -> str:
-                return f"has {done}" if (done := op.beyond(other)) else f"is in {op.at()}"
-
-            if skipper:
-                text = (
-                    f"rank {skipper.rank} skipped a call that the others make, or makes one that they do not: rank"
-                    f" {waiter.rank} {stands(waiter, skipper)}, while rank {skipper.rank} {stands(skipper, waiter)}"
-                )
-            else:
-                skipper, waiter = (first, second) if first.beyond(second) else (second, first)
-                text = (
-                    f"the ranks part: rank {first.rank} {stands(first, second)}, rank {second.rank}"
-                    f" {stands(second, first)}; one of them skipped a call, or made one too many"
-                )
-            expected, seen = waiter.beyond(skipper) or str(waiter), skipper.beyond(waiter) or str(skipper)
-            lines = waiter if waiter.where else skipper
-            if expected == seen:  # two calls alike, on two lines
-                expected, seen = waiter.at(), skipper.at()
-            return Fault(
-                "hang",
-                f"{text}. Every rank of a group must make the same calls in the same order",
-                skipper.rank,
-                lines.where,
-                expected=expected,
-                seen=seen,
-                also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers],
-                callers=lines.callers,
-                told=[op for op in told if op.where],
-            )
+            return self.skipped(first, second)
         what = {
             "op": "different operations",
             "shape": "different shapes",
@@ -248,6 +217,41 @@ class Diagnosis:
             also=odd.callers,
             callers=odd.callers,
             told=(first, second),
+        )
+
+    def skipped(self, first: Op, second: Op) -> Fault:
+        """Two ranks are in calls on different lines: one of them left out a call."""
+        skipper, waiter = self.skipper(first, second)
+        told = (waiter, skipper) if skipper else (first, second)
+
+        def stands(op: Op, other: Op) -> str:
+            return f"has {done}" if (done := op.beyond(other)) else f"is in {op.at()}"
+
+        if skipper:
+            text = (
+                f"rank {skipper.rank} skipped a call that the others make, or makes one that they do not: rank"
+                f" {waiter.rank} {stands(waiter, skipper)}, while rank {skipper.rank} {stands(skipper, waiter)}"
+            )
+        else:
+            skipper, waiter = (first, second) if first.beyond(second) else (second, first)
+            text = (
+                f"the ranks part: rank {first.rank} {stands(first, second)}, rank {second.rank}"
+                f" {stands(second, first)}; one of them skipped a call, or made one too many"
+            )
+        expected, seen = waiter.beyond(skipper) or str(waiter), skipper.beyond(waiter) or str(skipper)
+        lines = waiter if waiter.where else skipper
+        if expected == seen:  # two calls alike, on two lines
+            expected, seen = waiter.at(), skipper.at()
+        return Fault(
+            "hang",
+            f"{text}. Every rank of a group must make the same calls in the same order",
+            skipper.rank,
+            lines.where,
+            expected=expected,
+            seen=seen,
+            also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers],
+            callers=lines.callers,
+            told=[op for op in told if op.where],
         )
 
     def skipper(self, first: Op, second: Op) -> tuple[Op, Op] | tuple[None, None]:
@@ -349,8 +353,10 @@ class Diagnosis:
             if not (self.ranks[number].waiting or number in asleep) or (block := self.blocked(number)) is None:
                 return None
             stuck[number] = block
-        if not stuck:
-            return None
+        return self.story_of(stuck) if stuck else None
+
+    def story_of(self, stuck: dict[int, tuple[Op, list[int]]]) -> Fault:
+        """A deadlock in words. `stuck`: for each living rank, the call it waits in, and the ranks which that lacks."""
         # A rank that lacks only ranks which can still move is not stuck; here none can.
         # The check's own call is the last to be blamed.
         number, (op, lacking) = min(
