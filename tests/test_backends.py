@@ -137,8 +137,8 @@ def test_which_runs_are_on_gpus():
     asked = []
 
     class Recording(Engine):
-        def run(self, units, **how):
-            asked.append(how["on_gpus"] if "on_gpus" in how else False)
+        def run(self, job):
+            asked.append(job.on_gpus)
             return Run(1, evidence=[None])
 
     def on_rank(code, rank, world):
