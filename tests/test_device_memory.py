@@ -13,7 +13,7 @@ from torch import nn
 
 from grader.engine.lesson import lessons
 from utils.arguments import training_parser
-from utils.device_memory import device_memory
+from utils.device_memory import OutOfMemory, device_memory, most_held
 from utils.memory import storages_of
 
 CPU = torch.device("cpu")
@@ -27,9 +27,8 @@ def and_what_is_here(nbytes):
     return nbytes + sum(here.values())
 
 
-def ended(capsys, stop):
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def ended(stop):
+    (line,) = str(stop.value).splitlines()
     return line
 
 
@@ -38,16 +37,16 @@ def test_without_a_limit_nothing_is_watched():
         assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
 
 
-def test_each_kind_is_told_in_bytes(capsys):
+def test_each_kind_is_told_in_bytes():
     model = nn.Linear(500, 500, bias=False)  # 1 MB
     optimizer = torch.optim.Adam(model.parameters())
-    with pytest.raises(SystemExit) as stop, device_memory(and_what_is_here(30_000_000), CPU):
+    with pytest.raises(OutOfMemory) as stop, device_memory(and_what_is_here(30_000_000), CPU):
         model(torch.zeros(500, 500)).sum().backward()
         optimizer.step()
         kept = [torch.zeros(500, 500) for _ in range(7)]
         torch.zeros(5000, 1500)  # gone at once, and it has to fit
     del kept
-    line = ended(capsys, stop)
+    line = ended(stop)
     assert "asks for 30.0 MB more (5000 × 1500, float32)" in line
     found = dict(re.findall(r"(weights|gradients|optimizer|activations and other) ([\d.]+ MB)", line))
     # Other tests of this process may have left a model; its like has no seven tensors of 1 MB.
@@ -61,22 +60,39 @@ def test_what_is_gone_makes_room():
             torch.zeros(1_000_000)
 
 
-def test_a_storage_that_grows_counts(capsys):
+def test_the_most_that_was_alive_is_what_is_needed():
+    """A run with just that much goes through; with a byte less it does not."""
+
+    def train(limit):
+        with device_memory(limit, CPU):
+            for size in (1_000, 1_000_000, 10_000, 500_000):
+                kept = torch.zeros(size)
+                torch.cat([kept, kept])
+        return most_held("cpu")
+
+    needed = train(and_what_is_here(10**9))
+    assert needed == and_what_is_here(4 * 3_000_000)  # a million numbers, and two million beside them
+    assert train(needed) == needed
+    with pytest.raises(OutOfMemory):
+        train(needed - 1)
+
+
+def test_a_storage_that_grows_counts():
     """As FSDP's do: what it gathers lies in a storage that is made small and large again."""
     buffer = torch.zeros(2_000_000)
     buffer.untyped_storage().resize_(0)
-    with pytest.raises(SystemExit) as stop, device_memory(and_what_is_here(6_000_000), CPU):
+    with pytest.raises(OutOfMemory) as stop, device_memory(and_what_is_here(6_000_000), CPU):
         torch.zeros(100)
         buffer.untyped_storage().resize_(8_000_000)
         buffer.fill_(1)
-    assert "asks for 8.0 MB more" in ended(capsys, stop)
+    assert "asks for 8.0 MB more" in ended(stop)
 
 
-def test_what_was_there_before_counts(capsys):
+def test_what_was_there_before_counts():
     before = torch.zeros(2_000_000)
-    with pytest.raises(SystemExit) as stop, device_memory(5_000_000, CPU):
+    with pytest.raises(OutOfMemory) as stop, device_memory(5_000_000, CPU):
         pass
-    assert "before the first step" in ended(capsys, stop) and len(before)
+    assert "before the first step" in ended(stop) and len(before)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +106,8 @@ def test_sizes(text, nbytes):
 def test_what_is_no_size_is_refused_in_one_line(text, capsys):
     with pytest.raises(SystemExit) as stop:
         training_parser("x").parse_args([f"--device-memory={text}"])
-    assert "such as 300MB" in ended(capsys, stop)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2 and "such as 300MB" in line
 
 
 FLAGS = "--data random --max-steps 3 --batch-size 4 --seq-len 16 --dim 128 --layers 1 --device-memory".split()

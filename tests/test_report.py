@@ -15,7 +15,8 @@ from torch import nn
 
 from course_copy import Course
 from grader.engine.lesson import lessons
-from utils.report import page, pictures, recorder, runs
+from utils.checkpoints import load_model
+from utils.report import page, pictures, power, recorder, results, runs, work
 from utils.products import bfloat16_way
 
 SHORT = "--data random --epochs 1 --max-steps 16 --batch-size 4 --seq-len 16 --dim 16 --heads 2 --log-every 2".split()
@@ -299,7 +300,13 @@ def test_without_record_nothing_is_noted(tmp_path):
 def test_the_page(run):
     html = page.write(run).read_text()
     assert "ddp_training on 2 ranks" in html and "training loss" in html
-    for name in ("loss.png", "step.png"):
+    facts = page.facts(runs.read(run))
+    config = load_model(run / "model-final.pt")
+    assert facts["parameters"] == f"{sum(weight.numel() for weight in config.parameters()):,}"
+    assert re.match(r"\d+\.\d% of [\d,]+ GFLOP/s, which", facts["MFU"]) or torch.cuda.is_available()
+    assert facts["power"]  # or that nobody tells it
+    assert "alone" in facts["device memory of a rank, at most"] or torch.cuda.is_available()
+    for name in ("loss.png", "tokens.png", "step.png"):
         assert (run / name).read_bytes().startswith(b"\x89PNG")
     # Everything is in the page.
     assert set(re.findall(r'src="([^,]{0,30})', html)) == {"data:image/png;base64"} and "://" not in re.sub(
@@ -326,6 +333,44 @@ def test_what_a_plan_predicted_stands_in_the_report(tmp_path):
     assert page.facts(runs.read(tmp_path))["a step, ms of a rank"] == "178 predicted, 458 measured"
 
 
+def test_a_run_that_was_refused_for_memory_has_its_report(tmp_path):
+    """Also one that has not made a step; and the table of results has its line."""
+    script = lessons.COURSE / "solutions" / "train" / "ddp_training.py"
+    limit = ["--device", "cpu", "--device-memory", "100kB", "--record", "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, str(script), *SHORT, *limit], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    found = runs.read(tmp_path / "run")
+    facts = page.facts(found)
+    assert f"error: {facts['it ended early']}\n" == done.stderr and "asks for" in done.stderr
+    assert facts["steps"] == "0" and facts["device memory of a rank, at most"].endswith("MB")
+    assert "it ended early" in page.write(tmp_path / "run").read_text()
+    results.add(tmp_path / "results.md", [found])
+    line = (tmp_path / "results.md").read_text().splitlines()[-1]
+    assert "| refused |" in line and "out of memory" in line
+
+
+def test_a_gpu_s_data_sheet_is_found_by_its_name():
+    """As torch calls them."""
+    assert work.data_sheet("NVIDIA A100-SXM4-40GB") == "a100-40" and work.data_sheet("NVIDIA H100 PCIe") == "h100-pcie"
+    assert work.data_sheet("NVIDIA H100 80GB HBM3") == "h100" and work.data_sheet("NVIDIA GH200 480GB") == "gh200"
+    assert work.data_sheet("NVIDIA H200") == "h200" and work.data_sheet("Tesla K80") is None
+
+
+def test_the_board_tells_the_processors_power(tmp_path, monkeypatch):
+    """Linux's counters of energy; one begins anew. What is a part of a package is in the package's."""
+    for name, limit in (("intel-rapl:0", 10_000_000), ("intel-rapl:1", 10_000_000), ("intel-rapl:0:0", 10_000_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "energy_uj").write_text("9000000\n")
+        (tmp_path / name / "max_energy_range_uj").write_text(f"{limit}\n")
+    monkeypatch.setattr(power, "time", clock := SimpleNamespace(monotonic=lambda: clock.now, now=1.0))
+    processors = power.Processors(tmp_path)
+    clock.now = 3.0
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("9500000")
+    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("500000")
+    assert processors.sample() == {"cpu_watts": pytest.approx(1.0)}
+    assert power.Processors(tmp_path / "none").sample() == {}
+
+
 def test_text_in_a_page_is_only_text(run, tmp_path):
     (tmp_path / "usage").mkdir()
     (tmp_path / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text())
@@ -348,6 +393,7 @@ def test_a_gpu_has_its_row(run, tmp_path):
                 "memory": 2**30,
                 "gpu": 90 - rank,
                 "gpu_memory": 2**31,
+                "device_memory": 2**31 - rank,
                 "watts": 300.0,
             }
             for i in range(4)
@@ -360,7 +406,9 @@ def test_a_gpu_has_its_row(run, tmp_path):
     assert rows["n1: GPU of rank 1"][:2] == [89, 89] and math.isnan(rows["n1: mean"][2]) and rows["n1: mean"][3] == 89
     page.write(tmp_path)
     assert (tmp_path / "power.png").exists() and (tmp_path / "usage.png").exists()
-    assert found.ranks[0].peak == 2**31
+    assert found.ranks[0].peak == 2**30 and found.ranks[1].device_memory == 2**31 - 1
+    assert page.facts(found)["device memory of a rank, at most"] == "2,147.5 MB"
+    assert page.facts(found)["power"] == "600 W of all GPUs"
 
 
 # The commands

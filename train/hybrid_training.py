@@ -410,7 +410,7 @@ def main(argv: list[str] | None = None) -> None:
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
     say_what_runs(args, device)
-    with device_memory(args.device_memory, device), metrics:
+    with metrics, device_memory(args.device_memory, device):
         for epoch in range(first_epoch, args.epochs):
             samplers[0].set_epoch(epoch)
             batches = islice(train_loader, done, done + total_steps - position["step"])

@@ -278,7 +278,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = min(total_steps, args.max_steps or total_steps)
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
-    with device_memory(args.device_memory, device), metrics:
+    with metrics, device_memory(args.device_memory, device):
         report = Report(metrics, total_steps, args)
         trainer = make_trainer(args, [report])
         trainer.fit(module, datamodule=data)

@@ -1,4 +1,4 @@
-"""Train a model whose layers are shared out: tensor parallel (TP), and fully sharded data parallel over the rest.
+r"""Train a model whose layers are shared out: tensor parallel (TP), and fully sharded data parallel over the rest.
 
 Four processes, each layer on two:  torchrun --nproc-per-node 4 train/tp_training.py --tp 2
 The stream cut up as well:          torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
@@ -13,19 +13,21 @@ stage. Fill the TODOs in the order of their numbers, which is not always that of
 tp_training` says how far you are.
 
 A model that does not fit (after the ALCF's hands-on). Four ranks, one batch of four sequences, and less memory than it
-takes. Run it as it stands here, then with --tp 2 and --tp 4 besides, and fill the table from the reports:
+takes. Run it with --tp 1, 2 and 4, each into a folder of its own, and fill the table: each run ends with a report.
 
-    ./workbook run tp_training --nproc 4 -- --data random --max-steps 20 --batch-size 4 --dim 512 --device-memory 57MB
+    ./workbook run tp_training --nproc 4 -- --data random --max-steps 20 --batch-size 4 --dim 512 \
+        --device-memory 57MB --tp 1 --out runs/tp-1
 
-    ranks   --tp   ends with exit code   seconds a step   largest memory of a rank
+    ranks   --tp   ends with exit code   "one step"   "device memory of a rank, at most"
     4 x 1   1
     2 x 2   2
     1 x 4   4
 
-57 MB lie in the middle: 67 are needed with --tp 1, and 48 with --tp 2 (what is saved goes to the CPU, and is not
-counted). With --tp 1 each rank has one sequence, and a quarter of all that the optimizer needs, and still it runs
-out: for its forward pass a block is gathered whole. Which of these numbers does --tp make smaller, which not? What is
---sequence-parallel worth here, and with --seq-len 512?
+A run that is refused says in its report what it held and what it asked for. On CPUs, 57 MB lie in the middle: --tp 1
+needs 67 and --tp 2 needs 48 (what is saved goes to the CPU, and is not counted). With --tp 1 each rank has one
+sequence, and a quarter of all that the optimizer needs, and still it runs out: for its forward pass a block is gathered
+whole. Which of these numbers does --tp make smaller, which not? What is --sequence-parallel worth here, and with
+--seq-len 512?
 """
 
 import argparse
@@ -377,7 +379,7 @@ def main(argv: list[str] | None = None) -> None:
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
     say_what_runs(args, device)
-    with device_memory(args.device_memory, device), metrics:
+    with metrics, device_memory(args.device_memory, device):
         for epoch in range(first_epoch, args.epochs):
             samplers[0].set_epoch(epoch)
             batches = islice(train_loader, done, done + total_steps - position["step"])

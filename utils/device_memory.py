@@ -2,7 +2,7 @@
 
 On a GPU torch itself holds the process to it. On the CPU the storages of tensors are counted, and the operation that
 makes them too many is the last one. Either way the job ends with one line: what was asked for, and what was held, by
-kind.
+kind. `most_held` is what a run would have needed, for its report.
 """
 
 import gc
@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -18,16 +18,19 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
+from utils.distributed import let_gloo_rest
 from utils.memory import Storages, by_kind, settled, storages_of
-from utils.parting import end_all
 
 
 @contextmanager
 def device_memory(limit: int | None, device: torch.device) -> Iterator[None]:
     """While it is entered, this rank's tensors may take `limit` bytes of `device`. None is what the device has.
 
-    What is there at the beginning counts. When more is asked for, one rank says so, in one line on stderr, and all
-    ranks of the job end, with exit code 2: those that are inside their `Metrics`, which listen.
+    What is there at the beginning counts. It goes inside the rank's `Metrics`, which notes the line, and ends all ranks
+    of the job with exit code 2.
+
+    Raises:
+        OutOfMemory: more is asked for.
     """
     try:
         if limit is None:
@@ -40,37 +43,51 @@ def device_memory(limit: int | None, device: torch.device) -> Iterator[None]:
                 min(1.0, limit / torch.cuda.get_device_properties(device).total_memory), device
             )
             yield
-    except OutOfMemory as problem:
-        end_all(str(problem))
     except torch.OutOfMemoryError as problem:
-        end_all(refused_by_gpu(limit, device, str(problem)))
+        raise OutOfMemory(refused_by_gpu(limit, device, str(problem))) from problem
     except RuntimeError as problem:
         if "DefaultCPUAllocator" not in str(problem):
             raise
-        end_all(f"out of memory: {str(problem).partition('DefaultCPUAllocator: ')[2].splitlines()[0]}")
+        asked = str(problem).partition("DefaultCPUAllocator: ")[2].splitlines()[0]
+        raise OutOfMemory(f"out of memory: {asked}") from problem
+
+
+def most_held(device_type: str) -> int | None:
+    """The most bytes of the device that this rank's tensors have taken at once; None where nobody has counted them:
+    on the CPU without --device-memory.
+    """
+    if device_type != "cpu":
+        return torch.cuda.max_memory_allocated()
+    return LimitedStorages.newest.most if LimitedStorages.newest else None
 
 
 # On the CPU
 
 
 class OutOfMemory(RuntimeError):
-    """More was asked for than there is."""
+    """More was asked for than there is. Its message is the one line that the job ends with."""
 
 
 class LimitedStorages(Storages):
-    """Raises `OutOfMemory` in the first operation after which more than `limit` bytes of tensors are alive."""
+    """Raises `OutOfMemory` in the first operation after which more than `limit` bytes of tensors are alive; `most` is
+    the most that were.
+    """
+
+    newest: ClassVar["LimitedStorages | None"] = None  # the process has one device
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
         self.sizes: dict[StorageWeakRef, int] = {}  # bytes, as last seen
         self.at_most = 0  # their sum: what has been freed since is taken off only when it matters
+        self.most = 0
 
     def __enter__(self) -> "LimitedStorages":
         before = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
         for storage in (storage for tensor in before for storage in storages_of(tensor)):
             self.sizes[StorageWeakRef(storage)] = storage.nbytes()
-        self.at_most = sum(self.sizes.values())
+        self.at_most = self.most = sum(self.sizes.values())
+        LimitedStorages.newest = self
         if self.at_most > self.limit:
             self.noted = set(self.sizes)
             raise OutOfMemory(told(self.limit, by_kind(self.live(), owners()), "before the first step"))
@@ -89,20 +106,24 @@ class LimitedStorages(Storages):
                 ref, size = StorageWeakRef(storage), storage.nbytes()
                 self.at_most += size - self.sizes.get(ref, 0)
                 self.sizes[ref] = size
-                if self.at_most > self.limit:
+                if self.at_most > self.most:
                     self.count(tensor, ref)
 
     def count(self, newest: Tensor, ref: StorageWeakRef) -> None:
         """Recount the live storages. Raises OutOfMemory if they are too much, too: what it says is what was counted."""
         self.noted, host = set(self.sizes), for_the_host()
+        let_gloo_rest(seconds=0.1)  # a new maximum is none if it is what gloo has yet to let go of
         alive = settled(self.live, lambda alive: not host and sum(alive.values()) > self.limit)
         self.sizes = {noted: alive[noted.cdata] for noted in self.noted if noted.cdata in alive}
         self.at_most = sum(alive.values())
-        if self.at_most > self.limit and not host:
+        if host:
+            return
+        if self.at_most > self.limit:
             asked = alive.pop(ref.cdata)
             shape = f"{' × '.join(map(str, newest.shape))}, {str(newest.dtype).removeprefix('torch.')}"
             what = f" ({shape})" if newest.nbytes == asked else ""  # else it is a view of something larger
             raise OutOfMemory(told(self.limit, by_kind(alive, owners()), f"and asks for {size(asked)} more{what}"))
+        self.most = max(self.most, self.at_most)
 
 
 def for_the_host() -> bool:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from utils import run_folder
+from utils.device_memory import OutOfMemory
 from utils.distributed import fail, from_rank0, is_rank0
 from utils.parting import Parting, end_all
 from utils.report.runs import read_lines
@@ -26,8 +27,8 @@ class Metrics:
     """Write `folder/metrics.jsonl`; rank 0 does. The folder is this run's alone, until the run is over.
 
     Use it as a context manager. On a terminal a progress bar stands below what is
-    printed; elsewhere, as in a batch job's output, a line says every half minute how far the run is. A full disk,
-    or a loss that is not finite, ends all ranks with one line and exit code 2.
+    printed; elsewhere, as in a batch job's output, a line says every half minute how far the run is. A full disk, a
+    device whose memory is used up, or a loss that is not finite ends all ranks with one line and exit code 2.
 
     Args:
         folder: made if missing; an old record in it is replaced.
@@ -142,6 +143,9 @@ class Metrics:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.parting.__exit__(None, None, None)
+        refused = str(error) if isinstance(error, (NotFinite, OutOfMemory)) else ""
+        if refused and self.recorder is not None:
+            self.recorder.write("refused", why=refused)
         full = no_room(error)
         for close in (
             self.recorder and self.recorder.close,
@@ -157,8 +161,8 @@ class Metrics:
                 full = full or no_room(problem)
         if full:
             end_all(f"--out {self.folder}: {full}; the run ends here, and what is there is whole")
-        if isinstance(error, NotFinite):
-            end_all(str(error))
+        if refused:
+            end_all(refused)
 
 
 def is_before(line: dict[str, Any], after: int) -> bool:

@@ -299,7 +299,7 @@ def main(argv: list[str] | None = None) -> None:
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
     say_what_runs(args, device)
-    with device_memory(args.device_memory, device), metrics:
+    with metrics, device_memory(args.device_memory, device):
         for epoch in range(args.epochs):
             # TODO 9: Deal the samples anew in every epoch.
             # The sampler shuffles by seed and epoch, and does not know the epoch unless it is told.

@@ -490,7 +490,7 @@ def main(argv: list[str] | None = None) -> None:
     step, best, start = 0, math.inf, time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
     say_what_runs(args, device)
-    with device_memory(args.device_memory, device), metrics:
+    with metrics, device_memory(args.device_memory, device):
         for epoch in range(args.epochs):
             samplers[0].set_epoch(epoch)
             step, train_loss = train_epoch(

@@ -200,7 +200,7 @@ def main(argv: list[str] | None = None) -> None:
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
     say_what_runs(args, device)
-    with device_memory(args.device_memory, device), metrics:
+    with metrics, device_memory(args.device_memory, device):
         for epoch in range(args.epochs):
             train_loss, step = train_epoch(model, train_loader, optimizer, device, args, metrics, epoch, step)
             validation_loss = evaluate(model, validation_loader, device, args)

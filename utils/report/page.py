@@ -18,7 +18,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from utils.report.frame import template
-from utils.report.pictures import draw_loss, draw_memory, draw_power, draw_speed, draw_step, draw_usage, loss_curve
+from utils.report import pictures, work
 from utils.report.runs import COMPARED, Run, arguments, batch_of, read, records, scaling, speed_rows
 from utils.whole import write_whole
 
@@ -52,16 +52,12 @@ def newest_runs(folder: Path) -> list[Run]:
 
 
 def write_run(run: Run) -> Path:
-    pictures = [
-        (
-            "loss.png",
-            draw_loss,
-            "Loss and speed",
-            "The loss of the training set, and of the validation set after each epoch. A token is a word or a sign.",
-        ),
+    charts = [
+        ("loss.png", pictures.draw_loss, "Loss", "Of the training set, and of the validation set after each epoch."),
+        ("tokens.png", pictures.draw_tokens, "Speed", "Of all ranks together. A token is a word or a sign."),
         (
             "step.png",
-            draw_step,
+            pictures.draw_step,
             "Where a step's time goes",
             (
                 "Medians over a few steps of each rank. Communication is the time in which a message was under way and"
@@ -71,14 +67,19 @@ def write_run(run: Run) -> Path:
                 " other stages: the bubble, and with it the messages."
             ),
         ),
-        ("memory.png", draw_memory, "Memory of each rank", "What the process holds; on a GPU, what is in use on it."),
+        (
+            "memory.png",
+            pictures.draw_memory,
+            "Memory of each rank",
+            "What the process holds, PyTorch's libraries included; on a GPU, what is in use on it.",
+        ),
         (
             "usage.png",
-            draw_usage,
+            pictures.draw_usage,
             "Utilisation",
             "A row a CPU or GPU, once a second; above those of a node, its mean. What is pale is idle.",
         ),
-        ("power.png", draw_power, "Power", "Of each GPU, in watts."),
+        ("power.png", pictures.draw_power, "Power", "Of each GPU, and of a node's processors, where they tell it."),
     ]
     command = run.ranks[0].start["command"] if run.ranks else []
     return page(
@@ -86,7 +87,7 @@ def write_run(run: Run) -> Path:
         title(run),
         command,
         facts(run),
-        [(name, *rest) for name, draw, *rest in pictures if save(draw, run, run.folder / name)],
+        [(name, *rest) for name, draw, *rest in charts if save(draw, run, run.folder / name)],
         note=(
             ""
             if run.ranks
@@ -115,11 +116,11 @@ def title(run: Run) -> str:
 
 def facts(run: Run) -> dict[str, str]:
     steps, epochs, tests = run.of("step"), run.of("epoch"), run.of("test")
-    out = {
-        "steps": f"{max(line['step'] for line in run.lines):,}",
-        "training loss": f"{(epochs or steps)[-1]['loss']:.3f}",  # of the epoch, as it was printed
-        "tokens/s": f"{run.tokens_per_s:,.0f}",
-    }
+    out = {"it ended early": run.refused} if run.refused else {}
+    out["steps"] = f"{max((line['step'] for line in run.lines), default=0):,}"
+    if steps:
+        out["training loss"] = f"{(epochs or steps)[-1]['loss']:.3f}"  # of the epoch, as it was printed
+        out["tokens/s"] = f"{run.tokens_per_s:,.0f}"
     for name, lines, key in (("validation perplexity", epochs, "validation_loss"), ("test perplexity", tests, "loss")):
         if lines:
             out[name] = f"{math.exp(min(lines[-1][key], 700)):,.1f}"
@@ -143,7 +144,9 @@ def facts(run: Run) -> dict[str, str]:
             out["messages hidden by work"] = (
                 f"{statistics.mean(rank.communication['hidden'] for rank in run.ranks if rank.communication):.0%}"
             )
-    out["memory of a rank, at most"] = size(max(rank.peak for rank in run.ranks))
+    out |= work.facts(run)
+    out["process of a rank, memory at most"] = size(max(rank.peak for rank in run.ranks))
+    out["device memory of a rank, at most"] = device_memory(run)
     out["nodes"] = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
     if first["job"]:
         out["job"] = first["job"]
@@ -161,6 +164,12 @@ def facts(run: Run) -> dict[str, str]:
     if "bfloat16" in " ".join(first["command"]) and "bfloat16" in first:
         out["bfloat16"] = first["bfloat16"]
     return out
+
+
+def device_memory(run: Run) -> str:
+    """What the tensors of the rank that had most took, by the count that --device-memory decides by."""
+    counted = [rank.device_memory for rank in run.ranks if rank.device_memory is not None]
+    return f"{max(counted) / 1e6:,.1f} MB" if counted else "counted with --device-memory alone"
 
 
 # Runs on several numbers of processes
@@ -185,9 +194,9 @@ def write_speed(folder: Path, runs: dict[int, Run]) -> Path:
     if kind == "strong":
         found["losses differ by at most"] = f"{max(row['difference'] for row in rows):.1e}, relative"
     name = title(first).partition(" on ")[0]
-    save(draw_speed, runs, folder / "speed.png")
+    save(pictures.draw_speed, runs, folder / "speed.png")
     labels = [f"{nproc} process{'es' if nproc > 1 else ''}" for nproc in runs]
-    loss_curve([run.folder / "metrics.jsonl" for run in runs.values()], folder / "loss.png", labels)
+    pictures.loss_curve([run.folder / "metrics.jsonl" for run in runs.values()], folder / "loss.png", labels)
     text = (
         f"This is {kind} scaling: {MEANT[kind]}. Speed-up is tokens/s over those of the fewest processes, and"
         " efficiency is speed-up divided by the number of processes. Processes on one machine without GPUs share its"
@@ -228,6 +237,7 @@ PAGE = template("""{% extends "frame" %}
   dd { font-weight: 600; }
   p { color: #444; margin: .2rem 0 .6rem; max-width: 50rem; }
   code { font-size: .85rem; overflow-wrap: anywhere; }
+  main { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); gap: 0 2rem; }
   img { max-width: 100%; height: auto; }
 {% endblock %}
 {% block body %}
@@ -242,11 +252,15 @@ PAGE = template("""{% extends "frame" %}
 {% for address, text in links.items() %}
 <p><a href="{{ address }}">{{ text }}</a></p>
 {% endfor %}
+<main>
 {% for picture in pictures %}
+<section>
 <h2>{{ picture.title }}</h2>
 <p>{{ picture.text }}</p>
 <img alt="{{ picture.title }}" src="data:image/png;base64,{{ picture.bytes }}">
+</section>
 {% endfor %}
+</main>
 {% endblock %}
 """)
 

@@ -14,29 +14,41 @@ from utils.report.runs import PARTS, Run, memory_of, read_lines, speed_rows
 # Told apart by the colour-blind, too (Okabe and Ito).
 COLOURS = dict(zip(PARTS, ("#999999", "#56b4e9", "#0072b2", "#f0e442", "#d55e00", "#009e73"), strict=True))
 BLUE, ORANGE = "#0072b2", "#d55e00"
+WIDTH = 5.0  # inches of a chart: two stand side by side on a page, and on a phone one can be read
 FEW = 10  # points of a curve, below which each has a dot
 # Minutes by GPUs, as measured for the DDP exercise of the Jülich course from which this one grew.
 JUELICH = {1: 92, 4: 25, 8: 14}
 
 
-def draw_loss(run: Run) -> Figure:
-    figure, (loss, speed) = axes_in_a_row(2)
+def draw_loss(run: Run) -> Figure | None:
     steps, epochs = run.of("step"), run.of("epoch")
+    if not steps:
+        return None
+    figure, axes = one_chart()
     dots = "o-" if len(steps) < FEW else "-"  # of one point there is no line to see
-    loss.plot([line["step"] for line in steps], [line["loss"] for line in steps], dots, color=BLUE, label="training")
-    loss.plot(
+    axes.plot([line["step"] for line in steps], [line["loss"] for line in steps], dots, color=BLUE, label="training")
+    axes.plot(
         [line["step"] for line in epochs],
         [line["validation_loss"] for line in epochs],
         "o",
         color=ORANGE,
         label="validation",
     )
-    loss.set(xlabel="step", ylabel="loss (nats per token)")
-    loss.legend(frameon=False)
-    speed.plot([line["step"] for line in steps], [line["tokens_per_s"] for line in steps], dots, color=BLUE)
-    speed.set(xlabel="step", ylabel="tokens/s, all ranks", ylim=(0, None))
-    for axes in (loss, speed):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.legend(frameon=False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return figure
+
+
+def draw_tokens(run: Run) -> Figure | None:
+    steps = run.of("step")
+    if not steps:
+        return None
+    figure, axes = one_chart()
+    speeds = [line["tokens_per_s"] for line in steps]
+    axes.plot([line["step"] for line in steps], speeds, "o-" if len(steps) < FEW else "-", color=BLUE)
+    axes.set(xlabel="step", ylabel="tokens/s, all ranks", ylim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
 
@@ -44,7 +56,7 @@ def draw_step(run: Run) -> Figure | None:
     ranks = [rank for rank in run.ranks if rank.parts]
     if not ranks:
         return None
-    figure, (axes,) = axes_in_a_row(1, height=1.3 + 0.35 * len(ranks))
+    figure, axes = one_chart(height=1.6 + 0.35 * len(ranks))
     left = [0.0] * len(ranks)
     for part, colour in COLOURS.items():
         widths = [1000 * rank.parts[part] for rank in ranks]
@@ -55,14 +67,14 @@ def draw_step(run: Run) -> Figure | None:
     axes.set(xlabel="milliseconds of a step", ylabel="rank")
     axes.set_yticks([rank.start["rank"] for rank in ranks][:: 1 + len(ranks) // 32])
     axes.invert_yaxis()
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=len(COLOURS), frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     return figure
 
 
 def draw_memory(run: Run) -> Figure | None:
     if not any(rank.usage for rank in run.ranks):
         return None
-    figure, (axes,) = axes_in_a_row(1, height=3)
+    figure, axes = one_chart()
     begin = run.ranks[0].start["time"]
     for rank in run.ranks:
         number = rank.start["rank"]
@@ -74,7 +86,7 @@ def draw_memory(run: Run) -> Figure | None:
         )
     axes.set(xlabel="seconds", ylabel="GiB", ylim=(0, None))
     if len(run.ranks) <= 16:
-        axes.legend(frameon=False, ncols=4)
+        axes.legend(frameon=False, ncols=2)
     return figure
 
 
@@ -88,7 +100,7 @@ def draw_usage(run: Run) -> Figure | None:
     if not maps:
         return None
     heights = [0.9 + max(0.22, 4.5 / max(20, len(rows))) * len(rows) for _, rows in maps]
-    figure = Figure(figsize=(10, sum(heights) + 0.4), layout="constrained")
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.4), layout="constrained")
     shown = figure.subplots(len(maps), 1, height_ratios=heights, squeeze=False)[:, 0]
     for axes, (kind, rows) in zip(shown, maps, strict=True):
         picture = axes.imshow(
@@ -132,24 +144,27 @@ def usage_rows(run: Run, kind: str) -> dict[str, list[float]]:
 
 
 def draw_power(run: Run) -> Figure | None:
-    if not any("watts" in line for rank in run.ranks for line in rank.usage):
+    curves = {
+        f"GPU of rank {rank.start['rank']}" if kind == "watts" else f"processors, {rank.start['node']}": (rank, kind)
+        for kind in ("watts", "cpu_watts")
+        for rank in run.ranks
+        if any(kind in line for line in rank.usage)
+    }
+    if not curves:
         return None
-    figure, (axes,) = axes_in_a_row(1, height=3)
+    figure, axes = one_chart()
     begin = run.ranks[0].start["time"]
-    for rank in run.ranks:
-        lines = [line for line in rank.usage if "watts" in line]
-        axes.plot(
-            [line["time"] - begin for line in lines],
-            [line["watts"] for line in lines],
-            label=f"rank {rank.start['rank']}",
-        )
+    for name, (rank, kind) in curves.items():
+        lines = [line for line in rank.usage if kind in line]
+        axes.plot([line["time"] - begin for line in lines], [line[kind] for line in lines], label=name)
     axes.set(xlabel="seconds", ylabel="watts", ylim=(0, None))
-    axes.legend(frameon=False, ncols=4)
+    if len(curves) <= 16:
+        axes.legend(frameon=False)
     return figure
 
 
 def draw_speed(runs: dict[int, Run]) -> Figure:
-    figure, (axes,) = axes_in_a_row(1, height=4)
+    figure, axes = one_chart()
     rows = speed_rows(runs)
     fewest, most = rows[0]["processes"], max(8, *runs)
     axes.plot([1, most], [1, most], color="#999999", linestyle="--", label="ideal")
@@ -185,7 +200,7 @@ def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence
     if len(labels) != len(records):
         raise ValueError(f"{len(records)} records but {len(labels)} labels")
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(2 * WIDTH, 4), layout="constrained")
     by_step, by_epoch = figure.subplots(1, 2, sharey=True)
     for record, label in zip(records, labels, strict=True):
         lines = read_lines(record)
@@ -212,11 +227,10 @@ def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence
     figure.savefig(png, dpi=150)
 
 
-def axes_in_a_row(columns: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(10, height), layout="constrained")
-    found = list(figure.subplots(1, columns, squeeze=False)[0])
-    for axes in found:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
-    return figure, found
+def one_chart(height: float = 3.6) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    return figure, axes

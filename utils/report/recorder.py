@@ -1,7 +1,8 @@
 """What a run uses, for `./workbook report`: one file of JSON lines a rank.
 
 Once a second a thread notes the memory and the processor time of its rank; the
-first rank of a node adds every CPU of that node, and each rank its own GPU. How a
+first rank of a node adds every CPU of that node, and the processors' power where
+the board tells, and each rank its own GPU. How a
 step's time is spent is seen in a few steps only: ten with a clock at the borders
 of their parts, then three with the profiler, which shows when communication was
 under way and nothing else. After those no hook is left.
@@ -11,6 +12,7 @@ https://ui.perfetto.dev opens (it runs in the browser and sends nothing; a copy 
 step are ranges in it and, on a GPU, NVTX ranges for Nsight Systems.
 """
 
+import gc
 import json
 import os
 import resource
@@ -27,7 +29,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from utils.device_memory import most_held
+from utils.model import TransformerLM
 from utils.products import bfloat16_way
+from utils.report.power import Processors
 from utils.run_folder import Taken, locked, who_has
 
 PERIOD = 1.0  # seconds from one sample to the next
@@ -72,6 +77,8 @@ class Recorder:
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.sample, daemon=True)
         self.gpu = _gpu()
+        self.processors = Processors() if self.local_rank == 0 else None
+        self.device_type = "cuda" if torch.cuda.is_available() else "cpu"
 
     def __enter__(self) -> "Recorder":
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -84,9 +91,11 @@ class Recorder:
             device=device,
             threads=torch.get_num_threads(),
             torch=torch.__version__,
-            bfloat16=bfloat16_way("cuda" if torch.cuda.is_available() else "cpu"),
+            bfloat16=bfloat16_way(self.device_type),
             command=sys.argv,
             job=_job(),
+            model=_model(),
+            product_flops=_product_flops() if self.device_type == "cpu" else None,
         )
         self.parts = Parts(self.write, self.trace)
         self.thread.start()
@@ -100,7 +109,7 @@ class Recorder:
         self.thread.join()
         self.parts.close()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        self.write("end", peak_memory=peak, peak_gpu_memory=torch.cuda.max_memory_allocated())
+        self.write("end", peak_memory=peak, device_memory=most_held(self.device_type))
         with suppress(OSError):
             self.file.close()
 
@@ -116,8 +125,11 @@ class Recorder:
             values: dict[str, Any] = {"cpu": process.cpu_percent(), "memory": process.memory_info().rss}
             if self.local_rank == 0:
                 values |= {"cpus": psutil.cpu_percent(percpu=True), "node_memory": psutil.virtual_memory().used}
+                values |= self.processors.sample()
             if self.gpu:
                 values |= self.gpu.sample()
+            if (counted := most_held(self.device_type)) is not None:
+                values["device_memory"] = counted
             self.write("usage", **values)
 
 
@@ -382,6 +394,23 @@ def _gpu() -> _Nvml | None:
     except Exception as problem:  # an AMD GPU, a driver of another version: the rest is worth having
         print(f"the GPU is not recorded: {problem}", file=sys.stderr)
         return None
+
+
+def _model() -> dict[str, Any] | None:
+    """The sizes of the model that this process trains, also where it has but a stage of it."""
+    models = (thing for thing in gc.get_objects() if issubclass(type(thing), TransformerLM))
+    return next((model.config for model in models), None)
+
+
+def _product_flops(size: int = 512) -> float:
+    """FLOP/s of this rank's matrix products in float32, the best of five: no data sheet tells it of a CPU."""
+    factor = torch.ones(size, size)
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        factor @ factor
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds)
 
 
 def _job() -> str:

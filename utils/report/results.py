@@ -30,6 +30,13 @@ def add(table: Path, runs: list[Run]) -> None:
         file.writelines(lines)
 
 
+def memory(run: Run) -> str:
+    """Of the rank with most: the process, and its tensors if somebody counted them."""
+    process = f"{max(rank.peak for rank in run.ranks) / 2**20:,.0f} MiB"
+    counted = [rank.device_memory for rank in run.ranks if rank.device_memory is not None]
+    return f"{process}, tensors {max(counted) / 1e6:,.1f} MB" if counted else process
+
+
 def line_of(run: Run, row: dict[str, float] | None) -> str:
     start = run.ranks[0].start
     cells = (
@@ -40,11 +47,11 @@ def line_of(run: Run, row: dict[str, float] | None) -> str:
         start["device"],
         batch_of(run),
         scaling(run) if row else "–",
-        f"{run.tokens_per_s:,.0f}",
+        "refused" if run.refused else f"{run.tokens_per_s:,.0f}",
         "",
         f"{row['speed_up']:.2f}" if row else "–",
         f"{row['efficiency']:.0%}" if row else "–",
-        f"{max(rank.peak for rank in run.ranks) / 2**20:,.0f} MiB",
-        "",
+        memory(run),
+        run.refused,
     )
     return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |\n"

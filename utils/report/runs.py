@@ -27,6 +27,7 @@ class Rank:
     steps: list[Line] = field(default_factory=list)  # seconds of each part of a step
     communication: Line | None = None
     end: Line | None = None
+    refused: Line | None = None  # why this rank ended the run: out of memory, or a loss that is not finite
 
     @property
     def parts(self) -> dict[str, float]:
@@ -41,12 +42,14 @@ class Rank:
 
     @property
     def peak(self) -> int:
-        """Bytes: of the GPU if there is one, else of the process."""
-        return (
-            (self.end or {}).get("peak_gpu_memory")
-            or (self.end or {}).get("peak_memory")
-            or max((memory_of(line) for line in self.usage), default=0)
-        )
+        """Bytes of the process, at most."""
+        return (self.end or {}).get("peak_memory") or max((line["memory"] for line in self.usage), default=0)
+
+    @property
+    def device_memory(self) -> int | None:
+        """Bytes of the device that its tensors took at most, as --device-memory counts them; None if nobody counted."""
+        counted = [line.get("device_memory") for line in (*self.usage, *([self.end] if self.end else []))]
+        return max((nbytes for nbytes in counted if nbytes is not None), default=None)
 
 
 @dataclass
@@ -61,6 +64,12 @@ class Run:
         return [line for line in self.lines if line["kind"] == kind]
 
     @property
+    def refused(self) -> str:
+        """Why the run ended before its time, if a rank has said so."""
+        lines = [rank.refused for rank in self.ranks if rank.refused]
+        return min(lines, key=lambda line: line["time"])["why"] if lines else ""
+
+    @property
     def tokens_per_s(self) -> float:
         """Median over the run, without the first line, in which all is started."""
         speeds = [line["tokens_per_s"] for line in self.of("step")]
@@ -68,10 +77,8 @@ class Run:
 
 
 def read(folder: Path) -> Run:
-    """Raises ValueError if there is no run in the folder."""
+    """Raises ValueError if there is no run in the folder: none that has made a step, or said why it could not."""
     lines = read_lines(folder / "metrics.jsonl")
-    if not any(line["kind"] == "step" for line in lines):
-        raise ValueError(f"there is no run in {folder}: its metrics.jsonl is missing, or has no steps yet")
     ranks = []
     for file in sorted((folder / "usage").glob("rank-*.jsonl"), key=lambda path: int(path.stem.removeprefix("rank-"))):
         by_kind: dict[str, list[Line]] = {}
@@ -84,10 +91,13 @@ def read(folder: Path) -> Run:
                     start[0],
                     by_kind.get("usage", []),
                     steps,
-                    *(by_kind.get(kind, [None])[0] for kind in ("communication", "end")),
+                    *(by_kind.get(kind, [None])[0] for kind in ("communication", "end", "refused")),
                 )
             )
-    return Run(folder, lines, ranks)
+    run = Run(folder, lines, ranks)
+    if not run.of("step") and not run.refused:
+        raise ValueError(f"there is no run in {folder}: its metrics.jsonl is missing, or has no steps yet")
+    return run
 
 
 def memory_of(line: Line) -> int:

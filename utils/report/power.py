@@ -1,0 +1,37 @@
+"""The power of a node's processors, by the board's own counters of energy.
+
+Linux shows them in /sys/class/powercap (RAPL: packages of Intel's and AMD's processors), on most machines to root
+alone, and in few virtual machines. Memory and graphics of the same package are part of it and not added up.
+"""
+
+import time
+from pathlib import Path
+
+COUNTERS = Path("/sys/class/powercap")
+
+
+class Processors:
+    """Watts of all packages of this node, from one sample to the next."""
+
+    def __init__(self, counters: Path = COUNTERS) -> None:
+        # intel-rapl:0 is a package, intel-rapl:0:0 a part of it.
+        self.packages = [folder for folder in sorted(counters.glob("*-rapl:*")) if folder.name.count(":") == 1]
+        self.last = self.read()
+
+    def read(self) -> tuple[float, list[int]] | None:
+        """Seconds, and the microjoules of each package since some time; None where nobody tells."""
+        try:
+            return time.monotonic(), [int((folder / "energy_uj").read_text()) for folder in self.packages]
+        except (OSError, ValueError):
+            return None
+
+    def sample(self) -> dict[str, float]:
+        """`cpu_watts` since the last sample; empty where nobody tells."""
+        before, self.last = self.last, self.read()
+        if not self.packages or before is None or self.last is None or self.last[0] <= before[0]:
+            return {}
+        joules = 0.0
+        for folder, old, new in zip(self.packages, before[1], self.last[1], strict=True):
+            begins_anew = int((folder / "max_energy_range_uj").read_text()) if new < old else 0
+            joules += (new - old + begins_anew) / 1e6
+        return {"cpu_watts": joules / (self.last[0] - before[0])}

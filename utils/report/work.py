@@ -1,0 +1,57 @@
+"""What a run has computed, and what it took: parameters, model FLOPs utilization (MFU), power."""
+
+import statistics
+
+from utils.catalogue import MACHINES, machine, names
+from utils.costs.counts import flops, parameters
+from utils.plan import Model
+from utils.report.runs import Run
+
+
+def facts(run: Run) -> dict[str, str]:
+    """For the page; what cannot be known is said."""
+    out, sizes = {}, run.ranks[0].start.get("model")
+    if sizes:
+        model = Model(sizes["dim"], sizes["n_layers"], sizes["n_heads"], sizes["vocab_size"], sizes["max_len"])
+        out["parameters"] = f"{parameters(model):,}"
+        if run.tokens_per_s:
+            out["MFU"] = share_of_peak(run, flops(model, run.tokens_per_s))
+    return out | {"power": power(run)}
+
+
+def share_of_peak(run: Run, speed: float) -> str:
+    """Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B): the FLOP/s of forward and backward pass, without
+    what is computed twice, over what the ranks' devices could do.
+
+    Args:
+        speed: FLOP/s of all ranks.
+    """
+    starts = [rank.start for rank in run.ranks]
+    if all(start.get("product_flops") for start in starts):
+        peak = sum(start["product_flops"] for start in starts)
+        return f"{speed / peak:.1%} of {peak / 1e9:,.0f} GFLOP/s, which the ranks' matrix products reached in float32"
+    if file := data_sheet(starts[0]["device"]):
+        peak = machine(file).peak * len(starts)
+        return f"{speed / peak:.1%} of {peak / 1e12:,.0f} TFLOP/s, the data sheet's in bfloat16"
+    return f"unknown: utils/machines has no {starts[0]['device']}; {speed / 1e12:,.2f} TFLOP/s"
+
+
+def data_sheet(device: str) -> str | None:
+    """The file in utils/machines for a GPU by torch's name for it: all parts of the file's name are in that."""
+    device = device.lower()
+    fitting = [name for name in names(MACHINES) if all(part in device for part in name.split("-"))]
+    return max(fitting, key=lambda name: (name.count("-"), len(name)), default=None)
+
+
+def power(run: Run) -> str:
+    """Means over the run; of GPUs, and of processors, whose counters of energy are often for root alone."""
+    told = []
+    for kind, what in (("watts", "GPUs"), ("cpu_watts", "processors")):
+        means = [
+            statistics.mean(line[kind] for line in rank.usage if kind in line)
+            for rank in run.ranks
+            if any(kind in line for line in rank.usage)
+        ]
+        if means:
+            told.append(f"{sum(means):,.0f} W of all {what}")
+    return ", ".join(told) or "not told by this machine"
