@@ -185,11 +185,19 @@ def test_modules_in_the_users_folder_are_not_the_courses(tmp_path):
     assert "To learn" in done.stdout
 
 
-@pytest.mark.parametrize(("gres", "for_cpus"), [("gpu:a100:4", False), ("(null)", True)])
-def test_on_a_login_node_the_compute_nodes_gpus_count(tmp_path, gres, for_cpus):
+@pytest.mark.parametrize(
+    ("command", "says", "for_cpus"),
+    [
+        ("sinfo", "gpu:a100:4", False),
+        ("sinfo", "(null)", True),
+        ("pbsnodes", "     resources_available.ngpus = 4", False),
+        ("pbsnodes", "     resources_available.ngpus = 0", True),
+    ],
+)
+def test_on_a_login_node_the_compute_nodes_gpus_count(tmp_path, command, says, for_cpus):
     """Their jobs take the same .venv: with the torch for CPUs they would train on CPUs."""
     bench = Bench(tmp_path)
     bench.python()
-    bench.put("sinfo", f"#!/bin/sh\necho '{gres}'\n")
+    bench.put(command, f"#!/bin/sh\necho '{says}'\n")
     bench.run("start")
     assert ("whl/cpu" in bench.log_file.read_text()) == for_cpus

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from grader.engine.jobs import machine
 from grader.engine.lesson import lessons
 from utils import job, metrics
 from utils.arguments import training_parser
@@ -141,3 +142,32 @@ def test_a_line_now_and_then_where_there_is_no_terminal(tmp_path, monkeypatch, c
             log.log("step", step, loss=2.5, tokens_per_s=1234.5)
     # 30 steps since the first line took 30 s, and 60 are to come
     assert capsys.readouterr().out == "step 40/100: loss 2.500, 1,234 tokens/s, about 1 min left\n"
+
+
+PBSNODES = """x3004c0s13b0n0
+     Mom = x3004c0s13b0n0.hsn.cm.polaris.alcf.anl.gov
+     state = free
+     resources_available.ncpus = 64
+     resources_available.ngpus = 4
+
+x3004c0s13b1n0
+     state = job-busy
+     resources_available.ngpus = 4
+     resources_assigned.ngpus = 4
+
+login01
+     state = free
+     resources_available.ncpus = 32
+"""
+
+
+def test_start_on_a_login_node_of_pbs_says_what_the_nodes_have(tmp_path, monkeypatch):
+    """A stand-in for pbsnodes, with the fields of OpenPBS: no server of PBS is packaged."""
+    for name, words in (("pbsnodes", PBSNODES), ("qsub", "")):
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'END'\n{words}END\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(machine, "slurm_nodes", lambda: "")
+    found = machine.compute_nodes()
+    assert found["nodes"] == "1 with no GPU; 2 with gpu:4" and "python" in found["batch"].lower()
+    assert ("is for CPUs" in found["batch"]) == (torch.version.cuda is None and sys.executable in found["batch"])

@@ -2,11 +2,13 @@
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from grader.engine.lesson import lessons
@@ -47,19 +49,35 @@ def found() -> dict[str, str]:
 
 
 def compute_nodes() -> dict[str, str]:
-    """What Slurm says of its nodes, and which Python a batch file would take there; nothing where there is no Slurm."""
-    from grader.engine.jobs.scheduler import ask
-
-    parts = [line.split() for line in ask("sinfo", "-h", "-o", "%P %D %G").splitlines()]
-    if not parts:
+    """What the scheduler says of its nodes, and which Python a batch file would take there; nothing without one."""
+    nodes = slurm_nodes() or pbs_nodes()
+    if not nodes:
         return {}
-    nodes = "; ".join(f"{name.rstrip('*')}: {count} with {what}" for name, count, what in parts)
     site = f"cd {shlex.quote(str(lessons.COURSE))} && . utils/site.sh >/dev/null && command -v python"
     python = ask("bash", "-lc", site).strip().splitlines()[-1:] or ["none that has torch: see utils/site.sh"]
     import torch
 
     warn = " (its torch is for CPUs; these nodes have GPUs)" if "gpu" in nodes and not torch.version.cuda else ""
     return {"nodes": nodes, "batch": python[0] + (warn if python[0] == sys.executable else "")}
+
+
+def slurm_nodes() -> str:
+    """By partition."""
+    from grader.engine.jobs.scheduler import ask
+
+    parts = [line.split() for line in ask("sinfo", "-h", "-o", "%P %D %G").splitlines()]
+    return "; ".join(f"{name.rstrip('*')}: {count} with {what}" for name, count, what in parts)
+
+
+def pbs_nodes() -> str:
+    """By the GPUs of a node: a queue of PBS does not say which nodes it has."""
+    from grader.engine.jobs.scheduler import ask
+
+    # A node's name begins its line; what it has stands below it, indented.
+    nodes = re.split(r"^(?=\S)", ask("pbsnodes", "-a"), flags=re.MULTILINE)
+    gpus = [re.search(r"^\s+resources_available\.ngpus = (\d+)", node, re.MULTILINE) for node in nodes if node.strip()]
+    counts = Counter(int(found[1]) if found else 0 for found in gpus)
+    return "; ".join(f"{count} with {f'gpu:{each}' if each else 'no GPU'}" for each, count in sorted(counts.items()))
 
 
 def launch_command(script: Path, nproc: int, args: list[str], quiet: bool = False) -> list[str]:
