@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from grader.engine.jobs.scheduler import ask
 from grader.engine.lesson import lessons
 from utils.starter import STARTER
 
@@ -63,16 +64,12 @@ def compute_nodes() -> dict[str, str]:
 
 def slurm_nodes() -> str:
     """By partition."""
-    from grader.engine.jobs.scheduler import ask
-
     parts = [line.split() for line in ask("sinfo", "-h", "-o", "%P %D %G").splitlines()]
     return "; ".join(f"{name.rstrip('*')}: {count} with {what}" for name, count, what in parts)
 
 
 def pbs_nodes() -> str:
     """By the GPUs of a node: a queue of PBS does not say which nodes it has."""
-    from grader.engine.jobs.scheduler import ask
-
     # A node's name begins its line; what it has stands below it, indented.
     nodes = re.split(r"^(?=\S)", ask("pbsnodes", "-a"), flags=re.MULTILINE)
     gpus = [re.search(r"^\s+resources_available\.ngpus = (\d+)", node, re.MULTILINE) for node in nodes if node.strip()]
