@@ -221,16 +221,20 @@ def test_todo10_activations(student):
     13,
     minutes=15,
     further=True,
-    why="The border of the node is the border of tensor parallelism, on every machine so far. With three numbers of "
-    "a new machine you can say where it is there.",
+    why=(
+        "On every machine so far, tensor parallelism stops at the border of the node. With three numbers of a"
+        " new machine you can say where it stops there."
+    ),
     hints=(
-        "Latency counts for every round, of which a ring has 2 (t - 1); bytes per second count for what one round "
-        "sends.",
-        "In a round go nbytes / world bytes. The link is `within` up to per_node ranks, and `between` for more. "
-        "Efficiency is products[0][1] / (world * seconds).",
-        "2 * (world - 1) * (latency + nbytes / world / bandwidth); products + 4 of these; the max of the worlds for "
-        "which "
-        "alone >= least * world * block_seconds(seconds, nbytes, world, …).",
+        ("Each of a ring's 2 (t - 1) rounds costs a latency, and the time of the bytes that one round sends."),
+        (
+            "A round sends nbytes / world. The link is `within` up to per_node ranks, and `between` for more."
+            " Efficiency compares the seconds of one rank with world times the seconds of world ranks."
+        ),
+        (
+            "block_seconds is the products and four all-reduces. largest_worthwhile is the max of the worlds "
+            "whose efficiency is at least `least`; it is not enough to stop at the first that fails."
+        ),
     ),
 )
 def test_todo13_paying(student):
@@ -431,14 +435,23 @@ def manifold(seen, right):
 @todo(
     2,
     minutes=15,
-    why="Without f's sum the gradients before a parallel part are those of one rank; with a sum in g's backward pass "
-    "they are t times too large. Neither shows in the first loss.",
+    why=(
+        "Without f's sum, the gradients before a parallel part come from one rank alone; with a sum in g's "
+        "backward pass they are t times too large. Neither shows in the first loss."
+    ),
     hints=(
-        "Two of the four functions do nothing but hand on what they are given; the other two are the same all-reduce.",
-        "total = x.clone(memory_format=torch.contiguous_format); dist.all_reduce(total) works in place, so return "
-        "total. A gradient may well come in not contiguous.",
-        "f: return x.view_as(x), and backward the all-reduced copy of the gradient. g: forward the all-reduced copy "
-        "of x, and backward return gradient.",
+        (
+            "Two of the four functions only pass on what they are given; the other two are the same "
+            "all-reduce. Which ones?"
+        ),
+        (
+            "dist.all_reduce works in place, and what you are given is not yours: clone it first. A gradient "
+            "may come in not contiguous."
+        ),
+        (
+            "x.view_as(x) passes a tensor on as a new one. An all-reduced copy is two lines: "
+            "clone(memory_format=…), then dist.all_reduce."
+        ),
     ),
 )
 def test_todo2_pair(student):
@@ -463,16 +476,20 @@ def test_todo2_pair(student):
     8,
     minutes=20,
     further=True,
-    why="A reduce-scatter is half an all-reduce, an all-gather the other half. With the norms and residuals between "
-    "the two, their work and what they keep is divided by the ranks.",
+    why=(
+        "A reduce-scatter is half an all-reduce, an all-gather the other half. With the norms and residuals "
+        "between the two, their work and their activations are divided by the ranks."
+    ),
     hints=(
-        "The backward pass of gathering is what reduces: every rank has used all tokens, so each token's gradient is "
-        "a sum over the ranks. And the other way round.",
-        "Gather: a list of empty tensors like x, dist.all_gather, torch.cat along dimension 1. Reduce: "
-        "x.chunk(world, dim=1), each made contiguous, an empty tensor like "
-        "one of them, dist.reduce_scatter.",
-        "dist.all_gather(pieces, x.contiguous()); torch.cat(pieces, dim=1). dist.reduce_scatter(mine, pieces). The "
-        "backward function of each does to the gradient what the other one does forward.",
+        (
+            "The backward pass of gathering is reducing: every rank has used all tokens, so each token's "
+            "gradient is a sum over the ranks. And vice versa."
+        ),
+        (
+            "Gather: empty tensors like x, dist.all_gather, torch.cat along dimension 1. Reduce: chunks of x "
+            "along dimension 1, each made contiguous, an empty tensor like one of them, dist.reduce_scatter."
+        ),
+        ("Each backward function applies one of the two helpers to the gradient; neither calls a collective itself."),
     ),
 )
 def test_todo8_sequence(student):
@@ -849,17 +866,20 @@ def shards_on_rank(code, rank, world, shapes):
     3,
     minutes=15,
     needs=(2,),
-    why="These two layers are all of tensor parallelism; what follows is where to put them. A bias added before the "
-    "sum is added t times, and that does not show as long as biases are 0.",
+    why=(
+        "These two layers are the core of tensor parallelism; the rest is where to put them. A bias added "
+        "before the sum counts t times, and that does not show as long as biases are 0."
+    ),
     hints=(
-        "Whose dimension is cut? torch's weight is (outputs, inputs). The column-parallel layer has some of the "
-        "outputs, the row-parallel one some of the inputs.",
-        "whole.split(size, dim)[rank] is a view: it keeps all of the whole alive, so clone it, contiguous. "
-        "sharded(whole.weight, 0 or 1, rank, world); the row-parallel bias "
-        "is replicated, and added after join.",
-        "whole.split(-(-whole.shape[dim] // world), dim)[rank].clone(memory_format=torch.contiguous_format). "
-        "F.linear(x, self.weight, self.bias); "
-        "join(F.linear(x, self.weight)), and + self.bias where there is one.",
+        (
+            "Which dimension is cut? torch's weight is (outputs, inputs). The column-parallel layer has some "
+            "of the outputs, the row-parallel one some of the inputs."
+        ),
+        (
+            "A slice from split is a view: it keeps the whole tensor alive, so clone it, contiguous. One "
+            "layer cuts dimension 0, the other dimension 1. What does each do with its bias?"
+        ),
+        "Forward, the row-parallel layer is join(F.linear(x, self.weight)), and something comes after it.",
     ),
 )
 def test_todo3_linear(student):
@@ -933,14 +953,23 @@ def has_all(size, world):
     4,
     minutes=5,
     needs=(2, 3),
-    why="Cut the other way round, the MLP needs an all-reduce before GELU, or computes something else: GELU of a sum "
-    "is not the sum of GELUs.",
+    why=(
+        "Cut in the other order, the MLP needs an all-reduce before GELU, or computes something else: GELU of"
+        " a sum is not the sum of GELUs."
+    ),
     hints=(
-        "After which of the two layers does each rank have whole columns of the hidden layer, on which GELU can work "
-        "at once?",
-        "self.up is a ColumnLinear of whole.up, self.down a RowLinear of whole.down. self.enter comes before "
-        "everything, self.join is the row layer's second argument.",
-        "self.down(F.gelu(self.up(self.enter(x_BTD))), self.join)",
+        (
+            "After which of the two layers does each rank have whole columns of the hidden layer, to which "
+            "GELU can be applied at once?"
+        ),
+        (
+            "One of self.up and self.down is a ColumnLinear, the other a RowLinear. Where do self.enter and "
+            "self.join go?"
+        ),
+        (
+            "self.enter is applied to x first; RowLinear takes self.join as its second argument. The rest is "
+            "the serial line."
+        ),
     ),
 )
 def test_todo4_mlp(student):
@@ -961,16 +990,23 @@ def test_todo4_mlp(student):
     5,
     minutes=25,
     needs=(2, 3),
-    why="Heads are the natural grain of attention: within a head every number meets every other one, between heads "
-    "nothing does until `out`. "
-    "And whoever cuts half heads should be told so before the first step, by a line that names both numbers.",
+    why=(
+        "Heads are the natural unit of attention: they are independent until `out`. And heads that do not "
+        "divide should be refused before the first step, in a line that names both numbers."
+    ),
     hints=(
-        "The serial forward pass hardly changes. Ask for each layer: has it whole heads as outputs, or as inputs?",
-        "heads = whole.q.out_features // whole.head_dim. q, k and v are ColumnLinear, out is a RowLinear. self.enter "
-        "once, on x, before all three.",
-        'if heads % world: raise ValueError(f"{heads} heads … {world} ranks"). x_BTD = self.enter(x_BTD) first, and '
-        "self.out(…, self.join) last; view(B, T, -1, self.head_dim) finds "
-        "out how many heads there are here.",
+        (
+            "The serial forward pass hardly changes. Ask for each of the four layers: does it have whole "
+            "heads as outputs, or as inputs?"
+        ),
+        (
+            "The number of heads is out_features / head_dim of `whole`. self.enter is applied once, to x, "
+            "before q, k and v; self.join belongs to the last layer."
+        ),
+        (
+            "view(B, T, -1, self.head_dim) finds out how many heads this rank has. The error is raised before"
+            " any layer is made."
+        ),
     ),
 )
 def test_todo5_attention(student):
@@ -1067,15 +1103,20 @@ def check_borders_used(student, done):
     6,
     minutes=10,
     needs=(2, 3),
-    why="The table of words is often the largest parameter of all. A word that is not here must count as zero, and "
-    "not as whatever row 0 says.",
+    why=(
+        "The table of words is often the largest parameter. A word that this rank does not have must "
+        "contribute zeros, and not some row of the table."
+    ),
     hints=(
-        "Three steps: which tokens are mine; look up, with some harmless number in place of the others; make the "
-        "others' rows zero.",
-        "self.first = rank * -(-whole.num_embeddings // world). A mask (x >= first) & (x < first + rows here); (x - "
-        "first).where(mask, 0) is harmless.",
-        "rows = F.embedding((x_BT - self.first).where(mine_BT, 0), self.weight); self.join(rows.where(mine_BT[..., "
-        "None], 0)).",
+        (
+            "Three steps: which tokens are mine; look them up, with some harmless index for the others; make "
+            "the others' rows zero."
+        ),
+        (
+            "First words are spaced by the size of a part, rounded up, also on the last rank. A mask of two "
+            "comparisons finds my tokens; (x - first).where(mask, 0) is harmless."
+        ),
+        "rows.where(mask[..., None], 0) makes the others' rows zero, and then join adds up the ranks.",
     ),
 )
 def test_todo6_embedding(student):
@@ -1163,17 +1204,24 @@ def loss_on_rank(code, rank, world, own, **trial):
     7,
     minutes=15,
     needs=(2, 3, 4, 5, 6),
-    why="The logits of a batch are larger than anything else in the step. A loss that gathers them throws away what "
-    "the cut of the head has saved.",
+    why=(
+        "The logits of a batch are larger than anything else in the step. A loss that gathers them loses "
+        "everything that the cut of the head has saved."
+    ),
     hints=(
-        "First the maximum, by a collective of its own; then, from logits less the maximum, what each rank can say "
-        "of the sum and of the target's logit.",
-        "maximum = logits.detach().amax(dim=-1), all-reduced with ReduceOp.MAX. The target's logit: gather at (y - "
-        "first), where that is a word of this rank, else 0. "
-        "Both sums go through g, which knows the gradient; stacked, they are one message.",
-        "total, at_target = g(torch.stack([logits.exp().sum(dim=-1), at_target])); then ((total.log() - at_target) * "
-        "counts).sum() / counts.sum().clamp(min=1), with "
-        "counts = y != ignore.",
+        (
+            "First the maximum, with a collective of its own. Then, from logits minus the maximum, each "
+            "rank's part of two sums: the exponentials, and the target's logit."
+        ),
+        (
+            "Take the maximum of detached logits, with ReduceOp.MAX. The target's logit: gather at y - first "
+            "where that is a word of this rank, else 0. Both sums go through g, which has the gradient; "
+            "stacked, they are one message."
+        ),
+        (
+            "A token's loss is log of the one sum minus the other. The mean is over the targets that are not "
+            "`ignore`, of which there may be none: clamp(min=1)."
+        ),
     ),
 )
 def test_todo7_loss(student):
@@ -1445,15 +1493,20 @@ def small(seed):
     minutes=5,
     further=True,
     needs=(2, 3, 4, 5, 6, 7, 8),
-    why="This is the one that everyone forgets: nothing fails, the first loss is exact, and the copies drift apart "
-    "from the first step on.",
+    why=(
+        "This is easily forgotten: nothing fails, the first loss is exact, and the copies drift apart from "
+        "the first step on."
+    ),
     hints=(
-        "With sequence parallelism a rank's norms, position embedding and row-parallel biases have seen its own "
-        "tokens only. What do all of these have in common, and nothing else?",
-        "is_sharded(parameter) tells shards from copies. dist.all_reduce(parameter.grad) sums in place; a frozen "
-        "parameter has no gradient.",
-        "Go through the parameters, skip those for which is_sharded is True or whose grad is None, and "
-        "dist.all_reduce what is left.",
+        (
+            "With sequence parallelism a rank's norms, position embedding and row-parallel biases have seen "
+            "its own tokens only. What do these parameters have in common, and no others?"
+        ),
+        (
+            "is_sharded(parameter) tells shards from copies. dist.all_reduce(parameter.grad) sums in place; a"
+            " frozen parameter has no gradient."
+        ),
+        "One loop, two conditions, one collective.",
     ),
 )
 def test_todo9_finished(student):
@@ -1535,13 +1588,17 @@ def gradients_for(seed, common, dtype, rank):
     minutes=15,
     further=True,
     needs=(2, 3, 4, 5, 6, 7, 8, 9),
-    why="A norm of one's own shards is too small, a sum over all ranks counts every copy t times. Either way each "
-    "step has the wrong length, and Adam hides it.",
+    why=(
+        "The norm of one rank's shards is too small, and a sum over all ranks counts every copy t times. "
+        "Either way each step has the wrong length, and Adam hides it."
+    ),
     hints=(
-        "Two sums of squares, one of shards and one of copies. Which of them must be added up over the ranks?",
-        "is_sharded(parameter) tells. parameter.grad.float().square().sum() is a 0-dim tensor; all-reduce the "
-        "shards' sum, add the copies', take the root.",
-        "dist.all_reduce(shards); return (shards + copies).sqrt(), where both begin as torch.zeros(()).",
+        ("Two sums of squares, one of shards and one of copies. Which of them must be summed over the ranks?"),
+        "is_sharded(parameter) tells which. parameter.grad.float().square().sum() is a 0-dim tensor.",
+        (
+            "Both sums start as torch.zeros(()). All ranks must all-reduce, also a rank whose sum is 0; the "
+            "root comes last."
+        ),
     ),
 )
 def test_todo11_norm(student):
@@ -1662,16 +1719,20 @@ def plain_bool(value):
     12,
     minutes=10,
     further=True,
-    why="Copies that get different masks are copies no more, and nobody notices; heads that share a mask learn less "
-    "than dropout promises.",
+    why=(
+        "Copies with different masks are no longer copies, and no error says so; heads that have the same "
+        "mask learn less than dropout promises."
+    ),
     hints=(
-        "Ask of each place: has every rank the same numbers there, or each its own? Without sequence parallelism the "
-        "stream is a copy, with it each rank has its tokens.",
-        "torch.Generator().manual_seed(seed) is alike on all ranks; for a rank's own another number for each rank, "
-        "and none of them the seed itself. "
-        "torch.rand(x.shape, generator=generator) >= p is True where a number stays.",
-        'manual_seed(seed) and manual_seed(seed + 1 + rank); x * kept / (1 - p); place in ("embedding", "residual") '
-        "and not sequence.",
+        (
+            "Ask for each place: has every rank the same numbers there, or its own? Without sequence "
+            "parallelism the stream is a copy, with it each rank has its tokens."
+        ),
+        (
+            "torch.Generator().manual_seed(number): one number for all ranks, and one more for each rank, all"
+            " different. torch.rand(x.shape, generator=generator) is at least p with probability 1 - p."
+        ),
+        ("x times a mask, over 1 - p. Two of the four places are always parts; the other two depend on `sequence`."),
     ),
 )
 def test_todo12_dropout(student):

@@ -278,23 +278,24 @@ def places_on_rank(code, rank, world, lengths, shapes):
     1,
     minutes=20,
     why=(
-        "A product on a grid is right if every rank knows which rows and columns are its own, and whom it talks to. "
-        "Where rows and columns are swapped, square matrices often hide it; so none of yours will be square."
+        "A product on a grid is right if every rank knows which rows and columns are its own, and which ranks"
+        " it communicates with. If rows and columns are swapped, square matrices often hide it; so none of "
+        "yours will be square."
     ),
     hints=(
         (
-            "Draw the 2 × 3 grid with the numbers 0 to 5 in it. How far is a rank from its neighbour on the right, and "
-            "how far from the one below?"
+            "Draw the 2 × 3 grid with the numbers 0 to 5 in it. How far is a rank from its neighbour on the "
+            "right, and how far from the one below?"
         ),
         (
-            "block: divmod(length, parts) gives the size of the short pieces, and how many are longer by one. place:"
-            " divmod by the last side of the shape, then by the one before it. line: neighbours on an axis differ by"
-            " the product of all later sides, math.prod(shape[axis + 1:])."
+            "block: divmod(length, parts) gives the size of the short pieces, and how many are longer by one."
+            " place: divmod by the last side of the shape, then by the one before it. line: neighbours on an "
+            "axis differ by the product of all later sides."
         ),
         (
-            "start = number * size + min(number, longer), and size more, or size + 1. Collect the remainders of "
-            "divmod(rank, side) over reversed(shape), and turn them round. The first of the line is rank - stride * "
-            "place(rank, shape)[axis]; the others follow at steps of stride."
+            "A piece starts after the pieces before it, of which the first few are longer. The remainders of "
+            "divmod come last axis first. A line starts at the rank whose coordinate on this axis is 0, and "
+            "goes on in steps of one stride."
         ),
     ),
 )
@@ -384,23 +385,23 @@ def one_axis_blocks(x, w, dy, ranks, rank):
     2,
     minutes=35,
     why=(
-        "Every scheme that splits up a layer is one of these three, or several of them at once. Which of them sends "
+        "Every scheme that cuts a layer is one of these three, or several of them at once. Which one sends "
         "least depends on whether the tokens or the weights are many; you have just written down how."
     ),
     hints=(
         (
-            "For each of the three sums (Y over k, dX over n, dW over m), ask: is the dimension that is summed over"
-            " cut? Only then is there anything to add up between ranks."
+            "For each of the three sums (Y over k, dX over n, dW over m), ask: is the dimension that is "
+            "summed over cut? Only then must ranks add anything up."
         ),
         (
-            "y = x @ w; dx = dy @ w.T; dw = x.T @ dy, with whatever blocks you have. gather(shard, shape) makes W"
-            " whole, reduce_to_shard adds up its gradient; dist.all_reduce(tensor) adds up over all ranks, in place."
-            " Once around the ring is (world - 1) / world of the numbers."
+            "y = x @ w; dx = dy @ w.T; dw = x.T @ dy, with the blocks at hand. gather(shard, shape) makes W "
+            "whole, reduce_to_shard sums its gradient; dist.all_reduce(tensor) sums over all ranks, in place."
+            " A pass around the ring sends (world - 1) / world of the numbers."
         ),
         (
-            "by_rows: x_mK @ gather(shard, shape). Backward: dy_mN @ gather(shard, shape).T, and reduce_to_shard(x_mK.T"
-            " @ dy_mN). by_columns_backward: all-reduce dy_Mn @ w_Kn.T. by_inner: all-reduce x_Mk @ w_kN. The other two"
-            " send nothing."
+            "Rows: gather in both passes, reduce_to_shard for the gradient of W. Of the other two, one "
+            "all-reduces in its forward pass and one in its backward pass: the one that sums over the "
+            "dimension that is cut."
         ),
     ),
 )
@@ -579,25 +580,24 @@ def check_refusal(student, shape):
     further=True,
     needs=(1,),
     why=(
-        "Without the skew, blocks meet that do not belong together, on every rank but those of the diagonal; and "
-        "since these are right, a look at rank 0 shows nothing. It is the oldest product that never holds more than a "
-        "block, and the ring of ring attention works in the same way."
+        "Without the skew, blocks that do not match meet on every rank except the diagonal; and since the "
+        "diagonal is right, a look at rank 0 shows nothing. Cannon's is the oldest product that holds only a "
+        "few blocks, and the ring of ring attention works in the same way."
     ),
     hints=(
         (
-            "Write on a 3 × 3 table which block of X and which of W each rank has at first. At (1, 2) the two inner "
-            "indices must become equal: who goes how far?"
+            "Write on a 3 × 3 table which block of X and which of W each rank has at first. At (1, 2) the two"
+            " inner indices must become equal: which block moves how far?"
         ),
         (
-            "In step 0 a block of X goes `row` places to the left, and one of W `column` places up; later each goes one"
-            " place. exchange(block, to, source, shape) takes ranks: grid.lines[1][(column - places) % side] is the one"
-            " to the left. What arrives in step s has the inner index inner_index(row, column, s, side), and block(k,"
-            " side, index) tells its size."
+            "In step 0 a block of X goes `row` places to the left, and a block of W `column` places up; later"
+            " each goes one place. exchange(block, to, source, shape) takes ranks: grid.lines[1][(column - "
+            "places) % side] is the one to the left. In step s the inner index inner_index(row, column, s, "
+            "side) arrives, and block(k, side, index) tells its size."
         ),
         (
-            "In each of `side` steps: x_mk = exchange(x_mk, my_row[(column - left) % side], my_row[(column + left) %"
-            " side], (rows, size)); w_kn likewise in my column, by (row - up) % side; then y_mn += x_mk @ w_kn. left,"
-            " up = (row, column) if step == 0 else (1, 1)."
+            "A loop of `side` steps, each with two exchanges and one product. Source and destination are as "
+            "far away as each other, in opposite directions."
         ),
     ),
 )
@@ -738,27 +738,25 @@ def summa_on_rank(code, rank, world, todo):
     further=True,
     needs=(1,),
     why=(
-        "SUMMA runs on any table of ranks, and what comes to a rank shrinks with the square root of their number."
-        " Whoever gathers a whole row of blocks first gets the same numbers, and runs out of memory where SUMMA would"
-        " not."
+        "SUMMA runs on any table of ranks, and the bytes that arrive at a rank shrink with the square root of"
+        " their number. Gathering a whole row of blocks first brings the same numbers, and runs out of memory"
+        " where SUMMA would not."
     ),
     hints=(
         (
-            "Draw k as a line, and mark where X cuts it and where W cuts it. Between two marks is a panel; each has one"
-            " column of the grid for X, and one row for W."
+            "Draw k as a line, and mark where X cuts it and where W cuts it. Between two marks is a panel; "
+            "each has one column of the grid for X, and one row for W."
         ),
         (
-            "A panel is the overlap of a piece of X and a piece of W, where it is not empty: from the larger start to"
-            " the smaller stop. To broadcast, the owner takes its columns panel.begin - start to panel.end - start of"
-            " its block, contiguous, and the others make an empty tensor; src is grid.lines[1][panel.column]. The"
-            " gradients: dy_mn @ w.T is a part of dX's panel, reduced along my row; x.T @ dy_mn one of dW's panel,"
-            " reduced along my column."
+            "A panel is the overlap of a piece of X and a piece of W, if it is not empty: from the larger "
+            "start to the smaller stop. To broadcast, the owner takes the panel's columns of its block, "
+            "contiguous, and the others make an empty tensor; src is grid.lines[1][panel.column]. The "
+            "gradients: dy_mn @ w.T is a part of dX's panel, reduced along my row; x.T @ dy_mn is a part of "
+            "dW's panel, reduced along my column."
         ),
         (
-            "dist.broadcast(piece, src=grid.lines[1][panel.column], group=grid.groups[1]), for W"
-            " src=grid.lines[0][panel.row] and groups[0]. y_mn += x_panel(...) @ w_panel(...). dist.reduce(dx_panel,"
-            " dst=grid.lines[1][panel.column], group=grid.groups[1]), and the owner writes it into its columns of"
-            " dx_mk; likewise dw_panel with dst=grid.lines[0][panel.row]."
+            "For each panel: y_mn += x_panel(…) @ w_panel(…). Backward, each of the two products is followed "
+            "by dist.reduce to the owner, who writes it into its block, counted from where the block starts."
         ),
     ),
 )
@@ -918,25 +916,24 @@ def three_axes_on_rank(code, rank, world, todo):
     minutes=25,
     needs=(1,),
     why=(
-        "One product that contains data-parallel, sharded and tensor-parallel training, and all that lies in between. A"
-        " sum along the wrong axis adds what is no part of it, or leaves out what is; and on a cube, where all lines"
-        " are equally long, shapes will not tell."
+        "One product that contains data-parallel, sharded and tensor-parallel training, and everything in "
+        "between. A sum along the wrong axis adds what does not belong to it, or leaves out what does; and on"
+        " a cube, where all lines have the same length, shapes will not tell."
     ),
     hints=(
         (
-            "For each of Y, dX and dW: which dimension is summed over, and along which axis of the grid is that one"
-            " cut? Along this axis go its collectives, and along no other."
+            "For each of Y, dX and dW: which dimension is summed over, and along which axis of the grid is it"
+            " cut? Its collective runs along this axis, and along no other."
         ),
         (
-            "Forward: gather along the depth, multiply, dist.all_reduce along the inner axis. Backward: gather again;"
-            " dy @ w.T is all-reduced along the outer axis, x.T @ dy goes through reduce_to_shard along the depth. The"
-            " group of an axis is grid.groups[axis]. A block of W has k * n / (inner * outer) numbers."
+            "Forward: gather along the depth, multiply, dist.all_reduce along the inner axis. Backward: "
+            "gather again; dy @ w.T is all-reduced along the outer axis, x.T @ dy goes through "
+            "reduce_to_shard along the depth. The group of an axis is grid.groups[axis]."
         ),
         (
-            "x_mk @ gather(shard, shape, grid.groups[axes.depth]), then dist.all_reduce(y_mn,"
-            " group=grid.groups[axes.inner]). In backward return dx_mk, the shard, None, None, None. Sent: 2 (depth -"
-            " 1) / depth * k n / (inner outer) for W, half of it for its gradient, 2 (inner - 1) / inner * m n / (depth"
-            " outer) for Y, 2 (outer - 1) / outer * m k / (depth inner) for dX."
+            "Each prediction is a factor (1 or 2), times (length - 1) / length of the line, times the numbers"
+            " of one block: k n / (inner outer) for W, m n / (depth outer) for Y, m k / (depth inner) for dX."
+            " backward returns as many values as forward takes, None for the last three."
         ),
     ),
 )
@@ -1228,24 +1225,23 @@ def normal(draw, rows, columns, scale):
     further=True,
     needs=(1, 5),
     why=(
-        "Two layers that fit together without a message in between are what made Megatron's scheme cheap; on three "
-        "axes it is the same trick. And the parts of the loss must be counted once each: whoever adds up all ranks "
+        "Two layers that fit together without a message in between are what made Megatron's scheme cheap; on "
+        "three axes it is the same idea. And each part of the loss must count once: a sum over all ranks "
         "counts every replica."
     ),
     hints=(
         (
-            "After the first product, along which axis are the columns of Y cut? That must be the inner axis of the"
-            " next one. For the loss: along which axis do the ranks have the same block of Y?"
+            "After the first product, along which axis are the columns of Y cut? That must be the inner axis "
+            "of the next one. For the loss: along which axis do the ranks have the same block of Y?"
         ),
         (
-            "Even layers have inner 0 and outer 1, odd ones the other way round. Product.apply(x_mk, shard, shape,"
-            " axes, grid) for each layer, F.gelu between two. The loss: (y_mn - target_mn).square().sum() / numbers is"
-            " this rank's part; a detached clone of it, all-reduced along the depth and along the outer axis, is the"
-            " whole."
+            "Even layers have inner 0 and outer 1, odd ones the other way round. Product.apply(x_mk, shard, "
+            "shape, axes, grid) for each layer, F.gelu between two. This rank's part of the loss is a sum "
+            "over its block divided by `numbers`."
         ),
         (
-            "Axes(inner=layer % 2, outer=1 - layer % 2). loss = mine.detach().clone(); dist.all_reduce(loss, "
-            "group=grid.groups[axes.depth]); the same for axes.outer; return mine, loss."
+            "The loss to print is a detached clone of that part, all-reduced along two of the three axes: all"
+            " but the one whose ranks have the same block."
         ),
     ),
 )
@@ -1402,22 +1398,22 @@ def mlp_time(m, dim, hidden, shape, alpha, beta, speed, cores):
     minutes=20,
     needs=(5,),
     why=(
-        "A search over all grids takes a millisecond; to try them on a cluster takes a day. But a prediction that "
-        "forgets that ranks share cores, or that messages have a latency, chooses another grid."
+        "A search over all grids takes a millisecond; trying them on a cluster takes a day. But a prediction "
+        "that forgets that ranks share cores, or that messages have a latency, chooses a different grid."
     ),
     hints=(
         (
-            "Take the sum apart: FLOPs for each rank over its speed; rounds times alpha; bytes times beta. For each "
-            "layer write down which of x, y and z is inner, outer and depth."
+            "Take the sum apart: FLOPs for each rank over its speed; rounds times alpha; bytes times beta. "
+            "For each layer write down which of x, y and z is inner, outer and depth."
         ),
         (
-            "There are 3 (depth - 1) rounds for W and its gradient, 2 (inner - 1) for Y and 2 (outer - 1) for dX. Two"
-            " layers of three products, 2 m dim hidden FLOPs each. With fewer cores than ranks the arithmetic takes"
-            " world / cores times as long. A number has 4 bytes."
+            "There are 3 (depth - 1) rounds for W and its gradient, 2 (inner - 1) for Y and 2 (outer - 1) for"
+            " dX. Two layers of three products, 2 m dim hidden FLOPs each. With fewer cores than ranks the "
+            "arithmetic takes world / cores times as long. A number has 4 bytes."
         ),
         (
-            "layer_cost(m, dim, hidden, x, y, z) and layer_cost(m, hidden, dim, y, x, z); 12 * m * dim * hidden / world"
-            " / machine.speed * max(1, world / machine.cores). best_grid: min(factorings(world), key=...)."
+            "layer_cost once for each layer; for the second, dim and hidden change places, and so do x and y."
+            " best_grid is a min over factorings with a key."
         ),
     ),
 )
@@ -1510,13 +1506,13 @@ def all_boxes(world):
     ),
     hints=(
         (
-            "Write the FLOPs of one rank's product and the bytes of its messages as functions of b, or of m, n and k / "
-            "world. Which letters are left once you divide one by the other?"
+            "Write the FLOPs of one rank's product and the bytes of its messages as functions of b, or of m, "
+            "n and k / world. Which letters are left once you divide one by the other?"
         ),
         (
-            "Seconds of a product: 2 FLOPs for each pair that is multiplied, over the speed. Seconds of messages: "
-            "bytes over the bandwidth. An all-reduce goes round the ring twice, (world - 1) / world of the result each "
-            "time."
+            "Seconds of a product: 2 FLOPs for each pair that is multiplied, over the speed. Seconds of "
+            "messages: bytes over the bandwidth. An all-reduce takes two passes around the ring, each of "
+            "(world - 1) / world of the result."
         ),
         "Both are some factor times itemsize * speed / bandwidth. Set the two times equal and solve.",
     ),

@@ -190,22 +190,23 @@ def misled(draw, rule):
     1,
     minutes=25,
     why=(
-        "Between nodes a GPU has a tenth or less of the bandwidth that it has within one. The same axes in another"
-        " order can send eighty times as much over it; and nobody notices, for the results are the same."
+        "Between nodes a GPU has a tenth or less of the bandwidth that it has within one. The same axes in a "
+        "different order can send eighty times as much over it; and the results are the same, so it goes "
+        "unnoticed."
     ),
     hints=(
         (
-            "Draw 2 × 2 × 2 ranks with their numbers, four to a node. How far, in numbers, is a rank from the next one"
-            " on each axis? Which of these pairs are in two nodes?"
+            "Draw 2 × 2 × 2 ranks with their numbers, four to a node. How far, in numbers, is a rank from the"
+            " next one on each axis? Which of these pairs are on two nodes?"
         ),
         (
-            "The stride of an axis is the product of the sizes of all axes inside it (later in the order); a rank's"
-            " place on it is rank // stride % size. The node of a rank is rank // per_node. Along pp the last has no"
-            " next one, and each pair counts twice."
+            "The stride of an axis is the product of the sizes of all axes inside it (later in the order); a "
+            "rank's place on it is rank // stride % size. The node of a rank is rank // per_node. Along pp "
+            "the last rank has no next one, and each pair counts twice."
         ),
         (
-            "following = rank + ((place + 1) % size - place) * stride; if following // per_node != rank // per_node,"
-            " add sent[axis]. best_order: min(itertools.permutations(sizes), key=…)."
+            "The next rank on a line is some strides away: one forward, or back to the start of the ring. Add"
+            " sent[axis] if its node differs. best_order is a min over all permutations, with a key."
         ),
     ),
 )
@@ -278,21 +279,22 @@ def meshes_on_rank(code, rank, world, wanted, given):
     further=True,
     needs=(1,),
     why=(
-        "The mesh is where the order of the axes is decided, once, in one line. And a pipeline that sends to rank + 1"
-        " is right only as long as its axis is the innermost one, where it should never be."
+        "The mesh is where the order of the axes is decided, once, in one line. And a pipeline that sends to "
+        "rank + 1 is right only while its axis is the innermost one, where it should never be."
     ),
     hints=(
         (
-            "The sizes must be given to init_device_mesh in the order of the names. Who is the next stage's rank: is it"
-            " rank + 1? The one at the next place of my line."
+            "init_device_mesh takes the sizes in the order of the names. Which rank has the next stage: rank "
+            "+ 1? It is the one at the next place of my line."
         ),
         (
-            "best_order gives the names; look up each name's size. The line: dist.get_process_group_ranks of the"
-            ' group of "pp"; my place on it: mesh.get_local_rank("pp"). line[-1] is no neighbour of the first.'
+            "best_order gives the names; look up each name's size. The line: dist.get_process_group_ranks of "
+            'the group of "pp"; my place on it: mesh.get_local_rank("pp"). line[-1] is no neighbour of the '
+            "first."
         ),
         (
-            "init_device_mesh('cpu', tuple(sizes[axis] for axis in order), mesh_dim_names=order). line[stage - 1] if"
-            " stage > 0, line[stage + 1] if there is one."
+            "init_device_mesh gets two tuples in the same order. Each neighbour is an entry of the line, "
+            "under one condition, or None."
         ),
     ),
 )
@@ -384,25 +386,24 @@ def words_of(case):
     3,
     minutes=25,
     why=(
-        "Dealt out over all ranks, the halves of one layer compute on different samples and add up what does not belong"
-        " together: no error, and a loss that falls more slowly. Ranks that read the same where they should not do"
-        " the same work twice. And along cp a word whose place is counted from its part's begin is at another place of"
-        " its sentence: no error, either."
+        "With samples dealt out over all ranks, the halves of one layer compute on different samples and add "
+        "up what does not belong together: no error, and a loss that falls more slowly. Ranks that read the "
+        "same samples where they should not do the same work twice. And along cp, a word whose place is "
+        "counted from the start of its part is at the wrong place of its sentence: no error, either."
     ),
     hints=(
         (
-            "Go through the five axes and ask of each: do two ranks that differ along it only need the same samples,"
-            " or other ones?"
+            "Go through the five axes and ask of each: do two ranks that differ only along it need the same "
+            "samples, or different ones?"
         ),
         (
-            "Players are the places on dp times those on shard, as far as the mesh has these axes; my number counts"
-            " through both, as rows and columns. Along cp: equal parts of dimension 1, and"
-            " torch.arange(begin, end) for their places in the whole sequence."
+            "The players are the places on dp times the places on shard, if the mesh has these axes; my "
+            "number counts through both, as rows and columns. Along cp: equal parts of dimension 1, and "
+            "torch.arange for their places in the whole sequence."
         ),
         (
-            'number = number * mesh[axis].size() + mesh.get_local_rank(axis) for axis in ("dp", "shard") if it is in'
-            " mesh.mesh_dim_names. DistributedSampler(data, players, number, shuffle=True, seed=seed, drop_last=True)."
-            " x[:, part * t : (part + 1) * t]."
+            "In a loop over the two data axes: number = number * length + place, and players *= length. The "
+            "sampler takes both; my_tokens slices both tensors in the same way."
         ),
     ),
 )
@@ -631,23 +632,22 @@ def serial_gradients(case):
     further=True,
     needs=(2,),
     why=(
-        "The first loss is right whatever you do here. What is forgotten shows as replicas that drift apart, and what"
-        " is added up once too often as a learning rate that nobody chose; Adam hides both for hundreds of steps."
+        "The first loss is right whatever you do here. A sum that is missing shows as replicas that drift "
+        "apart, and one too many as a learning rate that nobody chose; Adam hides both for hundreds of steps."
     ),
     hints=(
         (
-            "Take the norm's weight, and go through the axes: who else holds this very weight? Has that rank seen other"
-            " samples, other tokens of the same samples, or exactly the same?"
+            "Take the norm's weight, and go through the axes: which other ranks hold this very weight? Has "
+            "that rank seen different samples, different tokens of the same samples, or exactly the same?"
         ),
         (
-            "dp and shard: average, always. cp: all hold everything, each has seen its tokens: sum. tp: only where it"
-            " is not cut, and each has used it on some tokens. pp: only what is tied. mesh.get_group(axis) is the line;"
-            " for pp it is `ends`, which may be None."
+            "dp and shard: average, always. cp: all hold everything, each has seen its tokens: sum. tp: only "
+            "where it is not cut, and each has used it on some tokens. pp: only what is tied. "
+            "mesh.get_group(axis) is the line; for pp it is `ends`, which may be None."
         ),
         (
-            "For each parameter and each axis of mesh.mesh_dim_names: what = due(axis, facts[name]); if it is not"
-            ' "leave" and there is a group, dist.all_reduce(parameter.grad, group=group); if it is "average",'
-            " parameter.grad /= mesh[axis].size()."
+            "Two loops, over parameters and over the mesh's axes; due(axis, facts[name]) decides. An average "
+            "is a sum and a division by the length of the line."
         ),
     ),
 )
@@ -814,24 +814,23 @@ def pieces_of(case, place):
     minutes=15,
     further=True,
     why=(
-        "Clipping divides the whole gradient by its norm. If a rank counts only what it holds, each divides by another"
-        " number, and the parts no longer belong together; if it counts what others hold as well, all steps are too"
-        " short."
+        "Clipping divides the whole gradient by its norm. If a rank counts only what it holds, each divides "
+        "by a different number, and the parts no longer belong together; if it also counts what other ranks "
+        "hold, all steps are too short."
     ),
     hints=(
         (
-            "For each parameter: which ranks hold other numbers of it, which the same ones? Only along axes with other"
-            " numbers do squares add up."
+            "For each parameter: which ranks hold different numbers of it, and which the same? Squares are "
+            "summed only along axes with different numbers."
         ),
         (
-            "Along dp, shard and cp all ranks hold the same gradients by now. Along tp only what is cut adds up; along"
-            " pp everything, but the tied table is on two stages. So keep two sums, and all-reduce one over tp, then"
-            " both over pp."
+            "Along dp, shard and cp all ranks hold the same gradients by now. Along tp, squares of cut "
+            "parameters are summed; along pp everything, but the tied table is on two stages. So keep two "
+            "sums, and all-reduce one over tp, then both over pp."
         ),
         (
-            "mine = torch.zeros(2, dtype=torch.float64); add p.grad.double().square().sum() to one of the two, unless"
-            ' it is tied and mesh.get_local_rank("pp") > 0. dist.all_reduce(mine[:1], group=mesh.get_group("tp")), then'
-            " mine over pp; the root of the sum."
+            "Both sums fit into one float64 tensor of two numbers: a slice of it is all-reduced over tp, the "
+            "whole over pp. Skip a tied parameter on all stages but one."
         ),
     ),
 )

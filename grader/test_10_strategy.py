@@ -241,23 +241,23 @@ def fullest(model, plan):
     1,
     minutes=40,
     why=(
-        "A plan that runs out of memory has cost a place in the queue. And whoever forgets the activations, or what is"
-        " gathered for a moment, finds that what fits on paper does not fit."
+        "A plan that runs out of memory has cost a place in the queue. Without the activations, or the "
+        "weights that are gathered for a moment, what fits on paper does not fit."
     ),
     hints=(
         (
-            "Start with one GPU and no sharding, and check the 112 GB of 7 billion parameters. Then add one axis at a"
-            " time: what of it becomes smaller?"
+            "Start with one GPU and no sharding, and check the 112 GB of 7 billion parameters. Then add one "
+            "axis at a time: which kinds become smaller?"
         ),
         (
-            "rank_numbers: layers / pp blocks of 4 h² and of 8 h² times experts / ep; V h for stage 0, V h for the"
-            " last (both if pp is 1); all over tp. Activations: b s h / (cp tp) numbers, times 16 + 16 active, times"
-            " layers / pp, times min(m, pp - stage)."
+            "rank_numbers: layers / pp blocks of 4 h² and of 8 h² times experts / ep; V h for stage 0, V h "
+            "for the last (both if pp is 1); all over tp. Activations: b s h / (cp tp) numbers, times 16 + 16"
+            " active, times layers / pp, times min(m, pp - stage)."
         ),
         (
-            "held = dense / plan.shard + mlps / of_experts(plan)[1]; 2, 2 and 12 of it. Gathered, if shard > 1:"
-            " 4 * (4 h² / tp + tables), and the block's MLPs, 4 * mlps / (layers / pp), if of_experts says that they"
-            " are sharded. Recomputed: 2 bytes a number for all blocks alive, and one block whole."
+            "What is held is divided by the shards of its own part: plan.shard for the dense part, of_experts"
+            " for MLPs. What is gathered is one block and the tables, before that division, and nothing if "
+            "there is one shard."
         ),
     ),
 )
@@ -394,8 +394,8 @@ def times(model, plan, machine):
     minutes=35,
     needs=(1,),
     why=(
-        "Which axis sends what, and how often, decides which of them may cross nodes. The numbers differ by a factor of"
-        " a thousand: counting beats guessing."
+        "Which axis sends what, and how often, decides which of them may cross nodes. The numbers differ by a"
+        " factor of a thousand: counting beats guessing."
     ),
     hints=(
         "Take one axis at a time: how often in a step is it used, how many numbers are sent each time, and to whom?",
@@ -465,14 +465,15 @@ def timed_pairs(draw):
         " pipelines; leave out where a line lies, and tensor parallelism crosses nodes."
     ),
     hints=(
-        "First the seconds that each axis would take alone, over its link. Then ask: what runs at the same time?",
+        ("First the seconds that each axis would take alone, over its link. Then ask: what runs at the same time?"),
         (
-            "A line spans its own size times the sizes of all axes inside it. An axis takes bytes / (bandwidth *"
-            " link_share) + messages * latency. What overlaps costs only what it takes longer than the work beside it."
+            "A line spans its own size times the sizes of all axes inside it. An axis takes bytes / "
+            "(bandwidth * link_share) + messages * latency. Work that overlaps costs only the time by which "
+            "it is longer than the work beside it."
         ),
         (
-            'step_seconds: "computing", then took[axis] for tp, ep and pp; max(0.0, …) for what overlaps. The bubble is'
-            " (p - 1) / m of everything a micro-batch computes or waits for; data comes after it."
+            'step_seconds: "computing", then took[axis] for tp, ep and pp; max(0.0, …) for what overlaps. The'
+            " bubble is (p - 1) / m of everything a micro-batch computes or waits for; data comes after it."
         ),
     ),
 )
@@ -586,20 +587,19 @@ BROKEN = (  # a model, a plan, and the rule that it breaks
     minutes=30,
     needs=(1, 2, 3),
     why=(
-        "Between the best plan and a plausible one lies a factor of two, which on a thousand GPUs is a matter of"
-        " millions; and most of the thousand plans cannot be at all."
+        "The best plan is twice as fast as a plausible one, and on a thousand GPUs that is worth millions; "
+        "and most of the thousand plans are infeasible."
     ),
     hints=(
-        "First the divisions, one rule at a time; memory last. Then keep those without a reason, and compare times.",
         (
-            "model.heads % plan.tp, model.layers % plan.pp, model.sequence % (plan.cp * plan.tp), plan.batch %"
-            " (plan.replicas * plan.micro_batch), plan.micro_batches < plan.pp, plan.tp > machine.node, and"
-            " most_memory(model, plan) > machine.memory."
+            "First the divisions, one rule at a time; memory last. Then keep the plans without a reason, and "
+            "compare times."
         ),
         (
-            "good = [plan for plan in candidates(…) if not why_not(…)]; min(good, key=lambda plan:"
-            " sum(step_seconds(model, plan, machine).values()), default=None)."
+            "Six rules are a remainder (%), or a comparison of two fields of plan, model and machine. 90 % of"
+            " the memory is a limit for most_memory(model, plan)."
         ),
+        "min takes a key and a default. A plan's time is the sum of the parts of step_seconds.",
     ),
 )
 def test_todo4_best(student):

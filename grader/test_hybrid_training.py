@@ -293,9 +293,11 @@ def mesh_on_rank(code, rank, world, shapes):
 @todo(
     1,
     minutes=20,
-    why="Tensor parallelism sends in every layer, and waits for what it sends: it pays between neighbours, over the "
-    "links inside a node. A pipeline sends one micro-batch's activations from stage to stage, beside the work: it can "
-    "cross nodes. The gradients of shards and copies lie between the two.",
+    why=(
+        "Tensor parallelism sends in every layer, and waits for it: it pays on the links inside a node. A "
+        "pipeline sends one micro-batch's activations from stage to stage, while others are computed: it can "
+        "cross nodes. The gradients of shards and copies are in between."
+    ),
     hints=(
         "For each axis: how many messages are sent between two optimizer steps, how large are they, and does a rank "
         "wait for each?",
@@ -378,14 +380,20 @@ def cut_on_rank(code, rank, world, layers):
 @todo(
     2,
     minutes=20,
-    why="Each rank takes its layers first, and what comes after works on these alone. If a stage took memory before "
-    "it is split and sharded, every rank would need room for a whole stage, which it will never use.",
+    why=(
+        "Each rank takes its layers first, and the later steps work on these alone. If a stage took memory "
+        "before it is split and sharded, every rank would need room for a whole stage, and never use it."
+    ),
     hints=(
-        "It is pipeline_training's make_stages, up to the memory. Which numbers does rank r have, if it takes every "
-        "p-th of n_stages?",
-        "mesh.size(), mesh.get_local_rank() and mesh.get_group() are of the pipeline, since mesh is that axis.",
-        "for stage in range(r, n_stages, p): append PipelineStage(Layers(model, blocks[stage]), stage, n_stages, "
-        "device, group=mesh.get_group()).",
+        (
+            "It is pipeline_training's make_stages, without the memory. Which stages does rank r have, if it "
+            "takes every p-th of n_stages?"
+        ),
+        ("mesh.size(), mesh.get_local_rank() and mesh.get_group() belong to the pipeline, since mesh is that axis."),
+        (
+            "One loop over this rank's stages, each a PipelineStage of Layers(model, its blocks) with the "
+            "pipeline's group."
+        ),
     ),
 )
 def test_todo2_cut(student):
@@ -517,16 +525,22 @@ OF_THE_LOSS = (
 @todo(
     3,
     minutes=25,
-    why="What tp_training has done to a model can be done to each of its stages: the plan names layers, and a stage "
-    "has some of them. Between stages go plain tensors; with the stream cut, each rank sends its T/tp tokens alone, so "
-    "a pipeline sends tp times less. The loss belongs to no layer, for only the last stage's targets know it.",
+    why=(
+        "What tp_training did to a model can be done to each of its stages: the plan names layers, and a "
+        "stage has some of them. Plain tensors go between stages; with the stream cut, each rank sends only "
+        "its T/tp tokens, so a pipeline sends tp times less. The loss belongs to no layer: only the last "
+        "stage has targets."
+    ),
     hints=(
-        "Of each name in the plan, look at what comes before the first dot: is it among the stage's children?",
-        "{name for name, _ in layers.named_children()} has “blocks”, and on the first and the last stage more. "
-        "For the loss, DTensor.from_local(h, weight.device_mesh, [stream_layout(args)]).",
-        "parallelize_module(layers, mesh, {name: style for name, style in plan.items() if name.split('.')[0] in "
-        "here}); and, if the weight is a DTensor, shared_head_loss(h as a DTensor, weight, y, IGNORE), else head_loss; "
-        "either times (y != IGNORE).sum().",
+        ("For each name in the plan, look at what comes before the first dot: is it one of the stage's children?"),
+        (
+            "named_children() of a stage has “blocks”, and on the first and the last stage more. For the "
+            "loss, h must become a DTensor on the weight's mesh, with the stream's layout."
+        ),
+        (
+            "A dictionary comprehension keeps the entries that this stage has. The loss has two cases, by the"
+            " type of the weight; in both, a mean times a count is a sum."
+        ),
     ),
 )
 def test_todo3_split(student):
@@ -678,9 +692,11 @@ def by_data(student, shape, *purpose):
 @todo(
     4,
     minutes=15,
-    why="Copies send once a step the gradients of a shard; shards send all weights and all gradients. So both can be "
-    "had: as few shards as memory allows, and copies of them, further away. In a pipeline each micro-batch "
-    "passes through all blocks: weights thrown away after each would be sent m times.",
+    why=(
+        "Copies send the gradients of one shard, once a step; shards send all weights and all gradients. So "
+        "use as few shards as memory allows, and place copies of them further away. In a pipeline each "
+        "micro-batch passes through all blocks: weights freed after each would be gathered m times."
+    ),
     hints=(
         "Which mesh knows both axes? And what becomes of a block's weights once its forward pass is over?",
         "`mesh` has two axes already, in the order that fully_shard takes them. reshard_after_forward decides whether "
@@ -800,13 +816,19 @@ def samplers_on_rank(code, rank, world, shape, sizes, seed):
 @todo(
     5,
     minutes=10,
-    why="The ranks of a pipeline, and those that share a layer, give parts of one result. With samples of their own, "
-    "x would go in at one end and another text's y at the other; shapes fit, nothing fails, and the model learns which "
-    "words are frequent. And copies that read the same samples do the same work twice.",
+    why=(
+        "The ranks of a pipeline, and the ranks that split a layer, compute one result. With samples of its "
+        "own on each, x would enter at one end and a different text's y at the other; shapes fit, nothing "
+        "fails, and the model learns which words are frequent. And copies that read the same samples do the "
+        "same work twice."
+    ),
     hints=(
-        "Count the ranks of a grid of dp rows and shard columns, row by row. Which number has this rank, of how many?",
-        "mesh.get_local_rank(axis) is a rank's place on an axis, mesh[axis].size() how many places it has.",
-        "place on dp × size of shard + place on shard; of size of dp × size of shard.",
+        (
+            "Number the ranks of a grid of dp rows and shard columns, row by row. What is this rank's number,"
+            " and how many are there?"
+        ),
+        ("mesh.get_local_rank(axis) is a rank's place on an axis, mesh[axis].size() how many places it has."),
+        "A row's number times the length of a row, plus the place in it.",
     ),
 )
 def test_todo5_share(student):
@@ -892,14 +914,22 @@ def divide_on_rank(code, rank, world, shape, sizes, targets):
 @todo(
     6,
     minutes=15,
-    why="A mean over all targets is the sum over the sum. FSDP knows nothing of targets: it divides by the number of "
-    "ranks, which would be right for means of equal shares. Where texts are padded, or packed, shares have unequal "
-    "numbers of targets, and the model would depend on how the batch was dealt out: by little, so nobody notices.",
+    why=(
+        "A mean over all targets is one sum divided by the other. FSDP knows nothing of targets: it divides "
+        "by the number of ranks, which would be right for means over equally many. With padding or packing, "
+        "ranks have different numbers of targets, and the model would depend on how the batch was divided: a "
+        "little, so it goes unnoticed."
+    ),
     hints=(
-        "Undo the one division, then make the other: by which two numbers, known for all shares together?",
-        'dist.all_reduce(n_targets, group=mesh.get_group("dp")), then over "shard"; on a copy, for the caller still '
-        "wants its own. FSDP has divided by the product of the two sizes.",
-        'parameter.grad *= mesh["dp"].size() * mesh["shard"].size() / n_targets, with n_targets summed over both axes.',
+        (
+            "Undo one division, then make the other: which two numbers does that take, each known for both "
+            "data axes together?"
+        ),
+        (
+            "dist.all_reduce(n_targets, group=…) along one data axis, then along the other; on a copy, since "
+            "the caller still needs its own. FSDP has divided by the product of the two sizes."
+        ),
+        "Each parameter.grad is multiplied once, in place, by a quotient of two numbers.",
     ),
 )
 def test_todo6_divide(student):
@@ -956,15 +986,25 @@ def norms_on_rank(code, rank, world, shape, sizes, sequence):
     7,
     minutes=15,
     further=True,
-    why="FSDP sums over the data axes, DTensor over the tensor axis where a layer is cut. What every rank has whole, "
-    "and uses on its own tokens alone, belongs to neither: here the norms. Without this sum the copies drift "
-    "apart, and nothing says so: the first loss is right to the last bit, and those after it in three digits.",
+    why=(
+        "FSDP sums over the data axes, DTensor over the tensor axis where a layer is cut. The norms belong to"
+        " neither: every rank has them whole, and uses them on its own tokens alone. Without this sum the "
+        "copies drift apart, and nothing says so: the first loss is right to the last bit, and the later ones"
+        " in three digits."
+    ),
     hints=(
-        "Which parameters were not named in the plan? Each rank of the tensor axis has the gradient of its tokens.",
-        'Those whose p.device_mesh.mesh_dim_names has no "tp". A view such as p.grad.to_local() may be written to: '
-        'copy_ there what dist.all_reduce(…, group=mesh.get_group("tp")) has made.',
-        "parts = the to_local() of their gradients; flat = torch.cat of each flattened; all-reduce flat; then for each "
-        "part and its piece of flat.split([part.numel() for part in parts]), part.copy_(piece.view_as(part)).",
+        (
+            "Which parameters were not named in the plan? Each rank of the tensor axis has the gradient of "
+            "its own tokens for them."
+        ),
+        (
+            'Their p.device_mesh.mesh_dim_names has no "tp". p.grad.to_local() is a view that you may write '
+            "to. torch.cat of flattened parts makes one message, and split with their sizes takes it apart."
+        ),
+        (
+            "Collect the parts, concatenate, all-reduce over the tensor axis, split, and copy_ each piece "
+            "back in the part's shape."
+        ),
     ),
 )
 def test_todo7_norms(student):
@@ -1026,13 +1066,15 @@ def clip_on_rank(code, rank, world, shape, sizes, sequence, clips):
     8,
     minutes=10,
     further=True,
-    why="A stage that clips by the norm of its own part takes a step of its own. And a sum over all ranks would count "
-    "a copy's gradients once for each copy, and a norm's once for each rank of the tensor axis. Adam hides either: it "
-    "divides by the size of the gradient.",
+    why=(
+        "A stage that clips by the norm of its own part takes a different step from the others. And a sum "
+        "over all ranks would count a copy's gradients once for each copy, and a norm's once for each rank of"
+        " the tensor axis. Adam hides either: it divides by the size of the gradient."
+    ),
     hints=(
-        "What has each rank found already, and which ranks have something else? The square of a norm is a sum.",
-        'dist.all_reduce(square, group=mesh.get_group("pp")) adds the stages up, and no copies.',
-        'square = norm.square(); dist.all_reduce(square, group=mesh.get_group("pp")); norm = square.sqrt().',
+        ("What does each rank know already, and which ranks have different layers? The square of a norm is a sum."),
+        ("One axis alone has different layers. An all-reduce over its group adds up the stages, and no copies."),
+        "Square, all-reduce, root.",
     ),
 )
 def test_todo8_clip(student):
@@ -1143,13 +1185,17 @@ def counted_wrongly(length, shape, sizes):
     9,
     minutes=15,
     further=True,
-    why="The validation loss decides which weights are kept, on a rank that may not know it. Sums and counts of all "
-    "ranks are added up and divided once: so who has no loss must count no targets, and who has none of the samples "
-    "adds nothing.",
+    why=(
+        "The validation loss decides which weights are kept, on a rank that may not know it. All ranks' sums "
+        "and counts are added up and divided once: so a rank without a loss must count no targets."
+    ),
     hints=(
-        "It is the same on all ranks but for one question: has the list got anything in it?",
-        "torch.stack(losses).double().sum() is the batch's sum of losses, (y != IGNORE).sum() how many targets it has.",
-        "if losses: total += torch.stack(losses).double().sum(), and count += (y != IGNORE).sum().",
+        "The code is the same on all ranks, except for one question: is there anything in the list?",
+        ("torch.stack(losses) makes one tensor of the list; each loss in it is a sum already. Which targets count?"),
+        (
+            "Under one condition, add to total the sum of the losses in float64, and to count the targets "
+            "that are not IGNORE."
+        ),
     ),
 )
 def test_todo9_evaluate(student):
@@ -1251,14 +1297,25 @@ OF_THE_STATE = (
     minutes=35,
     further=True,
     needs=(1, 2, 3, 4, 5, 6, 7, 8, 9),
-    why="A cluster gives 64 GPUs today and 16 tomorrow, and whoever uses the model has one. So what is saved must not "
-    "know in which shape it was trained: whole names, whole tensors, or shards that know their place in these.",
+    why=(
+        "A cluster gives you 64 GPUs today and 16 tomorrow, and the model's users have one. So a checkpoint "
+        "must not depend on the shape in which it was trained: whole names, whole tensors, or shards that "
+        "know their place in them."
+    ),
     hints=(
-        "All ranks that have a part of a tensor put it together; one rank of each stage, the model. Who are they?",
-        "part.full_tensor() on all ranks; keep it where mesh.get_local_rank is 0 on dp, shard and tp; there, and "
-        'nowhere else, dist.gather_object(…, group=mesh.get_group("pp"), group_dst=0).',
-        "StateDictOptions(flatten_optimizer_state_dict=True) for the sharded one. For the file: [None] * "
-        'mesh["pp"].size() on rank 0, else None, for gather_object to fill; then one dictionary of all stages\'.',
+        (
+            "All ranks that have a part of a tensor must take part in assembling it; one rank of each stage "
+            "then sends its tensors to rank 0. Which ranks are these?"
+        ),
+        (
+            "part.full_tensor() on all ranks; keep the result where this rank is first on dp, shard and tp. "
+            "Only there, gather_object along the pipeline."
+        ),
+        (
+            "gather_object fills a list with one entry for each stage on rank 0, and takes None elsewhere. "
+            "Then one dictionary of all stages' entries is saved. For the sharded checkpoint, one option is "
+            "enough."
+        ),
     ),
 )
 def test_todo10_checkpoints(student):

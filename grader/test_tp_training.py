@@ -444,17 +444,21 @@ def clip_on_rank(code, rank, world, grid, sizes, seed, clips):
 @todo(
     2,
     minutes=20,
-    why="The norm of a part is too small; that of a parameter which every rank of a row holds is counted args.tp times "
-    "if all are added up. Adam hides either: it "
-    "divides by the size of the gradient. With SGD, or a clipped step, the model depends on the number of ranks.",
+    why=(
+        "The norm of a part is too small; and a parameter that every rank of a row holds counts args.tp times"
+        " if all are summed. Adam hides either: it divides by the size of the gradient. With SGD, or a "
+        "clipped step, the model depends on the number of ranks."
+    ),
     hints=(
-        "Sort the parameters by p.device_mesh. What is the norm of all, if you have the norm of each group?",
-        "nn.utils.get_total_norm(gradients) of DTensors on one mesh is a DTensor; full_tensor() makes it the norm of "
-        "the whole. Norms add up as the sides of a right angle: "
-        "torch.stack(norms).norm(). nn.utils.clip_grads_with_norm_(parameters, max_norm, norm) scales.",
-        "groups = {}; for p in model.parameters(): groups.setdefault(p.device_mesh, []).append(p); the norms of the "
-        "groups' gradients, by full_tensor(), stacked, "
-        "give the norm; then clip_grads_with_norm_(group, args.clip or math.inf, norm) for each group.",
+        ("Sort the parameters by p.device_mesh. If you have the norm of each group, what is the norm of all?"),
+        (
+            "nn.utils.get_total_norm(gradients) of DTensors on one mesh is a DTensor; full_tensor() makes it "
+            "the norm of the whole. Norms combine like the sides of a right angle."
+        ),
+        (
+            "torch.stack(norms).norm() combines them. Then nn.utils.clip_grads_with_norm_(parameters, "
+            "max_norm, norm) once for each group, with the same norm, and with math.inf for --clip 0."
+        ),
     ),
 )
 def test_todo2_clip(student):
@@ -568,19 +572,24 @@ def block_on_rank(code, rank, world, sizes, cut):
 @todo(
     3,
     minutes=25,
-    why="Two matrices in a row, the first cut by columns, the second by rows, need no message between them: Megatron's "
-    "idea (arXiv:1909.08053). What is sent is "
-    "then 8 B T D (t-1)/t numbers a layer, forward and backward. If q, k and v each add up their gradient by "
-    "themselves, it is half as much again.",
+    why=(
+        "Two consecutive products, the first cut by columns, the second by rows, need no message in between: "
+        "Megatron's idea (arXiv:1909.08053). A layer then sends 8 B T D (t-1)/t numbers, forward and "
+        "backward. If q, k and v each sum their own gradient, it is half as much again."
+    ),
     hints=(
-        "The plan maps names of the block's layers to styles: ColwiseParallel, RowwiseParallel; and attention and mlp "
-        "themselves to how they take their input.",
-        "A row-parallel layer's output is added up: RowwiseParallel(output_layouts=layout). "
-        "PrepareModuleInput(input_layouts=..., desired_input_layouts=...) makes one "
-        "tensor of the input, for all layers inside.",
-        '"attention" and "mlp": PrepareModuleInput(input_layouts=layout, desired_input_layouts=Replicate()); '
-        '"attention.q", "attention.k", "attention.v", "mlp.up": '
-        'ColwiseParallel(); "attention.out", "mlp.down": RowwiseParallel(output_layouts=layout).',
+        (
+            "The plan maps names of the block's layers to styles: ColwiseParallel or RowwiseParallel. And how"
+            " do attention and mlp themselves take their input?"
+        ),
+        (
+            "A row-parallel layer's outputs are summed, and leave as output_layouts says. PrepareModuleInput "
+            "on a whole module redistributes its input once, for all layers inside."
+        ),
+        (
+            "Eight entries: two modules, four column-parallel layers, two row-parallel ones. `layout` is how "
+            "the stream enters and how it leaves; inside, every rank needs all of it."
+        ),
     ),
 )
 def test_todo3_block(student):
@@ -752,19 +761,26 @@ def check_model(student, world, cut, asked, told, what):
 @todo(
     4,
     minutes=25,
-    why="With 33,000 words the two tables are most of a small model, and the logits are the largest tensor of a step: "
-    "B T V numbers. Shared out, a rank has V/t of each; the loss "
-    "needs of the other ranks three numbers a token: the largest logit, the sum of exponentials, and the logit at the "
-    "target.",
+    why=(
+        "With 33,000 words the two tables are most of a small model, and the logits are the largest tensor of"
+        " a step: B T V numbers. Cut by words, a rank has V/t of each, and the loss needs three numbers a "
+        "token from the other ranks: the largest logit, the sum of exponentials, and the logit at the target."
+    ),
     hints=(
-        "The embedding is cut by rows, its input is the same on all ranks, and its output leaves with layout. The head "
-        "is a layer cut by columns, which are the rows of its weight.",
-        "RowwiseParallel(input_layouts=Replicate(), output_layouts=layout) knows embeddings. In share_loss, "
-        "weight.to_local(), weight.device_mesh.get_group() and weight.shape[0] are a "
-        "rank's rows, the group and V; h.full_tensor() is the whole of a DTensor.",
-        '"head": ColwiseParallel(input_layouts=layout, output_layouts=Replicate()). And a function loss(h, weight, y, '
-        "ignore) that returns vocab_parallel_head_loss(h, weight.to_local(), y, "
-        "ignore, group, weight.shape[0]), put into model.head_loss.",
+        (
+            "The embedding is cut by rows, its input is the same on all ranks, and its output leaves with "
+            "layout. The head is a layer cut by columns, which are the rows of its weight."
+        ),
+        (
+            "Both styles take input_layouts and output_layouts; a table looked up by row is RowwiseParallel. "
+            "In share_loss the weight is a DTensor: it knows this rank's rows, the group and V; see the list "
+            "above."
+        ),
+        (
+            "model.head_loss becomes a function loss(h, weight, y, ignore) of yours. It makes h whole if it "
+            "is a DTensor, and passes on the weight's local rows, the mesh's group and the weight's full "
+            "number of rows."
+        ),
     ),
 )
 def test_todo4_words(student):
@@ -802,15 +818,24 @@ def test_todo4_words(student):
     5,
     minutes=10,
     further=True,
-    why="The position embedding is a plain parameter that every rank has. If each uses T/t of its rows, its gradient "
-    "is that of T/t positions, and another one on each rank: the copies drift "
-    "apart, and the loss is wrong in its fourth digit, without a word from torch.",
+    why=(
+        "The position embedding is a plain parameter that every rank has. If each rank uses T/t of its rows, "
+        "it has the gradient of T/t positions, different ones on each rank: the copies drift apart, and the "
+        "loss is wrong in its fourth digit, without any error."
+    ),
     hints=(
-        "If the table is cut among the ranks, like any other, DTensor sees to the gradients. Which styles know "
-        "embeddings, and where must its T be cut?",
-        "ColwiseParallel and RowwiseParallel both cut an nn.Embedding; output_layouts says how the result is to lie. "
-        "The result is (T, D).",
-        'If layout == Shard(1): {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}; else nothing.',
+        (
+            "If the table is cut among the ranks like any other, DTensor takes care of the gradients. Which "
+            "styles know embeddings, and along which dimension must the result be cut?"
+        ),
+        (
+            "ColwiseParallel and RowwiseParallel both cut an nn.Embedding; output_layouts says how the result"
+            " is to lie. The result is (T, D)."
+        ),
+        (
+            "One entry if the stream is cut, none if it is whole. The stream is cut along its T, which is "
+            "dimension 1 there; here T is a different dimension."
+        ),
     ),
 )
 def test_todo5_positions(student):
@@ -824,16 +849,22 @@ def test_todo5_positions(student):
     minutes=15,
     further=True,
     needs=(1, 2, 3, 4, 5),
-    why="Between its halves a block's norms, and all that they keep, are the same on all ranks of a row: t times the "
-    "same work and memory. Cut along the sequence, that is 1/t each, and the bytes "
-    "sent stay the same (arXiv:2205.05198). But then a norm's weights, which all ranks have, learn from T/t tokens on "
-    "each.",
+    why=(
+        "Between its halves, a block's norms and their activations are the same on all ranks of a row: t "
+        "times the same work and memory. Cut along the sequence, each is 1/t, and the bytes sent stay the "
+        "same (arXiv:2205.05198). But then a norm's weights, which all ranks have, learn from T/t tokens on "
+        "each."
+    ),
     hints=(
-        "One placement for the whole stream, chosen by a flag; and one style, among the imports, for the norms.",
-        "Dimension 1 of (B, T, D) is T: Shard(1). SequenceParallel() makes a norm's weights known to all ranks of a "
-        "row as one, so that their gradients are added up.",
-        "Shard(1) where args.sequence_parallel says so, else Replicate(); and {name: SequenceParallel()} for "
-        '"blocks.*.attention_norm", "blocks.*.mlp_norm" and "norm", if layout == Shard(1).',
+        ("One placement for the whole stream, chosen by a flag; and one style, from the list above, for the norms."),
+        (
+            "The stream is (B, T, D). SequenceParallel() makes a norm's weights replicated DTensors, so that "
+            "their gradients are summed over the row."
+        ),
+        (
+            'Three names, two of them with "blocks.*." in front, all with the same style; an empty plan if '
+            "the stream is whole."
+        ),
     ),
 )
 def test_todo6_sequence(student):

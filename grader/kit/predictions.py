@@ -1,6 +1,7 @@
 """Questions that have a number as their answer: what the checks of the notebooks ask before anything runs."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from grader.engine.judge.student import Student
@@ -9,10 +10,14 @@ from grader.kit.on_rank import answers_on_rank
 
 
 def check_answers(
-    student: Student, right: dict[tuple[str, tuple], Any], rel: float = 1e-9, wrong: str = "is wrong"
+    student: Student,
+    right: dict[tuple[str, tuple], Any],
+    rel: float = 1e-9,
+    wrong: str = "is wrong",
+    hint: Callable[[Any, Any], str] = lambda answer, guess: "",
 ) -> None:
     """`right` maps (name, arguments) to the answer, a number or several. They are compared to `rel`: by default
-    formulas, in float64.
+    formulas, in float64. `hint` says what a wrong guess suggests, if it suggests anything.
     """
     (seen,) = student.call(
         answers_on_rank, world=1, group=False, calls=[[name, list(map(listed, arguments))] for name, arguments in right]
@@ -28,7 +33,7 @@ def check_answers(
             )
         pairs = zip(answer, guess, strict=True) if isinstance(answer, tuple) else [(answer, guess)]
         close = all(isinstance(g, (int, float)) and math.isclose(g, a, rel_tol=rel) for a, g in pairs)
-        expect(close, f"{call} {wrong}", spoken(answer), spoken(guess))
+        expect(close, f"{call} {wrong}", spoken(answer), spoken(guess), hint="" if close else hint(answer, guess))
 
 
 def listed(value: Any) -> Any:
