@@ -12,12 +12,12 @@
 | 8    | unequal shares                           | gradients of shares of 4, 0 and 3 samples; the factor of 70,001; bytes    |       |
 | 9    | torch's own                              | as 6 and 7, from ranks that begin apart                                   |       |
 
-The reference is one process that goes through the shares of all ranks. Nothing is judged by the clock: that communication
-overlaps is seen in the order of events. Collectives are judged at their worst: a result arrives at the wait for it, and
-whatever its tensor held in between is lost. Bytes are those that a ring would send.
+The reference is one process that works through the shares of all ranks. No verdict depends on the clock: the order of
+events shows that communication overlaps. Collectives have the worst timing that is allowed: a result arrives when it is
+waited for, and whatever its tensor held until then is lost. Bytes are those that a ring would send.
 
-The model has what bites: a tied weight, a frozen layer, a layer that is used only if asked, a batch norm whose buffers are
-of two dtypes, and a buffer that no state_dict has.
+The model has the difficult cases: a tied weight, a frozen layer, a layer that is used only on demand, a batch norm
+whose buffers have two dtypes, and a buffer that no state_dict has.
 """  # noqa: E501
 
 import math
@@ -44,18 +44,18 @@ from grader.kit import (
 
 BUILDS = "DDP by hand: averaged gradients, overlapped by hooks, in buckets; accumulation; unequal shares"
 
-WORLD = 3  # where a gradient may be missing, or shares be unequal; what depends on their number runs on 2 as well
+WORLD = 3  # where a gradient may be missing, or shares be unequal; what depends on their number also runs on 2
 CAP = 150  # bytes: four buckets of the model's nine trainable parameters
 
-# Sums of float32 numbers in another order: over 1500 draws at most 3e-5 of a gradient's norm was seen, where the
-# ranks' gradients all but cancel, and that is 4e-8 of the norm of all gradients; where they do not, 1e-5. A wrong one
+# Sums of float32 numbers in a different order: over 1500 draws at most 3e-5 of a gradient's norm was seen, where the
+# ranks' gradients nearly cancel, and that is 4e-8 of the norm of all gradients; where they do not, 1e-5. A wrong one
 # differs by 1e-2 of its norm and more.
 REL, REL_OF_ALL = 1e-4, 1e-6
 
 
 class Net(nn.Module):
-    """`model(x, y)` is the mean cross-entropy of x's words followed by y's; "extra" words from 7 on also go through a
-    layer more.
+    """`model(x, y)` is the mean cross-entropy of x's words followed by y's; "extra" words from 7 on also pass through
+    one more layer.
     """
 
     def __init__(self):
@@ -80,7 +80,7 @@ class Net(nn.Module):
 def made_model(seed=0):
     torch.manual_seed(seed)
     model = Net()
-    for name, buffer in model.named_buffers():  # as after some training, and other on every seed
+    for name, buffer in model.named_buffers():  # as after some training, and different on every seed
         if buffer.is_floating_point() and name != "scale":
             buffer.uniform_(0.5, 2.0)
         elif name != "scale":
@@ -111,7 +111,7 @@ def gradient_bytes(a_number=4):
 def serial(passes, seeds):
     """Gradients of the mean loss over the passes [[number, who uses the extra layer], …] of all ranks, on one process.
 
-    It goes through the ranks' shares one after the other, since a batch norm of the whole batch is another one.
+    It works through the ranks' shares one after the other, since a batch norm of the whole batch would differ.
     """
     model = made_model()
     for rank, seed in enumerate(seeds):
@@ -132,7 +132,7 @@ def watch_gradients(model):
 
 
 def backward(loss):
-    """A backward pass that is told of."""
+    """A backward pass that is reported."""
     tell("backward")
     loss.backward()
     tell("backward over")
@@ -150,7 +150,7 @@ def parts(events, begin="mark"):
 
 
 def ring_bytes(events):
-    """What a rank sends for its collectives, if each goes round a ring."""
+    """The bytes that a rank sends for its collectives, if each is a ring."""
     sent = 0.0
     for event in events:
         if event["e"] == "op":
@@ -161,7 +161,7 @@ def ring_bytes(events):
 
 
 def received(calls):
-    """Bytes that reach a rank by these calls, each done as cheaply as it can be: a broadcast brings its tensor once."""
+    """Bytes that reach a rank in these calls, each done in the cheapest way: a broadcast brings its tensor once."""
     found = 0.0
     for event in calls:
         world = len(event["group"])
@@ -182,7 +182,7 @@ def check_gradients(what, seen, right, rank, world=WORLD):
         )
         expect(
             grad.shape == wanted.shape,
-            f"{what}: on rank {rank}, the gradient of {name} has another shape",
+            f"{what}: on rank {rank}, the gradient of {name} has the wrong shape",
             tuple(wanted.shape),
             tuple(grad.shape),
             rank,
@@ -200,7 +200,8 @@ def check_gradients(what, seen, right, rank, world=WORLD):
                 "is not that of one process with all samples",
             )
             hint = {
-                "is summed": "Every gradient is there, and N times too large: which division is still to come?",
+                "is summed": "Every gradient is there, and N times too large: which division is missing? (In some"
+                " releases of torch, ReduceOp.AVG on gloo is a sum.)",
                 "is divided": "Every gradient is there, and too small by one factor: what is divided in two places?",
             }.get(" ".join(told.split()[:2]), "")
             raise Wrong(f"{what}: on rank {rank}, the gradient of {name} {told}", wanted, grad, rank, hint)
@@ -213,25 +214,25 @@ def close(grad, name, right, factor=1.0):
 
 
 def check_waited(what, events):
-    """Every collective was waited for, and its tensor left alone until then."""
+    """Every collective was waited for, and its tensor was not touched before."""
     for rank, mine in enumerate(events):
         for call in collectives([mine]):
             if call.written:
                 raise Fault(
                     "wrong_value",
                     f"{what}: rank {rank} writes into the tensor of its {call.op}"
-                    + (f" at {place(call.written_at)}," if call.written_at else f", begun at {place(call.where)},")
+                    + (f" at {place(call.written_at)}," if call.written_at else f", started at {place(call.where)},")
                     + " before that is over",
                     rank,
                     call.written_at or call.where,
                     expected="the same numbers until the wait is over",
-                    seen="others",
+                    seen="different numbers",
                 )
             if call.over is None:
                 raise Fault(
                     "wrong_value",
-                    f"{what}: rank {rank} never waits for its {call.op}, at {place(call.where)}: what it left is used"
-                    " before it is there",
+                    f"{what}: rank {rank} never waits for its {call.op}, at {place(call.where)}: its result is used"
+                    " before it has arrived",
                     rank,
                     call.where,
                     expected=f"a wait for each {call.op}",
@@ -253,27 +254,15 @@ def check_budget(what, events, rank, most, nbytes, unit, world=WORLD):
     padding = 2 * 4 * world  # where all gradients are cut into equal pieces
     expect(
         sent <= budget + padding,
-        f"{what}: rank {rank} sends {sent:,.0f} bytes by ring, more than the gradients that are trained need",
+        f"{what}: rank {rank} sends {sent:,.0f} bytes by ring, more than the trainable gradients need",
         f"at most {budget:,.0f}",
         f"{sent:,.0f}",
         rank,
     )
 
 
-def check_no_average(what, events, rank):
-    for event in ops(events):
-        expect(
-            event["detail"] != "AVG",
-            f"{what}: rank {rank} reduces by ReduceOp.AVG, which some releases of torch take for a sum on gloo: add up,"
-            " and divide yourself",
-            "SUM, and a division",
-            "AVG",
-            rank,
-        )
-
-
 def check_no_wait_inside(what, events, rank):
-    """No wait from the begin of a backward pass to its end."""
+    """No wait from the start of a backward pass to its end."""
     inside, call = False, None
     for event in events:
         inside = event["e"] == "backward" or (inside and event["e"] != "backward over")
@@ -295,7 +284,7 @@ def check_no_wait_inside(what, events, rank):
 
 
 def predictions_on_rank(code, rank, world, shares):
-    """What the student predicts, gradients of these shares; and what is then in those that were given."""
+    """The student's predictions for the gradients of these shares; and the given gradients afterwards."""
     given = [[torch.tensor(gradient) for gradient in gradients_of_ranks] for gradients_of_ranks, _ in shares]
     found = [
         code.whole_gradient([*gradients_of_ranks], [*samples])
@@ -310,14 +299,14 @@ def predictions_on_rank(code, rank, world, shares):
     1,
     minutes=10,
     why=(
-        "An average over ranks that have unequal shares is not that of the samples, and nobody notices: the loss falls"
-        " all the same. And a ring's bytes hardly depend on the number of ranks, which is why data-parallel training"
-        " grows as far as it does."
+        "If ranks have unequal shares, the mean over ranks is not the mean over samples, and nothing looks wrong: the"
+        " loss falls anyway. And the bytes of a ring hardly depend on the number of ranks, which is why data-parallel"
+        " training scales as far as it does."
     ),
     hints=(
         (
-            "What turns a mean back into a sum? Sums of shares can be added. For the bytes, look up lesson 01: of which"
-            " two steps is a ring all-reduce made, and what does a rank send in each?"
+            "What turns a mean back into a sum? Sums of shares can be added. For the bytes, look up lesson 01: which"
+            " two steps make a ring all-reduce, and how much does a rank send in each?"
         ),
         (
             "zip(gradients, samples) gives pairs; multiply each, add up, and divide once by sum(samples). In a ring a"
@@ -356,7 +345,7 @@ def test_todo1_predictions(student):
             f"whole_gradient({gradients_of_ranks}, {samples}) changes the gradients that it is given",
             gradients_of_ranks,
             left,
-            hint="An operation with an underscore, or by `*=` and its kin, writes into the tensor itself.",
+            hint="An operation with an underscore, or one such as `*=`, writes into the tensor itself.",
         )
     check_answers(
         student,
@@ -370,7 +359,7 @@ def test_todo1_predictions(student):
 
 
 def state(model):
-    """All tensors by name, copied, and whether they are the given ones still is seen by the caller."""
+    """Copies of all tensors by name; the caller checks whether the tensors are still the same objects."""
     return {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
 
 
@@ -397,11 +386,11 @@ def broadcast_on_rank(code, rank, world, seed):
     2,
     minutes=5,
     why=(
-        "Equal gradients added to unequal weights give unequal weights, for ever: as many models as ranks, none of"
-        " which is the one that is saved. A forgotten buffer shows only in evaluation, where a batch norm uses it."
+        "Equal gradients added to unequal weights leave unequal weights, permanently: as many models as ranks, none of"
+        " which is the saved one. A forgotten buffer shows only in evaluation, where a batch norm uses it."
     ),
     hints=(
-        "What does a module hold besides its parameters, and where can all of it be listed, each tensor once?",
+        "What does a module hold besides its parameters, and which two methods list all of it, each tensor once?",
         (
             "model.parameters() and model.buffers() name each tensor once, tied or not, frozen or not, in a state_dict"
             " or not. dist.broadcast works in place."
@@ -438,9 +427,9 @@ def test_todo2_broadcast_state(student):
         expect(
             not seen["replaced"] and seen["tied"] and seen["trained"] == ranks[0]["trained"],
             f"broadcast_state replaces tensors of rank {rank}'s model: an optimizer "
-            "that holds the old ones would train these",
-            "the same tensors, other numbers",
-            ", ".join(seen["replaced"]) or "other tensors",
+            "that refers to the old ones would keep training those",
+            "the same tensors with new numbers",
+            ", ".join(seen["replaced"]) or "different tensors",
             rank,
         )
     most = sum(tensor.numel() * tensor.element_size() for tensor in right.values())
@@ -451,7 +440,7 @@ def test_todo2_broadcast_state(student):
         expect(
             seen <= most,
             f"in broadcast_state {seen:,.0f} bytes reach rank {rank} by {by}, and the state has {most:,}: is each"
-            " tensor broadcast once, a tied one too, and as it is? An all-reduce moves more than a broadcast, and a"
+            " tensor broadcast once, even a tied one, and unchanged? An all-reduce moves more than a broadcast, and a"
             " pickled object is longer than its tensors",
             f"at most {most:,} bytes",
             f"{seen:,.0f} bytes",
@@ -462,7 +451,7 @@ def test_todo2_broadcast_state(student):
 # ---------------------------------------------------------------------------------------------------
 # TODO 3: after the backward pass
 
-# For each number of ranks the dtype, and for each case who uses the extra layer: all, all but rank 1, nobody.
+# For each number of ranks the dtype, and for each case who uses the extra layer: all, all but rank 1, none.
 NAIVE = {3: ("float32", ([0, 1, 2], [0, 2], [])), 2: ("float64", ([0, 1], [0]))}
 
 
@@ -484,12 +473,12 @@ def naive_on_rank(code, rank, world, seed, dtype, cases_of_users):
     3,
     minutes=10,
     why=(
-        "This is all of data parallelism: whoever averages the right gradients, all of them and each once, trains the"
-        " serial run's model. What follows only makes it faster."
+        "This is all of data parallelism: averaging the right gradients, each of them once, trains the model of the"
+        " serial run. The rest of the lesson only makes it faster."
     ),
     hints=(
         (
-            "Go by the parameters, which are the same on all ranks, and not by the gradients, which may be missing on"
+            "Loop over the parameters, which are the same on all ranks, not over the gradients, which may be missing on"
             " some."
         ),
         (
@@ -510,7 +499,7 @@ def test_todo3_naive(student):
         sizes = gradient_bytes(getattr(torch, dtype).itemsize)
         for case, users in enumerate(cases_of_users):
             what = f"average_gradients on {world} ranks" + (f", in {dtype}" if dtype != "float32" else "")
-            what += ["", ", where rank 1 does not use a layer", ", where nobody uses a layer"][case]
+            what += ["", ", where rank 1 does not use a layer", ", where no rank uses a layer"][case]
             right = student.reference(serial, passes=[[case, users]], seeds=[*seeds])
             check_naive(what, right, case, run, sizes, world)
 
@@ -543,7 +532,6 @@ def check_naive(what, right, case, run, sizes, world):
             "trainable parameter, a tied one once and a frozen one never",
             world,
         )
-        check_no_average(what, events, rank)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -585,17 +573,18 @@ ENDS = (
     4,
     minutes=25,
     why=(
-        "On many nodes the all-reduces of a step take about as long as its backward pass. Whoever does both at once"
-        " pays for the longer one only, where the naive way pays for their sum."
+        "On many nodes the all-reduces of a step take about as long as its backward pass. Doing both at once costs only"
+        " the longer of the two; the naive way costs their sum."
     ),
     hints=(
         (
-            "Follow the network from one all-reduce to the next: for which two things does it wait? For the hooks: one"
-            " list of what is under way, to which hooks add, and which the function at the end works off and empties."
+            "Follow the network from one all-reduce to the next: which two things does each wait for? For the hooks:"
+            " one list of works in flight, to which hooks append; the function at the end waits for each and empties"
+            " it."
         ),
         (
-            "max(ready, end) + seconds, from one to the next. register_post_accumulate_grad_hook comes after p.grad is"
-            " complete; a tensor hook sees this pass's share only. dist.all_reduce(..., async_op=True) returns the work"
+            "max(ready, end) + seconds, from one to the next. register_post_accumulate_grad_hook runs after p.grad is"
+            " complete; a tensor hook sees only this pass's part. dist.all_reduce(..., async_op=True) returns the work"
             " to wait for. Frozen parameters take no hook."
         ),
         (
@@ -630,12 +619,11 @@ def check_overlapped(what, right, case, run, world):
         check_no_wait_inside(what, events[rank], rank)
         check_gradients(what, seen[case], right, rank, world)
         check_budget(what, events[rank], rank, len(sizes), sum(sizes), "trainable parameter", world)
-        check_no_average(what, events[rank], rank)
         check_begun_at_once(what, events[rank], rank)
 
 
 def check_begun_at_once(what, events, rank):
-    """Each all-reduce begins before the next gradient is ready."""
+    """Each all-reduce starts before the next gradient is ready."""
     ready = begun = 0
     last = ""
     for event in events:
@@ -644,7 +632,7 @@ def check_begun_at_once(what, events, rank):
                 begun >= ready,
                 f"{what}: on rank {rank}, the gradient of {last} is ready, but its all-reduce does not begin before "
                 + (f"that of {event['name']} is ready, too" if event["e"] == "ready" else "the backward pass is over"),
-                f"{ready} all-reduces begun",
+                f"{ready} all-reduces started",
                 begun,
                 rank,
             )
@@ -682,7 +670,7 @@ def fills_on_rank(code, rank, world, fills):
 
 
 def fewest(sizes, cap):
-    """How many runs of neighbours it takes at least: filling from one end is optimal."""
+    """The smallest number of runs of neighbours: filling from one end is optimal."""
     count, room = 0, -1
     for size in reversed(sizes):
         if size > room:
@@ -696,7 +684,7 @@ def fewest(sizes, cap):
     minutes=15,
     why=(
         "torch's cap is 25 MiB by default, and both much smaller and much larger ones make training slower. In the"
-        " wrong order, the first bucket is full when the backward pass ends, and buckets win nothing."
+        " wrong order, the first bucket is full only when the backward pass ends, and buckets gain nothing."
     ),
     hints=(
         (
@@ -766,7 +754,7 @@ STEPS = (
         "Bucketed where the last pass of rank 1 does not use a layer that an earlier one did",
         [[4, [0, 1, 2]], [5, [0, 2]]],
     ),
-    ("Bucketed where nobody uses a layer", [[6, []]]),
+    ("Bucketed where no rank uses a layer", [[6, []]]),
 )
 STEPS_OF_TWO = (
     ("Bucketed on 2 ranks, with a larger cap", [[7, [0, 1]]]),
@@ -802,8 +790,8 @@ def bucketed_on_rank(code, rank, world, seed, cap, steps):
     ),
     hints=(
         (
-            "For each bucket, keep how many of its gradients are still missing; and one number for all: which bucket is"
-            " to be started next. A hook counts down, then starts as many as it can."
+            "For each bucket, keep the number of gradients that are still missing; and keep one number for all buckets:"
+            " which is started next. A hook counts down, then starts as many as it can."
         ),
         (
             "A vector for each bucket: new_zeros, .split(lengths) gives a view for each parameter, .view_as(parameter)"
@@ -846,7 +834,6 @@ def check_bucketed(what, right, case, run, world, cap, passes):
             )
         check_gradients(what, seen[case], right, rank, world)
         check_budget(what, last, rank, buckets, sum(sizes), "bucket", world)
-        check_no_average(what, last, rank)
         if everybody:
             check_begun_early(what, last, rank, buckets)
 
@@ -858,7 +845,7 @@ def check_begun_early(what, events, rank, buckets):
     expect(
         begun >= buckets - 1,
         f"{what}: on rank {rank}, {begun} of {buckets} buckets are under way when the last gradient becomes ready; all"
-        " but its own have been full before",
+        " but the bucket of that gradient were full before",
         f"{buckets - 1} under way",
         begun,
         rank,
@@ -875,8 +862,8 @@ def check_begun_early(what, events, rank, buckets):
     )
 
 
-# The micro-batches of each step, by their numbers. One comes twice, as the same tensors: who asks of each whether it is
-# the last one, and does not count, takes the first of the two for it.
+# The micro-batches of each step, by their numbers. One occurs twice, as the same tensors: an answer that compares each
+# with the last one, instead of counting, takes the first of the two for it.
 MICRO = ((0, 1, 2), (10,), (20, 24, 22, 23, 24))
 
 
@@ -897,7 +884,7 @@ def accumulate_on_rank(code, rank, world, seed):
 
 
 class told_passes:
-    """While it lasts, each backward pass is told of, whoever calls it."""
+    """While it is active, each backward pass is reported, wherever it is called."""
 
     def __enter__(self):
         self.plain = torch.autograd.backward
@@ -920,14 +907,14 @@ class told_passes:
     minutes=10,
     needs=(5, 6),
     why=(
-        "Communication is the same for a micro-batch and for a large batch. Whoever synchronises each of k"
-        " micro-batches pays k times for what is thrown together anyway; and whoever forgets the division trains with k"
-        " times the learning rate."
+        "Communication costs the same for a micro-batch and for a large batch. Synchronising each of k micro-batches"
+        " costs k times the bytes for sums that are added up anyway; and without the division you train with k times"
+        " the learning rate."
     ),
     hints=(
-        "Which of the backward passes is the one that must communicate, and how does the reducer learn of it?",
+        "Which of the backward passes is the one that must communicate, and how does the reducer know?",
         (
-            "enumerate tells which micro-batch it is; reducer.sync goes before its backward pass. Divide each loss by"
+            "enumerate numbers the micro-batches; set reducer.sync before the backward pass. Divide each loss by"
             " len(micro_batches)."
         ),
         (
@@ -984,7 +971,7 @@ def upto(events, what):
 
 
 def check_scaled(what, seen, right, rank, count):
-    """The one error that has a name: sums of `count` micro-batches."""
+    """A common error with its own message: sums over `count` micro-batches."""
     if count > 1 and all(name in seen and close(seen[name], name, right, count) for name in right):
         raise Wrong(
             f"{what}: on rank {rank}, the gradients are {count} times those of the mean over all micro-batches: they"
@@ -992,7 +979,7 @@ def check_scaled(what, seen, right, rank, count):
             "the gradient of a mean",
             f"{count} times it",
             rank,
-            hint="Gradients of the micro-batches add up; what is wanted is that of their mean. By what is a loss to be"
+            hint="Gradients of the micro-batches add up; you want the gradient of their mean. By what must a loss be"
             " divided?",
         )
 
@@ -1007,7 +994,7 @@ def weighted_on_rank(code, rank, world, seed):
     merciless_messages()
     seen = []
     for counts in (COUNTS, (2, 2, 2)):
-        model = made_model().eval()  # a batch norm of the whole batch is not that of its shares
+        model = made_model().eval()  # a batch norm of the whole batch differs from that of its shares
         loss = (
             model(*micro_batch(seed, 0, samples=counts[rank]))
             if counts[rank]
@@ -1025,12 +1012,12 @@ def weighted_on_rank(code, rank, world, seed):
     return seen
 
 
-# Tokens of 4 ranks: their numbers need not fit a byte or float16, nor their sum.
+# Tokens of 4 ranks: neither they nor their sum need fit into a byte or float16.
 MANY = ((70_001, 300, 0, 5), (100, 100, 60, 90))
 
 
 def factor_on_rank(code, rank, world):
-    """By what `weighted` multiplies a gradient, and what it leaves of the loss that it is given: 6."""
+    """The factor that `weighted` applies to a gradient, and the loss that it was given, afterwards: 6."""
     factors = []
     for counts in MANY:
         weight = torch.tensor(2.0, requires_grad=True)
@@ -1059,17 +1046,17 @@ def serial_shares(counts, seeds):
     minutes=5,
     why=(
         "A mean of the ranks' means gives a sample of a small share more weight than one of a large share. With"
-        " sequences of unequal length this is the rule, not the exception, and it is wrong by a few per cent in every"
-        " step: enough to train another model, too little to be seen."
+        " sequences of unequal length this happens in every step, and the error is a few per cent: enough to train a"
+        " different model, too little to be seen."
     ),
     hints=(
         (
-            "The reducer divides by N; you want each rank's mean times its own count, divided by the count of all. What"
-            " is left to multiply by?"
+            "The reducer divides by N; you want each rank's mean times its own count, divided by the count of all"
+            " ranks. Which factor remains?"
         ),
         (
-            "dist.all_reduce of a tensor with the count gives all ranks' count. The count needs no gradient; the loss"
-            " keeps its own."
+            "dist.all_reduce of a tensor with the count gives the count of all ranks. The count needs no gradient; the"
+            " loss keeps its own."
         ),
         (
             "total = torch.tensor(float(count)); dist.all_reduce(total); return loss * (count * dist.get_world_size() /"
@@ -1101,7 +1088,7 @@ def test_todo8_weighted(student):
             expect(
                 math.isclose(factor, right, rel_tol=REL),
                 f"weighted, on 4 ranks with {', '.join(f'{n:,}' for n in counts)} tokens: the loss of rank {rank} is"
-                " multiplied by another factor: is it N times its count over all counts, and does their dtype hold"
+                " multiplied by the wrong factor. Is it N times its count over all counts, and can their dtype hold"
                 " such numbers?",
                 right,
                 factor,
@@ -1109,25 +1096,25 @@ def test_todo8_weighted(student):
             )
             expect(
                 left == 6.0,
-                f"weighted writes into the loss that it is given, on rank {rank}: what is reported is another one then",
+                f"weighted writes into the loss that it is given, on rank {rank}, so a wrong loss would be reported",
                 6.0,
                 left,
                 rank,
-                hint="`loss *= factor` writes into the tensor; `loss * factor` makes another one.",
+                hint="`loss *= factor` writes into the tensor; `loss * factor` makes a new one.",
             )
 
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 9: torch's own
 
-# Who uses the extra layer in each micro-batch. Of the first ones, two are the same tensors.
+# Which rank uses the extra layer in each micro-batch. Of the first ones, two are the same tensors.
 TORCH = ([[0, [0, 1]], [1, [0, 1]], [2, [0, 1]], [1, [0, 1]]], [[3, [0, 1]], [4, [0]]])
 
 
 def torch_on_rank(code, rank, world, seed):
     seen = []
     for case, passes in enumerate(TORCH):
-        model = made_model(rank if case == 0 else 0)  # in the first case the ranks begin apart
+        model = made_model(rank if case == 0 else 0)  # in the first case the ranks start with different weights
         watch_gradients(model)
         made = {number: micro_batch(seed, number, rank in users) for number, users in passes}
         mark()
@@ -1148,15 +1135,15 @@ def torch_on_rank(code, rank, world, seed):
     9,
     minutes=15,
     why=(
-        "In a script you call it, and do not write it. Whoever knows what it does knows why it hangs, why it complains"
-        " of unused parameters, and why a forgotten no_sync makes accumulation as slow as no accumulation."
+        "In a script you call it and do not write it. Once you know what it does, you know why it hangs, why it"
+        " complains about unused parameters, and why a forgotten no_sync makes accumulation as slow as no accumulation."
     ),
     hints=(
-        "The constructor takes the model and a few options; the table above says which of them stands for what.",
+        "The constructor takes the model and a few options; the table above says which option does what.",
         (
             "DistributedDataParallel(model, bucket_cap_mb=..., find_unused_parameters=...), with cap / 2**20. Forward"
-            " and backward of all but the last micro-batch belong into `with ddp.no_sync():`, and it is ddp that is"
-            " called, not model."
+            " and backward of all but the last micro-batch belong into `with ddp.no_sync():`, and you call ddp, not the"
+            " model."
         ),
         (
             "with ddp.no_sync(): for x, y in micro_batches[:-1]: (ddp(x, y) / len(micro_batches)).backward(). Then the"
@@ -1178,7 +1165,7 @@ def test_todo9_torch(student):
         right = student.reference(serial, passes=passes, seeds=[*seeds])
         for rank, seen in enumerate(ranks):
             equal = all(torch.equal(seen[case]["weights"][name], weight) for name, weight in first.items())
-            expect(equal, f"{what}: rank {rank} has other weights than rank 0 had", "rank 0's weights", "others", rank)
+            expect(equal, f"{what}: rank {rank} has other weights than rank 0", "rank 0's weights", "different", rank)
         for rank, seen in enumerate(ranks):
             mine = seen[case]
             expect(
@@ -1218,7 +1205,7 @@ def test_todo9_torch(student):
                 f"{len(sent)} buckets",
                 rank,
             )
-            # torch closes a bucket a little later than `assign_buckets` does, and its first one is small
+            # torch closes a bucket a little later than `assign_buckets` does, and its first bucket is small
             most = fewest(sizes, CAP) + 1
             expect(
                 len(sent) <= most,

@@ -13,11 +13,11 @@
 | 9    | stage 3: through the whole step         | as of 4 and 6; weights alive in forward pass, backward pass and evaluation                     | 2, 3, 8 |
 | 10   | bfloat16 weights by float32 masters     | masters beside those of one process, on 2 and 3 ranks; bytes held; dtypes sent                 | 2, 3    |
 
-The model is the course's, so small that 2 and 3 ranks divide few of its sizes, and with a parameter of one number, of which
-some ranks have nothing. With `odd`, its head is tied and some of its parameters are frozen.
+The model is the course's, so small that 2 and 3 ranks divide few of its sizes, and with a parameter of one number, of
+which some ranks have nothing. With `odd`, its head is tied and some of its parameters are frozen.
 
-Bytes are those of live storages just before the second step, and after its other backward passes. A rank's share of a tensor is of n / N numbers, rounded up; what the
-last ranks have less than that may be there, filled up, or not.
+Bytes are those of live storages just before the second step, and after its other backward passes. A rank's share of a
+tensor has n / N numbers, rounded up; the padding of the last ranks may exist or not.
 """  # noqa: E501
 
 import contextlib
@@ -31,11 +31,11 @@ from grader.kit import Private, Wrong, cases, check_answers, collectives, expect
 from utils.memory import Storages, held
 from utils.model import TransformerLM
 
-BUILDS = "ZeRO 1, 2 and 3: optimizer state, gradients and weights shared out, bytes counted; mixed precision"
+BUILDS = "ZeRO 1, 2 and 3: optimizer state, gradients and weights sharded, bytes counted; mixed precision"
 
 # Losses differ from those of one process by the order in which float32 numbers are added: over 60 draws by 2.8e-7 at
 # most in ten steps, and weights under SGD by 7e-7 of their change, where that is more than MOVED. A rank that trains
-# alone ends elsewhere, which is asserted below.
+# alone ends with different weights, which is asserted below.
 REL, MOVED = 1e-4, 1e-2
 
 
@@ -61,7 +61,7 @@ def made_model(odd=False, layers=1):
 
 
 def in_groups(parameters):
-    """Two groups that differ in two options, so that a step with another group's is another step."""
+    """Two groups that differ in two options, so that a step with the wrong group's options is a different step."""
     return [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.3},
         {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0, "lr": 0.02},
@@ -136,18 +136,18 @@ def shapes_of(odd=False, layers=1):
     1,
     minutes=15,
     why=(
-        "Whoever knows what a model will take can say, before anything runs, on how many GPUs it fits, and in which"
+        "If you know what a model will take, you can say before anything runs on how many GPUs it fits, and in which"
         " stage. The memory of most failed runs could have been computed on the back of an envelope."
     ),
     hints=(
         (
-            "Three numbers a parameter, whatever the stage; then for each of the three ask whether the stage shares it"
-            " out."
+            "Three numbers per parameter, whatever the stage; then for each of the three ask whether the stage shards"
+            " it out."
         ),
         (
             "In float32 a number takes 4 bytes, and AdamW keeps two of them. Mixed: 2 bytes in bfloat16, and the state"
-            " has one number more, also of 4 bytes. From stage 1 on the state is divided by the ranks, from 2 on the"
-            " gradients, in 3 the weights."
+            " has one more number, also of 4 bytes. The state is divided by the number of ranks from stage 1 on, the"
+            " gradients from stage 2 on, the weights in stage 3."
         ),
         (
             "(4, 4, 8) or (2, 2, 12). Then each of them times parameters / world if its stage (weights 3, gradients 2,"
@@ -179,10 +179,10 @@ def test_todo1_bytes(student):
         " why ZeRO won."
     ),
     hints=(
-        "An all-gather or a reduce-scatter is one way round the ring, an all-reduce is two. Count the ways.",
+        "An all-gather or a reduce-scatter goes once around the ring, an all-reduce twice. Count the rounds.",
         (
-            "One way round the ring costs a rank (N - 1) / N of all bytes. Stage 3 gathers the weights twice and"
-            " reduces the gradients once."
+            "Once around the ring costs a rank (N - 1) / N of all bytes. Stage 3 gathers the weights twice and reduces"
+            " the gradients once."
         ),
         "(world - 1) / world * nbytes, times 2 in stages 0, 1 and 2, and times 3 in stage 3.",
     ),
@@ -206,13 +206,13 @@ SHAPES = ((7,), (2, 3), (1,), (3, 5), (2,), (4, 2, 2))
 
 
 def cut_on_rank(code, rank, world, worlds):
-    """Every piece of every tensor, and what memory it has."""
+    """Every piece of every tensor, and which memory it has."""
     seen = []
     for shape in SHAPES:
         for n in worlds:
             tensor = 1 + torch.arange(float(math.prod(shape))).view(shape)
             size = code.shard_size(tensor.numel(), n)
-            expected = math.ceil(tensor.numel() / n)  # the other functions are judged by the right size
+            expected = math.ceil(tensor.numel() / n)  # the other functions are tested with the right size
             parts = [code.my_part(tensor, r, n) for r in range(n)]
             shards = [code.filled(tensor.view(-1)[r * expected : (r + 1) * expected], expected) for r in range(n)]
             short = code.filled(torch.ones(1, dtype=torch.bfloat16), 2)
@@ -240,8 +240,8 @@ def cut_on_rank(code, rank, world, worlds):
     2,
     minutes=15,
     why=(
-        "It is the ground on which everything stands: if two ranks disagree about who has number 1000, nothing fails,"
-        " but the model is another one. And most memory that was to be freed and is not is held by a view."
+        "Everything else rests on this: if two ranks disagree about which of them has number 1000, nothing fails, but"
+        " the model is wrong. And when memory that should be free is not, a view usually keeps it."
     ),
     hints=(
         (
@@ -250,7 +250,7 @@ def cut_on_rank(code, rank, world, worlds):
         ),
         (
             "-(-a // b) rounds up. tensor.view(-1) is the vector, a slice of it a view. new_zeros makes zeros of the"
-            " same dtype, into whose beginning a part can be written. joined: cut off what is too much, then"
+            " same dtype; write a part into the start of them. joined: cut off the excess, then"
             " view(shape)."
         ),
         (
@@ -282,11 +282,7 @@ def test_todo2_shards(student):
             )
             right = part.tolist() + [0.0] * (size - len(part))
             expect(
-                shard.tolist() == right,
-                f"{what}: the shard of rank {r} is filled up otherwise",
-                right,
-                shard.tolist(),
-                r,
+                shard.tolist() == right, f"{what}: the shard of rank {r} is padded wrongly", right, shard.tolist(), r
             )
             expect(
                 found["bytes"][r] == 4 * size,
@@ -311,20 +307,20 @@ def test_todo2_shards(student):
         )
         expect(
             found["written"].view(-1).tolist() == (tensor + 100).tolist(),
-            f"{what}: who writes into my_part does not write into the tensor: it is a copy",
+            f"{what}: writing into my_part does not write into the tensor: it is a copy",
             (tensor + 100).tolist(),
             found["written"].view(-1).tolist(),
         )
         expect(
             list(found["whole"].shape) == list(shape) and found["whole"].view(-1).tolist() == tensor.tolist(),
-            f"{what}: joined puts together something else",
+            f"{what}: joined does not give back the tensor",
             tensor.view(shape).tolist(),
             found["whole"].tolist(),
         )
 
 
 def lists_on_rank(code, rank, world, mine, dtype):
-    """gather_shards of whole numbers that tell whose they are, and reduce_to_shards."""
+    """gather_shards of whole numbers that identify their rank, and reduce_to_shards."""
     dtype = getattr(torch, dtype)
     sizes = [math.ceil(math.prod(shape) / world) for shape in SHAPES]
     shards = [nn.Parameter(own_shard(size, number, mine).to(dtype)) for number, size in enumerate(sizes)]
@@ -345,7 +341,7 @@ def lists_on_rank(code, rank, world, mine, dtype):
 
 
 def listed_tensors(found):
-    """A list of tensors; what else it is, in words."""
+    """A list of tensors; anything else, in words."""
     if not isinstance(found, (list, tuple)):
         return kind_of(found)
     strange = [type(one).__name__ for one in found if not isinstance(one, torch.Tensor)]
@@ -353,7 +349,7 @@ def listed_tensors(found):
 
 
 def own_shard(size, number, mine):
-    """Whole numbers that tell their tensor and their rank, which has `mine`."""
+    """Whole numbers that identify their tensor and their rank, which has `mine`."""
     return torch.arange(size, dtype=torch.float64) + 100.0 * number + 1000 * mine
 
 
@@ -370,18 +366,18 @@ def numbers(shape, number, mine):
     minutes=20,
     needs=(2,),
     why=(
-        "A transformer has hundreds of parameters. With a collective for each, latency is all that one measures; FSDP2"
-        " copies a block's shards together for this reason, and FSDP1 made one flat parameter of them."
+        "A transformer has hundreds of parameters. With a collective for each of them, latency takes most of the time;"
+        " so FSDP2 copies a block's shards together, and FSDP1 made one flat parameter of them."
     ),
     hints=(
         (
-            "Write down, for two ranks and two tensors, what leaves rank 0 and what arrives. Then draw the table, and"
-            " see where the second tensor is in it."
+            "Write down, for two ranks and two tensors, what rank 0 sends and what arrives. Then draw the table, and"
+            " find the second tensor in it."
         ),
         (
             "torch.cat joins the shards; new_empty(world, length) is the table; after the all-gather"
-            " table.split(lengths, dim=1) cuts it into columns, and reshape(-1) of columns is one tensor's shards by"
-            " rank. To reduce: one row for each rank, torch.cat of that rank's shards of all tensors."
+            " table.split(lengths, dim=1) cuts it into columns, and reshape(-1) of columns is one tensor's shards in"
+            " the order of the ranks. To reduce: one row for each rank, torch.cat of that rank's shards of all tensors."
         ),
         (
             "dist.all_gather(list(table), mine); then [columns.reshape(-1) for columns in table.split(...)]."
@@ -390,7 +386,7 @@ def numbers(shape, number, mine):
     ),
 )
 def test_todo3_lists(student):
-    # In float64 whole numbers that float32 can not hold.
+    # In float64 whole numbers that float32 cannot hold.
     for world, dtype, smallest in ((3, "float32", 1), (2, "float64", 1 << 30)):
         of_rank = [smallest + drawn for drawn in student.draw("lists", world).sample(range(100), world)]
         run = student.call(lists_on_rank, world=world, mine=Private(of_rank), dtype=dtype)
@@ -416,7 +412,7 @@ def check_lists(run, of_rank, dtype):
             got = seen["gathered"][number].tolist()
             expect(
                 got == right,
-                f"gather_shards {on}: rank {rank} gets for tensor {number} other numbers than the ranks' shards of it,"
+                f"gather_shards {on}: rank {rank} gets other numbers for tensor {number} than the ranks' shards of it,"
                 " by rank",
                 right,
                 got,
@@ -434,11 +430,11 @@ def check_lists(run, of_rank, dtype):
                 right,
                 got,
                 rank,
-                hint="The sum is there, in the right places: which division is still to come?" if summed else "",
+                hint="The sum is there, in the right places: which division is missing?" if summed else "",
             )
         expect(
             seen["kept"],
-            f"rank {rank}: what gather_shards and reduce_to_shards are given is changed by them",
+            f"rank {rank}: gather_shards or reduce_to_shards changes its arguments",
             "the same numbers",
             "others",
             rank,
@@ -484,7 +480,7 @@ class Probe:
 
     def __init__(self, model, stage):
         self.model, self.weights, self.gradients = model, {}, 0
-        self.seen = Storages(model.parameters())  # never entered: it notes what it is given
+        self.seen = Storages(model.parameters())  # never entered: it counts what it is given
         if stage == 2:
             for p in model.parameters():
                 if p.requires_grad:
@@ -502,15 +498,15 @@ class Probe:
             output.register_hook(lambda _: self.look(f"the backward pass of block {number}"))
 
     def look(self, moment):
-        """Bytes of weights that are whole: of the parameters, and of what they were before, as far as somebody keeps
-        it alive.
+        """Bytes of weights that are whole: of the parameters, and of their earlier storages, as long as something
+        keeps them alive.
         """
         self.seen.note(self.model.parameters())
         self.weights[moment] = max(self.weights.get(moment, 0), sum(self.seen.live().values()))
 
 
 class Stepped:
-    """Stage 1's optimizer for checks of other TODOs than the fourth: of the student's it needs only what gathers."""
+    """Stage 1's optimizer for checks of TODOs other than the fourth: it uses only the student's gathering."""
 
     def __init__(self, code, groups, kind, rank, world, **options):
         self.code, self.rank, self.world = code, rank, world
@@ -560,7 +556,7 @@ class Mixed(Stepped):
 
 
 def train_on_rank(code, rank, world, seed, stage, kind, odd, layers, steps, passes):
-    """Train by the student's means; what was held, and what came out."""
+    """Train with the student's functions; return what was held, and the results."""
     model = made_model(odd, layers)
     batches = [[batch(seed, step, number) for number in range(passes)] for step in range(steps)]
     probe, losses, shards, bytes_held = Probe(model, stage), [], {}, []
@@ -587,7 +583,7 @@ def train_on_rank(code, rank, world, seed, stage, kind, odd, layers, steps, pass
             inner = optimizer.optimizer
             if stage == 2:
                 code.reduce_when_ready(optimizer.parameters, optimizer.parts, world)
-        measured.close()  # to watch every operation takes time; what follows up to the first step is made once more
+        measured.close()  # watching every operation takes time; what follows up to the first step is done once more
         for step in range(steps):
             mark()
             for x, y in batches[step]:
@@ -635,7 +631,7 @@ def stateless(model, optimizer, inner):
 
 
 def check_state(told, names, rank):
-    """Every part has a state, or ranks that gather it would wait for the one that has none."""
+    """Every part has a state; otherwise ranks that gather it would wait for the one that has none."""
     expect(
         not names,
         f"{told}, the optimizer of rank {rank} has no state for its part of {', '.join(names)}: an empty part, too,"
@@ -643,25 +639,25 @@ def check_state(told, names, rank):
         "a state for each part",
         f"none for {', '.join(names)}",
         rank,
-        "An optimizer makes a state for what has a `grad`. Ranks that gather the state all go through it alike.",
+        "An optimizer makes state for what has a `grad`. Ranks that gather the state all go through it alike.",
     )
 
 
 # What is wrong with what a rank holds, sends or steps is the same kind of failure in every stage, and for masters.
 HINTS = {
     ("too much", "optimizer"): "For which tensors does the optimizer make a state, and how long are they?",
-    ("too much", "gradients"): "Which gradients does somebody still refer to, though nothing needs them any more?",
-    ("too much", "weights"): "What keeps more alive than is due: a whole weight that is not freed, or a view of more?",
+    ("too much", "gradients"): "Which gradients are still referred to, though nothing needs them any more?",
+    ("too much", "weights"): "What keeps more memory alive than expected: a whole weight that is not freed, or a view?",
     ("too little", "optimizer"): "An optimizer makes its state in its first step, for what it holds and has a `grad`.",
-    ("too little", "gradients"): "An optimizer steps what has a `grad`. What does it hold, and who gives that one?",
-    ("too little", "weights"): "Which weights does nobody hold between the steps?",
+    ("too little", "gradients"): "An optimizer steps what has a `grad`. What does it hold, and which line sets that?",
+    ("too little", "weights"): "Which weights does no rank hold between the steps?",
     (
         "sent",
         "gradients",
-    ): "A rank steps its part alone. Which numbers of the mean does it need, and from how many ranks?",
-    ("sent", "weights"): "After the step a rank has new numbers in its part alone. Which do the others lack?",
-    "collectives": "Several tensors can travel in one call, one behind the other.",
-    "leaves": "What autograd has computed is no leaf. A leaf can share its memory; and a gradient has to be asked for.",
+    ): "A rank steps only its part. Which numbers of the mean does it need, and from how many ranks?",
+    ("sent", "weights"): "After the step a rank has new numbers only in its part. Which numbers do the others lack?",
+    "collectives": "Several tensors can be sent in one call, one behind the other.",
+    "leaves": "A result of autograd is not a leaf. A leaf can use its memory; and its gradient must be requested.",
     "options": "A group is a dictionary. What else is in it, besides its parameters?",
 }
 
@@ -675,11 +671,11 @@ def check_held(told, seen, limits, rank, whole):
         what = "optimizer state" if kind == "optimizer" else kind
         due = f"its share is {most:,}" if most < whole[kind] else f"all of it is {most:,}"
         more = f"{seen[kind]:,} bytes of {what}; {due}" + (
-            ": they lie in something larger, or are there twice" if most >= whole[kind] else ""
+            ": they are views of something larger, or exist twice" if most >= whole[kind] else ""
         )
         if seen[kind] >= whole[kind] > most:
             more = (
-                f"{seen[kind]:,} bytes of {what}, all that one who trains alone has, or more: nothing is sharded, or"
+                f"{seen[kind]:,} bytes of {what}, as much as a rank that trains alone, or more: nothing is sharded, or"
                 " what was is not freed"
             )
         expect(
@@ -699,12 +695,12 @@ def check_held(told, seen, limits, rank, whole):
         expect(least <= seen[kind], less, f"{least:,} bytes", f"{seen[kind]:,} bytes", rank, too_little)
     expect(
         seen["other"] == 0,
-        f"{told}, rank {rank} holds {seen['other']:,} bytes beside weights, gradients and optimizer state: what was"
-        " needed on the way is still there",
+        f"{told}, rank {rank} holds {seen['other']:,} bytes beside weights, gradients and optimizer state: temporary"
+        " tensors are still there",
         "0 bytes",
         f"{seen['other']:,} bytes",
         rank,
-        "Something that was made on the way is still referred to: by a list, by a closure, or by a view of it.",
+        "A temporary tensor is still referred to: by a list, by a closure, or by a view of it.",
     )
 
 
@@ -741,11 +737,11 @@ def check_traffic(told, calls, stage, odd, layers, world, passes):
         rest = [call for call in mine if call.op in ("all_gather", "broadcast")]
         expect(
             len(mine) > 0,
-            f"{told}, rank {rank} sends nothing at all in a step: each rank trains for itself",
+            f"{told}, rank {rank} sends nothing at all in a step: each rank trains alone",
             "gradients, and weights",
             "no collective",
             rank,
-            "The mean over all ranks, and the parts that others have stepped: by which of your functions do they come?",
+            "The mean over all ranks, and the parts that others have stepped: which of your functions bring them?",
         )
         for what, found, times, key, number in (
             ("gradients", sums, reduces, "reduced", most[1]),
@@ -791,7 +787,7 @@ def check_losses(told, ranks, right):
             f"{told}, loss {number + 1} of {len(right)} is not that of one process",
             loss,
             seen,
-            hint="Until then all were right. Which numbers has the last step changed, and by which gradient?"
+            hint="Until then all losses were right. Which numbers has the last step changed, and with which gradient?"
             if number
             else "",
         )
@@ -815,9 +811,9 @@ def check_weights(told, ranks, right, sharded):
                 f"{told}, {name}{whose} is not what one process has after the last step{still}",
                 f"moved by {moved:.5g}",
                 f"moved by {(copy - first).norm():.5g}, and {(copy - weight).norm():.2g} away",
-                hint="Is it stepped, and does what is stepped lie in the weight itself?"
+                hint="Is it stepped, and is the stepped tensor a view of the weight itself?"
                 if still
-                else "By which gradient was it stepped: the mean over all ranks, of just these numbers?",
+                else "With which gradient was it stepped: the mean over all ranks, of exactly these numbers?",
             )
 
 
@@ -837,7 +833,7 @@ def check_stage(student, stage):
         told = (
             f"stage {stage}, {kind} on {world} ranks"
             + (", head tied, some parameters frozen" if odd else "")
-            + (", two backward passes a step" if passes > 1 else "")
+            + (", two backward passes per step" if passes > 1 else "")
         )
         seeds = student.seeds(world)
         run = student.call(train_on_rank, world=world, seed=seeds, stage=stage, **how)
@@ -873,8 +869,8 @@ def check_stage(student, stage):
                 wrong = [loss for loss in mine["evaluated"] if not math.isclose(loss, right["evaluated"], rel_tol=REL)]
                 expect(
                     not wrong,
-                    f"{told}, an evaluation after the last step gives rank {rank} another loss than one "
-                    "process: are the weights gathered anew?",
+                    f"{told}, an evaluation after the last step gives rank {rank} a different loss from one "
+                    "process: are the weights gathered again?",
                     f"{right['evaluated']:.6f}",
                     ", ".join(f"{loss:.6f}" for loss in wrong),
                     rank,
@@ -888,18 +884,15 @@ def check_stage(student, stage):
     minutes=20,
     needs=(2, 3),
     why=(
-        "With AdamW the state is half of all memory in float32, and three quarters with mixed precision. To share it"
-        " out costs no byte more on the wire: an all-reduce is a reduce-scatter and an all-gather anyway, and the step"
-        " goes in between."
+        "With AdamW the state is half of all memory in float32, and three quarters with mixed precision. Sharding it"
+        " costs no additional bytes: an all-reduce is a reduce-scatter and an all-gather anyway, and the step goes in"
+        " between."
     ),
     hints=(
+        ("Only the order is new: reduce to shards, step parts, gather shards. The first and the last are in TODO 3."),
         (
-            "Nothing is new but the order: reduce to shards, step parts, gather shards. You have the first and the last"
-            " in TODO 3."
-        ),
-        (
-            "A part of p.detach() is a view that autograd knows nothing of, so it is a leaf; requires_grad_() makes an"
-            ' optimizer take it. {**group, "params": ...} is a copy of a group with other parameters. part.grad must be'
+            "A part of p.detach() is a view without autograd, so it is a leaf; requires_grad_() makes an optimizer"
+            ' accept it. {**group, "params": ...} is a copy of a group with other parameters. part.grad must be'
             " as long as the part: cut the shard. p.copy_(...) writes a weight."
         ),
         (
@@ -924,7 +917,7 @@ def test_todo4_stage_1(student):
         right = [[(5, 5, 4)[rank]], [(2, 2, 1)[rank], (1, 0, 0)[rank]]]
         expect(
             mine["lengths"] == right,
-            f"{where}: the parts have other lengths",
+            f"{where}: the parts have the wrong lengths",
             right,
             mine["lengths"],
             rank,
@@ -936,7 +929,7 @@ def test_todo4_stage_1(student):
             "as they were",
             "changed",
             rank,
-            "They still belong to who gave them: make new dictionaries, and new lists.",
+            "They still belong to the caller: make new dictionaries, and new lists.",
         )
         expect(
             mine["leaves"],
@@ -948,7 +941,7 @@ def test_todo4_stage_1(student):
         )
         expect(
             mine["views"],
-            f"{where}: who writes into a part does not write into the parameter",
+            f"{where}: writing into a part does not write into the parameter",
             "views of the parameters",
             "copies",
             rank,
@@ -1049,14 +1042,14 @@ def resumed_on_rank(code, rank, world, seed, steps):
 
 
 def anywhere(wrong):
-    """Whether it holds on some rank: all go on, or none does."""
+    """Whether it is true on some rank: all continue, or none does."""
     found = torch.tensor([float(bool(wrong))])
     dist.all_reduce(found)
     return bool(found)
 
 
 def lacks(state_dict, *entries):
-    """What a state dictionary has not that it must have; "" if it has all."""
+    """What a state dictionary lacks; "" if it is complete."""
     if not isinstance(state_dict, dict):
         return f"{kind_of(state_dict)}, not a dictionary"
     for name, kind in entries:
@@ -1071,7 +1064,7 @@ def lacks(state_dict, *entries):
 
 
 def lengths_apart(state, parts):
-    """The first tensor of a state that is not as long as the part that it is of; "" if there is none."""
+    """The first tensor of a state that is not as long as its part; "" if there is none."""
     for number, values in state.items():
         if number not in range(len(parts)):
             return f"a state for parameter {number!r}, and this rank has {len(parts)}"
@@ -1091,7 +1084,7 @@ def copied(state_dict):
 
 
 def equal(state, other):
-    """Whether it is what it was when it was copied."""
+    """Whether it equals the copy made before."""
     return all(
         name in state[number] and torch.equal(state[number][name], value)
         for number, values in other.items()
@@ -1106,13 +1099,13 @@ def equal(state, other):
     needs=(2, 3),
     why=(
         "Jobs end, and the next one may get another number of GPUs. A checkpoint of parts that only the same ranks can"
-        " read is lost with them; and a run that goes on without its averages makes a step of another size, which shows"
-        " as a jump in the loss."
+        " read is lost with them. And a run that resumes without its averages makes a step of the wrong size, which"
+        " shows as a jump in the loss."
     ),
     hints=(
-        "Build new dictionaries; the values that are long are gathered or cut, the others passed on.",
+        "Build new dictionaries; gather or cut the long values, and pass the others on.",
         (
-            "A part may be shorter than the shard: fill it up before it is gathered; joined cuts it to the parameter's"
+            "A part may be shorter than the shard: pad it before it is gathered; joined cuts it to the parameter's"
             " shape. On the way back my_part is a view, which keeps the whole tensor alive, so clone it."
         ),
         (
@@ -1144,7 +1137,7 @@ def test_todo5_state(student):
         )
         expect(
             set(saved["state"]) == set(plain["state"]),
-            f"{told}, the saved state is that of other parameters",
+            f"{told}, the saved state belongs to other parameters",
             sorted(plain["state"]),
             sorted(saved["state"]),
             rank,
@@ -1159,7 +1152,7 @@ def test_todo5_state(student):
                     None if got is None else tuple(got.shape),
                     rank,
                 )
-                # Where the gradient is all but zero, so are the averages: compared with the largest of their kind.
+                # Where the gradient is nearly zero, so are the averages: compared with the largest of their kind.
                 expect(
                     bool((got - value).abs().max() <= REL * max(value.abs().max(), 1e-4)),
                     f"{told}, the saved {name} of parameter {number} is not that of a plain optimizer",
@@ -1167,13 +1160,7 @@ def test_todo5_state(student):
                     got,
                     rank,
                 )
-        expect(
-            mine["kept"],
-            f"{told}, the optimizer's own state is another one after it was saved",
-            "as it was",
-            "changed",
-            rank,
-        )
+        expect(mine["kept"], f"{told}, saving changes the optimizer's own state", "as it was", "changed", rank)
         expect(
             mine["none"],
             "a state that is None (SGD's momentum_buffer without momentum) does not stay None",
@@ -1181,7 +1168,7 @@ def test_todo5_state(student):
             "something else",
             rank,
         )
-        expect(mine["unchanged"], f"{told}, what was saved is changed when it is loaded", "as it was", "changed", rank)
+        expect(mine["unchanged"], f"{told}, what was saved is changed when it is loaded", "unchanged", "changed", rank)
         most = 8 * share(trained, world)
         expect(
             mine["held"] <= most,
@@ -1199,13 +1186,13 @@ def test_todo5_state(student):
     minutes=15,
     needs=(2, 3),
     why=(
-        "Whole gradients are as large as the weights. Reduced one by one while the backward pass goes on, they are"
-        " never all there, and their messages travel while the next gradient is computed."
+        "Whole gradients are as large as the weights. If they are reduced one by one during the backward pass, they"
+        " never coexist, and their messages travel while the next gradient is computed."
     ),
     hints=(
         (
-            "One hook for each parameter. What it has to do is what share_gradients does for one of them; and then the"
-            " whole gradient goes."
+            "One hook for each parameter. It does for one parameter what share_gradients does for all; then it frees"
+            " the whole gradient."
         ),
         (
             "parameter.register_post_accumulate_grad_hook(function) calls function(parameter). A function made in a"
@@ -1227,7 +1214,7 @@ def test_todo6_stage_2(student):
 
 
 def check_whole(told, seen, model, rank):
-    """Bytes of whole weights, at moment after moment: a block's while it computes, and those of no block."""
+    """Bytes of whole weights, from moment to moment: of a block while it computes, and of the rest."""
     in_block = 4 * sum(p.numel() for p in model.blocks[0].parameters())
     inside = {p for block in model.blocks for p in block.parameters()}
     rest = 4 * sum(p.numel() for p in model.parameters() if p not in inside)
@@ -1265,12 +1252,12 @@ def unit_on_rank(code, rank, world, factor, dtype):
         unit = code.Unit(module, parameters, rank, world)
         seen = {"at first": storages.by_kind({"shards": unit.shards, "weights": parameters})}
         if seen["at first"]["weights"]:
-            return seen  # a tensor without memory, met unawares, would end the process
+            return seen  # using a tensor without memory would end the process
         with torch.no_grad():
             for shard in unit.shards:
                 shard.mul_(
                     factor
-                )  # as an optimizer would: what is gathered must be the shards, not what was there before
+                )  # as an optimizer would: the gathered values must come from the shards, not from before
         mark()
         code.unshard(unit)
         seen["lacking"] = [
@@ -1329,14 +1316,14 @@ def unit_serial(factors, dtype):
     needs=(2, 3),
     why=(
         "In stage 3 a weight exists for as long as its layer computes, and no longer. If it is freed in name only,"
-        " because a view or autograd keeps it, the memory is that of stage 2, and the extra messages were for nothing."
+        " because a view or autograd keeps it, the memory is that of stage 2, and the extra messages are wasted."
     ),
     hints=(
-        "Freeing is one line for each parameter. Making whole has three parts: gather, take memory, fill it.",
+        "Freeing is one line for each parameter. Making whole has three parts: gather, allocate, fill.",
         (
             "gather_shards(unit.shards, unit.world) gives the vectors. The storage needs parameter.numel() *"
-            " parameter.element_size() bytes. joined gives the tensor; parameter.data.copy_ writes it so that autograd"
-            " does not count it. A unit is whole if a storage of its parameters has bytes."
+            " parameter.element_size() bytes. joined gives the tensor; parameter.data.copy_ writes it without"
+            " autograd's notice. A unit is whole if a storage of its parameters has bytes."
         ),
         (
             "for parameter, shards in zip(unit.parameters, gather_shards(...)):"
@@ -1370,7 +1357,7 @@ def check_unit(run, right, world, dtype):
         )
         expect(
             not seen["lacking"],
-            f"after unshard {on}, rank {rank}'s {', '.join(seen['lacking'])} has not the memory it needs",
+            f"after unshard {on}, rank {rank}'s {', '.join(seen['lacking'])} does not have the memory it needs",
             "all of its bytes",
             "less",
             rank,
@@ -1380,7 +1367,7 @@ def check_unit(run, right, world, dtype):
         held_by_shards = seen["at first"]["shards"]
         expect(
             held_by_shards == a_number * share(shapes, world),
-            "the shards of a unit have other sizes",
+            "the shards of a unit have the wrong sizes",
             a_number * share(shapes, world),
             held_by_shards,
             rank,
@@ -1422,14 +1409,14 @@ def check_unit(run, right, world, dtype):
         more = [call for call in again if call.rank == rank]
         expect(
             not more,
-            f"unshard of a unit that is whole sends once more, on rank {rank}",
+            f"unshard of a unit that is already whole sends once more, on rank {rank}",
             "nothing",
             [call.op for call in more],
             rank,
         )
         expect(
             seen["shapes"] == [list(shape) for shape in shapes],
-            f"after reshard, rank {rank}'s parameters have other shapes",
+            f"after reshard, rank {rank}'s parameters have different shapes",
             [list(shape) for shape in shapes],
             seen["shapes"],
             rank,
@@ -1446,8 +1433,8 @@ def check_unit(run, right, world, dtype):
             )
         expect(
             seen["kept"] <= 0,
-            f"a unit that computes, and then is freed: rank {rank} still has {seen['kept']} bytes more than the"
-            " activations, since autograd keeps the weights alive",
+            f"a unit that computes and is then freed: rank {rank} still has {seen['kept']} bytes more than the"
+            " activations, because autograd keeps the weights alive",
             "0 bytes",
             f"{seen['kept']} bytes",
             rank,
@@ -1470,7 +1457,7 @@ def check_unit(run, right, world, dtype):
         )
 
 
-ACTIVATIONS = 2 * 7 + 2 * 1  # numbers of Tiny's for its backward pass: after tanh, and what is squared
+ACTIVATIONS = 2 * 7 + 2 * 1  # numbers that Tiny keeps for its backward pass: after tanh, and before the square
 
 
 @todo(
@@ -1478,19 +1465,19 @@ ACTIVATIONS = 2 * 7 + 2 * 1  # numbers of Tiny's for its backward pass: after ta
     minutes=35,
     needs=(2, 3, 8),
     why=(
-        "This is FSDP. What a rank holds shrinks with every rank that joins, so that a model of any size fits on enough"
-        " of them; and the code of the model has not changed by a line."
+        "This is FSDP. What a rank holds shrinks with every rank that is added, so a model of any size fits on enough"
+        " of them; and not a line of the model's code has changed."
     ),
     hints=(
         (
-            "Follow one block through the drawing: gathered, freed, gathered, and at last reduced and freed. Which of"
-            " the four calls belongs to each?"
+            "Follow one block through the drawing: gathered, freed, gathered, and at last reduced and freed. Which call"
+            " belongs to which of these?"
         ),
         (
             "Two hooks on unit.module: before the forward pass unshard; after it reshard, and a hook on the output that"
             " calls unshard. And one on each trained parameter, which counts: when all trained parameters of the unit"
-            " have their gradient, call finish, and begin to count anew. In finish: reduce_to_shards of p.grad for p"
-            " that are trained, add to shard.grad, p.grad = None, reshard."
+            " have their gradient, call finish, and restart the count. In finish: reduce_to_shards of p.grad for the"
+            " trained p, add to shard.grad, p.grad = None, reshard."
         ),
         (
             "register_forward_pre_hook and register_forward_hook; in the latter, if output.requires_grad:"
@@ -1548,7 +1535,7 @@ def mixed_on_rank(code, rank, world, seed, steps):
 
 
 def mixed_step_on_rank(code, rank, world, seed):
-    """One step of SGD, in which the masters move by as much as the gradients say."""
+    """One step of SGD, in which the masters move by their gradients."""
     model = made_model().to(torch.bfloat16)
     optimizer = Mixed(code, in_groups(list(model.parameters())), torch.optim.SGD, rank, world, **OPTIONS["SGD"])
     model(*batch(seed, 0, 0)).backward()
@@ -1588,14 +1575,14 @@ def mixed_serial(seeds, steps, kind="AdamW"):
     needs=(2, 3),
     why=(
         "Half of the bytes for weights, gradients and messages, and on most GPUs a multiple of the speed; but only"
-        " masters in float32 keep what small steps and long sums would lose. And of the 16 bytes it is the masters and"
-        " the state, 12 of them, that stage 1 shares out."
+        " float32 masters keep what small steps and long sums would lose. Masters and state are 12 of the 16 bytes,"
+        " and stage 1 shards exactly those."
     ),
     hints=(
-        "The same three places as in TODO 4, and in each of them a change of dtype. Which way?",
+        "The same three places as in TODO 4, each with a change of dtype. In which direction?",
         (
-            "tensor.float() makes a float32 copy. copy_ between tensors of different dtypes rounds. What"
-            " reduce_to_shards is given decides in which dtype it adds."
+            "tensor.float() makes a float32 copy. copy_ between tensors of different dtypes rounds. reduce_to_shards"
+            " adds in the dtype of its arguments."
         ),
         (
             "my_part(p.detach(), rank, world).float().requires_grad_(); reduce_to_shards([p.grad.float() for p in"
@@ -1621,7 +1608,7 @@ def test_todo10_mixed(student):
             "float32",
             mine["dtypes"],
             rank,
-            "bfloat16 has 8 bits for the digits. In what are steps added up that are a thousandth of the weight?",
+            "bfloat16 has 8 significant bits. In which dtype can steps of a thousandth of the weight add up?",
         )
         expect(
             mine["leaves"],
@@ -1645,7 +1632,7 @@ def test_todo10_mixed(student):
             "bfloat16",
             mine["dtype of weights"],
             rank,
-            "The model goes on to compute with the weights that it has: only their numbers are new.",
+            "The model continues to compute with the weights that it has: only their numbers are new.",
         )
         part = own(everything, world, rank)
         limits = {"weights": (2 * psi, 2 * psi), "gradients": (2 * psi, 2 * psi), "optimizer": (12 * part, 12 * shard)}
@@ -1676,7 +1663,7 @@ def test_todo10_mixed(student):
                 f"in {dtype}",
                 dtypes,
                 rank,
-                "What is handed over decides the dtype of the message, and of a sum. Masters stay where they are.",
+                "The arguments decide the dtype of the message, and of a sum. Masters stay where they are.",
             )
             ops = {event["op"] for event in found}
             sent, most = (
@@ -1689,7 +1676,7 @@ def test_todo10_mixed(student):
                 f"at most {most:,} bytes",
                 f"{sent:,.0f} bytes",
                 rank,
-                "How often does each number travel, and in how many bytes?",
+                "How often is each number sent, and in how many bytes?",
             )
     rounded = {name: master.bfloat16().float() for name, master in right["masters"].items()}
     apart = [
@@ -1702,7 +1689,7 @@ def test_todo10_mixed(student):
         moved = (master - right["first"][name]).norm()
         premise(moved > 0, f"a {name} that never moves")
         seen = put_together([mine["masters"][name] for mine in ranks], master.shape)
-        # Two numbers have one sum in whatever order, so that what differs is the rounding within a step.
+        # Two numbers have the same sum in either order, so the difference is the rounding within a step.
         if not bool((seen - master).norm() <= 1e-3 * moved):
             raise Wrong(
                 f"{told}: after {steps} steps the masters of {name} are not those of one process",
@@ -1718,13 +1705,13 @@ def test_todo10_mixed(student):
                 "the masters in bfloat16",
                 "others",
                 rank,
-                "Who rounds the masters, and into which memory? The weights that are gathered must have it.",
+                "Which line rounds the masters, and into which memory? It must be in the weights that are gathered.",
             )
     check_mean_in_float32(student)
 
 
 def check_mean_in_float32(student):
-    """On 3 ranks, for a division by 2 is exact in bfloat16, too."""
+    """On 3 ranks, because a division by 2 is exact in bfloat16, too."""
     world = 3
     seeds = student.seeds(world)
     ranks = student.call(mixed_step_on_rank, world=world, seed=seeds).evidence
@@ -1733,7 +1720,7 @@ def check_mean_in_float32(student):
         moved = (master - right["first"][name]).norm()
         seen = put_together([mine[name] for mine in ranks], master.shape)
         # A gradient that is rounded once more, to the 8 bits of bfloat16, is wrong by 1e-3 of its norm; sums of three
-        # numbers in another order, and masters that are rounded to float32, differ by 1e-6 of it and less.
+        # numbers in a different order, and masters that are rounded to float32, differ by 1e-6 of it and less.
         expect(
             bool((seen - master).norm() <= REL * max(moved, MOVED)),
             f"SGD on {world} ranks, weights in bfloat16: after a step the masters of {name} are not those of one"

@@ -238,9 +238,9 @@ WRONG = [
     ),
     Answer(
         3,
-        "ReduceOp.AVG",
-        replaced(NAIVE, ("(p.grad)\n        p.grad /= world", "(p.grad, op=dist.ReduceOp.AVG)")),
-        says="ReduceOp.AVG",
+        "ReduceOp.AVG, and divided",
+        replaced(NAIVE, ("(p.grad)", "(p.grad, op=dist.ReduceOp.AVG)")),
+        says="divided once too often",
     ),
     Answer(
         3,
@@ -537,19 +537,6 @@ def begin(p):
         ],
         says="does not begin before that of",
     ),
-    Answer(
-        4,
-        "ReduceOp.AVG",
-        [
-            ENDS,
-            replaced(
-                HOOKS,
-                ("p.grad, async", "p.grad, op=dist.ReduceOp.AVG, async"),
-                ("        p.grad /= dist.get_world_size()\n", ""),
-            ),
-        ],
-        says="ReduceOp.AVG",
-    ),
     Answer(4, "nothing", [ENDS, "return lambda: None"], says="is not that of one process"),
     Answer(
         5,
@@ -799,16 +786,6 @@ if len(self.missing[number]) < 2:
             replaced(FINISH, ("    vector /= dist.get_world_size()\n", "")),
         ],
         says="before that is over",
-    ),
-    Answer(
-        6,
-        "ReduceOp.AVG",
-        [
-            INIT,
-            replaced(TAKE, ("vector, async", "vector, op=dist.ReduceOp.AVG, async")),
-            replaced(FINISH, ("    vector /= dist.get_world_size()\n", "")),
-        ],
-        says="ReduceOp.AVG",
     ),
     Answer(6, "no communication at all", [INIT, "pass", "pass"], says="is not that of one process"),
     Answer(
@@ -1289,6 +1266,28 @@ if len(self.missing[number]) < 2:
 ]
 
 RIGHT = [
+    Answer(3, "ReduceOp.AVG", replaced(NAIVE, ("(p.grad)\n        p.grad /= world", "(p.grad, op=dist.ReduceOp.AVG)"))),
+    Answer(
+        4,
+        "ReduceOp.AVG",
+        [
+            ENDS,
+            replaced(
+                HOOKS,
+                ("p.grad, async", "p.grad, op=dist.ReduceOp.AVG, async"),
+                ("        p.grad /= dist.get_world_size()\n", ""),
+            ),
+        ],
+    ),
+    Answer(
+        6,
+        "ReduceOp.AVG",
+        [
+            INIT,
+            replaced(TAKE, ("vector, async", "vector, op=dist.ReduceOp.AVG, async")),
+            replaced(FINISH, ("    vector /= dist.get_world_size()\n", "")),
+        ],
+    ),
     Answer(
         1,
         "one product",

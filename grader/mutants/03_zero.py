@@ -183,7 +183,7 @@ WRONG = [
         [SIZE, PART, "return part if len(part) == size else F.pad(part, (0, size - len(part)))", JOINED],
         says="no memory of its own",
     ),
-    Answer(2, "not filled up", [SIZE, PART, "return part.clone()", JOINED], says="filled up otherwise"),
+    Answer(2, "not filled up", [SIZE, PART, "return part.clone()", JOINED], says="padded wrongly"),
     Answer(
         2,
         "always float32",
@@ -314,7 +314,7 @@ WRONG = [
         3,
         "its inputs are divided",
         [GATHER, "for t in tensors:\n    t /= world\n" + REDUCE.strip().replace("mine /= world\n", "")],
-        says="changed by them",
+        says="changes its arguments",
     ),
     Answer(
         3,
@@ -470,7 +470,7 @@ for p, part in zip(parameters, parts):
         4,
         "weights that lie in what was gathered",
         [PARTS, SHARE, WEIGHTS.replace("p.copy_(joined(whole, p.shape))", "p.data = joined(whole, p.shape)")],
-        says="they lie in something larger",
+        says="they are views of something larger",
     ),
     Answer(
         5,

@@ -1,20 +1,23 @@
 # %% [markdown]
 # # Data parallel
 #
-# Every rank has the whole model and a share of each batch. Each computes the gradients of
-# its own share; then the ranks average them and all take the same step. That is
+# Every rank has the whole model and a part of each batch, its **share**. Each rank computes the
+# gradients of its share; then the ranks average them, and all take the same step. That is
 # `DistributedDataParallel`, **DDP** for short. Here you build it: first naively, then so
 # that it communicates while it still computes, then with fewer and longer messages.
 #
+# *Builds on*: the all-reduce, its ring and its cost (`01_collectives`); why one trains on several devices, strong and
+# weak scaling (`00_one_device`).
+#
 # ![Three ranks with equal models and different samples: their gradients differ, the average is that of the whole batch](../images/data_parallel.svg)
 #
-# [DDP, step by step](../images/ddp_steps.html) pages through one step (arrow keys, offline). On several nodes the same
-# happens; only the ring of the gradients now also crosses the network between them:
+# [DDP, step by step](../images/ddp_steps.html) shows one step frame by frame (arrow keys, offline). On several nodes
+# the same happens, but the ring that carries the gradients also crosses the network between the nodes:
 #
 # ![DDP on two nodes of four GPUs: a process, a whole model and four samples on each; the ring crosses nodes twice](../images/ddp_nodes.svg)
 #
-# One law holds for all that you write: **the parallel run is the serial run.** The gradients
-# on each rank are in the end those of one process that had all samples.
+# One law holds for everything that you write: **the parallel run is the serial run.** At the end, the gradients
+# on each rank are the gradients that one process would compute from all samples.
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
 import sys
@@ -42,20 +45,20 @@ from utils.model import TransformerLM
 # %% [markdown]
 # ## What is averaged, and what it costs
 #
-# A loss is a mean over samples, and so is its gradient. If rank $r$ has $n_r$ samples and
-# finds the gradient $g_r$ of their mean loss, **predict** from these the gradient of the mean
-# over all samples. When is it simply the mean of the $g_r$?
+# A loss is a mean over samples, and so is its gradient. Rank $r$ has $n_r$ samples, and the
+# gradient of their mean loss is $g_r$. From these, **predict** the gradient of the mean over all
+# samples. When is it simply the mean of the $g_r$?
 #
 # The gradients go through a ring all-reduce, as in lesson 01. **Predict** how many bytes each
-# rank sends in a step, if gradients are float32 numbers. What happens to it when you double
-# the ranks, and what when you double the batch?
+# rank sends in a step, if gradients are float32 numbers. How does that change when you double
+# the number of ranks? And when you double the batch?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def whole_gradient(gradients: list[Tensor], samples: list[int]) -> Tensor:
-    """The gradient of the mean loss over all samples, from each rank's own and its number of samples."""
-    # TODO 1: Predict the gradient of the whole batch, and what it costs to have it. First the gradient.
-    # The ranks may have unequal numbers of samples; one may have none. `gradients` stay as they are.
+    """The gradient of the mean loss over all samples, from each rank's gradient and number of samples."""
+    # TODO 1: Predict the gradient of the whole batch, and how many bytes it costs. First the gradient.
+    # The ranks may have unequal numbers of samples; one may have none. Leave `gradients` unchanged.
     ### BEGIN SOLUTION
     weighted = [gradient * count for gradient, count in zip(gradients, samples, strict=True)]
     return torch.stack(weighted).sum(dim=0) / sum(samples)
@@ -63,9 +66,9 @@ def whole_gradient(gradients: list[Tensor], samples: list[int]) -> Tensor:
 
 
 def step_bytes(parameters: int, world: int) -> float:
-    """How many bytes each rank sends in a step of data-parallel training by ring all-reduces."""
-    # TODO 1, again: the bytes, for so many trainable parameters, with gradients in float32. As if they
-    # could be cut evenly: it need not be a whole number.
+    """How many bytes each rank sends in a step of data-parallel training with ring all-reduces."""
+    # TODO 1, again: the bytes, for this number of trainable parameters, with gradients in float32. Assume that
+    # they can be cut evenly: the result need not be a whole number.
     ### BEGIN SOLUTION
     return 2 * (world - 1) / world * 4 * parameters
     ### END SOLUTION
@@ -75,46 +78,46 @@ def step_bytes(parameters: int, world: int) -> float:
 check("02_data_parallel/1")
 
 # %% [markdown]
-# The model of GPT-2's size has 124 million parameters.
+# A model as large as GPT-2 has 124 million parameters.
 
 # %%
 for world in (1, 2, 8, 1024):
-    print(f"{world:5} ranks: each sends {plots.spoken_bytes(step_bytes(124_000_000, world))} a step")
+    print(f"{world:5} ranks: each sends {plots.spoken_bytes(step_bytes(124_000_000, world))} per step")
 
 # %% [markdown]
 # ## Equal first weights
 #
-# Equal gradients keep models equal only if they start equal. Ranks that use different seeds, or
-# read different checkpoints, do not. So rank 0 gives its own state to all, once, before training:
+# Equal gradients keep models equal only if the models start equal. Ranks with different seeds or
+# different checkpoints do not. So rank 0 broadcasts its own state once, before training:
 #
-# - the **parameters**, also the frozen ones: they are not trained, but they are used;
-# - the **buffers**, which are state and no parameters, such as the running mean of a batch
+# - the **parameters**, including the frozen ones: they are not trained, but they are used;
+# - the **buffers**, which are state but not parameters, such as the running mean of a batch
 #   norm. Not all of them are in `state_dict()`, and not all are floating-point numbers.
 #
-# These calls of `torch.distributed`, imported as `dist`, are all that this lesson needs. In a notebook cell that runs on
-# ranks, the ranks have met already; a script calls `dist.init_process_group` first.
+# This lesson needs only these calls of `torch.distributed`, imported as `dist`. In a notebook cell that runs on
+# ranks, the ranks are already connected; a script calls `dist.init_process_group` first.
 #
 # | call | what it does |
 # |---|---|
 # | `dist.get_rank()`, `dist.get_world_size()` | this rank's number, and how many ranks there are |
 # | `dist.broadcast(tensor, src=0)` | afterwards `tensor` holds, on every rank, what it held on rank 0; **in place** |
 # | `dist.all_reduce(tensor)` | afterwards `tensor` holds, on every rank, the sum over all ranks; **in place** |
-# | `dist.all_reduce(tensor, async_op=True)` | the same, but it comes back at once, with a *work*; it is over after `work.wait()` |
-# | `dist.init_process_group(backend)` | in a script: meet the other ranks, by gloo on CPUs and NCCL on GPUs |
+# | `dist.all_reduce(tensor, async_op=True)` | the same, but it returns at once, with a *work*; it is complete after `work.wait()` |
+# | `dist.init_process_group(backend)` | in a script: connect to the other ranks, with gloo on CPUs and NCCL on GPUs |
 #
-# Autograd does not allow a parameter that requires a gradient to be written in place: `parameter.detach()` is the same
+# Autograd does not allow in-place writes to a parameter that requires a gradient: `parameter.detach()` is the same
 # memory without autograd.
 #
-# Two layers may share one parameter: the input embedding and the head of a language model
-# often do. It is **tied**, is one tensor, and need not go twice. And other objects, the
-# optimizer for one, already hold the model's tensors: write into them, and do not replace them.
+# Two layers may use one parameter: the input embedding and the head of a language model
+# often do. Such a parameter is **tied**. It is one tensor and need not be sent twice. Also, other objects
+# (such as the optimizer) already refer to the model's tensors: write into them, and do not replace them.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def broadcast_state(model: nn.Module) -> None:
     """Give all ranks the parameters and buffers of rank 0, in place."""
     # TODO 2: Give every rank the state of rank 0.
-    # Budget: each tensor is broadcast once, a tied one too.
+    # Budget: each tensor is broadcast once, even a tied one.
     ### BEGIN SOLUTION
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.detach(), src=0)
@@ -144,27 +147,28 @@ print(f"rank 0 made {sum(call.rank == 0 for call in run.collectives)} calls")
 # %% [markdown]
 # ## Naive: all-reduce after the backward pass
 #
-# Let each rank finish its backward pass, and then average one gradient after the other. It
-# is right, and it is what the first version of every framework did.
+# Let each rank finish its backward pass, and then average one gradient after the other. This
+# is correct, and the first version of every framework did it.
 #
-# It is not as simple as it looks, since all ranks must make **the same calls in the same order**:
+# It is less simple than it looks, since all ranks must make **the same calls in the same order**:
 #
 # - A frozen parameter has no gradient, on any rank. It costs nothing.
-# - A parameter may go unused in a pass, on one rank only: an expert that none of this rank's
-#   tokens went to, say. Then its `.grad` is `None` here, and a tensor elsewhere. This rank
-#   must call as well; what does it contribute? And it takes the average like all others.
+# - A parameter may be unused in a pass on one rank only: an expert, for example, that none of this
+#   rank's tokens chose. Then its `.grad` is `None` here, and a tensor elsewhere. This rank
+#   must make the call as well; what does it contribute? And like all ranks, it takes the average.
 #
-# `ReduceOp.AVG` seems made for it, and NCCL has long had it. gloo averages correctly with torch
-# 2.13; older releases refuse it, and some silently return the sum (pytorch issue 162338). Add up,
-# then divide: that is right everywhere, and the check asks for it.
+# The usual way is to add up and to divide by the number of ranks. `ReduceOp.AVG` does both in one
+# call. NCCL has long had it, and gloo averages correctly with torch 2.13; older releases refuse it
+# on gloo, and some silently return the sum (pytorch issue 162338). So code that must run anywhere adds
+# up and divides. Dividing first is just as right: it protects float16 from overflow, but small numbers may vanish.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def average_gradients(model: nn.Module) -> None:
     """After the backward pass: leave in each parameter's ``grad`` the mean over all ranks."""
     # TODO 3: Average the gradients after the backward pass.
-    # Budget: at most one all-reduce for each trainable parameter, a tied one too, and none for a
-    # frozen one; not ReduceOp.AVG. All ranks have equally many samples.
+    # Budget: at most one all-reduce for each trainable parameter, even a tied one, and none for a
+    # frozen one. All ranks have the same number of samples.
     ### BEGIN SOLUTION
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -179,8 +183,8 @@ def average_gradients(model: nn.Module) -> None:
 check("02_data_parallel/3")
 
 # %% [markdown]
-# Look at a step of yours. The next cell takes a few steps of a small language model and notes,
-# in the last one, when each gradient was ready and when the backward pass was over.
+# Look at one of your steps. The next cell takes a few steps of a small language model and records,
+# in the last one, when each gradient was ready and when the backward pass was complete.
 
 # %%
 CAP = 1_000_000  # bytes in a bucket, for later
@@ -200,7 +204,7 @@ def watched_step(method: str, rank: int, world: int) -> dict:
         finish = Bucketed(model, CAP).finish
     elif method == "torch":
         model = with_torch(model, [(x, y)], CAP)
-    for _ in range(4):  # the first ones connect the ranks, and make ready what is used again
+    for _ in range(4):  # the first steps connect the ranks, and allocate what later ones reuse
         model.zero_grad()
         loss = model(x, y)
         dist.barrier()
@@ -221,24 +225,24 @@ runs = {"naive": run_on_ranks("02_data_parallel/watched_step", ["naive"] * 2, ti
 plots.steps(runs)
 
 # %% [markdown]
-# The grey bar is the backward pass of rank 0, a tick in it is a gradient that is ready, and each
+# The grey bar is the backward pass of rank 0; a tick in it is a gradient that is ready; each
 # coloured bar is an all-reduce, from the call to the end of the wait for it. All of them come
-# after the backward pass: while the rank computes, the network has nothing to do, and the
-# other way round.
+# after the backward pass: while the rank computes, the network is idle, and while the network
+# works, the rank waits.
 #
 # ## Overlapped: all-reduce each gradient as soon as it is ready
 #
 # The backward pass goes through the layers from the last to the first, and the gradients of
-# the last layer are ready long before the first layer's. They could be on their way by then.
+# the last layer are ready long before those of the first. They could already be on their way.
 #
 # ![Three timelines of a step: all communication after the backward pass, one message for each gradient, two buckets](../images/overlap.svg)
 #
-# We assume that the network takes one all-reduce at a time, in the order in which they were
+# Assume that the network does one all-reduce at a time, in the order in which they were
 # started. (NCCL does so within a process group.)
-# **Predict** when the last one is over, if gradient $i$ is ready after $t_i$ seconds and
+# **Predict** when the last one is complete, if gradient $i$ is ready after $t_i$ seconds and
 # its all-reduce takes $c_i$ seconds.
 #
-# PyTorch calls you when a gradient is ready, if you ask for it:
+# PyTorch tells you when a gradient is ready, if you register a hook:
 #
 # | call | the hook is called |
 # |---|---|
@@ -247,14 +251,14 @@ plots.steps(runs)
 #
 # And `dist.all_reduce(tensor, async_op=True)` returns at once, with a *work*. Until
 # `work.wait()` the tensor belongs to the all-reduce: neither read it nor write to it. A hook
-# that waits would hold up the backward pass. (On NCCL, the GPU's stream waits in place of the
+# that waits would stop the backward pass. (With NCCL, the GPU's stream waits instead of the
 # CPU, with the same effect.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def communication_ends(ready: list[float], seconds: list[float]) -> float:
-    """When the last all-reduce is over: number i can start at ``ready[i]``, in ascending order, and takes ``seconds[i]``."""
-    # TODO 4: Overlap communication with the backward pass. First your prediction: when is it over?
+    """When the last all-reduce ends: number i can start at ``ready[i]`` (ascending), and takes ``seconds[i]``."""
+    # TODO 4: Overlap communication with the backward pass. First your prediction: when does it end?
     ### BEGIN SOLUTION
     end = 0.0
     for start, duration in zip(ready, seconds, strict=True):
@@ -268,10 +272,10 @@ def reduce_when_ready(model: nn.Module) -> Callable[[], None]:
 
     Returns the function to call after each backward pass: it leaves in each ``grad`` the mean over all ranks.
     """
-    # TODO 4, again: the hooks, and the function that finishes. What is averaged is what then stands
-    # in `grad`: an earlier backward pass may have left something there. Here all ranks use all
-    # parameters. Budget: one all-reduce for each trainable parameter, begun before the next
-    # gradient is ready; no wait before the backward pass is over.
+    # TODO 4, again: the hooks, and the function that finishes. Average what is in `grad` after this pass: an
+    # earlier backward pass may have left something there. Here all ranks use all
+    # parameters. Budget: one all-reduce for each trainable parameter, started before the next
+    # gradient is ready; no wait until the backward pass is complete.
     ### BEGIN SOLUTION
     started = []
 
@@ -299,29 +303,29 @@ runs["overlapped"] = run_on_ranks("02_data_parallel/watched_step", ["overlapped"
 plots.steps(runs)
 
 # %% [markdown]
-# The all-reduces begin inside of the backward pass now. (A bar ends with the wait for it, and the waits
-# come after the backward pass: the all-reduce itself may be over long before. Whether the step is
-# shorter depends on who does the work: where the processors that compute also move the bytes,
-# little is gained, or something lost. A GPU's network works beside it.)
+# The all-reduces now start within the backward pass. (A bar ends when the wait for it ends, and the waits
+# come after the backward pass: the all-reduce itself may be complete long before. Whether the step is
+# shorter depends on the hardware: if the processors that compute also move the bytes,
+# little is gained, or something is lost. With GPUs, the network works in parallel.)
 #
 # ## Buckets
 #
-# Every message has its latency, and a model has hundreds of small parameters: biases, norms. So
-# several gradients share a message: a **bucket**. It is sent when its last gradient is ready.
-# Large buckets have few latencies, but one bucket for all is the naive way again.
+# Every message has its latency, and a model has hundreds of small parameters, such as biases and norms. So
+# several gradients are sent in one message: a **bucket**. It is sent when its last gradient is ready.
+# Few large buckets pay few latencies, but a single bucket for everything is the naive way again.
 #
-# Buckets are filled in **reverse** order of the parameters, since that is about the order in
-# which gradients become ready; otherwise the first bucket would wait for the last gradient.
+# Buckets are filled in **reverse** order of the parameters, because gradients become ready in
+# roughly that order. Otherwise the first bucket would wait for the last gradient.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def assign_buckets(sizes: list[int], cap: int) -> list[list[int]]:
-    """Which parameters share a bucket: their indices, in the order in which they are filled.
+    """Which parameters go into which bucket: their indices, in the order in which they are filled.
 
-    ``sizes`` are the parameters' bytes, in the model's order, and stay as they are; a bucket holds at most ``cap`` bytes.
+    ``sizes`` are the parameters' bytes, in the model's order; leave them unchanged. A bucket holds at most ``cap``.
     """
     # TODO 5: Assign parameters to buckets, from the last parameter to the first.
-    # Each is in one bucket; a bucket is a run of neighbours; one that is larger than the
+    # Each parameter is in one bucket; a bucket is a run of neighbours; a parameter that is larger than the
     # cap has a bucket of its own. Budget: as few buckets as these rules allow.
     ### BEGIN SOLUTION
     buckets: list[list[int]] = []
@@ -340,10 +344,10 @@ def assign_buckets(sizes: list[int], cap: int) -> list[list[int]]:
 check("02_data_parallel/5")
 
 # %% [markdown]
-# What is a good cap? Your two functions tell. Let the 48 blocks of the largest GPT-2, 1.5 billion parameters, take
-# half a second for their backward pass on each of 64 ranks, and let the gradients become ready at an even
+# What is a good cap? Your two functions can tell. Suppose that the 48 blocks of the largest GPT-2, with 1.5 billion
+# parameters, take half a second for their backward pass on each of 64 ranks, and that gradients become ready at an even
 # pace. A ring all-reduce of $S$ bytes takes $2(N-1)(\alpha + \beta S/N)$. Where is the step shortest, and
-# what makes it longer to the left and to the right of it?
+# why is it longer to the left and to the right of that?
 
 # %%
 BACKWARD = 0.5  # seconds
@@ -369,13 +373,13 @@ links = {"5 µs, 25 GB/s": (5e-6, 1 / 25e9), "5 µs, 50 GB/s": (5e-6, 1 / 50e9),
 plots.caps([2**k for k in range(12, 34)], links, step_ends, BACKWARD)
 
 # %% [markdown]
-# To the left, each of many messages pays its latency. To the right, few buckets mean that the last one, which cannot
-# start before the backward pass is over, is large. In between, little changes: a weight that is larger than the
-# cap has a bucket of its own, whatever the cap.
+# To the left, each of many messages pays its latency. To the right, there are few buckets, so the last one, which
+# cannot start before the backward pass is complete, is large. In between, little changes: a weight that is larger
+# than the cap has a bucket of its own, whatever the cap.
 #
 # ## DDP with buckets
 #
-# Now the two together. When a bucket's last gradient is ready, its gradients are copied into one
+# Now combine the two. When a bucket's last gradient is ready, its gradients are copied into one
 # long vector, and an all-reduce of that vector is started. At the end the averages are copied back.
 #
 # ![Parameters fill buckets from the last to the first; a full bucket is sent while the others still fill](../images/buckets.svg)
@@ -385,16 +389,16 @@ plots.caps([2**k for k in range(12, 34)], links, step_ends, BACKWARD)
 # - **Buckets are started in the order of their numbers**, on all ranks. If a later one is full
 #   first, it waits. Otherwise two ranks whose gradients become ready in different orders would
 #   add up two different buckets.
-# - **What is not full at the end is sent at the end.** A parameter that this pass did not use has
-#   no new gradient, but all ranks must call. It contributes what its `grad` holds: what earlier
-#   passes left there, or zeros if that is `None`.
+# - **Buckets that are not full at the end are sent at the end.** A parameter that this pass did not use has
+#   no new gradient, but all ranks must make the call. The rank contributes what the parameter's `grad` holds:
+#   the result of earlier passes, or zeros if it is `None`.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 class Bucketed:
-    """Averages a model's gradients over the ranks, in buckets, while the backward pass still runs.
+    """Averages a model's gradients over the ranks, in buckets, while the backward pass is running.
 
-    ``sync`` may be set to False before a backward pass: then gradients only add up on each rank.
+    Set ``sync`` to False before a backward pass to only accumulate gradients on each rank.
     """
 
     def __init__(self, model: nn.Module, cap: int) -> None:
@@ -402,8 +406,8 @@ class Bucketed:
         self.sync = True
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.buckets = assign_buckets([4 * parameter.numel() for parameter in self.parameters], cap)
-        # TODO 6: Communicate in buckets, while the backward pass still runs.
-        # Here what is needed before the first pass: ask to be called at `ready`, and make room.
+        # TODO 6: Communicate in buckets during the backward pass.
+        # Here, prepare the first pass: register `ready` as a hook, and allocate the vectors.
         ### BEGIN SOLUTION
         self.vectors = []  # one for each bucket
         self.places = {}  # parameter -> the number of its bucket, and its place in the vector
@@ -425,9 +429,9 @@ class Bucketed:
             self.fill(parameter)
 
     def fill(self, parameter: nn.Parameter) -> None:
-        """Take a gradient into its bucket, and start all that can be started."""
-        # TODO 6, again: a bucket that is full now is started, but never before one of a lower number.
-        # Budget: one all-reduce for each bucket, begun as soon as the rules allow, and no wait here.
+        """Put a gradient into its bucket, and start every bucket that can be started."""
+        # TODO 6, again: start a bucket that is now full, but never before a bucket with a lower number.
+        # Budget: one all-reduce for each bucket, started as soon as the rules allow, and no wait here.
         ### BEGIN SOLUTION
         number, piece = self.places[parameter]
         if parameter.grad is None:
@@ -441,8 +445,8 @@ class Bucketed:
         ### END SOLUTION
 
     def finish(self) -> None:
-        """After a backward pass with ``sync``: leave in each ``grad`` the mean over all ranks; be ready for the next pass."""
-        # TODO 6, again: start what is left, wait, copy back. The division may come before or after the sum.
+        """After a backward pass with ``sync``: leave the mean over all ranks in each ``grad``; prepare the next pass."""
+        # TODO 6, again: start the remaining buckets, wait, copy back. You may divide before or after the sum.
         ### BEGIN SOLUTION
         for parameter in self.parameters:
             if parameter not in self.filled:
@@ -468,27 +472,27 @@ runs["buckets"] = run_on_ranks("02_data_parallel/watched_step", ["buckets"] * 2,
 plots.steps(runs)
 
 # %% [markdown]
-# The same bytes, in fewer messages. What is left over after the backward pass is the last bucket:
-# it holds the first parameters, whose gradients are the last.
+# The same bytes, in fewer messages. Only the last bucket is left after the backward pass:
+# it holds the first parameters, whose gradients are ready last.
 #
 # ## Accumulation without communication
 #
 # A batch that does not fit into memory is cut into $k$ **micro-batches**, whose gradients add up
-# before the step. Only their sum is needed on all ranks, so only the last backward pass has to
+# before the step. The ranks need only the sum, so only the last backward pass has to
 # communicate. **Predict** how many bytes you save, before you look at the table below.
 #
-# All micro-batches of all ranks have equally many samples here, and one may come twice. Mind that
-# gradients *add up*, and that what you want is the gradient of a mean.
+# Here all micro-batches of all ranks have the same number of samples, and one may occur twice. Remember that
+# gradients *add up*, and that you want the gradient of a mean.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def accumulate(model: nn.Module, reducer: Bucketed, micro_batches: list[tuple[Tensor, Tensor]]) -> None:
     """Leave in each ``grad`` the gradient of the mean loss over all micro-batches of all ranks.
 
-    ``model(x, y)`` returns the mean loss of a micro-batch (x, y). Gradients are None or zero before.
+    ``model(x, y)`` returns the mean loss of a micro-batch (x, y). Gradients are None or zero before the call.
     """
     # TODO 7: Accumulate gradients without communication.
-    # Budget: what a single micro-batch sends, and all of it in the last backward pass.
+    # Budget: as many bytes as for a single micro-batch, all of them in the last backward pass.
     ### BEGIN SOLUTION
     for number, (x, y) in enumerate(micro_batches, start=1):
         reducer.sync = number == len(micro_batches)
@@ -504,7 +508,7 @@ check("02_data_parallel/7")
 
 # %%
 def accumulated(number: int, rank: int, world: int) -> None:
-    """A batch of 12 samples a rank, in so many micro-batches."""
+    """A batch of 12 samples per rank, in this number of micro-batches."""
     model = TransformerLM(vocab_size=1000, dim=64, n_heads=2, n_layers=2, max_len=16)
     x, y = torch.randint(1000, (2, 12, 16), generator=torch.Generator().manual_seed(rank))
     accumulate(model, Bucketed(model, 100_000), list(zip(x.chunk(number), y.chunk(number), strict=True)))
@@ -520,10 +524,10 @@ for number in (1, 2, 3, 6):
 # %% [markdown]
 # ## Unequal shares
 #
-# The last batch of an epoch seldom divides by the ranks; and sequences of text have unequal numbers of
-# tokens that count. Your reducer takes the plain mean over the ranks, which is now the wrong one: you predicted
-# the right one in TODO 1. It can be had without a change to the reducer, if each rank makes up for it
-# in its loss. Which factor does it need?
+# The number of ranks seldom divides the last batch of an epoch, and sequences of text have unequal numbers of
+# tokens that count. Your reducer takes the plain mean over the ranks, which is now the wrong mean: you predicted
+# the right one in TODO 1. You need not change the reducer: each rank can correct its loss by a factor.
+# Which one?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -533,7 +537,7 @@ def weighted(loss: Tensor, count: int) -> Tensor:
     The plain mean over the ranks of its gradients is the gradient of the mean over all ranks' samples.
     """
     # TODO 8: Weight the loss of unequal shares.
-    # A rank with no samples has count 0 and a loss of 0. The given loss stays as it is: it is reported, too.
+    # A rank with no samples has count 0 and a loss of 0. Leave the given loss unchanged: it is also reported.
     # Budget: one all-reduce of one number.
     ### BEGIN SOLUTION
     total = torch.tensor(float(count), device=loss.device)
@@ -546,17 +550,17 @@ def weighted(loss: Tensor, count: int) -> Tensor:
 check("02_data_parallel/8")
 
 # %% [markdown]
-# ## The same, by PyTorch
+# ## The same with PyTorch
 #
 # `DistributedDataParallel` is what you wrote, in C++. Wrapped around a model, it gives all ranks the
-# state of rank 0, fills buckets from the last parameter to the first, and starts them from hooks; it waits before
-# `backward` comes back, so there is no `finish`. It does more if you ask for it:
+# state of rank 0, fills buckets from the last parameter to the first, and starts them from hooks. It waits before
+# `backward` returns, so there is no `finish`. Options make it do more:
 #
 # | here | there |
 # |---|---|
 # | `broadcast_state` | in the constructor; buffers again in each forward pass (`broadcast_buffers`) |
 # | the cap of `assign_buckets` | `bucket_cap_mb`, in units of $2^{20}$ bytes |
-# | what `finish` does for unused parameters | `find_unused_parameters=True`: else an error in the next pass, or a rank that waits for ever |
+# | what `finish` does for unused parameters | `find_unused_parameters=True`: without it, an error in the next pass, or a rank that waits forever |
 # | `sync = False` | `with ddp.no_sync():` around the forward **and** the backward pass |
 
 
@@ -564,8 +568,8 @@ check("02_data_parallel/8")
 def with_torch(model: nn.Module, micro_batches: list[tuple[Tensor, Tensor]], cap: int) -> DistributedDataParallel:
     """Wrap the model, and leave in each ``grad`` the gradient of the mean loss over all micro-batches of all ranks."""
     # TODO 9: Let PyTorch's DistributedDataParallel do the same.
-    # The model may begin apart on each rank, and may leave parameters unused. The budget is that of `accumulate`:
-    # no gradient is sent before the last backward pass, and then in buckets of about `cap` bytes.
+    # The ranks' models may start different, and passes may leave parameters unused. The budget is the same as for
+    # `accumulate`: no gradient is sent before the last backward pass, and then in buckets of about `cap` bytes.
     ### BEGIN SOLUTION
     ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20, find_unused_parameters=True)
     *others, last = micro_batches
@@ -586,16 +590,16 @@ runs["torch"] = run_on_ranks("02_data_parallel/watched_step", ["torch"] * 2, tim
 plots.steps(runs)
 
 # %% [markdown]
-# Now all four beside one another. PyTorch waits for its all-reduces inside of `backward`, so its backward
-# pass ends with the last of them; when each is over is known to C++ alone, so only their begins are drawn.
-# One of its all-reduces is small and no bucket: it says which parameters were used at all. And it cuts its
-# buckets by a rule a little different from yours.
+# Now compare all four. PyTorch waits for its all-reduces inside `backward`, so its backward
+# pass ends with the last of them. Only the C++ code knows when each one ends, so only their starts are drawn.
+# One of its all-reduces is small and is no bucket: it tells all ranks which parameters were used. Its buckets follow
+# a slightly different rule from yours.
 #
-# ## The law, met by your own code
+# ## The law, with your own code
 #
-# **The parallel run is the serial run.** Now train the course's model with your own code: rank 0's first weights by
-# `broadcast_state`, gradients averaged by your buckets. The text is a play of two voices, made up here, in which most words
-# follow from those before. One process takes batches of 12 windows; three ranks take 4 of each batch.
+# **The parallel run is the serial run.** Now train the course's model with your own code: rank 0's first weights from
+# `broadcast_state`, gradients averaged by your buckets. The text is a random chain of 60 "words": each of them can be
+# followed by only four. One process takes batches of 12 windows; three ranks take 4 windows of each batch.
 
 
 # %%
@@ -638,7 +642,7 @@ def train_alone(text: Tensor) -> list[float]:
 
 
 def train_together(text: Tensor, rank: int, world: int) -> list[float]:
-    """The same on ranks that begin apart: this rank's losses, of its share of each batch."""
+    """The same on ranks that start with different weights: this rank's losses, of its share of each batch."""
     model, losses = small_model(seed=rank), []
     broadcast_state(model)
     reducer = Bucketed(model, 20_000)
@@ -660,21 +664,37 @@ shares = run_on_ranks("02_data_parallel/train_together", [text] * 3).results
 plots.losses(train_alone(text), {"3 ranks, your buckets": [sum(step) / 3 for step in zip(*shares, strict=True)]})
 
 # %% [markdown]
-# On the left the dots lie on the line; on the right is what lies between them: the rounding of sums in another order, and
-# no more. If something of the parallel run were wrong, a weight or a sample, it would be a thousand times that.
+# On the left the dots lie on the line; the right-hand picture shows the difference: the rounding of sums in a
+# different order, and no more. If anything in the parallel run were wrong, a weight or a sample, the difference would
+# be a thousand times larger.
 #
-# ## What comes of it
+# ## In the script
 #
-# In the script `train/ddp_training.py`, which is next, you meet all of it again:
+# The next lesson, `train/ddp_training.py`, uses all of this:
 #
 # | in the script | what it does, as you have built it |
 # |---|---|
 # | `wrap` | `DistributedDataParallel(model)`: the broadcast of TODO 2, the hooks and buckets of TODOs 4 to 6 |
 # | `make_samplers`, `make_loaders` | equal shares of each batch, so that the plain mean is right (TODO 1) |
 # | `global_mean` | the mean over unequal shares in validation: sums and counts, divided once (TODO 8) |
-# | the training loop | `backward` communicates; nothing else in it knows that there are other ranks |
+# | the training loop | `backward` communicates; nothing else in the loop knows about other ranks |
 #
-# - A model of the course's scripts has no buffers, no unused and no tied parameters: plain `DistributedDataParallel(model)` will do.
-# - Each rank still holds all weights, all gradients and all of the optimizer's state. Lesson 03 shares them out.
-# - Sources: "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (arXiv:2006.15704),
-#   sections 3 and 4, has the three stages and the bucket sizes that were best on its machines.
+# The models of the course's scripts have no buffers, no unused and no tied parameters, so plain
+# `DistributedDataParallel(model)` is enough.
+#
+# ## Recap
+#
+# 1. Copies of the model start equal and take equal steps, so they stay equal.
+# 2. The gradient of the whole batch is the mean of the ranks' gradients, weighted by their samples; with equal
+#    shares, the plain mean.
+# 3. All ranks make the same calls in the same order, even for parameters that they did not use.
+# 4. Gradients are sent in buckets, last layers first, while the backward pass computes the rest. Each rank sends just
+#    under 8 bytes per parameter and step, on any number of ranks.
+# 5. Each rank still holds all weights, gradients and optimizer state. Lesson 03 divides them among the ranks.
+#
+# *Papers.* PyTorch DDP, with the three stages of this lesson and the best bucket sizes on its machines, in sections 3
+# and 4: Li et al., 2020 ([arXiv:2006.15704](https://arxiv.org/abs/2006.15704)). Overlap and tensor fusion in Horovod:
+# [arXiv:1802.05799](https://arxiv.org/abs/1802.05799). Large batches and the learning rate:
+# [arXiv:1706.02677](https://arxiv.org/abs/1706.02677).
+#
+# Next: [`train/ddp_training.py`](../train/ddp_training.py).

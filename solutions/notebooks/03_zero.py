@@ -1,14 +1,17 @@
 # %% [markdown]
-# # ZeRO: no rank holds what another one has
+# # ZeRO: no rank holds what another rank has
 #
-# With data-parallel training every rank holds all weights, all gradients and the whole state
-# of the optimizer, and all ranks hold the same. That buys speed, but no memory: a model that
+# In data-parallel training every rank holds all weights, all gradients and the whole optimizer
+# state, and all ranks hold the same. That gains speed, but no memory: a model that
 # is too large for one GPU is too large for a thousand.
 #
 # ZeRO, the *zero redundancy optimizer* ([arXiv:1910.02054](https://arxiv.org/abs/1910.02054)),
-# shares them out instead: each rank holds one part of $N$, a **shard**. What is computed stays
-# the same to the last rounding error. There are three stages, and in this lesson you build
+# divides them instead: each rank holds one of $N$ parts, a **shard**. The results stay
+# the same up to rounding. There are three stages. In this lesson you build
 # all of them, and count the bytes that each rank really holds.
+#
+# *Builds on*: reduce-scatter and all-gather (`01_collectives`); averaged gradients, hooks and buckets
+# (`02_data_parallel`); the memory of a step (`00_one_device`).
 #
 # ![What three ranks hold of weights, gradients and optimizer state, in each stage](../images/zero_stages.svg)
 
@@ -34,34 +37,34 @@ from utils.memory import Storages, held
 from utils.model import TransformerLM
 
 # %% [markdown]
-# ## Sixteen bytes a parameter
+# ## Sixteen bytes per parameter
 #
-# AdamW keeps two moving averages for each parameter, so that in float32 a parameter needs
-# 4 bytes for its weight, 4 for its gradient and 8 for the optimizer's state. With **mixed
+# AdamW keeps two moving averages for each parameter. So in float32 a parameter needs
+# 4 bytes for its weight, 4 for its gradient and 8 for the optimizer state. With **mixed
 # precision** the model computes in bfloat16, so weights and gradients take 2 bytes each; but
-# the optimizer has its own copy of the weight in float32, the *master weight*, beside the two
-# averages. (Why? TODO 10 will show what becomes of small steps without it.)
+# the optimizer has its own float32 copy of the weight, the *master weight*, in addition to the two
+# averages. (TODO 10 will show what happens to small steps without it.)
 #
-# So it is 16 bytes either way. A model of 7 billion parameters takes 112 GB, more than
-# most GPUs have, and activations are not counted yet.
+# Both ways it is 16 bytes. A model of 7 billion parameters takes 112 GB, more than
+# most GPUs have, and activations are not yet included.
 #
-# The stages share out more and more:
+# Each stage divides more among the ranks:
 #
 # | stage | weights | gradients | optimizer state |
 # |---|---|---|---|
 # | 0: plain data parallel | whole | whole | whole |
-# | 1 | whole | whole | shared out |
-# | 2 | whole | shared out | shared out |
-# | 3 | shared out | shared out | shared out |
+# | 1 | whole | whole | sharded |
+# | 2 | whole | sharded | sharded |
+# | 3 | sharded | sharded | sharded |
 #
-# **Predict** what a rank holds. How much of the 112 GB is left on each of 64 ranks, in each stage?
+# **Predict** what a rank holds. How much of the 112 GB remains on each of 64 ranks, in each stage?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def bytes_a_parameter(precision: str) -> tuple[int, int, int]:
-    """Bytes that weight, gradient and AdamW's state of one parameter take, for "float32" or "mixed"."""
-    # TODO 1: Predict the bytes that each rank holds. First those of one parameter, on one rank.
-    # A master weight counts as state of the optimizer.
+    """Bytes that the weight, gradient and AdamW state of one parameter take, for "float32" or "mixed"."""
+    # TODO 1: Predict the bytes that each rank holds. First the bytes of one parameter, on one rank.
+    # A master weight counts as optimizer state.
     ### BEGIN SOLUTION
     return (4, 4, 8) if precision == "float32" else (2, 2, 12)
     ### END SOLUTION
@@ -70,7 +73,7 @@ def bytes_a_parameter(precision: str) -> tuple[int, int, int]:
 def predicted_bytes(parameters: int, world: int, stage: int, precision: str) -> tuple[float, float, float]:
     """Bytes of weights, gradients and optimizer state that one of ``world`` ranks holds in a stage from 0 to 3.
 
-    As if parameters could be shared out evenly, whatever their number: a share need not be a whole number.
+    Assume that parameters can be divided evenly, whatever their number: a share need not be a whole number.
     """
     # TODO 1, again: what a rank holds of each.
     ### BEGIN SOLUTION
@@ -96,21 +99,21 @@ check("03_zero/1")
 # ## Cut a tensor
 #
 # A shard is a piece of the tensor, laid out as one long vector. All messages of a collective
-# have one length, so all shards have: with $n$ numbers on $N$ ranks it is $n/N$, rounded up.
-# Rank 0 has the first so many numbers, rank 1 the next; the last ranks have fewer numbers than
-# that, or none, and fill up with zeros.
+# have the same length, and so must all shards: $n$ numbers on $N$ ranks give $n/N$, rounded up.
+# Rank 0 has the first numbers, rank 1 the next. The last ranks may have fewer numbers than
+# that, or none; they are padded with zeros.
 #
 # ![Seven numbers on three ranks: parts of 3, 3 and 1, and two zeros](../images/zero_shards.svg)
 #
-# You need it in two ways. A rank's **part** is a view of the tensor: it takes no memory, and
-# who writes into it writes into the tensor. A **shard** is filled up, and has memory of its own,
-# so that the tensor may go. That matters: a view of a hundred bytes keeps the whole tensor alive.
+# You need this in two forms. A rank's **part** is a view of the tensor: it takes no memory, and
+# writing into it writes into the tensor. A **shard** is padded and has its own memory,
+# so that the tensor can be freed. That matters: a view of a hundred bytes keeps the whole tensor alive.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def shard_size(numel: int, world: int) -> int:
-    """How many numbers each shard has of a tensor of ``numel`` numbers."""
-    # TODO 2: Cut a tensor into shards, and put it together again. First, how long are the shards?
+    """How many numbers each shard of a tensor of ``numel`` numbers has."""
+    # TODO 2: Cut a tensor into shards, and put it back together. First: how long are the shards?
     ### BEGIN SOLUTION
     return -(-numel // world)
     ### END SOLUTION
@@ -126,7 +129,7 @@ def my_part(tensor: Tensor, rank: int, world: int) -> Tensor:
 
 
 def filled(part: Tensor, size: int) -> Tensor:
-    """A shard: a part and zeros behind it, in memory of its own, of exactly ``size`` numbers."""
+    """A shard: a part followed by zeros, in its own memory, of exactly ``size`` numbers."""
     # TODO 2, again: the shard.
     ### BEGIN SOLUTION
     shard = part.new_zeros(size)
@@ -136,8 +139,8 @@ def filled(part: Tensor, size: int) -> Tensor:
 
 
 def joined(shards: Tensor, shape: torch.Size) -> Tensor:
-    """The tensor of this shape whose shards, by rank, ``shards`` has in one long vector."""
-    # TODO 2, again: and back. What was filled up falls away.
+    """The tensor of this shape from ``shards``: the shards of all ranks, in order, in one long vector."""
+    # TODO 2, again: and back. Drop the padding.
     ### BEGIN SOLUTION
     return shards[: shape.numel()].view(shape)
     ### END SOLUTION
@@ -154,26 +157,26 @@ check("03_zero/2")
 # %% [markdown]
 # ## Many tensors in one message
 #
-# A block of the model has ten parameters and more, some of them tiny. A message costs its
-# latency, whatever its size, so what is needed together should go together: **one** collective
+# A block of the model has ten or more parameters, some of them tiny. A message costs its
+# latency, whatever its size, so tensors that are needed together should be sent together: **one** collective
 # for a list of tensors.
 #
-# Mind the order. What leaves a rank are its shards, one behind the other; what arrives is that
-# of rank 0, then that of rank 1. But each tensor needs *its* shards, of all ranks, side by side.
-# Think of a table with a row for each rank; a tensor is a few columns of it.
+# Mind the order. A rank sends its shards of all tensors, one after the other, so what arrives is
+# first everything from rank 0, then everything from rank 1. But each tensor needs *its* shards, from all ranks, side
+# by side. Think of a table with one row per rank; a tensor is a few of its columns.
 #
-# `dist.all_gather(list_of_tensors, tensor)` and `dist.reduce_scatter(tensor, list_of_tensors)` have
-# a list with one entry for each rank. Rows of a table are tensors as well: `list(table)`.
+# `dist.all_gather(list_of_tensors, tensor)` and `dist.reduce_scatter(tensor, list_of_tensors)` take
+# a list with one entry for each rank. Rows of a table are tensors too: `list(table)`.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 @torch.no_grad()
 def gather_shards(shards: list[Tensor], world: int) -> list[Tensor]:
-    """For each tensor the shards of all ranks, by rank, in one long vector. ``shards`` are this rank's, one a tensor.
+    """For each tensor the shards of all ranks, in order, in one long vector.
 
-    All have the same dtype.
+    ``shards`` are this rank's shards, one per tensor, all of the same dtype.
     """
-    # TODO 3: Gather and reduce a list of tensors, by one collective each. First gather shards.
+    # TODO 3: Gather and reduce a list of tensors, with one collective each. First gather shards.
     ### BEGIN SOLUTION
     mine = torch.cat(shards)
     table = mine.new_empty(world, len(mine))
@@ -184,8 +187,8 @@ def gather_shards(shards: list[Tensor], world: int) -> list[Tensor]:
 
 @torch.no_grad()
 def reduce_to_shards(tensors: list[Tensor], world: int) -> list[Tensor]:
-    """For each tensor this rank's shard of its mean over all ranks. The ranks' ``tensors`` have the same shapes and dtype."""
-    # TODO 3, again: reduce, so that each rank gets its shards of the mean. `my_part` and `filled` tell what each rank gets.
+    """For each tensor, this rank's shard of its mean over all ranks, whose ``tensors`` have equal shapes and dtype."""
+    # TODO 3, again: reduce, so that each rank gets its shards of the mean. `my_part` and `filled` make a rank's shard.
     ### BEGIN SOLUTION
     sizes = [shard_size(tensor.numel(), world) for tensor in tensors]
     rows = [
@@ -194,7 +197,7 @@ def reduce_to_shards(tensors: list[Tensor], world: int) -> list[Tensor]:
     ]
     mine = torch.empty_like(rows[0])
     dist.reduce_scatter(mine, rows)
-    mine /= world  # gloo, older ones at least, has no mean of its own
+    mine /= world  # older releases of gloo have no mean
     return list(mine.split(sizes))
     ### END SOLUTION
 
@@ -205,16 +208,16 @@ check("03_zero/3")
 # %% [markdown]
 # ## Stage 1: each rank steps its part
 #
-# Adam works on each number by itself. So a rank can step its parts alone, with a state for
-# those only, and then all ranks gather what the others have stepped:
+# Adam treats each number independently. So a rank can step its own parts, with optimizer state for
+# those only, and then all ranks gather the parts that the others have stepped:
 #
-# 1. the gradients' mean over the ranks, of which each rank needs its parts only,
-# 2. the step of a plain torch optimizer that knows nothing but this rank's parts,
+# 1. the mean of the gradients over the ranks; each rank needs only its parts of it,
+# 2. the step of a plain torch optimizer that knows only this rank's parts,
 # 3. the weights, gathered.
 #
-# The class below does it in this order. It takes any optimizer that works number by number (AdamW
+# The class below does this in order. It accepts any optimizer that works number by number (AdamW
 # or SGD, but not Adafactor or Muon, which look at whole matrices), and **parameter groups** as
-# torch's optimizers do: usual are two, since norms and biases get no weight decay.
+# torch's optimizers do: usually two, since norms and biases get no weight decay.
 
 
 # %%
@@ -222,7 +225,7 @@ class ShardedOptimizer:
     """A torch optimizer of which each rank has a part: stages 1 and 2.
 
     Args:
-        groups: parameter groups, dictionaries with "params" and, maybe, options of their own. Frozen parameters are left out.
+        groups: parameter groups, dictionaries with "params" and perhaps options. Frozen parameters are ignored.
         kind: the class of the optimizer; ``options`` are its arguments.
     """
 
@@ -260,10 +263,10 @@ class ShardedOptimizer:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def parts_in_groups(groups: list[dict], rank: int, world: int) -> list[dict]:
-    """The same groups with the same options, and in place of each parameter this rank's part of it, to be trained."""
-    # TODO 4: Step only this rank's parts (ZeRO stage 1). First, what the optimizer is given.
-    # A step on a part must change the weight itself, and take no memory but the state: so, views.
-    # An optimizer takes leaf tensors that require a gradient. The groups you are given stay as they are.
+    """The same groups with the same options, but with this rank's trainable part in place of each parameter."""
+    # TODO 4: Step only this rank's parts (ZeRO stage 1). First, the optimizer's input.
+    # A step on a part must change the weight itself and use no memory except the state: so, views.
+    # An optimizer takes leaf tensors that require a gradient. Leave the given groups unchanged.
     # (In this lesson every trained parameter has a gradient when the optimizer steps.)
     ### BEGIN SOLUTION
     return [
@@ -274,9 +277,9 @@ def parts_in_groups(groups: list[dict], rank: int, world: int) -> list[dict]:
 
 
 def share_gradients(parameters: list[Tensor], parts: list[Tensor], world: int) -> None:
-    """Give each part as its ``grad`` its part of the mean gradient over all ranks."""
-    # TODO 4, again: before the step. It takes one collective. Shards may be longer than parts. An empty part
-    # gets an empty gradient: so the optimizer has a state for it, and the ranks' states have the same entries.
+    """Set the ``grad`` of each part to its part of the mean gradient over all ranks."""
+    # TODO 4, again: before the step, with one collective. Shards may be longer than parts. An empty part
+    # gets an empty gradient, so that the optimizer keeps state for it and all ranks' states have the same entries.
     ### BEGIN SOLUTION
     shards = reduce_to_shards([p.grad for p in parameters], world)
     for part, shard in zip(parts, shards, strict=True):
@@ -286,8 +289,8 @@ def share_gradients(parameters: list[Tensor], parts: list[Tensor], world: int) -
 
 @torch.no_grad()
 def gather_weights(parameters: list[Tensor], rank: int, world: int) -> None:
-    """Bring every rank's parts of the parameters, as they are after the step, to all ranks."""
-    # TODO 4, again: after the step. It takes one collective.
+    """Bring every rank's stepped parts of the parameters to all ranks."""
+    # TODO 4, again: after the step, with one collective.
     ### BEGIN SOLUTION
     shards = [filled(my_part(p, rank, world), shard_size(p.numel(), world)) for p in parameters]
     for p, whole in zip(parameters, gather_shards(shards, world), strict=True):
@@ -299,9 +302,9 @@ def gather_weights(parameters: list[Tensor], rank: int, world: int) -> None:
 check("03_zero/4")
 
 # %% [markdown]
-# Now train with it, and measure. `Storages` notes every memory that tensors use and says how many bytes
-# of it are alive; `held` sorts them. They are counted before the second step (the first one
-# makes the state). Stage 0 is for comparison: it reduces gradients, and steps everything on every rank.
+# Now train with it, and measure. `Storages` tracks all memory that tensors use and says how many bytes
+# of it are alive; `held` sorts them by kind. They are counted before the second step (the first one
+# creates the state). Stage 0 is for comparison: it all-reduces gradients, and every rank steps everything.
 #
 # The model is the one that all lessons train, made small, and each rank has its own batch.
 
@@ -325,7 +328,7 @@ def batch_of(rank: int) -> Tensor:
 
 
 class PlainOptimizer(torch.optim.AdamW):
-    """Stage 0, as DDP does it: all gradients are reduced on all ranks, and all ranks step all weights."""
+    """Stage 0, like DDP: all ranks all-reduce all gradients, and all ranks step all weights."""
 
     def step(self) -> None:
         for parameter in (p for group in self.param_groups for p in group["params"]):
@@ -356,29 +359,29 @@ predictions = {f"stage {stage}": predicted_bytes(n_parameters, 3, stage, "float3
 plots.held(bytes_held, predictions)
 
 # %% [markdown]
-# These are the bytes that stay, looked at just before the second step. While gradients are shared and weights gathered, a
-# copy of them is there as well, for a moment; libraries keep it small by doing it in buckets.
+# These are the bytes that remain just before the second step. While gradients are reduced and weights gathered, a
+# copy of them also exists for a moment; libraries keep it small by working in buckets.
 #
-# ## Save it, load it elsewhere
+# ## Save on some ranks, load on others
 #
-# A checkpoint should not depend on how many ranks there were. So the state dictionary is that of
-# the *plain* optimizer: gathered, it can be loaded by one process, or by more ranks than before.
-# (Here every rank gets the whole of it, to keep it short. `fsdp_training` writes sharded files.)
+# A checkpoint should not depend on the number of ranks. So the state dictionary is the dictionary of
+# the *plain* optimizer: once gathered, it can be loaded by one process, or by more ranks than before.
+# (To keep it short, every rank gets all of it here. `fsdp_training` writes sharded files.)
 #
-# A torch optimizer's state dictionary has the groups under `"param_groups"`, and under `"state"`, for
-# each parameter by its number, a dictionary: for AdamW `step`, a single number, and `exp_avg` and
-# `exp_avg_sq`, as large as the parameter. Parameters are numbered through all groups. How many collectives it
-# takes is up to you: it is done once in a while.
+# A torch optimizer's state dictionary has the groups under `"param_groups"`, and under `"state"` a dictionary for
+# each parameter, by its number. For AdamW that is `step`, a single number, and `exp_avg` and
+# `exp_avg_sq`, as large as the parameter. Parameters are numbered through all groups. You may use as many
+# collectives as you like, since checkpoints are rare.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def whole_state(state_dict: dict, parameters: list[Tensor], world: int) -> dict:
-    """The state dictionary that a plain optimizer of ``parameters`` would have. ``state_dict`` is that of this rank's parts.
+    """The state dictionary that a plain optimizer of ``parameters`` would have, from that of this rank's parts.
 
-    It is not changed, nor is what it refers to: the optimizer goes on with it.
+    Change neither ``state_dict`` nor what it refers to: the optimizer continues to use it.
     """
     # TODO 5: Save and load the state of all ranks. First put it together. Every tensor that is as long
-    # as the part becomes as large as the parameter; single numbers, and what is no tensor, stay.
+    # as the part becomes as large as the parameter; keep single numbers, and whatever is not a tensor.
     ### BEGIN SOLUTION
     state = {}
     for number, values in state_dict["state"].items():
@@ -392,8 +395,8 @@ def whole_state(state_dict: dict, parameters: list[Tensor], world: int) -> dict:
 
 
 def state_of_parts(whole: dict, rank: int, world: int) -> dict:
-    """Out of a whole state dictionary, which is not changed, that of this rank's parts. It keeps nothing else alive."""
-    # TODO 5, again: what of it is this rank's.
+    """This rank's part of a whole state dictionary. It changes nothing in ``whole``, and keeps none of it alive."""
+    # TODO 5, again: take this rank's part.
     ### BEGIN SOLUTION
     state = {
         number: {
@@ -406,7 +409,7 @@ def state_of_parts(whole: dict, rank: int, world: int) -> dict:
 
 
 def is_long(value: object) -> bool:
-    """Whether a value of an optimizer's state has a number for each of the parameter's."""
+    """Whether a value in an optimizer's state has one number for each number of the parameter."""
     return isinstance(value, Tensor) and value.dim() > 0
 
 
@@ -414,21 +417,21 @@ def is_long(value: object) -> bool:
 check("03_zero/5")
 
 # %% [markdown]
-# ## Stage 2: gradients go when they are ready
+# ## Stage 2: free gradients as soon as they are reduced
 #
-# In stage 1 the gradients wait for the step, all of them whole. But a rank needs only its part of
-# their mean. So reduce each gradient as soon as the backward pass has made it, keep the
-# part, and free the rest before the next one comes: never are all of them there.
+# In stage 1 all gradients exist, whole, until the step. But a rank needs only its part of
+# their mean. So reduce each gradient as soon as the backward pass has computed it, keep the
+# part, and free the rest before the next one is computed: the gradients never coexist.
 #
-# `parameter.register_post_accumulate_grad_hook(function)` has `function(parameter)` called whenever
-# `parameter.grad` has become what it is after a backward pass. A weight that is used twice (a tied head)
-# gets its gradient in one go. But there may be several backward passes before a step: gradients
+# `parameter.register_post_accumulate_grad_hook(function)` makes autograd call `function(parameter)` whenever
+# `parameter.grad` is complete in a backward pass. A weight that is used twice (a tied head)
+# gets its gradient once. But there may be several backward passes before a step: gradients
 # **accumulate**, now in the parts.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def reduce_when_ready(parameters: list[Tensor], parts: list[Tensor], world: int) -> None:
-    """From now on, whenever a parameter has its gradient: reduce it, add this rank's part to that of the part, and free it."""
+    """From now on, when a gradient is ready: reduce it, add this rank's part to the part's ``grad``, and free it."""
 
     # TODO 6: Reduce gradients in the backward pass, and free them (ZeRO stage 2).
     # One reduce-scatter for each parameter and backward pass. An empty part gets a gradient, too.
@@ -455,19 +458,19 @@ plots.held(bytes_held, predictions)
 # %% [markdown]
 # ## What it costs
 #
-# Less memory, and how many more bytes to send? Plain data-parallel training has its all-reduce. Stages 1 and 2
+# This saves memory; how many more bytes does it send? Plain data-parallel training has its all-reduce. Stages 1 and 2
 # have a reduce-scatter of the gradients and an all-gather of the weights.
 #
 # In stage 3, which comes next, a rank holds only shards of the weights. They are gathered for the forward pass,
-# thrown away, and gathered once more for the backward pass; and gradients are reduced as in stage 2.
+# freed, and gathered again for the backward pass; gradients are reduced as in stage 2.
 #
-# **Predict** the bytes that a rank sends in a step. All collectives are done by rings, as in lesson 01.
+# **Predict** the bytes that a rank sends in a step. All collectives are rings, as in lesson 01.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def sent_bytes(nbytes: int, world: int, stage: int) -> float:
-    """Bytes that each rank sends in one step with weights of ``nbytes`` bytes, and gradients of as many. Stages are 0 to 3."""
-    # TODO 7: Predict what a rank sends in a step. As if all could be cut evenly: it need not be a whole number.
+    """Bytes each rank sends per step, with ``nbytes`` of weights, as many of gradients, and a stage from 0 to 3."""
+    # TODO 7: Predict what a rank sends in a step. Assume even division: the result need not be a whole number.
     ### BEGIN SOLUTION
     rings = 3 if stage == 3 else 2
     return rings * (world - 1) / world * nbytes
@@ -478,24 +481,24 @@ def sent_bytes(nbytes: int, world: int, stage: int) -> float:
 check("03_zero/7")
 
 # %% [markdown]
-# ## Stage 3: weights come when they are needed
+# ## Stage 3: gather weights when they are needed
 #
-# A **unit** is what is gathered together: here, each block's parameters, and as the last one those that
-# belong to no block. A unit holds its shards, and those are what the optimizer trains.
+# A **unit** is a set of parameters that are gathered together: here, each block's parameters, and last those that
+# belong to no block. A unit holds its shards, and the optimizer trains the shards.
 #
-# The model's own parameters must stay what they are, for the layers and autograd refer to them. But
+# The model's own parameters must stay the same objects, because layers and autograd refer to them. But
 # the memory behind them may come and go. A tensor is a view of a *storage*, whose size can be changed:
 #
 # | | |
 # |---|---|
 # | `parameter.untyped_storage().resize_(0)` | frees the memory; the parameter keeps its shape |
-# | `parameter.untyped_storage().resize_(nbytes)` | takes memory again; what is in it is rubbish |
-# | `parameter.untyped_storage().nbytes()` | how much there is now |
+# | `parameter.untyped_storage().resize_(nbytes)` | allocates memory again; its content is undefined |
+# | `parameter.untyped_storage().nbytes()` | the number of bytes there now |
 #
-# What the forward pass notes for the backward pass, a weight seen as transposed, say, is a view of the
+# What the forward pass saves for the backward pass, such as a transposed weight, is a view of the
 # same storage. So a unit that is freed after its forward pass and filled again before its backward pass
-# is right for autograd, too. One thing is in the way: autograd stops when a weight was written to in
-# between. Write into `parameter.data`: that is the same memory, and autograd does not count it.
+# is right for autograd, too. There is one obstacle: autograd refuses to go on if a saved weight was written to in
+# between. Write into `parameter.data`: that is the same memory, and autograd does not count the write.
 # (FSDP2 frees and refills storages, too.)
 
 
@@ -503,7 +506,7 @@ check("03_zero/7")
 class Unit:
     """Parameters that are gathered together, and this rank's shards of them.
 
-    ``module`` is what needs them: they are whole when it computes, and else without memory.
+    ``module`` is what uses them: they are whole while it computes, and have no memory otherwise.
     """
 
     def __init__(self, module: nn.Module, parameters: list[nn.Parameter], rank: int, world: int) -> None:
@@ -516,7 +519,7 @@ class Unit:
 
 
 def make_units(model: TransformerLM, rank: int, world: int) -> list[Unit]:
-    """A unit for each block, and one for the rest. A parameter that two layers share is in one unit, once."""
+    """A unit for each block, and one for the rest. A parameter that is used by two layers is in one unit, once."""
     in_blocks = {p for block in model.blocks for p in block.parameters()}
     rest = [p for p in model.parameters() if p not in in_blocks]
     members = [(block, list(block.parameters())) for block in model.blocks]
@@ -525,8 +528,8 @@ def make_units(model: TransformerLM, rank: int, world: int) -> list[Unit]:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def unshard(unit: Unit) -> None:
-    """Make the unit's parameters whole: memory for them, and in it what the ranks' shards say. If they are whole, do nothing."""
-    # TODO 8: Make the parameters of a unit whole, and free them again. First, whole: by one all-gather.
+    """Allocate the unit's parameters and fill them from all ranks' shards. If they are already whole, do nothing."""
+    # TODO 8: Make the parameters of a unit whole, and free them again. First, whole: with one all-gather.
     ### BEGIN SOLUTION
     if unit.parameters[0].untyped_storage().nbytes():
         return
@@ -538,7 +541,7 @@ def unshard(unit: Unit) -> None:
 
 def reshard(unit: Unit) -> None:
     """Free the memory of the unit's parameters. The shards stay."""
-    # TODO 8, again: and free them.
+    # TODO 8, again: free them.
     ### BEGIN SOLUTION
     for parameter in unit.parameters:
         parameter.untyped_storage().resize_(0)
@@ -551,38 +554,39 @@ check("03_zero/8")
 # %% [markdown]
 # ## Through the whole step
 #
-# Now each unit has to be whole at the right time: while its module computes, forward and backward.
+# Now each unit must be whole at the right times: while its module computes, forward and backward.
 #
 # ![A forward and a backward pass with two blocks: what is gathered, computed, freed and reduced, and the memory that weights take](../images/zero_step.svg)
 #
-# That is in turns. FSDP gathers the next unit, and reduces the last one's gradients, while another computes; the
-# price is memory, for two units are whole at once. [FSDP, step by step](../images/fsdp_steps.html) pages through it
-# (arrow keys, offline).
+# (Here the rest, the root unit, is freed after the forward pass like a block, and gathered again at once. You may
+# also keep it, as FSDP does.) In this picture everything happens in turn. FSDP gathers the next unit, and reduces the
+# gradients of the previous one, while a unit computes; this costs memory, because two units are whole at once. [FSDP,
+# step by step](../images/fsdp_steps.html) shows it frame by frame (arrow keys, offline).
 #
 # ![A step of three blocks in turns and with prefetch: gathers and reduce-scatters run while other blocks compute](../images/fsdp_prefetch.svg)
 #
-# PyTorch calls you there:
+# PyTorch calls your functions at these moments:
 #
-# | call | and the function is called |
+# | call | when the function is called |
 # |---|---|
-# | `module.register_forward_pre_hook(f)` | before each forward pass, `f(module, args)` |
-# | `module.register_forward_hook(f)` | after it, `f(module, args, output)` |
-# | `tensor.register_hook(f)` | when the gradient of this tensor is there, `f(gradient)`; of a module's output: before its backward pass |
-# | `parameter.register_post_accumulate_grad_hook(f)` | when its gradient is there, `f(parameter)` |
+# | `module.register_forward_pre_hook(f)` | before each forward pass, as `f(module, args)` |
+# | `module.register_forward_hook(f)` | after it, as `f(module, args, output)` |
+# | `tensor.register_hook(f)` | when the gradient of this tensor is ready, as `f(gradient)`; for a module's output: before its backward pass |
+# | `parameter.register_post_accumulate_grad_hook(f)` | when its gradient is ready, as `f(parameter)` |
 #
-# What a hook returns takes the place of the argument, output or gradient: so return nothing. (And where autograd is off,
-# as in an evaluation, an output has no gradient, and can have no hook: see `output.requires_grad`.)
+# A hook's return value replaces the argument, output or gradient, so return nothing. (Where autograd is off,
+# as in an evaluation, an output has no gradient and can have no hook: see `output.requires_grad`.)
 #
-# When is a unit's backward pass over? When all of its gradients are there. (There is a
-# `register_full_backward_hook`, but where a module's input needs no gradient it is called too early.)
-# Frozen parameters get none. Each unit here trains at least one.
+# When is a unit's backward pass complete? When all of its gradients are ready. (There is a
+# `register_full_backward_hook`, but if a module's input needs no gradient, it is called too early.)
+# Frozen parameters get no gradient. Each unit here has at least one trainable parameter.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def finish(unit: Unit) -> None:
-    """After the unit's backward pass: add the reduced gradients to those of the shards, free the whole ones, and the weights."""
-    # TODO 9: Gather, free and reduce through a whole step (ZeRO stage 3). First, what is to be done when
-    # all gradients of a unit are there: one reduce-scatter, and no whole tensor is left.
+    """After the unit's backward pass: add reduced gradients to the shards; free whole gradients and weights."""
+    # TODO 9: Gather, free and reduce through a whole step (ZeRO stage 3). First, the work to do when
+    # all gradients of a unit are ready: one reduce-scatter, and no whole tensor remains.
     ### BEGIN SOLUTION
     trained = [(p, shard) for p, shard in zip(unit.parameters, unit.shards, strict=True) if p.requires_grad]
     means = reduce_to_shards([p.grad for p, _ in trained], unit.world)
@@ -594,10 +598,10 @@ def finish(unit: Unit) -> None:
 
 
 def attach(unit: Unit) -> None:
-    """From now on, let the unit be whole while its module computes, forward and backward, and finish it afterwards."""
-    # TODO 9, again: who calls unshard, reshard and finish, and when. A unit is gathered once, at most, for each
-    # forward and for each backward pass, and reduced once for each backward pass. Between the two a block is freed (the
-    # rest may stay whole); after an evaluation, which has no backward pass, nothing stays whole.
+    """From now on, keep the unit whole while its module computes, forward and backward, and finish it afterwards."""
+    # TODO 9, again: decide when unshard, reshard and finish are called. Each forward pass and each backward pass
+    # gathers a unit at most once, and each backward pass reduces it once. Between the two passes a block is freed
+    # (the rest may stay whole); after an evaluation, which has no backward pass, nothing stays whole.
     ### BEGIN SOLUTION
     trained = [p for p in unit.parameters if p.requires_grad]
     missing = set(trained)
@@ -627,7 +631,7 @@ def attach(unit: Unit) -> None:
 check("03_zero/9")
 
 # %% [markdown]
-# Now measure stage 3, too. The optimizer is a plain one: it trains the shards, and knows of nothing else.
+# Now measure stage 3, too. The optimizer is a plain one: it trains the shards, and knows nothing else.
 
 
 # %%
@@ -651,7 +655,7 @@ def measure_stage_3(_: None, rank: int, world: int) -> dict[str, int]:
 
 
 def one_step(stage: int, rank: int, world: int) -> None:
-    """For its communication."""
+    """One step, for its communication."""
     model = small_model()
     if stage == 3:
         units = make_units(model, rank, world)
@@ -675,9 +679,9 @@ for name, ranks in bytes_held.items():
 plots.held(bytes_held, predictions)
 
 # %% [markdown]
-# What is a little above the prediction is rounding up: each tensor has its own.
+# What exceeds the prediction slightly is padding: each tensor has its own.
 #
-# And what did it cost? Each bar is a rank's step; the lines are your predictions.
+# What did it cost? Each bar is one rank's step; the lines are your predictions.
 
 # %%
 collectives = {f"stage {stage}": run_on_ranks("03_zero/one_step", [stage] * 3).collectives for stage in range(4)}
@@ -686,8 +690,8 @@ plots.sent(collectives, {f"stage {stage}": sent_bytes(4 * n_parameters, 3, stage
 # %% [markdown]
 # ## Mixed precision
 #
-# bfloat16 has 8 bits for the number itself. Between 1 and 1.0078 there is none, so that
-# 1 - 0.001 is 1: a small step is lost, and a thousand small steps, too.
+# bfloat16 has 8 significant bits. Its largest number below 1 is 0.99609. Since 1 - 0.001 is nearer to 1 than to
+# that, it is rounded to 1: a small step is lost, and so are a thousand small steps.
 
 # %%
 short, master = torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(1.0)
@@ -697,16 +701,16 @@ for _ in range(1000):
 print(f"1 less 1000 × 0.001 in bfloat16: {short.item():.3f}, in float32: {master.item():.3f}")
 
 # %% [markdown]
-# So the model computes in bfloat16, and the optimizer steps master weights in float32. Where does ZeRO
-# come in? In stage 1 only parts have an optimizer, and so only they need masters: $12/N$ of the 16 bytes.
+# So the model computes in bfloat16, and the optimizer steps master weights in float32. How does ZeRO help?
+# From stage 1 on each rank optimizes only its parts, so only those need masters: $12/N$ of the 16 bytes.
 #
-# Sums over many ranks lose small numbers in the same way: gradients are added up in float32. So they are sent in
-# float32, too, 4 bytes each, and for that moment there is a copy of them in it.
+# Sums over many ranks lose small numbers in the same way, so gradients are added up in float32. They are also sent in
+# float32, 4 bytes each, and for that moment a float32 copy of them exists.
 
 
 # %%
 class MixedOptimizer:
-    """Stage 1 for parameters in bfloat16, with master weights in float32. Otherwise as ShardedOptimizer."""
+    """Stage 1 for parameters in bfloat16, with master weights in float32. The rest is as in ShardedOptimizer."""
 
     def __init__(self, groups: list[dict], kind: type, rank: int, world: int, **options) -> None:
         self.rank, self.world = rank, world
@@ -730,8 +734,8 @@ class MixedOptimizer:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def masters_in_groups(groups: list[dict], rank: int, world: int) -> list[dict]:
-    """The same groups with the same options, and in place of each parameter its master: this rank's part, in float32."""
-    # TODO 10: Train bfloat16 weights by float32 masters. First, the masters. They have memory of their own.
+    """The same groups and options, but with a master in place of each parameter: this rank's part in float32."""
+    # TODO 10: Train bfloat16 weights with float32 masters. First, the masters. They have their own memory.
     ### BEGIN SOLUTION
     return [
         {**group, "params": [my_part(p.detach(), rank, world).float().requires_grad_() for p in group["params"]]}
@@ -741,7 +745,7 @@ def masters_in_groups(groups: list[dict], rank: int, world: int) -> list[dict]:
 
 
 def share_in_float32(parameters: list[Tensor], masters: list[Tensor], world: int) -> None:
-    """Give each master its part of the mean gradient over all ranks, added up in float32. The gradients are bfloat16."""
+    """Give each master its part of the mean gradient over all ranks, added up in float32 from bfloat16 gradients."""
     # TODO 10, again: before the step. An empty master gets a gradient, too.
     ### BEGIN SOLUTION
     shards = reduce_to_shards([p.grad.float() for p in parameters], world)
@@ -752,7 +756,7 @@ def share_in_float32(parameters: list[Tensor], masters: list[Tensor], world: int
 
 @torch.no_grad()
 def write_back(parameters: list[Tensor], masters: list[Tensor], rank: int, world: int) -> None:
-    """Round the masters to this rank's parts of the parameters. What is gathered afterwards is bfloat16."""
+    """Round the masters into this rank's parts of the parameters. What is gathered afterwards is bfloat16."""
     # TODO 10, again: after the step, and before the weights are gathered.
     ### BEGIN SOLUTION
     for parameter, master in zip(parameters, masters, strict=True):
@@ -784,10 +788,10 @@ predictions["stage 1, mixed"] = predicted_bytes(n_parameters, 3, 1, "mixed")
 plots.held(bytes_held, predictions)
 
 # %% [markdown]
-# ## The law, met by your own code
+# ## The law, with your own code
 #
-# **The parallel run is the serial run**, however little each rank holds. Train the course's model by your stage 3: no rank
-# ever has more than one block whole, and the rest. The text is made up; most of its words follow from the one before.
+# **The parallel run is the serial run**, however little each rank holds. Train the course's model with your stage 3: no
+# rank ever has more than one whole block, plus the rest. The text is a random chain of words.
 
 
 # %%
@@ -850,7 +854,8 @@ shares = run_on_ranks("03_zero/train_in_shards", [text] * 3).results
 plots.losses(train_alone(text), {"3 ranks, your stage 3": [sum(step) / 3 for step in zip(*shares, strict=True)]})
 
 # %% [markdown]
-# On the left the dots lie on the line; on the right is what lies between them: the rounding of sums in another order.
+# On the left the dots lie on the line; the right-hand picture shows the difference: the rounding of sums in a different
+# order.
 #
 # ## In the script
 #
@@ -860,22 +865,36 @@ plots.losses(train_alone(text), {"3 ranks, your stage 3": [sum(step) / 3 for ste
 # |---|---|
 # | `fully_shard(block)` for each block, then `fully_shard(model)` | `make_units` and `attach`: units, and hooks that gather and free them |
 # | parameters are DTensors, cut along their first dimension | `unit.shards`, cut as one long vector |
-# | `--sharding full`: `reshard_after_forward=True` | stage 3: three rings a step |
-# | `--sharding grad`: `reshard_after_forward=False` | weights are gathered once, and stay until the backward pass is over: two rings a step |
-# | the root with `reshard_after_forward=False` | its backward pass comes at once, so to free it would be for nothing |
-# | `--sharding hybrid` | shards in a node, copies over nodes: `reduce_to_shards` in the node, then an all-reduce over the copies |
-# | `MixedPrecisionPolicy(param_dtype=…, reduce_dtype=…)` | shards stay float32, and are their own masters: 4 + 4 + 8 bytes, shared out; gathered in bfloat16, reduced in float32 |
+# | `--sharding full`: `reshard_after_forward=True` | stage 3: three rings per step |
+# | `--sharding grad`: `reshard_after_forward=False` | weights are gathered once, and stay until the end of the backward pass: two rings per step |
+# | the root with `reshard_after_forward=False` | its backward pass follows at once, so freeing it would be wasted |
+# | `--sharding hybrid` | shards within a node, copies across nodes: `reduce_to_shards` in the node, then an all-reduce over the copies |
+# | `MixedPrecisionPolicy(param_dtype=…, reduce_dtype=…)` | shards stay float32 and serve as masters: 4 + 4 + 8 bytes, all sharded; gathered in bfloat16, reduced in float32 |
 # | the optimizer is made after sharding | it trains the shards |
-# | `set_state_dict`, `dcp.save`, `dcp.load` | `whole_state`, `state_of_parts`, without ever putting it together |
+# | `set_state_dict`, `dcp.save`, `dcp.load` | `whole_state`, `state_of_parts`, without ever building the whole |
 #
-# What it adds is overlap: on a GPU it gathers the next unit, and reduces the gradients of the one before, while this one
-# computes, so that the GPU seldom waits for a message.
+# (A **DTensor** is a tensor that knows how it is distributed over ranks. **DCP** is `torch.distributed.checkpoint`.)
 #
-# ## What comes of it
+# FSDP adds overlap: on a GPU it gathers the next unit, and reduces the gradients of the previous one, while the current
+# unit computes, so the GPU seldom waits for a message.
 #
-# - Stage 1 costs nothing but a little code: no byte more is sent than by data-parallel training that adds up in the same
-#   precision, and of the 16 bytes a parameter the optimizer's 8, or with mixed precision 12, are shared out.
-# - Stage 3 costs half as many bytes again, and what a rank holds shrinks with every rank that joins.
-# - Activations are not in any of these numbers. Recomputing them is one way out (`--recompute`); to shard them, too, needs
-#   lessons 04 and 06.
-# - Next: `fsdp_training`.
+# It hides the gathers only if the network is fast enough. A unit with $P$ parameters computes for about $2 P \cdot$
+# tokens FLOPs in its forward pass, and receives $2P$ bytes in bfloat16: with few tokens per GPU, or across a slow
+# network, FSDP waits. Then use larger batches per GPU, hybrid sharding, or pipelines (lesson 05).
+#
+# ## Recap
+#
+# 1. Training takes 16 bytes per parameter, in float32 as well as in mixed precision, plus activations.
+# 2. Stages 1, 2 and 3 divide optimizer state, then gradients, then weights by the number of ranks. Every rank still
+#    computes every layer, for its own samples.
+# 3. Stages 1 and 2 send as many bytes as data parallel that adds up in the same precision: a reduce-scatter and an
+#    all-gather are an all-reduce.
+# 4. Stage 3 gathers weights twice: with gradients and weights in the same precision, half as many bytes again.
+# 5. Activations are not sharded. Recomputing them helps (`--recompute`); to divide them needs lessons 04 and 06.
+#
+# *Papers.* ZeRO: [arXiv:1910.02054](https://arxiv.org/abs/1910.02054). PyTorch's FSDP:
+# [arXiv:2304.11277](https://arxiv.org/abs/2304.11277). Mixed precision and master weights:
+# [arXiv:1710.03740](https://arxiv.org/abs/1710.03740). Offloading to host memory:
+# [arXiv:2101.06840](https://arxiv.org/abs/2101.06840).
+#
+# Next: [`train/fsdp_training.py`](../train/fsdp_training.py).
