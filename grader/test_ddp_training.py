@@ -62,7 +62,7 @@ BATCH = 12  # divides by 1, 2, 3 and 4
 
 
 LAYOUTS = ((1, 3), (2, 2))  # nodes, ranks: in the second, rank and local rank differ
-# In the second every rank is number 0 on its node: whoever takes the local rank for the rank is wrong here alone.
+# In the second every rank is number 0 on its node: an answer that confuses rank and local rank is wrong only here.
 SPREAD = ((1, 3), (3, 3))
 
 
@@ -98,14 +98,14 @@ def setup_on_rank(code, rank, world, mine):
     1,
     minutes=20,
     why=(
-        "Without a group there is no communication: each process would train a model of its own, and the GPUs "
-        "beside it would do the same work again."
+        "Without a group there is no communication: each process would train its own model, and the other GPUs "
+        "would repeat the same work."
     ),
     hints=(
         "One call makes all processes meet. It is in torch.distributed, which is imported as dist.",
         (
             "dist.init_process_group takes the backend's name; torchrun has put everything else into the environment. "
-            "torch.cuda.is_available() tells whether NCCL can be used."
+            "torch.cuda.is_available() says whether NCCL can be used."
         ),
         'dist.init_process_group(...), with "nccl" in place of the dots if torch.cuda.is_available(), else "gloo".',
     ),
@@ -117,7 +117,7 @@ def test_todo1_process_group(student):
             elsewhere = next((e.get("elsewhere") for e in events[rank] if e["e"] == "joins"), None)
             expect(
                 not elsewhere,
-                f"rank {rank} looks for the others at {elsewhere}, and not where the environment says: another job, or"
+                f"rank {rank} looks for the others at {elsewhere}, not where the environment says: another job, or"
                 " a second node, could never meet there",
                 "MASTER_ADDR and MASTER_PORT, which init_process_group reads itself",
                 elsewhere,
@@ -145,8 +145,8 @@ def test_todo1_process_group(student):
 
 
 def joined(student, world, **how):
-    """What each rank found, the sum, and the events, where each must have joined a group. What TODOs 2 and 3 break
-    after that is theirs.
+    """What each rank found, the sum, and the events, where each must have joined a group. Later errors belong to
+    TODOs 2 and 3.
     """
     total = None
     try:
@@ -156,9 +156,9 @@ def joined(student, world, **how):
         events = fault.events
         group = next(
             (e["world"] for mine in events for e in mine if e["e"] == "joined"), None
-        )  # it takes all to join: one tells for all
+        )  # joining takes all ranks: one speaks for all
         if group is None and not (fault.cause == "crash" and "process group" in fault.message):
-            raise  # it did not come so far
+            raise  # it failed before that
         ranks = [{"joined": group is not None, "ranks": group, "sum": None}] * world
     for rank, seen in enumerate(ranks):
         expect(seen["joined"], f"after setup() rank {rank} is in no process group", "a process group", "none", rank)
@@ -170,11 +170,11 @@ def joined(student, world, **how):
     minutes=10,
     needs=(1,),
     why=(
-        "Everything that is done by shares needs to know whose share it is; and on a second node the first process "
+        "A rank must know which share of the work is its own; and on a second node the first process "
         "has rank 4, say, but local rank 0."
     ),
     hints=(
-        "Two of the three are known to the group that was just joined; the third only to the launcher.",
+        "Two of the three are known to the group that was just joined; only the launcher knows the third.",
         "dist.get_rank() and dist.get_world_size(); torchrun leaves LOCAL_RANK in os.environ, as text.",
         "local_rank = int(os.environ[...]), and the other two from dist.",
     ),
@@ -200,8 +200,8 @@ def test_todo2_identifiers(student):
     minutes=15,
     needs=(1, 2),
     why=(
-        "If two processes of a node take the same GPU, the others idle, and NCCL refuses to work. The rank will not do:"
-        " on the second node it is larger than the number of GPUs there."
+        "If two processes of a node use the same GPU, other GPUs are idle, and NCCL refuses to work. The rank itself is"
+        " no index: on the second node it is larger than the number of GPUs there."
     ),
     hints=(
         "Which of the identifiers counts from 0 on every node?",
@@ -237,7 +237,7 @@ def test_todo3_device(student):
 # ---------------------------------------------------------------------------------------------------
 # TODO 4: samplers
 
-# 35 = 2 · 12 + 11: on 2 and on 3 ranks, a padded share holds a third step that one process does not make.
+# 35 = 2 · 12 + 11: on 2 and on 3 ranks, a padded share has a third step that one process does not make.
 SETS = (35, 17, 13)
 
 
@@ -263,17 +263,17 @@ def samplers_on_rank(code, rank, world, seed):
     4,
     minutes=15,
     why=(
-        "Two ranks that read the same sample do the same work twice; a sample that is padded in twice counts twice "
-        "in the loss that is reported; and a rank with one step more than its neighbours waits for them for ever."
+        "Two ranks that read the same sample do the same work twice; a sample that pads a set counts twice "
+        "in the reported loss; and a rank with one step more than the others waits for them forever."
     ),
     hints=(
         (
-            "A sampler decides which indices a loader reads. Two kinds are imported already: which of them pads, so"
-            " that all ranks read equally many samples?"
+            "A sampler decides which indices a loader reads. Two kinds are already imported: which of them pads, so"
+            " that all ranks read the same number of samples?"
         ),
         (
             "Training: DistributedSampler, which takes shuffle, seed and drop_last. Validation and test: ShardSampler."
-            " Both find rank and world size in the process group."
+            " Both ask the process group for rank and world size."
         ),
         (
             "Return three: DistributedSampler(train, shuffle=True, seed=..., drop_last=...), and a ShardSampler for"
@@ -296,7 +296,7 @@ def check_samplers(student, nodes, world, seed):
     for rank, seen in enumerate(ranks):
         expect(
             "missing" not in seen,
-            f"make_samplers gives no three samplers on rank {rank}",
+            f"make_samplers does not return three samplers on rank {rank}",
             "three samplers",
             seen.get("missing"),
             rank,
@@ -344,7 +344,7 @@ def check_samplers(student, nodes, world, seed):
 
 
 class Numbers(torch.utils.data.Dataset):
-    """100 samples; i is (first + i, first + i), so that each says which set it is of."""
+    """100 samples; i is (first + i, first + i), so that each sample identifies its set."""
 
     def __init__(self, first):
         self.first = first
@@ -363,7 +363,7 @@ def loaders_on_rank(code, rank, world, shares):
 
 
 def draw_shares(student, world):
-    """Other indices for each rank, in an order of their own; no length divides by a batch. The first holds a whole
+    """Different indices for each rank, in its own order; no length divides by a batch. The first holds a whole
     global batch.
     """
     draw = student.draw("shares", world)
@@ -455,13 +455,13 @@ def check_loader_on(student, nodes, world, which, name):
     minutes=10,
     why=(
         "Each rank works on its part of the global batch. If each took the whole batch size, N ranks would make steps N"
-        " times as large: another training run than the one of a single process, with other losses."
+        " times as large: a different training run from that of a single process, with different losses."
     ),
     hints=(
-        "Two arguments of the loader change: whose indices, and how many at a time.",
+        "Two arguments of the loader change: which indices it reads, and how many at a time.",
         (
             "DataLoader takes sampler=; the batch size of a rank is the global one divided by the number of ranks. The"
-            " short last batch stays left out."
+            " short last batch is still dropped."
         ),
         "As before, but with batch_size=args.batch_size // ... and sampler=train_sampler.",
     ),
@@ -474,11 +474,11 @@ def test_todo5_train_loader(student):
     6,
     minutes=10,
     why=(
-        "Together the ranks read the validation set once. A rank that reads all of it wins no time; one that drops its"
+        "Together the ranks read the validation set once. A rank that reads all of it saves no time; one that drops its"
         " last batch changes the loss that decides which checkpoint is the best."
     ),
     hints=(
-        "It is TODO 5 once more, but nothing may be dropped.",
+        "Like TODO 5, but nothing may be dropped.",
         "DataLoader takes sampler=; it drops nothing unless drop_last is set.",
         "DataLoader(validation, batch_size=... as in TODO 5, sampler=validation_sampler, and no drop_last).",
     ),
@@ -490,9 +490,9 @@ def test_todo6_validation_loader(student):
 @todo(
     7,
     minutes=10,
-    why="What holds for the validation set holds for the test set.",
+    why="The test set needs the same care as the validation set: its loss is the number that gets published.",
     hints=(
-        "It is TODO 6 with the other set.",
+        "Like TODO 6, with a different set.",
         "DataLoader(test, batch_size=..., sampler=...).",
         "sampler=test_sampler, and the rest as in TODO 6.",
     ),
@@ -516,7 +516,7 @@ def tiny_batch(seed):
 
 
 def gradients_on_one_process(seeds):
-    """For each rank's batch, the gradients that one process with rank 0's weights finds."""
+    """For each rank's batch, the gradients that one process with rank 0's weights computes."""
     model, own = tiny_model(seeds[0][0]), []
     for _, seed in seeds:
         model.zero_grad()
@@ -526,14 +526,14 @@ def gradients_on_one_process(seeds):
 
 
 def wrap_on_rank(code, rank, world, seeds):
-    """`seeds` of the weights and the batch are this rank's own: what the others have, it must be told."""
-    model = tiny_model(seeds[0])  # other first weights on each rank: only what is shared can make them equal
+    """`seeds` of the weights and the batch are this rank's own; it must learn those of the others by communication."""
+    model = tiny_model(seeds[0])  # different first weights on each rank: only communication can make them equal
     wrapped = code.wrap(model, torch.device("cpu"))
     first = {}
     for _ in range(2):  # the second pass shows whether gradients are averaged in every one
         wrapped.zero_grad()
         loss = wrapped(*tiny_batch(seeds[1]))
-        # Looked at after the first forward pass: some wrappers share weights no sooner.
+        # Looked at after the first forward pass: some wrappers synchronize weights no sooner.
         first = first or {name.removeprefix("module."): p.detach().clone() for name, p in wrapped.named_parameters()}
         loss.backward()
     grads = {name.removeprefix("module."): p.grad for name, p in wrapped.named_parameters()}
@@ -544,8 +544,8 @@ def wrap_on_rank(code, rank, world, seeds):
     8,
     minutes=10,
     why=(
-        "Ranks that do not share gradients train models that drift apart: N trainings on a part of the data each, and"
-        " the one that is saved has seen a part of it."
+        "Ranks that do not exchange gradients train models that drift apart: N trainings, each on a part of the data;"
+        " and the saved model has seen only one part."
     ),
     hints=(
         "torch has a wrapper that does both: equal first weights, and gradients averaged during the backward pass.",
@@ -591,7 +591,7 @@ def check_wrap(student, nodes, world, seeds):
         for name, right in mean.items():
             grad = seen["grads"][name]
             expect(grad is not None, f"{name} has no gradient on rank {rank}", "a gradient", None, rank)
-            # float32 sums in another order: 1e-6 measured.
+            # float32 sums in a different order: 1e-6 measured.
             if not torch.allclose(grad, right, rtol=1e-4, atol=1e-6):
                 if torch.allclose(grad, own[rank][name], rtol=1e-4, atol=1e-6):
                     what = "it has only its own batch's gradient: nothing is averaged over the ranks"
@@ -604,9 +604,7 @@ def check_wrap(student, nodes, world, seeds):
                     right,
                     grad,
                     rank,
-                    hint="All ranks' gradients are in the sum: by what is it to be divided?"
-                    if "summed" in what
-                    else "",
+                    hint="All ranks' gradients are in the sum: by what must it be divided?" if "summed" in what else "",
                 )
     held = sum(grad.numel() * grad.element_size() for grad in mean.values())
     for rank, events in enumerate(run.events):
@@ -626,8 +624,8 @@ def check_wrap(student, nodes, world, seeds):
 
 
 def draw_means(student):
-    """Totals and counts of three ranks, twice. Rank 1 has most tokens, and the largest mean; at last rank 2 has none:
-    whatever weighs ranks and not tokens shows."""
+    """Totals and counts of three ranks, twice. Rank 1 has most tokens, and the largest mean; finally rank 2 has none:
+    an answer that weights ranks instead of tokens shows."""
     draw, cases = student.draw("means"), []
     for last in (1, 0):
         counts = [float(draw.randrange(2, 5)), float(draw.randrange(10, 20)), float(last * draw.randrange(2, 5))]
@@ -637,7 +635,7 @@ def draw_means(student):
 
 
 def mean_on_rank(code, rank, world, mine):
-    """`mine`: this rank's total and count of each case; the others' it must be told."""
+    """`mine`: this rank's total and count of each case; it must learn those of the other ranks."""
     return [
         float(code.global_mean(torch.tensor(total, dtype=torch.float64), torch.tensor(count, dtype=torch.float64)))
         for total, count in mine
@@ -684,11 +682,11 @@ def check_means(student, nodes, world):
                 what = f"it is rank {rank}'s own mean: nothing is reduced over the ranks"
             elif math.isclose(value, sum(means) / world, rel_tol=1e-6) or math.isnan(value):
                 what = (
-                    f"it is the mean of the ranks' means, which weighs a rank of {counts[0]:g} tokens like one of"
-                    f" {counts[1]:g}. Reduce the sum and the count, then divide once"
+                    f"it is the mean of the ranks' means, which gives a rank of {counts[0]:g} tokens the same weight as"
+                    f" one of {counts[1]:g}. Reduce the sum and the count, then divide once"
                 )
             elif math.isclose(value, right * world, rel_tol=1e-6) or math.isclose(value, sum(means), rel_tol=1e-6):
-                what = "it is a sum over the ranks that is not divided as it should be"
+                what = "it is a sum over the ranks that is not divided by the right number"
             else:
                 what = "it is not the sum of the totals over the sum of the counts"
             raise Wrong(
@@ -704,7 +702,7 @@ def check_means(student, nodes, world):
 # Whole runs: TODOs 9, 11, 13
 
 
-# SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
+# SGD, since Adam turns rounding into error where a gradient is zero in theory; and a learning rate that moves weights.
 ARGV = (
     f"--data data --out out --epochs 2 --batch-size {BATCH} --seq-len 8 --dim 16 --heads 2 --layers 1 --optimizer sgd "
     "--lr 0.5 --seed 5 --log-every 2"
@@ -725,12 +723,12 @@ def serial_run(student):
     needs=(1, 2, 4, 5, 8),
     why=(
         "The sampler's order depends on the seed and the epoch. If it is never told the epoch, every epoch has the same"
-        " batches in the same order, silently, and the model learns less from them."
+        " batches in the same order, without a warning, and the model learns less from them."
     ),
     hints=(
         "The sampler of the training set has a method for it.",
         "set_epoch, called before the loader is read in each epoch.",
-        "Call set_epoch on samplers[0] with the number of this epoch, which counts from 0.",
+        "Call set_epoch on samplers[0] with the number of this epoch, counted from 0.",
     ),
 )
 def test_todo9_epoch(student):
@@ -738,7 +736,7 @@ def test_todo9_epoch(student):
     an_epoch = len(serial) // 2
     premise(
         all(sorted(serial[k][0]) != sorted(serial[k + an_epoch][0]) for k in range(an_epoch)),
-        "one order in every epoch",
+        "the same order in every epoch",
     )
     for nodes, world in LAYOUTS:
         ranks = [training(evidence) for evidence in whole_run(student, world, nodes).evidence]
@@ -764,7 +762,7 @@ def test_todo9_epoch(student):
                         )
                     ),
                     "the samples of the serial run",
-                    f"others, first in step {k + 1}",
+                    f"different ones, first in step {k + 1}",
                 )
 
 
@@ -773,8 +771,8 @@ def test_todo9_epoch(student):
     minutes=15,
     needs=(1, 2),
     why=(
-        "A thousand ranks that each print a line make an output that nobody can read; and one line is enough, since all"
-        " ranks have the same numbers."
+        "A thousand ranks that each print a line make an output that is impossible to read; and one line is enough,"
+        " since all ranks have the same numbers."
     ),
     hints=(
         "One rank prints, the others stay silent. There is a helper for it among the imports.",
@@ -784,7 +782,7 @@ def test_todo9_epoch(student):
 )
 def test_todo11_print(student):
     def lines(text):
-        # Without those that say now and then how far a long run is: they depend on the clock.
+        # Without the lines that report progress in a long run: they depend on the clock.
         return [line for line in text.splitlines() if line.strip() and not line.startswith("step ")]
 
     right = len(lines(serial_run(student).stdout[0]))
@@ -816,7 +814,7 @@ def test_todo11_print(student):
 
 
 def save_on_rank(code, rank, world):
-    """Twice to one path, as model-best.pt is: the second one is to stay."""
+    """Twice to one path, like model-best.pt: the second one must remain."""
     files = record_files()
     for seed, epoch in ((1, 1), (0, 3)):
         model = torch.nn.parallel.DistributedDataParallel(tiny_model(seed=seed))
@@ -828,11 +826,11 @@ def save_on_rank(code, rank, world):
     12,
     minutes=10,
     why=(
-        "Ranks that write one file at the same time can leave it broken. And a pickled wrapper, or weights whose names"
-        " begin with “module.”, can only be loaded by a program that wraps its model the same way."
+        "Ranks that write one file at the same time can break it. And a pickled wrapper, or weights whose names"
+        " start with “module.”, can be loaded only by a program that wraps its model in the same way."
     ),
     hints=(
-        "Two things: who saves, and what. The wrapper keeps the model that it was given in an attribute.",
+        "Two questions: which rank saves, and what. The wrapper keeps the given model in an attribute.",
         "save0 of utils.distributed saves on rank 0 only; a DistributedDataParallel has the plain model as .module.",
         (
             "Take model.module if model is a DistributedDataParallel, and give save0 the same dictionary with its"
@@ -856,7 +854,7 @@ def check_save(student, nodes):
         config=SIZES,
         earlier=tiny_model(seed=1).state_dict(),
     )
-    alone = student.call(save_on_rank, world=1)  # rank 0 and the last one, with a model that is wrapped as well
+    alone = student.call(save_on_rank, world=1)  # rank 0 and the last one, with a model that is also wrapped
     expect(
         "saved/model.pt" in alone.files,
         f"rank {writers[0]} saves; a process that runs alone is rank 0, and saves nothing",
@@ -864,7 +862,9 @@ def check_save(student, nodes):
         f"rank {writers[0]} saves",
         writers[0],
     )
-    with hinted("This is what a process leaves that runs alone. Its model is wrapped, too: ask the model."):
+    with hinted(
+        "This is the file of a single process. Its model is wrapped, too: look at the model, not at the world."
+    ):
         check_checkpoint(alone.files["saved/model.pt"], tiny_model(seed=0).state_dict())
 
 
@@ -877,13 +877,13 @@ def check_save(student, nodes):
     minutes=10,
     needs=tuple(range(1, 13)),
     why=(
-        "A process that ends while NCCL still works can hang or take its neighbours down with it. And this is the place"
+        "A process that ends while NCCL still works can hang or crash the others. And this is the place"
         " to look back: the parallel run must be the serial run, on any number of ranks."
     ),
     hints=(
         "It is the counterpart of TODO 1, when all work is done.",
-        "dist.destroy_process_group, or the helper of utils.distributed that may be called in any case.",
-        "Call the imported clean-up helper as the last thing that main does.",
+        "dist.destroy_process_group, or the helper in utils.distributed that may be called in any case.",
+        "Call the imported clean-up helper as the last statement of main.",
     ),
 )
 def test_todo13_clean_up(student):
@@ -910,8 +910,8 @@ def test_todo13_clean_up(student):
     14,
     minutes=5,
     why=(
-        "The scheduler gives what is asked for, and no process can use more. But GPUs that were asked for and do"
-        " nothing cost the same."
+        "The scheduler grants what is requested, and no process can use more. But GPUs that were requested and are"
+        " idle cost the same."
     ),
     hints=(
         (
@@ -937,14 +937,14 @@ def test_todo14_gpus(student):
             )
         expect(
             seen == header.GPUS,
-            f"{unit.name} asks for {seen} GPU{'s' if seen != 1 else ''} a node{slip(unit)}",
+            f"{unit.name} asks for {seen} GPU{'s' if seen != 1 else ''} per node{slip(unit)}",
             f"{header.GPUS} GPUs",
             f"{seen}",
         )
 
 
 def slip(unit):
-    """What may be the reason that a directive is not what was meant."""
+    """A likely reason why a directive does not mean what was intended."""
     found = header.slip(unit.text)
     return f": {found}" if found else ""
 
@@ -954,12 +954,12 @@ def slip(unit):
     minutes=10,
     needs=(14,),
     why=(
-        "CUDA_VISIBLE_DEVICES hides what it does not name. With one GPU visible, four processes would share it, or"
-        " torchrun would start just one, and three granted GPUs stay idle for hours: it is the first thing to look at"
+        "CUDA_VISIBLE_DEVICES hides every GPU that it does not name. With one GPU visible, four processes would use the"
+        " same one, or torchrun would start just one, and three granted GPUs would be idle for hours: check this first"
         " in a job's report."
     ),
     hints=(
-        "The line that is there names one GPU. They are numbered from 0.",
+        "The given line names one GPU. They are numbered from 0.",
         "A list with commas. Slurm says in SLURM_GPUS_ON_NODE how many there are; `seq -s , 0 3` counts.",
         "export CUDA_VISIBLE_DEVICES=0,1,... up to the last one.",
     ),
@@ -984,10 +984,10 @@ def test_todo15_visible(student):
     minutes=10,
     why=(
         "Processes on different nodes know nothing of each other until they meet at one address. Two jobs that choose"
-        " the same port on one node disturb each other: one of them fails, or, worse, they join."
+        " the same port on one node disturb each other: one of them fails or, worse, they join."
     ),
     hints=(
-        "The scheduler knows the job's nodes; the first one will do. And it gives each job a number of its own.",
+        "The scheduler knows the job's nodes; use the first one. And it gives each job a number.",
         (
             'Slurm: scontrol show hostnames "$SLURM_JOB_NODELIST" lists the nodes, and SLURM_JOB_ID is the number. PBS:'
             " the lines of the file $PBS_NODEFILE, and PBS_JOBID, whose number ends at the first dot. Arithmetic is $(("
@@ -1029,7 +1029,7 @@ def test_todo16_meeting_place(student):
         expect(
             len(set(ports)) > 1,
             f"{unit.name} meets at port {ports[0]} in every job: two jobs with a node in common would collide",
-            "another port for another job",
+            "a different port for each job",
             ports[0],
         )
         expect(
@@ -1042,7 +1042,7 @@ def test_todo16_meeting_place(student):
 
 
 LOCAL = ("localhost", "127.0.0.1")
-OCTAL = "To bash, a number that begins with 0 is octal and has no 8 or 9: one job in twenty ends so. What says base 10?"
+OCTAL = "To bash, a number that starts with 0 is octal and has no 8 or 9: one job in twenty fails. How to write base 10?"
 
 
 def is_first_node(place):
@@ -1056,14 +1056,14 @@ def is_first_node(place):
     minutes=10,
     needs=(15, 16),
     why=(
-        "Each GPU needs a process of its own, and each process a rank that no other has. If a variable is expanded too"
+        "Each GPU needs its own process, and each process a rank that no other has. If a variable is expanded too"
         " early, on the first node, all nodes believe that they are that node, and the job waits until its time is"
         " over."
     ),
     hints=(
         (
             "srun and mpiexec run one command on each node; that command is torchrun, and torchrun starts the processes"
-            " of its node."
+            " of its node. docs/launching.md explains its arguments."
         ),
         (
             "torchrun takes --nnodes, --node-rank, --nproc-per-node, --master-addr and --master-port. A node's own"
@@ -1072,9 +1072,9 @@ def is_first_node(place):
         ),
         (
             'srun --cpu-bind=none bash -c \'torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" ...'
-            ' train/ddp_training.py "$@"\' bash "$@"; the word bash at the end is what the inner shell takes for its'
-            " own name, the arguments follow it; --cpu-bind=none lets the processes have all cores. On Polaris mpiexec"
-            ' -n "$NODES" --ppn 1 --hostfile "$PBS_NODEFILE" in place of srun.'
+            ' train/ddp_training.py "$@"\' bash "$@"; the word bash at the end becomes the inner shell\'s name,'
+            " the arguments follow it; --cpu-bind=none lets the processes use all cores. On Polaris mpiexec"
+            ' -n "$NODES" --ppn 1 --hostfile "$PBS_NODEFILE" instead of srun.'
         ),
     ),
 )
@@ -1091,7 +1091,7 @@ def check_launch(name, starts, nodes):
         expect(
             not ranks.refused,
             f"{job}: torchrun refuses its arguments: {ranks.refused}",
-            "a call that torchrun takes",
+            "a call that torchrun accepts",
             ranks.refused,
         )
     scripts = {ranks.script for ranks in starts}
@@ -1147,7 +1147,9 @@ def check_launch(name, starts, nodes):
                         f"rank {twice[0]} twice",
                     )
         missing = sorted(set(range(world)) - {rank for ranks in starts for rank in ranks.ranks})
-        expect(not missing, f"{job}: nobody is rank {missing[:1]}", f"ranks 0 to {world - 1}", f"missing: {missing}")
+        expect(
+            not missing, f"{job}: no process is rank {missing[:1]}", f"ranks 0 to {world - 1}", f"missing: {missing}"
+        )
     else:
         check_rendezvous(job, starts)
     if nodes > 1:
@@ -1168,11 +1170,11 @@ def check_launch(name, starts, nodes):
 
 
 def check_rendezvous(job, starts):
-    """torchrun's own way of dealing out ranks (--rdzv-backend=c10d)."""
+    """torchrun's own way of assigning ranks (--rdzv-backend=c10d)."""
     identities = {ranks.identity for ranks in starts}
     expect(
         len(identities) == 1,
-        f"{job}: each node has a rendezvous id of its own, so none ever meets another",
+        f"{job}: each node has its own rendezvous id, so the nodes never meet",
         "one --rdzv-id for all",
         ", ".join(sorted(identities)),
     )
@@ -1192,8 +1194,8 @@ def check_rendezvous(job, starts):
     18,
     minutes=5,
     why=(
-        "This is the point of it all: more nodes by one number. What ran on one node runs on two, with the same losses,"
-        " if every process learns from the scheduler where it is and not from a number in the file."
+        "This is the purpose of all the TODOs before: more nodes with one number. What ran on one node runs on two,"
+        " with the same losses, if every process learns its place from the scheduler and not from a number in the file."
     ),
     hints=("It is one number in the header.", "#SBATCH --nodes=..., or select=... of #PBS -l.", "Change the 1 into 2."),
 )
@@ -1207,7 +1209,7 @@ def test_todo18_nodes(student):
             a_node = header.gpus_asked(unit.text)
             expect(
                 a_node == header.GPUS,
-                f"{unit.name} asks for {a_node} GPUs a node: --gpus counts those of the whole job",
+                f"{unit.name} asks for {a_node} GPUs per node: --gpus counts those of the whole job",
                 f"{header.GPUS} on each",
                 f"{a_node} on each",
             )

@@ -6,13 +6,23 @@ More nodes:     sbatch sbatch/ddp_training.sbatch              (JURECA)
                 qsub sbatch/ddp_training.pbs                   (Polaris)
 
 Every process has the whole model and a share of each batch, and the gradients are
-averaged before each step. What comes out is what one process would have computed:
+averaged before each step. The result is what one process would have computed:
 the same losses, sooner.
 
-It starts as single_gpu_training.py and runs at every stage. Before TODO 1, two
-processes train two models that know nothing of each other. Fill the TODOs in
-the order of their numbers, which is not always that of the lines; `./workbook check
-ddp_training` says how far you are. TODOs 14 to 18 are in the batch files.
+It builds on 02_data_parallel (the averages) and 01_collectives (rank, local rank, world size). It starts as
+single_gpu_training.py and runs at every stage. Before TODO 1, two processes train two models independently. Fill the
+TODOs in the order of their numbers, which is not always the order of the lines; `./workbook check ddp_training` says
+how far you are. TODOs 14 to 18 are in the batch files.
+
+In five lines:
+- Each process has one device, one rank and a whole copy of the model; all copies start equal.
+- A sampler gives each rank its own share of each set, and is told the epoch to shuffle anew.
+- The batch size is global: with N ranks, each takes 1/N of it, so the steps are those of one process.
+- Losses are added up over ranks as sums and counts, and divided once; validation drops no sample and counts none twice.
+- All ranks take part in every collective; one prints and saves.
+
+Papers and manuals: PyTorch DDP, https://arxiv.org/abs/2006.15704; large batches, https://arxiv.org/abs/1706.02677;
+https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html; torchrun, docs/launching.md.
 """
 
 import argparse
@@ -56,27 +66,27 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def setup() -> tuple[int, int, int, torch.device]:
     """Join the other processes. Returns rank, local_rank, world_size and this rank's device."""
-    launch_environment()  # whoever started us, RANK, LOCAL_RANK, WORLD_SIZE, … are in os.environ now
+    launch_environment()  # whatever launched us, RANK, LOCAL_RANK, WORLD_SIZE, … are in os.environ now
 
     # TODO 1: Join the process group.
-    # The processes can't speak before they have met. On GPUs they speak by NCCL, without by gloo;
-    # the rest is in the environment.
+    # Processes cannot communicate before they have met. With GPUs they use NCCL, otherwise gloo;
+    # everything else is in the environment.
     pass
 
-    # TODO 2: Find out who this process is.
-    # Its number among all processes, its number on its own node, and how many there are.
-    # On two nodes the first two are not the same.
+    # TODO 2: Find out which rank this process is.
+    # Its number among all processes, its number on its own node, and the number of processes.
+    # On two nodes the first two numbers differ.
     rank, local_rank, world_size = 0, 0, 1
 
-    # TODO 3: Take a device of its own.
-    # A node with four GPUs runs four processes, and each must have another GPU than its
-    # neighbours, also as the default for whatever names none. Without GPUs it is the CPU, as before.
+    # TODO 3: Choose this process's own device.
+    # A node with four GPUs runs four processes, and each must use a different GPU,
+    # also as the default for code that names none. Without GPUs it is the CPU, as before.
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return rank, local_rank, world_size, device
 
 
 def make_sets(args: argparse.Namespace) -> tuple[Sets, int]:
-    """The three sets, and how many words there are to choose from."""
+    """The three sets, and the size of the vocabulary."""
     try:
         corpus = load_corpus(args.data)
     except DataError as problem:
@@ -96,8 +106,8 @@ def make_samplers(sets: Sets, args: argparse.Namespace) -> Samplers:
     """Which samples this rank reads, in which order."""
     train, validation, test = sets
     # TODO 4: Give each rank its own share of every set.
-    # Training: shuffled by args.seed, the same number of samples on every rank, none read twice.
-    # Validation and test: each sample on exactly one rank, even where the set does not divide;
+    # Training: shuffled with args.seed, the same number of samples on every rank, none read twice.
+    # Validation and test: each sample on exactly one rank, even if the number of ranks does not divide the set;
     # utils/data.py has a sampler for that.
     return None, None, None
 
@@ -109,15 +119,15 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
     common = {"num_workers": args.workers, "pin_memory": torch.cuda.is_available()}
 
     # TODO 5: Load this rank's share of the training set.
-    # args.batch_size is global: the batches of all ranks together must be as large as the one
+    # args.batch_size is global: the batches of all ranks together must be as large as the
     # batch of a single process.
     train_loader = DataLoader(
         train, batch_size=args.batch_size, sampler=EpochOrder(train, args.seed), drop_last=True, **common
     )
 
     # TODO 6: Load this rank's share of the validation set.
-    # To the last sample: here nothing may be dropped. The size of its batches changes no result;
-    # a rank's part of the global batch is one that fits.
+    # Nothing may be dropped here, not even the last sample. The size of its batches changes no result;
+    # a rank's part of the global batch surely fits.
     validation_loader = DataLoader(validation, batch_size=args.batch_size, **common)
 
     # TODO 7: Load this rank's share of the test set.
@@ -127,9 +137,9 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
 
 def wrap(model: nn.Module, device: torch.device) -> nn.Module:
     """Make the model parallel."""
-    # TODO 8: Train one model, not one on each rank.
+    # TODO 8: Train one model, not one per rank.
     # All ranks must start from the same weights, and average their gradients in every backward
-    # pass. Then equal steps keep the weights equal. On a GPU, say which one the model is on.
+    # pass. Then equal steps keep the weights equal. On a GPU, say which GPU the model is on.
     return model
 
 
@@ -142,7 +152,7 @@ def global_mean(total: Tensor, count: Tensor) -> float:
     """The sum of all ranks' totals over the sum of their counts; both 0-dim float64."""
     # TODO 10: Find the mean over the tokens of all ranks.
     # Every rank has its own total and its own count, and the counts may differ. Reduce both, then
-    # divide once: a mean of the ranks' means would weigh their tokens unequally.
+    # divide once: a mean of the ranks' means would weight their tokens unequally.
     return (total / count).item()
 
 
@@ -153,7 +163,7 @@ def compute_loss(model: nn.Module, x: Tensor, y: Tensor, args: argparse.Namespac
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, args: argparse.Namespace) -> float:
-    """Mean loss over tokens. The mean of the batches' means would weigh a short last batch too much."""
+    """Mean loss over tokens. The mean of the batches' means would give a short last batch too much weight."""
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
     count = torch.zeros((), dtype=torch.float64, device=device)
@@ -196,7 +206,7 @@ def train_epoch(
         stop = step == args.max_steps
         if step % args.log_every == 0 or stop:
             epoch_total, epoch_count = epoch_total + total, epoch_count + count
-            # global_mean waits for the device, so only now may the clock be read.
+            # global_mean waits for the device, so the clock may be read only now.
             mean, now = global_mean(total, count), time.perf_counter()
             tokens = (step - last_step) * args.batch_size * args.seq_len
             metrics.log("step", step, epoch=epoch + 1, loss=mean, tokens_per_s=tokens / (now - last_time))
@@ -208,7 +218,7 @@ def train_epoch(
 
 
 def perplexity(loss: float) -> float:
-    """How many words the model hesitates between, as it were; infinite for a run that blew up."""
+    """The effective number of words that the model chooses from; infinite for a run that diverged."""
     return math.inf if loss > 700 else math.exp(loss)
 
 
@@ -216,8 +226,8 @@ def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch:
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # TODO 12: Save once, and save the model, not its wrapper.
-    # All ranks have the same weights, and must not write one file at the same time. What is
-    # saved must load in a program that knows nothing of DDP: the names of the weights are those
+    # All ranks have the same weights, and must not write the same file at the same time. A program
+    # without DDP must be able to load the file: the names of the weights are those
     # of the plain model.
     torch.save({"model": model.state_dict(), "config": config, "epoch": epoch}, path)
 
@@ -246,13 +256,13 @@ def main(argv: list[str] | None = None) -> None:
     say_what_runs(args, device)
     with metrics, device_memory(args.device_memory, device):
         for epoch in range(args.epochs):
-            # TODO 9: Deal the samples anew in every epoch.
-            # The sampler shuffles by seed and epoch, and does not know the epoch unless it is told.
+            # TODO 9: Shuffle the samples anew in every epoch.
+            # The sampler shuffles with seed and epoch, and does not know the epoch unless it is told.
             pass
             train_loss, step = train_epoch(model, train_loader, optimizer, device, args, metrics, epoch, step)
             validation_loss = evaluate(model, validation_loader, device, args)
-            # TODO 11: Say it once.
-            # The ranks agree, and one of them is enough to say so. There are three places.
+            # TODO 11: Print once.
+            # All ranks have the same result, so one of them prints it. There are three places.
             print(
                 f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, "
                 f"validation loss {validation_loss:.4f}, perplexity {perplexity(validation_loss):.1f}"
@@ -276,7 +286,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")
 
     # TODO 13: Leave the process group.
-    # Its connections and threads are closed in order, and no rank ends while another still
+    # This closes its connections and threads in order, and no rank ends while another still
     # waits for it.
     pass
 

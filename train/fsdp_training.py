@@ -2,19 +2,33 @@
 
 Two processes:  torchrun --nproc-per-node 2 train/fsdp_training.py
 Four, hybrid:   torchrun --nproc-per-node 4 train/fsdp_training.py --sharding hybrid
-Stop, go on:    torchrun --nproc-per-node 2 train/fsdp_training.py --save-every 50 --max-steps 100
+Stop, resume:   torchrun --nproc-per-node 2 train/fsdp_training.py --save-every 50 --max-steps 100
                 torchrun --nproc-per-node 4 train/fsdp_training.py --resume runs/fsdp_training/step-100
 One process:    python train/fsdp_training.py
 More nodes:     sbatch sbatch/fsdp_training.sbatch              (JURECA)
                 qsub sbatch/fsdp_training.pbs                   (Polaris)
 
-With DDP every rank holds all weights, all gradients and the whole state of the optimizer. Here each
-rank holds a part of them, and a layer's weights are put together when the layer needs them. What comes
-out is what one process would have computed: the same losses, with less memory on each device.
+With DDP every rank holds all weights, all gradients and the whole optimizer state. Here each
+rank holds a part of them, and a layer's weights are gathered when the layer needs them. The result is
+what one process would have computed: the same losses, with less memory on each device.
 
-It starts as the solution of ddp_training.py (what that has taught is in utils/after_ddp.py now), and runs at
-every stage. Fill the TODOs in the order of their numbers, which is not always that of the lines;
-`./workbook check fsdp_training` says how far you are.
+It builds on 03_zero (shards, stages, mixed precision). It starts as the solution of ddp_training.py (what that lesson
+taught is now in utils/after_ddp.py), and runs at every stage. Fill the TODOs in the order of their numbers, which is
+not always the order of the lines; `./workbook check fsdp_training` says how far you are.
+
+A DeviceMesh arranges ranks in a grid with named axes. A DTensor is a tensor that knows how it is distributed over a
+mesh. On the device "meta" tensors have shapes and no memory. DCP is torch.distributed.checkpoint.
+
+In five lines:
+- Shard each block, then the rest: what is sharded together is gathered together.
+- full gathers weights twice per step and frees them in between; grad gathers once; hybrid keeps the gathers in a node.
+- Make the optimizer after sharding: it must train the shards.
+- Every rank takes part in every forward pass, even without data; norms are taken over all shards.
+- Each rank saves its own shards; any number of ranks can load them.
+
+In FSDP1 the strategies were called FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD and NO_SHARD: see docs/beside.md.
+Papers: ZeRO, https://arxiv.org/abs/1910.02054; PyTorch FSDP, https://arxiv.org/abs/2304.11277; recomputing
+activations, https://arxiv.org/abs/1604.06174.
 """
 
 import argparse
@@ -65,11 +79,11 @@ SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = training_parser("fsdp_training")
     add = parser.add_argument
-    add("--sharding", choices=("none", "grad", "full", "hybrid"), default="full", help="what ranks share")
-    add("--replicas", type=whole(1), default=2, help="copies of the model with --sharding hybrid; one a node is usual")
+    add("--sharding", choices=("none", "grad", "full", "hybrid"), default="full", help="what is sharded over the ranks")
+    add("--replicas", type=whole(1), default=2, help="copies of the model with --sharding hybrid; usually one per node")
     add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
-    add("--save-every", type=whole(0), default=0, help="steps from one sharded checkpoint to the next; 0 is none")
-    add("--resume", type=given, metavar="FOLDER", help="go on from a sharded checkpoint, or from a run's newest one; with --dropout by other draws")
+    add("--save-every", type=whole(0), default=0, help="steps between sharded checkpoints; 0: none")
+    add("--resume", type=given, metavar="FOLDER", help="resume from a sharded checkpoint, or from a run's newest one; dropout draws differ")
     args = parser.parse_args(argv)
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
@@ -77,12 +91,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -> DeviceMesh:
-    """The ranks in a grid. Each row holds the model once; the ranks of a column hold the same part of it."""
+    """The ranks as a grid. Each row holds the model once; the ranks of a column hold the same part of it."""
     if args.sharding == "hybrid" and world_size % args.replicas:
         fail(f"--sharding hybrid: {world_size} ranks cannot hold {args.replicas} copies, see --replicas")
-    # TODO 1: Arrange the ranks as the strategy wants them.
-    # With none each rank holds a copy, as in DDP; with grad and full all ranks share one; with hybrid
-    # there are args.replicas copies, and neighbours share: they are on one node, where links are fast.
+    # TODO 1: Arrange the ranks as the strategy needs them.
+    # With none, each rank holds a copy, as in DDP. With grad and full, one copy is sharded over all ranks. With hybrid,
+    # there are args.replicas copies, each sharded over neighbours: they are on one node, where links are fast.
     return init_device_mesh(device.type, (world_size, 1), mesh_dim_names=("replicate", "shard"))
 
 
@@ -109,8 +123,8 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
 
 
 def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
-    """The model. Its weights may be still to come: first_weights brings them."""
-    # TODO 4: Start from the serial run's weights, and let no rank but one ever hold them all.
+    """The model, perhaps without its weights: first_weights fills them in."""
+    # TODO 4: Start from the serial run's weights, with no rank except one ever holding them all.
     # Here: build a model that takes no memory. On the device "meta" a tensor has a shape and no
     # content. For first_weights see below.
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
@@ -118,45 +132,45 @@ def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:
-    """The recipe: what a block keeps for its backward pass, then who holds its weights."""
+    """The recipe: first what a block keeps for its backward pass, then how its weights are sharded."""
     if args.recompute:
         recompute(model)
     return shard(model, mesh, args)
 
 
 def recompute(model: nn.Module) -> None:
-    """Activation checkpointing (arXiv:1604.06174): of each block keep the input alone, and run it twice."""
+    """Activation checkpointing (arXiv:1604.06174): keep only the input of each block, and run the block twice."""
     # TODO 8: Wrap each block, in place, so that it is computed again in the backward pass.
-    # What is computed stays the same to the last bit. It takes a third more time, and for each layer
-    # the memory of one tensor in place of a dozen.
+    # The results stay the same to the last bit. It takes a third more time, and for each layer
+    # the memory of one tensor instead of a dozen.
     pass
 
 
 def precision(args: argparse.Namespace) -> MixedPrecisionPolicy:
-    """In which dtype weights are gathered and gradients added up."""
-    # TODO 7: Take care of --dtype bfloat16.
+    """The dtypes in which weights are gathered and gradients are added up."""
+    # TODO 7: Support --dtype bfloat16.
     # Gather and compute in bfloat16: half the bytes. But reduce gradients in float32: a sum over many
-    # ranks would lose what is small. The shards, which the optimizer changes, stay float32 by themselves.
+    # ranks would lose small addends. The shards, which the optimizer updates, stay float32 in any case.
     return MixedPrecisionPolicy()
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:
-    """Let each rank hold its part of the weights, and so of the gradients and of the optimizer's state."""
+    """Give each rank its part of the weights, and so of the gradients and the optimizer state."""
     # A single copy needs no sums over copies, and so no second axis.
     options = {"mesh": mesh if mesh["replicate"].size() > 1 else mesh["shard"], "mp_policy": precision(args)}
-    # TODO 3: Shard the model over the mesh: each block, then what is left of the whole.
-    # What is sharded together is gathered together, so block by block a rank never has more than a
-    # block at hand, and the root's rest. With full and hybrid a block's weights go when its forward
-    # pass is over, and are gathered again for its backward pass; with none and grad they stay so long.
+    # TODO 3: Shard the model over the mesh: each block, then the rest of the model.
+    # What is sharded together is gathered together, so with one unit per block a rank never holds more than one
+    # whole block, plus the rest. With full and hybrid, a block's weights are freed after its forward
+    # pass and gathered again for its backward pass; with none and grad, they stay until then.
     return nn.parallel.DistributedDataParallel(model.to(mesh.device_type))
 
 
 def first_weights(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
-    """Fill the shards with what one process would start from."""
-    # TODO 4, again: here, take memory for the shards, and fill them.
-    # To draw each shard anew would give another model: DDP sent rank 0's weights to all, fully_shard
-    # does not. Let rank 0 alone build the model of the serial run, by args.seed and model.config, and
-    # send it out, tensor by tensor.
+    """Fill the shards with the weights from which one process would start."""
+    # TODO 4, again: here, allocate memory for the shards, and fill them.
+    # Drawing each shard anew would give a different model: DDP sends rank 0's weights to all ranks, fully_shard
+    # does not. Only rank 0 builds the model of the serial run, from args.seed and model.config, and
+    # distributes it, tensor by tensor.
     pass
 
 
@@ -168,17 +182,17 @@ def compute_loss(model: nn.Module, x: Tensor, y: Tensor, args: argparse.Namespac
 
 
 def in_step(loader: DataLoader, device: torch.device, args: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's batches, then as many without a target as the rank with the most still has."""
-    # TODO 2: Keep all ranks in step, also those whose share is over.
-    # Sharded, no rank computes alone: all give their part of the weights to every forward pass. But
-    # shares of the validation set differ by a sample, so that a rank may have a batch less, or none at
-    # all. Where every target is IGNORE, a batch of one sample or more adds nothing to the loss.
+    """This rank's batches, then batches without targets, until it has as many as the rank with the most."""
+    # TODO 2: Keep all ranks in step, even those whose share has ended.
+    # With a sharded model no rank computes alone: every forward pass needs all ranks' weights. But
+    # shares of the validation set differ by a sample, so a rank may have one batch less, or none at
+    # all. If every target is IGNORE, a batch of one sample or more adds nothing to the loss.
     yield from loader
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, args: argparse.Namespace) -> float:
-    """Mean loss over tokens. The mean of the batches' means would weigh a short last batch too much."""
+    """Mean loss over tokens. The mean of the batches' means would give a short last batch too much weight."""
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
     count = torch.zeros((), dtype=torch.float64, device=device)
@@ -191,11 +205,11 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, args: a
 
 
 def clip_gradients(model: nn.Module, args: argparse.Namespace) -> float:
-    """Make the gradient no longer than args.clip (0: as long as it is). Returns how long it was."""
+    """Scale the gradient down to a norm of at most args.clip (0: no limit). Returns its norm before."""
     # TODO 6: Clip by the norm of the whole gradient, and return that norm.
-    # A rank holds a part of the gradient: the norm of that part is too small, and another one on each
-    # rank. Scaled by it, the parts would no longer be those of one gradient. (Parameters are DTensors
-    # now, which know of what they are a part.)
+    # A rank holds a part of the gradient. The norm of that part is too small, and differs from rank to
+    # rank; scaled with it, the parts would no longer form one gradient. (Parameters are now
+    # DTensors, which know which part they are of what.)
     if args.clip:
         nn.utils.clip_grad_norm_(model.parameters(), args.clip)
     return 0.0
@@ -212,14 +226,14 @@ def train_epoch(
     done: int,
     position: dict[str, Any],
 ) -> float:
-    """What is left of one pass over the training set after `done` steps of it. Returns the pass's mean loss.
+    """The rest of one pass over the training set, after `done` steps of it. Returns the mean loss of the pass.
 
     `position` is kept up to date, and saved every args.save_every steps.
     """
     model.train()
     # Sums and counts: since the last line of the log, and over the epoch.
     total, count, epoch_total, epoch_count = torch.zeros(4, dtype=torch.float64, device=device)
-    # What an earlier run did of this epoch counts, too: here, this rank's share of it.
+    # The part of this epoch that an earlier run did counts, too: here, this rank's share of it.
     epoch_count += done * args.batch_size * args.seq_len / dist.get_world_size()
     epoch_total += position["loss"] * epoch_count
     step, last_step, last_time = position["step"], position["step"], time.perf_counter()
@@ -237,7 +251,7 @@ def train_epoch(
         count += y.numel()
         if step % args.log_every == 0 or step == args.max_steps:
             epoch_total, epoch_count = epoch_total + total, epoch_count + count
-            # global_mean waits for the device, so only now may the clock be read.
+            # global_mean waits for the device, so the clock may be read only now.
             mean, now = global_mean(total, count), time.perf_counter()
             speed = (step - last_step) * args.batch_size * args.seq_len / (now - last_time)
             metrics.log("step", step, epoch=epoch + 1, loss=mean, gradient_norm=norm, tokens_per_s=speed)
@@ -254,28 +268,28 @@ def train_epoch(
 def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # TODO 9: Put the whole model together, and save it in one file.
-    # Each rank has its shards only, and all must give theirs. Rank 0 alone needs what is put
-    # together, on the CPU: a GPU may be too small for it. The names are those of the plain model.
+    # TODO 9: Gather the whole model, and save it in one file.
+    # Each rank has only its shards, and all must contribute theirs. Only rank 0 needs the
+    # result, on the CPU: a GPU may be too small for it. The names are those of the plain model.
     plain = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     save0({"model": plain.state_dict(), "config": config, "epoch": epoch}, path)
 
 
 def save_sharded(model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path) -> None:
-    """All that it takes to go on. No rank sees the whole, and any number of ranks can load it."""
-    # TODO 10: Let each rank write what it holds: weights, the optimizer's state, and `position`.
-    # torch.distributed.checkpoint, imported as dcp, writes a folder: a file for each rank, and a list of
-    # who wrote what.
+    """Everything needed to resume. No rank sees the whole, and any number of ranks can load it."""
+    # TODO 10: Let each rank write what it holds: weights, optimizer state, and `position`.
+    # torch.distributed.checkpoint, imported as dcp, writes a folder: a file for each rank, and an index of
+    # their contents.
     pass
 
 
 def load_sharded(
     model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """Load what save_sharded wrote, on however many ranks, into model and optimizer. Returns the position."""
+    """Load into model and optimizer what save_sharded wrote on any number of ranks. Returns the position."""
     # TODO 11: Let each rank read what it holds.
-    # The ranks may be others than those that wrote, with other shards. So loading starts with a state
-    # that is there: its shards say what this rank needs. They are filled in place, and then have to go
+    # There may now be more or fewer ranks than at saving, with different shards. So loading starts from the
+    # current state: its shards say what this rank needs. They are filled in place, and must then be put
     # back into model and optimizer.
     return position
 
@@ -301,12 +315,12 @@ def main(argv: list[str] | None = None) -> None:
     model = build_model(vocab_size, args)
     config = model.config  # its sizes, which every checkpoint carries
     # TODO 5: Give the optimizer the parameters that are trained.
-    # Sharding takes the model's parameters away and puts others in their place.
+    # Sharding replaces the model's parameters with new ones.
     optimizer = make_optimizer(model, args)
     model = parallelize(model, mesh, args)
     first_weights(model, mesh, args)
 
-    # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what must
+    # The state of the run: steps done, mean loss of this epoch so far, lowest validation loss; and what must
     # match to resume.
     position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in SAME}
     if args.resume:

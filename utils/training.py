@@ -39,5 +39,5 @@ def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Op
 
 
 def perplexity(loss: float) -> float:
-    """How many words the model hesitates between, as it were; infinite for a run that blew up."""
+    """The effective number of words that the model chooses from; infinite for a run that diverged."""
     return math.inf if loss > 700 else math.exp(loss)

@@ -129,7 +129,7 @@ def evaluated(trainer: L.Trainer) -> float:
 
 def layout() -> tuple[int, int]:
     """How many processes each node has, and how many nodes there are."""
-    launch_environment()  # whoever started us, RANK, LOCAL_RANK, WORLD_SIZE, … are in os.environ now
+    launch_environment()  # whatever launched us, RANK, LOCAL_RANK, WORLD_SIZE, … are in os.environ now
     if os.environ["WORLD_SIZE"] == "1":  # perhaps nobody did
         os.environ.update(LOCAL_WORLD_SIZE="1", GROUP_WORLD_SIZE="1")
     elif "LOCAL_WORLD_SIZE" not in os.environ:
@@ -267,7 +267,7 @@ class Report(L.Callback):
         trainer.should_stop = step == self.total_steps  # then it evaluates, and ends
         if step % self.args.log_every == 0 or trainer.should_stop:
             self.epoch_total, self.epoch_count = self.epoch_total + self.total, self.epoch_count + self.count
-            # global_mean waits for the device, so only now may the clock be read.
+            # global_mean waits for the device, so the clock may be read only now.
             mean, now = global_mean(trainer, self.total, self.count), time.perf_counter()
             tokens = (step - self.last_step) * self.args.batch_size * self.args.seq_len
             speed = tokens / (now - self.last_time)

@@ -440,7 +440,7 @@ def train_epoch(
             count += n_targets
         if step % args.log_every == 0 or step == args.max_steps:
             epoch_total, epoch_count = epoch_total + total, epoch_count + count
-            # global_mean waits for the device, so only now may the clock be read.
+            # global_mean waits for the device, so the clock may be read only now.
             mean, now = global_mean(total, count), time.perf_counter()
             speed = (step - last_step) * args.batch_size * args.seq_len / (now - last_time)
             metrics.log("step", step, epoch=epoch + 1, loss=mean, gradient_norm=norm, tokens_per_s=speed)

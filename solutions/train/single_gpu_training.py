@@ -53,7 +53,7 @@ def setup() -> tuple[int, int, int, torch.device]:
 
 
 def make_sets(args: argparse.Namespace) -> tuple[Sets, int]:
-    """The three sets, and how many words there are to choose from."""
+    """The three sets, and the size of the vocabulary."""
     try:
         corpus = load_corpus(args.data)
     except DataError as problem:
@@ -113,7 +113,7 @@ def compute_loss(model: nn.Module, x: Tensor, y: Tensor, args: argparse.Namespac
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, args: argparse.Namespace) -> float:
-    """Mean loss over tokens. The mean of the batches' means would weigh a short last batch too much."""
+    """Mean loss over tokens. The mean of the batches' means would give a short last batch too much weight."""
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
     count = torch.zeros((), dtype=torch.float64, device=device)
@@ -156,7 +156,7 @@ def train_epoch(
         stop = step == args.max_steps
         if step % args.log_every == 0 or stop:
             epoch_total, epoch_count = epoch_total + total, epoch_count + count
-            # global_mean waits for the device, so only now may the clock be read.
+            # global_mean waits for the device, so the clock may be read only now.
             mean, now = global_mean(total, count), time.perf_counter()
             tokens = (step - last_step) * args.batch_size * args.seq_len
             metrics.log("step", step, epoch=epoch + 1, loss=mean, tokens_per_s=tokens / (now - last_time))
@@ -168,7 +168,7 @@ def train_epoch(
 
 
 def perplexity(loss: float) -> float:
-    """How many words the model hesitates between, as it were; infinite for a run that blew up."""
+    """The effective number of words that the model chooses from; infinite for a run that diverged."""
     return math.inf if loss > 700 else math.exp(loss)
 
 
