@@ -1042,7 +1042,7 @@ def test_todo16_meeting_place(student):
 
 
 LOCAL = ("localhost", "127.0.0.1")
-OCTAL = "To bash, a number that starts with 0 is octal and has no 8 or 9: one job in twenty fails. How to write base 10?"
+OCTAL = "To bash, a number that starts with 0 is octal and has no 8 or 9: one job in twenty fails. Say “base 10”."
 
 
 def is_first_node(place):

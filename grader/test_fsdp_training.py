@@ -15,7 +15,7 @@
 | 11   | loaded on other ranks           | saved on 4, loaded on 2 and on 1: weights, optimizer's state, position | 10        |
 | 12   | the run goes on                 | find_epoch(); main() stopped on 4 ranks, and gone on with on 4, 2 and 1 | 1 – 11 |
 
-Models here are sharded by the check itself, unless sharding is what is checked: so a TODO can be judged before or
+Models here are sharded by the check itself, unless sharding is being checked: so a TODO can be judged before or
 without the others. Elements and bytes are those of padded shards: of n rows, S ranks hold ceil(n / S) each.
 """  # noqa: E501
 
@@ -54,8 +54,8 @@ from utils.model import TransformerLM
 
 BUILDS = "FSDP2: grids of ranks, sharded blocks, first weights, bfloat16, recomputing, checkpoints that change shape"
 
-# Here, a rank's imports of torch.distributed.fsdp, .checkpoint and .device_mesh stand in functions: on the ranks they
-# are loaded already, and the judge, who would wait for them for a second, needs none.
+# Here, a rank's imports of torch.distributed.fsdp, .checkpoint and .device_mesh are inside functions: on the ranks they
+# are loaded already, and the judge, for which they would take a second, needs none of them.
 
 SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=2, max_len=8)
 DEEP = SIZES | {"n_layers": 5}  # of which a few tensors are a small part
@@ -63,7 +63,7 @@ STRATEGIES = ("none", "grad", "full", "hybrid")
 
 
 def grid(strategy, world):
-    """Copies of the model × ranks that share one."""
+    """Copies of the model × ranks per copy."""
     copies = {"none": world, "hybrid": 2}.get(strategy, 1)
     return copies, world // copies
 
@@ -117,12 +117,12 @@ def gradients(model):
 
 
 def close(a, b):
-    """float32 sums in another order: 4e-7 of a gradient's largest element measured, 1e-3 and more for a wrong one."""
+    """float32 sums in a different order: 4e-7 of a gradient's largest element measured, 1e-3 and more if wrong."""
     return a.shape == b.shape and bool((a - b).norm() <= REL * b.norm())
 
 
 def calls(events, name):
-    """The collectives of one rank from mark `name` to the next one; those of a rank with itself alone move nothing."""
+    """The collectives of one rank between mark `name` and the next; collectives of a single rank move nothing."""
     found, inside = [], False
     for event in events:
         if event["e"] == "mark":
@@ -148,8 +148,8 @@ def mesh_on_rank(code, rank, world, flags):
     1,
     minutes=20,
     why=(
-        "The grid decides how much each rank holds and who talks to whom. Sharing among all ranks saves the most"
-        " memory; but across nodes, where links are slow, it costs the most time. Copies are the way between."
+        "The grid decides how much each rank holds and which ranks communicate. Sharding over all ranks saves the most"
+        " memory; but across nodes, where links are slow, it takes the most time. Copies are the compromise."
     ),
     hints=(
         "Only the number of rows changes from one strategy to the next: how many copies of the model are there?",
@@ -187,7 +187,7 @@ def test_todo1_mesh(student):
             expect(seen == right, f"{told} neighbours do not share a copy", right, seen, rank)
             expect(
                 mesh["names"] == ["replicate", "shard"],
-                f"{told} the axes have other names, by which they are looked up",
+                f"{told} the axes do not have the names by which they are looked up",
                 ["replicate", "shard"],
                 mesh["names"],
                 rank,
@@ -229,15 +229,15 @@ def serial_evaluation():
     2,
     minutes=15,
     why=(
-        "DDP lets each rank evaluate by itself. A sharded model is never at one place: a rank that has run out of"
-        " samples and leaves takes its part of the weights away, and the others wait for it for ever. On most numbers"
+        "With DDP each rank evaluates alone. A sharded model is never whole in one place: a rank that has run out of"
+        " samples and leaves takes its part of the weights away, and the others wait for it forever. On most numbers"
         " of ranks the shares are not equal."
     ),
     hints=(
         "Which rank has the most batches? All must learn that number, and then make as many forward passes.",
         (
-            "dist.all_reduce with dist.ReduceOp.MAX, of a tensor on the device. IGNORE is imported: a target that no"
-            " loss counts."
+            "dist.all_reduce with dist.ReduceOp.MAX, of a tensor on the device. IGNORE is imported: a target with this"
+            " value counts in no loss."
         ),
         (
             "After the loader's own, yield (most - len(loader)) times a pair of int64 tensors: x of zeros of shape (1,"
@@ -264,7 +264,7 @@ def test_todo2_in_step(student):
             expect(
                 math.isclose(mean, wanted, rel_tol=REL),
                 f"evaluate() of {length} samples on {world} ranks gives rank {rank} another loss than one "
-                "process finds: is each sample counted once, and nothing else?",
+                "process: is each sample counted once, and nothing else?",
                 wanted,
                 mean,
                 rank,
@@ -286,7 +286,7 @@ def shard_on_rank(code, rank, world, seed, chosen):
         except RuntimeError as error:
             if "overlapping meshes" not in str(error):
                 raise
-            return {"twice": True}  # what torch says of a shard that is to be cut once more
+            return {"twice": True}  # torch's message for a shard that would be cut once more
         x, y = tiny_batch(seed)
         mark(name=strategy)
         model(x, y).backward()
@@ -300,7 +300,7 @@ def shard_on_rank(code, rank, world, seed, chosen):
 
 
 def sizes(config=SIZES):
-    """Of what is gathered together: (rows, columns) of each parameter, for a block and for the root's rest."""
+    """Of parameters that are gathered together: (rows, columns) of each, for a block and for the root's rest."""
     model = TransformerLM(**config)
     blocks = [[p.shape for p in block.parameters()] for block in model.blocks]
     inside = sum(map(len, blocks))
@@ -318,9 +318,9 @@ def shares(shapes, shards):
     3,
     minutes=10,
     why=(
-        "This is where the memory is saved. A wrapper that shards nothing trains just as well, and nobody notices until"
-        " the model grows: so it is checked in numbers. If the whole model is one unit, every rank holds all of it"
-        " during the step, and nothing is won but a name."
+        "This is where the memory is saved. A wrapper that shards nothing trains just as well, and nothing looks wrong"
+        " until the model grows: so it is checked in numbers. If the whole model is one unit, every rank holds all of"
+        " it during the step, and nothing is gained."
     ),
     hints=(
         "It is one call, imported above, for each block, and one more for the model. It works in place.",
@@ -331,7 +331,7 @@ def shares(shapes, shards):
         ),
         (
             "In a loop: fully_shard(block, **options, reshard_after_forward=...), True for full and hybrid, else False;"
-            " below it the same for the model with False, whose backward pass begins at once; and return the model."
+            " below it the same for the model with False, whose backward pass follows at once; and return the model."
         ),
     ),
 )
@@ -354,7 +354,7 @@ def test_todo3_shard(student):
         )
         for strategy in sorted(
             chosen, key=("full", "grad", "hybrid", "none").index
-        ):  # what is not sharded is told first
+        ):  # what is not sharded is reported first
             copies, shards = grid(strategy, world)
             told = f"with --sharding {strategy} on {world} ranks"
             share = shares(everything, shards)
@@ -397,7 +397,7 @@ def test_todo3_shard(student):
 
 
 def short_on_rank(code, rank, world):
-    """A step of a model that shard() has sharded, with a policy of the check's: TODO 7 may be still to come."""
+    """A step of a model that shard() has sharded, with the check's own policy: TODO 7 may not be done yet."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -418,12 +418,12 @@ def check_gradients(told, seen, right, world):
                 f"{told}, the gradient of {name} is {what} that of one process on the whole batch",
                 grad,
                 seen[name],
-                hint="All ranks' gradients are in the sum: by what is it to be divided?" if "summed" in what else "",
+                hint="All ranks' gradients are in the sum: by what must it be divided?" if "summed" in what else "",
             )
 
 
 def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
-    """What one rank gave to a step, in bytes: to gather weights, to scatter and to add up gradients."""
+    """What one rank contributed to a step, in bytes: to gather weights, to scatter and to add up gradients."""
 
     def given(*ops):
         return [event["bytes"] for event in seen if event["op"] in ops]
@@ -445,14 +445,14 @@ def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
         expect(
             max(gathered, default=0) <= unit,
             f"{told}, {max(gathered, default=0) * shards:,} bytes of weights are gathered at once: more than the"
-            " largest unit, so that the blocks are not units of their own",
+            " largest unit, so the blocks are not units of their own",
             f"at most {unit * shards:,} bytes",
             f"{max(gathered, default=0) * shards:,} bytes",
             rank,
         )
         expect(
             lower <= sum(gathered) <= upper,
-            f"{told}, rank {rank} gives {sum(gathered):,} bytes to gather weights in a step; a block's weights are to"
+            f"{told}, rank {rank} gives {sum(gathered):,} bytes to gather weights in a step; a block's weights must"
             f" be gathered {times[strategy]}",
             f"{lower:,.0f} to {upper:,} bytes",
             f"{sum(gathered):,} bytes",
@@ -481,7 +481,7 @@ def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
 
 
 def first_on_rank(code, rank, world, seed):
-    """Ranks that have drawn other numbers before, as they do in dropout: only what is sent can be equal."""
+    """On ranks that have drawn different random numbers before, as in dropout: only communication makes them equal."""
     built = []  # this rank's models with weights
     init = TransformerLM.init_weights
 
@@ -516,13 +516,13 @@ def serial_weights(seed, config):
     minutes=15,
     why=(
         "fully_shard does not send rank 0's weights to the others, as DDP does. If each rank drew its own, the model"
-        " would be stitched together of several inits; if each drew its part from the same seed, parts would repeat."
-        " And a model that is built whole on every rank must fit on every rank, which sharding was to spare it."
+        " would be stitched together from several inits; if each drew its part with the same seed, parts would repeat."
+        " And a model that is built whole on every rank must fit on every rank, which sharding was meant to avoid."
     ),
     hints=(
         (
-            "The device “meta” for the model; then memory for the shards alone; then rank 0 builds the model as a"
-            " single process would, once, and deals it out."
+            "The device “meta” for the model; then memory only for the shards; then rank 0 builds the model as a"
+            " single process would, once, and distributes it."
         ),
         (
             'with torch.device("meta"): ... around the constructor. module.to_empty(device=...) takes memory.'
@@ -585,8 +585,8 @@ def test_todo4_first_weights(student):
 
 
 def check_moment(what, rank, seen, shards):
-    """Beside its part of DEEP, one of `shards`, a rank may have a few whole tensors at once: one that comes, one that
-    is cut, and what gloo's threads have not let go of.
+    """Besides its part of DEEP, one of `shards`, a rank may have a few whole tensors at once: one that arrives, one
+    that is being cut, and those that gloo's threads have not released yet.
     """
     blocks, rest = sizes(DEEP)
     everything = [math.prod(shape) for shape in [shape for block in blocks for shape in block] + rest]
@@ -596,7 +596,7 @@ def check_moment(what, rank, seen, shards):
     expect(
         seen <= most,
         f"in {what}, rank {rank} has {seen:,} bytes of weights at one moment, of {4 * sum(everything):,} that the model"
-        " has: the whole is put together there; tensor by tensor it would never be",
+        " has: the whole is put together there; tensor by tensor it never would be",
         f"at most {most:,} bytes: its shards, and a few tensors",
         f"{seen:,} bytes",
         rank,
@@ -606,7 +606,7 @@ def check_moment(what, rank, seen, shards):
 # ---------------------------------------------------------------------------------------------------
 # TODO 5: the optimizer; the law of the course
 
-# SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
+# SGD, since Adam turns rounding into error where a gradient is zero in theory; and a learning rate that moves weights.
 ARGV = (
     "--epochs 2 --batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 1 --optimizer sgd --lr 0.5 --weight-decay 0 "
     "--clip 0.5 --seed 5 --log-every 2"
@@ -614,7 +614,7 @@ ARGV = (
 
 
 def one_main_on_rank(code, rank, world, runs, data):
-    """main() with what other TODOs than the first five make replaced by the check's own."""
+    """main(), with the check's own versions of everything that TODOs after the fifth make."""
     code.clip_gradients = clipped
     code.find_epoch = lambda step, an_epoch: (0, 0)  # of a run that nobody goes on with
     code.save_checkpoint = lambda *_: None
@@ -640,11 +640,12 @@ def first_of_run(vocab):
     minutes=10,
     needs=(1, 2, 3, 4),
     why=(
-        "An optimizer holds on to the parameters that it is given. If they are replaced afterwards, it steps weights"
-        " that nobody uses, without an error: the loss does not fall, and its state has the size of the whole model."
+        "An optimizer refers to the parameters that it is given. If they are replaced afterwards, it steps weights"
+        " that the model no longer uses, without an error: the loss does not fall, and its state has the size of the"
+        " whole model."
     ),
     hints=(
-        "The three lines are right, their order is not.",
+        "The three lines are right, but their order is not.",
         "make_optimizer reads model.parameters() when it is called.",
         "First parallelize, then first_weights, and make_optimizer last.",
     ),
@@ -666,7 +667,7 @@ def test_todo5_optimizer(student):
     moved = max((weights[name] - weight).abs().max().item() for name, weight in first.items())
     expect(
         moved > 0,
-        f"{told}, the weights are after the training what they were before: the optimizer steps others, that nobody"
+        f"{told}, the weights are after the training what they were before: the optimizer steps others, which nothing"
         " uses",
         "weights that move",
         "the first weights",
@@ -748,14 +749,14 @@ def own_norm(model):
     further=True,
     why=(
         "The norm of a part is smaller than that of the whole, so a gradient that should be clipped is not; and parts"
-        " that are scaled by numbers of their own no longer make one gradient. The model then depends on the number of"
+        " that are scaled by different numbers no longer form one gradient. The model then depends on the number of"
         " ranks. And the norm is the first thing to look at when a loss jumps."
     ),
     hints=(
-        "The call that is there can do it: it knows DTensors. What does it return, and how does that become a number?",
+        "The given call can do it: it supports DTensors. What does it return, and how does that become a number?",
         (
-            "clip_grad_norm_ returns the norm from before it clipped; of DTensor parameters it is a DTensor, which"
-            " full_tensor() or item() turn into what all ranks agree on. Without a limit, the largest norm is math.inf."
+            "clip_grad_norm_ returns the norm before clipping; for DTensor parameters it is a DTensor, which"
+            " full_tensor() or item() turn into a number that all ranks agree on. Without a limit, use math.inf."
         ),
         (
             "norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf); then return"
@@ -831,11 +832,11 @@ def precision_on_rank(code, rank, world, seed):
     further=True,
     why=(
         "Half the bytes are gathered in half the time, and matrix products in bfloat16 are several times as fast. But"
-        " bfloat16 has three digits: a small gradient that is added to a large sum is lost in it, and so is a small"
-        " step that is added to a weight. Those two stay float32."
+        " bfloat16 has fewer than three decimal digits: a small gradient that is added to a large sum is lost, and so"
+        " is a small step that is added to a weight. Those two stay float32."
     ),
     hints=(
-        "What is returned is a policy, and its empty form changes nothing. Which two of its fields matter here?",
+        "The function returns a policy, and its empty form changes nothing. Which two of its fields matter here?",
         (
             "MixedPrecisionPolicy takes param_dtype, in which weights are gathered and used, and reduce_dtype, in which"
             " gradients are added up."
@@ -874,7 +875,7 @@ def test_todo7_precision(student):
             found = ranks[rank][dtype]["loss dtype"]
             expect(
                 found == "float32",
-                f"{told} the loss is {found}: of its digits, three are left. It is computed in float32, and to stay so",
+                f"{told} the loss is {found}: fewer than three digits are left. Compute it in float32, and leave it so",
                 "float32",
                 found,
                 rank,
@@ -928,8 +929,8 @@ def watched_step(change, dropout):
     kept = {}
 
     def keep(tensor):
-        if tensor.untyped_storage().data_ptr() not in own:  # a weight is there anyway
-            kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that its address is not given away again
+        if tensor.untyped_storage().data_ptr() not in own:  # weights exist anyway
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # kept, so that its address is not reused
         return tensor
 
     torch.manual_seed(1)  # what dropout draws from
@@ -954,12 +955,12 @@ def watched_step(change, dropout):
     minutes=10,
     further=True,
     why=(
-        "Sharding makes weights small; then what the forward pass keeps for the backward pass is what fills the memory,"
-        " and it grows with the batch and the length of the text. Recomputed block by block, only a block's input is"
-        " kept of each block."
+        "Sharding makes weights small; then activations kept for the backward pass fill the memory,"
+        " and they grow with the batch and the length of the text. With recomputation, only the input of each block"
+        " is kept."
     ),
     hints=(
-        "The wrapper is imported above. What it returns has to take the block's place.",
+        "The wrapper is imported above. Its result must replace the block.",
         (
             "checkpoint_wrapper(module) returns a module that does the same, and runs twice. model.blocks is a"
             " ModuleList: model.blocks[i] = ... puts another module in its place."
@@ -973,7 +974,7 @@ def test_todo8_recompute(student):
     layers = SIZES["n_layers"]
     expect(
         after["blocks"] == 2 * layers,
-        f"in a step with --recompute the {layers} blocks run {after['blocks']} times in all: each is to run in the "
+        f"in a step with --recompute the {layers} blocks run {after['blocks']} times in all: each must run in the "
         "forward pass, and again in the backward pass",
         2 * layers,
         after["blocks"],
@@ -982,10 +983,10 @@ def test_todo8_recompute(student):
         after["whole"] == 1,
         "the whole model runs again in the backward pass, not each block for itself: then all is kept at once,"
         " after all",
-        "each block by itself",
+        "each block separately",
         "the whole model",
     )
-    # Of each block its input is left, and what the head keeps; a fifth was measured.
+    # The input of each block is kept, and what the head keeps; a fifth was measured.
     expect(
         after["kept"] < before["kept"] / 2,
         "with --recompute the forward pass keeps about as much as without",
@@ -994,22 +995,22 @@ def test_todo8_recompute(student):
     )
     expect(
         same_step(before, after),
-        "with --recompute the loss or a gradient is another one: what runs again must be what ran before",
+        "with --recompute the loss or a gradient is another one: the second run must repeat the first",
         "equal to the last bit",
         "others",
     )
     expect(
         same_step(*dropped),
-        f"with --recompute and --dropout {DROPOUTS[1]} the loss or a gradient is another one: what runs again must draw"
-        " what was drawn before, and so begin with the same state of the random numbers",
+        f"with --recompute and --dropout {DROPOUTS[1]} the loss or a gradient is another one: the second run must draw"
+        " the same random numbers, and so start from the same state of the generator",
         "equal to the last bit",
         "others",
     )
     expect(
         after["names"],
-        "with --recompute the names in the state dict change, so that no checkpoint fits",
+        "with --recompute the names in the state dict change, so no checkpoint fits",
         "the same names",
-        "other names",
+        "different names",
     )
 
 
@@ -1024,7 +1025,7 @@ def same_step(before, after):
 
 
 def save_on_rank(code, rank, world):
-    """Twice to one path, as model-best.pt is; the second model is one whose blocks are recomputed."""
+    """Twice to one path, like model-best.pt; the second model recomputes its blocks."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     files, most = record_files(), []
@@ -1043,12 +1044,12 @@ def save_on_rank(code, rank, world):
     9,
     minutes=10,
     why=(
-        "To use a model one wants a file that loads anywhere: on one device, by a program that knows nothing of shards."
+        "To use a model you want a file that loads anywhere: on one device, in a program that knows nothing of shards."
         " A file of DTensors needs a process group to be read, and rank 0's state dict holds rank 0's shards and"
         " nothing else."
     ),
     hints=(
-        "There are functions for it among the imports; all ranks must call them, since all have parts to give.",
+        "There are functions for it among the imports; all ranks must call them, since all contribute their parts.",
         (
             "get_model_state_dict(model, options=...) with StateDictOptions: full_state_dict puts shards together, and"
             " cpu_offload keeps them on rank 0's CPU only. save0 writes on rank 0."
@@ -1094,7 +1095,7 @@ def momentum(model, lr):
 
 
 def stepped(world, rank):
-    """A sharded model, copies of which are on other ranks, and an optimizer as it is after a first step."""
+    """A sharded model, with copies on other ranks, and an optimizer as it is after a first step."""
     model = in_parts(made_model(seed=0), made_mesh("hybrid", world))
     optimizer = momentum(model, lr=0.25)
     model(*tiny_batch(rank)).backward()
@@ -1150,8 +1151,8 @@ def found(folder):
 
 
 def entry(flat, name, value):
-    """What the checkpoint has for `name`: by a path that ends so; where the optimizer's parameters have numbers for
-    names, by what it holds. None if there is nothing.
+    """The entry of the checkpoint for `name`: found by the end of its path or, if the optimizer numbers its parameters,
+    by its content. None if there is none.
     """
     named = next((held for path, held in flat.items() if path.endswith(f".{name}")), None)
     own = name.rpartition(".")[2]
@@ -1170,9 +1171,9 @@ def same_value(held, value):
     10,
     minutes=10,
     why=(
-        "A job ends when its time is over, and the training does not. To put the whole model and the optimizer's state,"
-        " together three times as large as the weights, on one rank takes memory that is not there and time that all"
-        " others wait; written in parts it takes 1/N of the time."
+        "A job ends when its time is over, but the training does not. Gathering the model and the optimizer state,"
+        " together three times as large as the weights, on one rank takes memory that it does not have and time in"
+        " which all others wait; written in parts, it takes 1/N of the time."
     ),
     hints=(
         (
@@ -1240,7 +1241,7 @@ def test_todo10_save_sharded(student):
         )
     total = sum(seen["wrote"] for seen in ranks)
     for rank, seen in enumerate(ranks):
-        # An even share is a quarter; the rest is for shards that cannot be dealt evenly, and for headers.
+        # An even share is a quarter; the rest is for shards that cannot be divided evenly, and for headers.
         expect(
             seen["wrote"] < 0.5 * total,
             f"rank {rank} writes {seen['wrote']:,} of {total:,} bytes: the ranks do not share the work",
@@ -1251,7 +1252,7 @@ def test_todo10_save_sharded(student):
 
 
 def load_sharded_on_rank(code, rank, world, onto):
-    """Saved on all ranks, then loaded on fewer: other shards, other weights, an optimizer that never stepped."""
+    """Saved on all ranks, then loaded on fewer: different shards and weights, an optimizer that never stepped."""
     model, optimizer = stepped(world, rank)
     code.save_sharded(model, optimizer, dict(PLACE), Path("saved"))
     left = {"saved": state(model, optimizer)}
@@ -1278,12 +1279,12 @@ def load_sharded_on_rank(code, rank, world, onto):
     further=True,
     needs=(10,),
     why=(
-        "The next job may get another number of GPUs. Shards that were written by 4 ranks have to be cut anew for 2,"
+        "The next job may get another number of GPUs. Shards that were written by 4 ranks must be cut anew for 2,"
         " and the optimizer must go on with its moments: without them Adam's first steps are far too long, and the loss"
         " jumps."
     ),
     hints=(
-        "It is TODO 10 read backwards: build the same dictionary, let it be filled, and give its parts back.",
+        "It is TODO 10 in reverse: build the same dictionary, let it be filled, and put its parts back.",
         (
             "dcp.load(dictionary, checkpoint_id=folder) fills in place the tensors of get_state_dict."
             " set_state_dict(model, optimizer, model_state_dict=..., optim_state_dict=...) gives them back."
