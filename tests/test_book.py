@@ -47,3 +47,19 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(book.BookError, match="neither empty nor a book"):
         book.write_book(tmp_path, print)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_each_item_of_the_three_courses_is_answered_by_a_file():
+    rows = re.findall(
+        r"^\| ([ABC]\d+) \| .+ \| (?:`(.+)`|dropped: .+) \|$",
+        (COURSE / "docs/seeds.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    assert [number for number, _ in rows] == [
+        f"{course}{n}" for course, last in (("A", 32), ("B", 88), ("C", 19)) for n in range(1, last + 1)
+    ]
+    assert not [f"{number}: {name}" for number, name in rows if name and not (COURSE / name).is_file()]
+
+
+def test_the_readme_is_short():
+    assert len((COURSE / "README.md").read_text("utf-8").splitlines()) <= 60

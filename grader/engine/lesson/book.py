@@ -18,7 +18,15 @@ import nbformat
 from grader.engine.lesson import build, lessons, regions, release, tracks
 
 FRAME = Path("docs") / "book"  # Sphinx's settings, the first page, a style
-GUIDES = ("docs/students.md", "docs/instructors.md", "CONTRIBUTING.md")  # in this order, those that are there
+GUIDES = (
+    "docs/students.md",
+    "docs/planning.md",
+    "docs/instructors.md",
+    "docs/teaching.md",
+    "docs/sites.md",
+    "grader/THREATS.md",
+    "CONTRIBUTING.md",
+)  # in this order, those that are there
 QUESTIONS = Path("docs") / "questions.md"
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 CODE = (".py", ".sbatch", ".pbs", ".sh", ".toml")
@@ -83,7 +91,7 @@ def gather(course: Path, source: Path) -> list[str]:
         links.write(source / name, text, name)
     frame = jinja2.Template((course / FRAME / "index.md").read_text("utf-8"))
     index = frame.render(
-        table=lesson_table(taken),
+        table=links.followed(build.lessons_table(), "index.md"),
         guides="\n".join(map(without_ending, guides)),
         lessons="\n".join(entry(name, course) for name in names),
         beside="\n".join(map(without_ending, beside)),
@@ -101,18 +109,6 @@ def page_of(stem: str) -> str:
 
 def without_ending(name: str) -> str:
     return Path(name).with_suffix("").as_posix()
-
-
-def lesson_table(stems: list[str]) -> str:
-    """The lessons with what is built in them, and the hours of their TODOs."""
-    rows = ["| lesson | TODOs | hours | what you build |", "|---|---|---|---|"]
-    for stem in stems:
-        number = len(lessons.titles(stem))
-        took = tracks.minutes([(stem, n) for n in lessons.titles(stem)]) / 60
-        what = lessons.said_by_checks(stem, "BUILDS") if number else build.AS_GIVEN
-        link = f"[`{stem}`]({page_of(stem)})"
-        rows.append(f"| {link} | {number or ''} | {f'{took:.1f}' if number else ''} | {what} |")
-    return "\n".join(rows)
 
 
 def todo_list(stem: str) -> str:

@@ -14,8 +14,7 @@ from utils.whole import write_whole
 
 README = "README.md"
 AS_GIVEN = "nothing: it runs as given, on one device"  # of a lesson without TODOs
-# Its table of lessons.
-TABLE = re.compile(r"(?<=<!-- lessons: written by \./workbook build -->\n)(.|\n)*?(?=<!-- end of lessons -->)")
+TEACHING = "docs/teaching.md"
 
 
 def student_files() -> dict[Path, str]:
@@ -73,9 +72,9 @@ def build(force: bool = False) -> list[str]:
             write_whole(file, text)
             report.append(f"{path}: written")
         recorded[str(path)] = _digest(text.encode())
-    if text := readme_to_write():
-        write_whole(lessons.COURSE / README, text)
-        report.append(f"{README}: written")
+    for name, text in pages_to_write().items():
+        write_whole(lessons.COURSE / name, text)
+        report.append(f"{name}: written")
     _write_nbgrader_sources()
     record = _workbook() / "built.json"
     record.parent.mkdir(exist_ok=True)
@@ -83,11 +82,22 @@ def build(force: bool = False) -> list[str]:
     return report
 
 
-def readme_to_write() -> str:
-    """README.md with its table of lessons made anew; "" if that changes nothing, or nobody writes it here."""
-    path = lessons.COURSE / README
-    if not lessons.has_solutions() or not path.is_file():
-        return ""
+def pages_to_write() -> dict[str, str]:
+    """Path → text of the pages whose tables are no longer those of these lessons: README.md, and one of docs/."""
+    tables = {README: ("lessons", lessons_table), TEACHING: ("tracks", tracks_tables)}
+    changed = {}
+    for name, (what, table) in tables.items():
+        path = lessons.COURSE / name
+        if lessons.has_solutions() and path.is_file():
+            text = path.read_text("utf-8")
+            between = rf"(?<=<!-- {what}: written by \./workbook build -->\n)(.|\n)*?(?=<!-- end of {what} -->)"
+            made = re.sub(between, lambda _, table=table: f"{table()}\n", text)
+            changed |= {name: made} if made != text else {}
+    return changed
+
+
+def lessons_table() -> str:
+    """The lessons with what is built in each, and the hours of its TODOs."""
     rows = ["| lesson | TODOs | hours | what you build |", "|---|---|---|---|"]
     for stem in lessons.stems():
         link = f"[`{stem}`]({lessons.student_path(stem).relative_to(lessons.COURSE).as_posix()})"
@@ -95,9 +105,23 @@ def readme_to_write() -> str:
         what = lessons.said_by_checks(stem, "BUILDS") if number else AS_GIVEN
         hours = tracks.minutes([(stem, n) for n in lessons.titles(stem)]) / 60
         rows.append(f"| {link} | {number or ''} | {f'{hours:.1f}' if number else ''} | {what} |")
-    text = path.read_text("utf-8")
-    made = TABLE.sub(lambda _: "".join(f"{row}\n" for row in rows), text)
-    return made if made != text else ""
+    return "\n".join(rows)
+
+
+def tracks_tables() -> str:
+    """For each track, what is done of each lesson, and the minutes for it."""
+    parts = []
+    for name, track in tracks.TRACKS.items():
+        todos = tracks.members(name)
+        took = tracks.hours(tracks.minutes(todos))
+        parts.append(f"**{track.title.capitalize()}**: {took}, `./workbook status --track {name}`\n")
+        rows = ["| lesson | TODOs | minutes |", "|---|---|---|"]
+        for stem in dict.fromkeys(stem for stem, _ in todos):
+            own = [number for of, number in todos if of == stem]
+            minutes = tracks.minutes([(stem, number) for number in own])
+            rows.append(f"| `{stem}` | {', '.join(map(str, own))} | {minutes} |")
+        parts.append("\n".join(rows) + "\n")
+    return "\n".join(["", *parts])
 
 
 def keep_aside(path: Path) -> Path:
@@ -126,8 +150,7 @@ def check_sources(only: Sequence[str] | None = None) -> list[str]:
             problems.append(f"{path}: not what its source builds; run ./workbook build")
     if only:
         return problems  # the table and strays are no lesson's
-    if readme_to_write():
-        problems.append(f"{README}: not the table of these lessons; run ./workbook build")
+    problems += [f"{name}: not the table of these lessons; run ./workbook build" for name in pages_to_write()]
     for kind in ("train/*.py", "notebooks/*.ipynb", "sbatch/*.*"):
         for file in sorted(lessons.COURSE.glob(kind)):
             if file.relative_to(lessons.COURSE) not in files:
