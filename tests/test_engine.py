@@ -313,7 +313,7 @@ def test_each_fault_is_told_apart_and_named(engine, name):
     assert (fault.cause, fault.rank, fault.where and fault.where[1]) == (cause, rank, line), fault.message
     assert words in fault.message
     # Twice the longest silence that is borne; benchmarks/faults.py measures both.
-    assert run.own_time < 2 * pulse.IDLE and run.fault_after < 60
+    assert run.own_time < 2 * pulse.SLEEP_LIMIT and run.fault_after < 60
 
 
 def test_a_right_run_after_each_kind_of_end(engine):

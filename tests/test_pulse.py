@@ -54,7 +54,7 @@ def busy_loops():
 
 def test_threads_that_starve_are_not_asleep(engine, busy_loops, monkeypatch):
     """The ranks' own threads wait for gloo's, and those get a thousandth of a processor."""
-    monkeypatch.setattr(pulse, "IDLE", 0.3)
+    monkeypatch.setattr(pulse, "SLEEP_LIMIT", 0.3)
     for size in (1_000_000, 4_000_000, 16_000_000, 64_000_000):  # until it takes long enough to prove something
         run = launch(
             engine,
@@ -71,9 +71,9 @@ return t[0].item()
         assert run.evidence == [2.0, 2.0]
         waited = [next(e["t"] for e in events if e["e"] == "done" and e["t"] > began(events)) for events in run.events]
         longest = max(end - began(events) for end, events in zip(waited, run.events))
-        if longest > 2 * pulse.IDLE:
+        if longest > 2 * pulse.SLEEP_LIMIT:
             break
-    assert longest > 2 * pulse.IDLE, "it proves nothing"
+    assert longest > 2 * pulse.SLEEP_LIMIT, "it proves nothing"
 
 
 def began(events):
@@ -81,7 +81,7 @@ def began(events):
 
 
 def test_who_sleeps_on_a_busy_machine_is_told(engine, busy_loops, monkeypatch):
-    monkeypatch.setattr(pulse, "IDLE", 1.0)
+    monkeypatch.setattr(pulse, "SLEEP_LIMIT", 1.0)
     run = launch(
         engine,
         BUSY
@@ -114,7 +114,7 @@ def test_a_sleep_that_ends_is_no_deadlock(engine):
 
 def test_what_a_rank_has_started_counts(engine, monkeypatch):
     """As a loader's worker, for whose batch a rank waits."""
-    monkeypatch.setattr(pulse, "IDLE", 0.5)
+    monkeypatch.setattr(pulse, "SLEEP_LIMIT", 0.5)
     body = """
     import subprocess
     done = subprocess.run([sys.executable, "-S", "-c", "import time\\nwhile time.process_time() < SECONDS: pass"])

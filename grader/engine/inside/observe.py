@@ -143,7 +143,7 @@ class Line:
         while self.socket.recv(1):
             pass
 
-    def lines(self) -> list[list]:
+    def frames(self) -> list[list]:
         """The lines of the student's code that are running, the innermost first: [unit, line, function]."""
         frame, found = sys._getframe(1), []
         while frame is not None:
@@ -154,11 +154,11 @@ class Line:
 
     def where(self) -> list | None:
         """The innermost of these lines."""
-        return next(iter(self.lines()), None)
+        return next(iter(self.frames()), None)
 
     def ours(self) -> bool:
         """Whether the student's code has returned to the check. (A backward pass may have another thread.)"""
-        return threading.current_thread() is threading.main_thread() and not self.lines()
+        return threading.current_thread() is threading.main_thread() and not self.frames()
 
 
 def next_world(ranks: int) -> None:
@@ -409,7 +409,7 @@ def announce(line: Line, name: str, given: dict) -> dict:
         ),
         {},
     )
-    where, *callers = line.lines() or [None]
+    where, *callers = line.frames() or [None]
     event = dict(
         op=SPOKEN.get(name, name.rstrip("_")),
         name=f"{line.lives}/{group.group_name}",

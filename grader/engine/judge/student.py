@@ -77,7 +77,7 @@ class Student:
             gpus=gpus,
             group=bool(group),
             on_gpus=talks and nodes == 1 and not gpus,
-            function=named(function),
+            function=qualified(function),
             inputs=inputs,
         )
         if run.fault:
@@ -114,7 +114,7 @@ class Student:
                 [],
                 world=1,
                 group=False,
-                function=named(stand_ins.submit),
+                function=qualified(stand_ins.submit),
                 inputs=dict(text=unit.text, kind=kind, name=name),
             )
             if run.fault:
@@ -171,9 +171,10 @@ class Student:
 
     def reference(self, function: Callable, **inputs: Any) -> Any:
         """`function(**inputs)` of the check file in a process of its own, without the student's code."""
-        key = json.dumps([named(function), inputs])
+        name = qualified(function)
+        key = json.dumps([name, inputs])
         if key not in SERIAL:
-            SERIAL[key] = self._launch([], self.trusted, world=1, group=False, function=named(function), inputs=inputs)
+            SERIAL[key] = self._launch([], self.trusted, world=1, group=False, function=name, inputs=inputs)
         if SERIAL[key].fault:
             raise Unjudged(f"the check's own reference fails: {SERIAL.pop(key).fault.message}")
         return SERIAL[key].evidence[0]
@@ -202,7 +203,7 @@ class Student:
         return run
 
 
-def named(function: Callable) -> str:
+def qualified(function: Callable) -> str:
     """What a rank finds it by."""
     return f"{function.__module__}:{function.__name__}"
 

@@ -105,7 +105,9 @@ class Op:
 
 
 @dataclass
-class Rank:
+class RankState:
+    """What the events of one rank add up to."""
+
     ops: list[Op] = field(default_factory=list)
     complete: int = 0  # so many of them, the first, lack nobody: and never will again
     waiting: bool = False
@@ -120,40 +122,40 @@ class Diagnosis:
     """Takes the events of all ranks in the order they arrive; says what is wrong as soon as it is certain."""
 
     def __init__(self, world: int) -> None:
-        self.ranks = [Rank() for _ in range(world)]
+        self.ranks = [RankState() for _ in range(world)]
         self.calls: dict[str, list[list[Op]]] = defaultdict(lambda: [[] for _ in range(world)])
         self.pairs: dict[tuple, dict[str, list[Op]]] = defaultdict(lambda: {"send": [], "recv": []})
         self.joined: dict[int, int] = {}
         self.parted: tuple[str, int] | None = None  # group and number of the first call in which ranks differ
 
-    def add(self, number: int, event: dict) -> Fault | None:
+    def add(self, rank: int, event: dict) -> Fault | None:
         """One event of one rank. Returns a mismatch if this event proves one; see also `parted`."""
-        rank = self.ranks[number]
-        rank.last = event.get("where") or rank.last
+        state = self.ranks[rank]
+        state.last = event.get("where") or state.last
         if event["e"] in ("wait", "done"):
-            rank.waiting = event["e"] == "wait"
-            rank.waits_for = rank.messages.get(event.get("of")) if rank.waiting else None
-            if "source" in event and event["of"] in rank.from_anybody:
-                return self.message(number, rank.from_anybody.pop(event["of"]) | {"peer": event["source"]})
+            state.waiting = event["e"] == "wait"
+            state.waits_for = state.messages.get(event.get("of")) if state.waiting else None
+            if "source" in event and event["of"] in state.from_anybody:
+                return self.message(rank, state.from_anybody.pop(event["of"]) | {"peer": event["source"]})
         elif event["e"] in ("starts", "started"):
-            rank.waiting = event["e"] == "starts"
+            state.waiting = event["e"] == "starts"
         elif event["e"] == "joins":
-            return self.join(number, event)
+            return self.join(rank, event)
         elif event["e"] == "again":
-            return self.waited_twice(number, event)
+            return self.waited_twice(rank, event)
         elif event["e"] == "op":
             if event["op"] in ("send", "recv"):
-                return self.message(number, event)
-            self.collective(number, event)
+                return self.message(rank, event)
+            self.collective(rank, event)
         return None
 
-    def join(self, number: int, event: dict) -> Fault | None:
-        other = self.joined.setdefault(event["rank"], number)
-        if other != number:
-            wrong = other if number == event["rank"] else number  # whoever came first, one of them may be right
+    def join(self, rank: int, event: dict) -> Fault | None:
+        other = self.joined.setdefault(event["rank"], rank)
+        if other != rank:
+            wrong = other if rank == event["rank"] else rank  # whoever came first, one of them may be right
             return Fault(
                 "mismatch",
-                f"ranks {other} and {number} both join the process group as rank {event['rank']}",
+                f"ranks {other} and {rank} both join the process group as rank {event['rank']}",
                 wrong,
                 event["where"],
                 expected=f"rank {wrong}",
@@ -161,16 +163,16 @@ class Diagnosis:
             )
         return None
 
-    def waited_twice(self, number: int, event: dict) -> Fault | None:
+    def waited_twice(self, rank: int, event: dict) -> Fault | None:
         """Gloo's second wait for a message is for another one, which nobody sends."""
-        op = self.ranks[number].messages.get(event["of"])
+        op = self.ranks[rank].messages.get(event["of"])
         if op is None:
             return None
         return Fault(
             "hang",
-            f"rank {number} waits twice for one message: {op.at()}, whose wait was over. Gloo waits for another message"
+            f"rank {rank} waits twice for one message: {op.at()}, whose wait was over. Gloo waits for another message"
             " then, for ever",
-            number,
+            rank,
             event["where"],
             expected="one wait for each message",
             seen="a second one",
@@ -178,11 +180,11 @@ class Diagnosis:
             told=[op],
         )
 
-    def collective(self, number: int, event: dict) -> None:
+    def collective(self, rank: int, event: dict) -> None:
         calls = self.calls[event["name"]]
-        op = Op(number, event, len(calls[number]))
-        calls[number].append(op)
-        self.ranks[number].ops.append(op)
+        op = Op(rank, event, len(calls[rank]))
+        calls[rank].append(op)
+        self.ranks[rank].ops.append(op)
         others = [mine[op.index] for mine in calls if len(mine) > op.index]
         if self.parted is None and any(differ(op.event, other.event) for other in others):
             self.parted = event["name"], op.index
@@ -277,31 +279,31 @@ class Diagnosis:
             return None, None
         return tuple(sorted((first, second), key=lambda op: (known(op), -op.where[1])))
 
-    def message(self, number: int, event: dict) -> Fault | None:
+    def message(self, rank: int, event: dict) -> Fault | None:
         peer = event["peer"]
         if peer is None:  # from any source: whose message it was is known at its end
-            self.ranks[number].from_anybody[event["id"]] = event
+            self.ranks[rank].from_anybody[event["id"]] = event
             return None
-        if peer == number:
+        if peer == rank:
             verb = "sends to" if event["op"] == "send" else "receives from"
-            op = Op(number, event, 0)
+            op = Op(rank, event, 0)
             return Fault(
                 "crash",
-                f"rank {number} {verb} itself, at {op.line}: there is no such message; copy the tensor",
-                number,
+                f"rank {rank} {verb} itself, at {op.line}: there is no such message; copy the tensor",
+                rank,
                 event["where"],
                 expected="messages between two ranks",
-                seen=f"{event['op']} on rank {number}, {number} at the other end",
+                seen=f"{event['op']} on rank {rank}, {rank} at the other end",
                 also=op.callers,
                 callers=op.callers,
                 told=[op],
             )
-        source, target = (number, peer) if event["op"] == "send" else (peer, number)
+        source, target = (rank, peer) if event["op"] == "send" else (peer, rank)
         pair = self.pairs[event["name"], source, target, event["tag"]]
-        op = Op(number, event, len(pair[event["op"]]))
+        op = Op(rank, event, len(pair[event["op"]]))
         pair[event["op"]].append(op)
-        self.ranks[number].ops.append(op)
-        self.ranks[number].messages[event.get("id")] = op
+        self.ranks[rank].ops.append(op)
+        self.ranks[rank].messages[event.get("id")] = op
         other = pair["recv" if event["op"] == "send" else "send"]
         if op.index < len(other) and length(event) != length(other[op.index].event):
             sent, received = sorted((op, other[op.index]), key=lambda o: o.event["op"] == "recv")
@@ -329,16 +331,16 @@ class Diagnosis:
         calls = self.calls[op.event["name"]]
         return [member for member in op.event["group"] if len(calls[member]) <= op.index]
 
-    def blocked(self, number: int) -> tuple[Op, list[int]] | None:
+    def blocked(self, rank: int) -> tuple[Op, list[int]] | None:
         """The first call of this rank that still lacks someone, and whom it lacks."""
-        rank = self.ranks[number]
-        if rank.waits_for:
-            lacking = self.missing(rank.waits_for)
-            return (rank.waits_for, lacking) if lacking else None
-        while rank.complete < len(rank.ops):
-            if lacking := self.missing(op := rank.ops[rank.complete]):
+        state = self.ranks[rank]
+        if state.waits_for:
+            lacking = self.missing(state.waits_for)
+            return (state.waits_for, lacking) if lacking else None
+        while state.complete < len(state.ops):
+            if lacking := self.missing(op := state.ops[state.complete]):
                 return op, lacking
-            rank.complete += 1
+            state.complete += 1
         return None
 
     def deadlock(self, asleep: set[int] = frozenset()) -> Fault | None:
@@ -347,19 +349,19 @@ class Diagnosis:
         `asleep` are ranks that the system saw asleep without a wait of their
         own on record: those inside DDP's reducer, which waits in C++.
         """
-        living = [n for n, rank in enumerate(self.ranks) if not rank.gone]
+        living = [n for n, state in enumerate(self.ranks) if not state.gone]
         stuck = {}
-        for number in living:
-            if not (self.ranks[number].waiting or number in asleep) or (block := self.blocked(number)) is None:
+        for rank in living:
+            if not (self.ranks[rank].waiting or rank in asleep) or (block := self.blocked(rank)) is None:
                 return None
-            stuck[number] = block
+            stuck[rank] = block
         return self.story_of(stuck) if stuck else None
 
     def story_of(self, stuck: dict[int, tuple[Op, list[int]]]) -> Fault:
         """A deadlock in words. `stuck`: for each living rank, the call it waits in, and the ranks which that lacks."""
         # A rank that lacks only ranks which can still move is not stuck; here none can.
         # The check's own call is the last to be blamed.
-        number, (op, lacking) = min(
+        rank, (op, lacking) = min(
             stuck.items(),
             key=lambda item: (
                 bool(item[1][0].event.get("ours")),
@@ -401,7 +403,7 @@ class Diagnosis:
         return Fault(
             "hang",
             f"deadlock: {numbers(waiting)} {verb} in {op.at()}{among}; " + "; ".join(stories),
-            number if skipper is None else skipper,
+            rank if skipper is None else skipper,
             op.where,
             expected=expected,
             seen="; ".join(short),

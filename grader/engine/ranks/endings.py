@@ -35,31 +35,31 @@ class Endings:
         self.last_word: dict[int, dict] = {}  # end, crash, exit or kill
         self.status: dict[int, int] = {}  # wait status
 
-    def over(self, number: int) -> bool:
+    def over(self, rank: int) -> bool:
         """Whether a rank has said its last word, or is gone without one."""
-        return number in self.status or self.last_word.get(number, {}).get("e") in ("end", "crash")
+        return rank in self.status or self.last_word.get(rank, {}).get("e") in ("end", "crash")
 
-    def how_it_ended(self, number: int) -> str:
-        word = self.last_word.get(number, {}).get("e")
+    def how_it_ended(self, rank: int) -> str:
+        word = self.last_word.get(rank, {}).get("e")
         if word == "end":
             return "it has finished"
         if word == "crash":
-            return f"it stopped with {self.last_word[number]['type']}"
-        status = self.status[number]
+            return f"it stopped with {self.last_word[rank]['type']}"
+        status = self.status[rank]
         if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            known = number in set(signal.Signals)  # real-time signals have no names there
-            return f"it was killed by {signal.Signals(number).name if known else f'signal {number}'}"
+            rank = os.WTERMSIG(status)
+            known = rank in set(signal.Signals)  # real-time signals have no names there
+            return f"it was killed by {signal.Signals(rank).name if known else f'signal {rank}'}"
         return f"it left by os._exit({os.waitstatus_to_exitcode(status)})"
 
-    def lost_a_peer(self, number: int) -> bool:
-        text = self.last_word.get(number, {}).get("text", "")
+    def lost_a_peer(self, rank: int) -> bool:
+        text = self.last_word.get(rank, {}).get("text", "")
         return any(words in text for words in ("closed by peer", "reset by peer", "Broken pipe", "Connection refused"))
 
-    def alike(self, number: int, other: int) -> bool:
+    def alike(self, rank: int, other: int) -> bool:
         """Whether two ranks have stopped in the same way, at the same lines."""
-        ours, theirs = (self.last_word.get(n, {}).get("frames") for n in (number, other))
-        return ours == theirs and self.how_it_ended(number) == self.how_it_ended(other)
+        ours, theirs = (self.last_word.get(n, {}).get("frames") for n in (rank, other))
+        return ours == theirs and self.how_it_ended(rank) == self.how_it_ended(other)
 
     def line_of_ours(self, frames: list) -> str:
         """The line of the course's library, or else of the check, that broke on what the student's code returned."""
@@ -73,19 +73,19 @@ class Endings:
                 return f"{teller} says: {textwrap.shorten(text, 120, placeholder=' …')}"
         return ""
 
-    def crash(self, number: int, last: list[Where | None]) -> Fault:
+    def crash(self, rank: int, last: list[Where | None]) -> Fault:
         """A rank that is gone without having reported its end; `last`: the lines where the ranks were last seen."""
-        word = self.last_word.get(number, {})
+        word = self.last_word.get(rank, {})
         if word.get("e") == "crash":
             frames = [f for f in word["frames"] if f[0] in self.traces.units]
             where = frames[-1] if frames else None
             begin, rest = parted(word["text"])
-            text = f"rank {number} stopped with {word['type']}: {begin}"
+            text = f"rank {rank} stopped with {word['type']}: {begin}"
             if word["type"] == "NotImplementedError" and word["text"].startswith("TODO "):
                 text = f"a part of {word['text']} is still to be written"
-            strange = self.strange.get(number)
+            strange = self.strange.get(rank)
             if strange and (not where or (strange["returned"] == NOTHING and "None" in word["text"])):
-                return broken_promise(number, strange, where)
+                return broken_promise(rank, strange, where)
             if where:
                 text = f"{text.rstrip('.')}, at {place(where)}"
             elif line := self.line_of_ours(word["frames"]):
@@ -93,31 +93,31 @@ class Endings:
             return Fault(
                 "crash",
                 text,
-                number,
+                rank,
                 where,
                 expected="every rank ends normally",
                 seen=f"{word['type']}: … {rest}" if rest else word["type"],
                 callers=frames[-2::-1],
             )
-        where = word.get("where") or next(iter(self.traces.stack(number)), None) or last[number]
+        where = word.get("where") or next(iter(self.traces.stack(rank)), None) or last[rank]
         where = where or next(filter(None, last), None)  # where its peers are
-        how = self.how_it_ended(number)
-        if not os.WIFSIGNALED(self.status[number]):
-            text = f"rank {number} left without reporting: {how}, at {place(where)}. An exit code is never a pass"
+        how = self.how_it_ended(rank)
+        if not os.WIFSIGNALED(self.status[rank]):
+            text = f"rank {rank} left without reporting: {how}, at {place(where)}. An exit code is never a pass"
         else:
-            text = f"rank {number} is gone: {how}, last seen at {place(where)}"
-        return Fault("crash", text, number, where, expected="every rank ends normally", seen=how)
+            text = f"rank {rank} is gone: {how}, last seen at {place(where)}"
+        return Fault("crash", text, rank, where, expected="every rank ends normally", seen=how)
 
 
-def broken_promise(number: int, event: dict, stops: Where | None = None) -> Fault:
-    """Why a run failed: what rank `number` told of a function that returns something else than its signature says, and
+def broken_promise(rank: int, event: dict, stops: Where | None = None) -> Fault:
+    """Why a run failed: what rank `rank` told of a function that returns something else than its signature says, and
     where that rank stops.
     """
     return Fault(
         "crash",
-        f"rank {number}: {event['name']} returns {event['returned']}, where its signature says {event['promised']}"
+        f"rank {rank}: {event['name']} returns {event['returned']}, where its signature says {event['promised']}"
         + (f"; so it stops at {place(stops)}" if stops else ""),
-        number,
+        rank,
         event["where"],
         expected=event["promised"],
         seen=event["returned"],

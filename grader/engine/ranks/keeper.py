@@ -22,7 +22,7 @@ from pathlib import Path
 
 from grader.engine.lesson import lessons
 
-IDLE = 300.0  # seconds without a command, after which it ends
+UNUSED = 300.0  # seconds without a command, after which it ends
 LONGEST = 107 - 32  # bytes: what unix(7) allows for an address, less a server's own name
 STOP, ATTEND, RUN = b"s", b"a", b"r"  # what a command says first
 
@@ -201,7 +201,7 @@ def keep(first: socket.socket, path: Path, does: dict[bytes, Callable[[socket.so
 def _callers(door: socket.socket, children: set[int]) -> Iterator[tuple[socket.socket, bytes]]:
     """The lines of those who call, until somebody says stop, or nobody has called for a while."""
     while True:
-        ready, _, _ = select.select([door], [], [], IDLE)
+        ready, _, _ = select.select([door], [], [], UNUSED)
         for pid in list(children):
             with suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0]:

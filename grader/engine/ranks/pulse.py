@@ -16,9 +16,9 @@ from grader.engine.ranks.tasks import Task, descendants, tasks_of, wakes_by_itse
 
 SILENT_CPU = 1.5  # seconds of CPU without a sign of life: a loop that never ends
 STARTED_CPU = 10.0  # the same, of the processes that a rank has started
-GPU_START = 6.0  # seconds more of SILENT_CPU and IDLE, for CUDA and NCCL start on each rank
+GPU_START = 6.0  # seconds more of SILENT_CPU and SLEEP_LIMIT, for CUDA and NCCL start on each rank
 TOTAL_CPU = 60.0  # seconds of CPU that one rank may use in all
-IDLE = 4.0  # seconds of every rank asleep, none in a collective: a sleep, a lock, a read that never ends
+SLEEP_LIMIT = 4.0  # seconds of every rank asleep, none in a collective: a sleep, a lock, a read that never ends
 TICK = 0.05  # seconds between looks at the ranks' CPU time
 ASLEEP = 6 * TICK
 STARVED = 300.0  # seconds without a sign of life after which the machine is to blame: it gives the ranks no processor
@@ -38,7 +38,7 @@ class Pulse:
     """What is known of the CPU time of each rank."""
 
     def __init__(self, world: int, started: float, on_gpu: bool = False) -> None:
-        self.silent_cpu, self.idle = (usual + GPU_START * on_gpu for usual in (SILENT_CPU, IDLE))
+        self.silent_cpu, self.sleep_limit = (usual + GPU_START * on_gpu for usual in (SILENT_CPU, SLEEP_LIMIT))
         self.processes: dict[int, psutil.Process] = {}
         self.cpu_at_event = dict.fromkeys(range(world), 0.0)
         self.started_at_event = dict.fromkeys(range(world), 0.0)
@@ -51,24 +51,24 @@ class Pulse:
         self.wakes: set[int] = set()  # ranks in a sleep that ends by itself
         self.looked = started
 
-    def heard(self, number: int) -> None:
+    def heard(self, rank: int) -> None:
         """A rank has given a sign of life."""
-        self.cpu_at_event[number] = self.cpu[number]
-        self.started_at_event[number] = self.started_cpu[number]
-        self.moved(number)
+        self.cpu_at_event[rank] = self.cpu[rank]
+        self.started_at_event[rank] = self.started_cpu[rank]
+        self.moved(rank)
 
-    def moved(self, number: int) -> None:
+    def moved(self, rank: int) -> None:
         """A rank is not asleep."""
-        self.wakes.discard(number)
-        self.signs[number] = Sign(time.monotonic(), self.own[number], self.cpu[number], self.started_cpu[number])
+        self.wakes.discard(rank)
+        self.signs[rank] = Sign(time.monotonic(), self.own[rank], self.cpu[rank], self.started_cpu[rank])
 
-    def silent(self, number: int) -> float:
+    def silent(self, rank: int) -> float:
         """Seconds of its own time for which a rank has been asleep, without a word."""
-        return self.own[number] - self.signs[number].own
+        return self.own[rank] - self.signs[rank].own
 
     def sleepers(self) -> set[int]:
         """Ranks that have been asleep, without a word, for several looks, and that will not wake by themselves."""
-        return {number for number in self.signs if self.silent(number) > ASLEEP} - self.wakes
+        return {rank for rank in self.signs if self.silent(rank) > ASLEEP} - self.wakes
 
     def look(
         self,
@@ -87,31 +87,31 @@ class Pulse:
         now = time.monotonic()
         elapsed = min(now - self.looked, 2 * TICK)  # a judge who was held up himself has seen no more
         self.looked = now
-        for number, pid in pids.items():
+        for rank, pid in pids.items():
             if pid is None:
                 continue  # it has not said a word yet: its own time has not begun
             try:
-                if number not in self.processes:
-                    self.processes[number] = psutil.Process(pid)
-                times, status = self.processes[number].cpu_times(), self.processes[number].status()
+                if rank not in self.processes:
+                    self.processes[rank] = psutil.Process(pid)
+                times, status = self.processes[rank].cpu_times(), self.processes[rank].status()
             except psutil.Error:  # it ended between two looks; the server will say so
                 continue
-            self.cpu[number] = times.user + times.system
-            self.pass_time(number, pid, elapsed)
-            sign = self.signs[number]
-            used, started = self.cpu[number] - sign.cpu, self.started_cpu[number] - sign.started_cpu
+            self.cpu[rank] = times.user + times.system
+            self.pass_time(rank, pid, elapsed)
+            sign = self.signs[rank]
+            used, started = self.cpu[rank] - sign.cpu, self.started_cpu[rank] - sign.started_cpu
             # gloo's own thread takes a little; code takes more
-            if status != psutil.STATUS_SLEEPING or max(used, started) > 0.1 * self.silent(number) + 0.02:
-                self.moved(number)
-            if fault := self.endless(number, where_now):
+            if status != psutil.STATUS_SLEEPING or max(used, started) > 0.1 * self.silent(rank) + 0.02:
+                self.moved(rank)
+            if fault := self.endless(rank, where_now):
                 return fault
-        if pids and all(self.silent(n) > (2 * self.idle if complete(n) else self.idle) for n in pids):
-            number = min(pids, key=lambda n: (waiting(n), n))
-            where, *callers = where_now(number) or [None]
+        if pids and all(self.silent(n) > (2 * self.sleep_limit if complete(n) else self.sleep_limit) for n in pids):
+            rank = min(pids, key=lambda n: (waiting(n), n))
+            where, *callers = where_now(rank) or [None]
             return Fault(
                 "hang",
-                f"rank {number} sleeps at {place(where)} and nothing will wake it",
-                number,
+                f"rank {rank} sleeps at {place(where)} and nothing will wake it",
+                rank,
                 where,
                 expected="the code ends",
                 seen=f"asleep at {place(where)}",
@@ -122,34 +122,34 @@ class Pulse:
             raise Unjudged(f"for {STARVED:.0f} s this machine has hardly let the ranks run: it is too busy")
         return None
 
-    def pass_time(self, number: int, pid: int, elapsed: float) -> None:
+    def pass_time(self, rank: int, pid: int, elapsed: float) -> None:
         """So much time has passed; how much of it was the rank's own?"""
-        before, now = self.tasks[number], tasks_of(pid)
-        for child in self.children[number]:
+        before, now = self.tasks[rank], tasks_of(pid)
+        for child in self.children[rank]:
             threads = tasks_of(child)
-            self.started_cpu[number] += sum(t.ran - before[n].ran for n, t in threads.items() if n in before)
+            self.started_cpu[rank] += sum(t.ran - before[n].ran for n, t in threads.items() if n in before)
             now |= threads
         held_up = [task.held_up(before[n], elapsed) for n, task in now.items() if n in before]
-        self.own[number] += elapsed - max(held_up, default=0.0)
-        self.tasks[number] = now
-        if self.silent(number) > ASLEEP:
-            self.children[number] = list(descendants(pid))
-            self.wakes.discard(number)
+        self.own[rank] += elapsed - max(held_up, default=0.0)
+        self.tasks[rank] = now
+        if self.silent(rank) > ASLEEP:
+            self.children[rank] = list(descendants(pid))
+            self.wakes.discard(rank)
             if wakes_by_itself(pid):
-                self.wakes.add(number)
+                self.wakes.add(rank)
 
-    def endless(self, number: int, where_now: Callable[[int], list[Where]]) -> Fault | None:
+    def endless(self, rank: int, where_now: Callable[[int], list[Where]]) -> Fault | None:
         """A rank that computes, or lets others compute, and gives no sign of life."""
-        silent = self.cpu[number] - self.cpu_at_event[number]
-        started = self.started_cpu[number] - self.started_at_event[number]
-        if silent <= self.silent_cpu and started <= STARTED_CPU and self.cpu[number] <= TOTAL_CPU:
+        silent = self.cpu[rank] - self.cpu_at_event[rank]
+        started = self.started_cpu[rank] - self.started_at_event[rank]
+        if silent <= self.silent_cpu and started <= STARTED_CPU and self.cpu[rank] <= TOTAL_CPU:
             return None
-        where, *callers = where_now(number) or [None]
+        where, *callers = where_now(rank) or [None]
         return Fault(
             "hang",
-            f"rank {number} runs without end at {place(where)}: {max(silent, started):.1f} s of CPU without "
+            f"rank {rank} runs without end at {place(where)}: {max(silent, started):.1f} s of CPU without "
             "a collective, a step or an end",
-            number,
+            rank,
             where,
             expected="the code ends",
             seen=f"an endless loop at {place(where)}",

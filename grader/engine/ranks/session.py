@@ -50,7 +50,7 @@ class Session:
         # A line for each rank. The rank's end travels through the server to the rank, so nobody can speak in another's
         # name.
         pairs = [socket.socketpair() for _ in range(world)]
-        self.owner = {ours: number for number, (ours, _) in enumerate(pairs)}
+        self.owner = {ours: rank for rank, (ours, _) in enumerate(pairs)}
         if LINUX:
             for line in self.owner:
                 line.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
@@ -60,9 +60,9 @@ class Session:
         for _, theirs in pairs:
             theirs.close()
         self.started = time.monotonic()
-        for line, number in self.owner.items():
+        for line, rank in self.owner.items():
             with suppress(BrokenPipeError, ConnectionResetError):  # a rank that is dead already; the server will say so
-                line.sendall(json.dumps(job.inputs_of(number)).encode() + b"\n")
+                line.sendall(json.dumps(job.inputs_of(rank)).encode() + b"\n")
         while "pids" not in (answer := server.answer()):
             pass  # news of the run before
         self.names = answer["pids"]  # what the server calls them; in a sandbox it counts otherwise than we do
@@ -124,7 +124,7 @@ class Session:
 
     def hear(self, key: selectors.SelectorKey) -> None:
         """Read what a rank said."""
-        connection, number = key.fileobj, self.owner[key.fileobj]
+        connection, rank = key.fileobj, self.owner[key.fileobj]
         try:
             data, about, _, _ = connection.recvmsg(1 << 16, socket.CMSG_SPACE(CREDENTIALS.size))
         except ConnectionResetError:
@@ -133,68 +133,68 @@ class Session:
             self.selector.unregister(connection)
             connection.close()
             return
-        if self.pids[number] is None and about:
+        if self.pids[rank] is None and about:
             # the kernel says so, as we count processes
-            self.pids[number], _, _ = CREDENTIALS.unpack(about[0][2][: CREDENTIALS.size])
+            self.pids[rank], _, _ = CREDENTIALS.unpack(about[0][2][: CREDENTIALS.size])
         *lines, self.rest[connection] = (self.rest[connection] + data).split(b"\n")
-        self.said[number] += len(data)
+        self.said[rank] += len(data)
         if (
-            self.said[number] > TOO_MUCH
-            or len(self.run.events[number]) > TOO_MANY
+            self.said[rank] > TOO_MUCH
+            or len(self.run.events[rank]) > TOO_MANY
             or len(self.rest[connection]) > events.LONGEST
         ):
             self.fault = self.fault or Fault(
                 "hang",
-                f"rank {number} makes more calls than a judge can follow",
-                number,
-                self.diagnosis.ranks[number].last,
+                f"rank {rank} makes more calls than a judge can follow",
+                rank,
+                self.diagnosis.ranks[rank].last,
                 expected="the code ends",
-                seen=f"{len(self.run.events[number])} calls",
+                seen=f"{len(self.run.events[rank])} calls",
             )
             return
         for line in lines:
             try:
-                self.take(number, events.read(line, self.world))
+                self.take(rank, events.read(line, self.world))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 self.fault = self.fault or Fault(
                     "crash",
-                    f"rank {number} told the judge what makes no sense ({type(error).__name__}: {error})",
-                    number,
+                    f"rank {rank} told the judge what makes no sense ({type(error).__name__}: {error})",
+                    rank,
                     expected="the course's own records",
                     seen=line[:80].decode(errors="replace"),
                 )
 
-    def take(self, number: int, event: dict) -> None:
+    def take(self, rank: int, event: dict) -> None:
         """What a rank said is so; what follows?"""
         if event["e"] == "here":
             return
         if event["e"] == "unfit":
-            if not self.on_gpu or self.run.events[number]:
+            if not self.on_gpu or self.run.events[rank]:
                 raise ValueError("whether a rank can use its GPU is said first, and where there are GPUs")
-            self.unfit = self.unfit or f"rank {number} cannot use its GPU: {event['text']}"
+            self.unfit = self.unfit or f"rank {rank} cannot use its GPU: {event['text']}"
             return
         if event["e"] == "strange":
-            if number not in self.run.strange or event["returned"] == events.NOTHING:
-                self.run.strange[number] = event
+            if rank not in self.run.strange or event["returned"] == events.NOTHING:
+                self.run.strange[rank] = event
             return
-        self.run.events[number].append(event)
-        self.pulse.heard(number)
-        if event["e"] == "broken" and number == 0:
+        self.run.events[rank].append(event)
+        self.pulse.heard(rank)
+        if event["e"] == "broken" and rank == 0:
             self.run.broken.append(event)
         if event["e"] in ("end", "crash", "exit", "kill"):
-            self.endings.last_word[number] = event
+            self.endings.last_word[rank] = event
         if event["e"] in ("end", "crash"):
-            self.diagnosis.ranks[number].gone = self.endings.how_it_ended(number)
-        self.fault = self.fault or self.diagnosis.add(number, event)
+            self.diagnosis.ranks[rank].gone = self.endings.how_it_ended(rank)
+        self.fault = self.fault or self.diagnosis.add(rank, event)
 
     def reap(self, news: dict) -> None:
         """The server says that a rank's process is gone; first hear what the ranks still had to say."""
         if news["gone"] not in self.names:
             return  # of the run before
-        number = self.names.index(news["gone"])
-        self.endings.status[number] = news["status"]
+        rank = self.names.index(news["gone"])
+        self.endings.status[rank] = news["status"]
         self.drain()  # before its end is news, its last words are
-        self.diagnosis.ranks[number].gone = self.endings.how_it_ended(number)
+        self.diagnosis.ranks[rank].gone = self.endings.how_it_ended(rank)
 
     def drain(self) -> None:
         """Hear all that lies unread on the ranks' lines."""
@@ -210,7 +210,7 @@ class Session:
         """Ranks met in different calls; hear who else comes to that call, if they come soon."""
         own = self.pulse.own
         self.parted_at = self.parted_at or dict(own)
-        waited = min(own[number] - then for number, then in self.parted_at.items())
+        waited = min(own[rank] - then for rank, then in self.parted_at.items())
         return self.diagnosis.mismatch(final=bool(self.over()) or waited > PATIENCE)
 
     def crashed(self) -> Fault | None:
@@ -232,9 +232,9 @@ class Session:
 
     def others_may_crash(self) -> bool:
         """Whether a rank is still on its way to where another one has stopped."""
-        for number in set(range(self.world)) - set(self.over()):
-            stuck = self.diagnosis.ranks[number].waiting and self.diagnosis.blocked(number) is not None
-            if not stuck and self.pulse.own[number] - self.crashed_at[number] <= PATIENCE:
+        for rank in set(range(self.world)) - set(self.over()):
+            stuck = self.diagnosis.ranks[rank].waiting and self.diagnosis.blocked(rank) is not None
+            if not stuck and self.pulse.own[rank] - self.crashed_at[rank] <= PATIENCE:
                 return True
         return False
 
@@ -250,15 +250,15 @@ class Session:
         """A rank that runs without end, or that nothing will wake."""
         living = {n: pid for n, pid in enumerate(self.pids) if not self.endings.over(n)}
 
-        def waiting(number: int) -> bool:
-            return self.diagnosis.ranks[number].waiting
+        def waiting(rank: int) -> bool:
+            return self.diagnosis.ranks[rank].waiting
 
-        def complete(number: int) -> bool:
-            return waiting(number) and self.diagnosis.blocked(number) is None
+        def complete(rank: int) -> bool:
+            return waiting(rank) and self.diagnosis.blocked(rank) is None
 
-        def where_now(number: int) -> list[Where]:
-            last = self.diagnosis.ranks[number].last
-            return self.traces.where_now(number, self.pids[number]) or ([last] if last else [])
+        def where_now(rank: int) -> list[Where]:
+            last = self.diagnosis.ranks[rank].last
+            return self.traces.where_now(rank, self.pids[rank]) or ([last] if last else [])
 
         return self.pulse.look(living, waiting, complete, where_now)
 
@@ -269,8 +269,8 @@ class Session:
         if self.lost:  # the server may not be able to
             self.server.close()
             return
-        for number, pid in enumerate(self.pids):
-            if number not in self.endings.status and pid is not None:
+        for rank, pid in enumerate(self.pids):
+            if rank not in self.endings.status and pid is not None:
                 end_group(pid)
         self.server.ask(sweep=True)
         while "swept" not in self.server.answer():

@@ -33,13 +33,13 @@ def tasks_of(pid: int) -> dict[int, Task]:
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError, ValueError, IndexError):  # it ended between two reads
-                state = told(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split(None, 1)[0]
-                ran, in_line, _ = map(int, told(f"/proc/{pid}/task/{thread}/schedstat").split())
+                state = read_kernel(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split(None, 1)[0]
+                ran, in_line, _ = map(int, read_kernel(f"/proc/{pid}/task/{thread}/schedstat").split())
                 found[int(thread)] = Task(state, ran / 1e9, in_line / 1e9)
     return found
 
 
-def told(file: str) -> str:
+def read_kernel(file: str) -> str:
     """What a file of the kernel's says, read at a third of what `Path.read_text` takes: a rank of many groups has
     dozens of threads.
     """
@@ -55,7 +55,7 @@ def descendants(pid: int) -> Iterator[int]:
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
-                for child in told(f"/proc/{pid}/task/{thread}/children").split():
+                for child in read_kernel(f"/proc/{pid}/task/{thread}/children").split():
                     yield int(child)
                     yield from descendants(int(child))
 
@@ -63,5 +63,5 @@ def descendants(pid: int) -> Iterator[int]:
 def wakes_by_itself(pid: int) -> bool:
     """Whether the main thread is in a sleep that ends by itself. False where the kernel does not say."""
     with suppress(OSError):
-        return any(word in told(f"/proc/{pid}/wchan") for word in TIMED)
+        return any(word in read_kernel(f"/proc/{pid}/wchan") for word in TIMED)
     return False

@@ -30,17 +30,17 @@ class Traces:
         except OSError:
             return ""
 
-    def stack(self, number: int) -> list[Where]:
+    def stack(self, rank: int) -> list[Where]:
         """The lines of the student's code in what faulthandler wrote, the innermost first."""
         found = []
-        for line in self.text(f"stacks-{number}").splitlines():
+        for line in self.text(f"stacks-{rank}").splitlines():
             for unit in self.units:
                 if line.strip().startswith(f'File "{unit}", line '):
-                    number_part, _, function = line.strip().removeprefix(f'File "{unit}", line ').partition(" in ")
-                    found.append([unit, int(number_part), function])
+                    line_number, _, function = line.strip().removeprefix(f'File "{unit}", line ').partition(" in ")
+                    found.append([unit, int(line_number), function])
         return found
 
-    def where_now(self, number: int, pid: int | None) -> list[Where]:
+    def where_now(self, rank: int, pid: int | None) -> list[Where]:
         """Ask a rank for the lines it is at: faulthandler writes them, whatever the rank is doing."""
         if pid is None:
             return []
@@ -49,22 +49,22 @@ class Traces:
         except ProcessLookupError:
             return []
         deadline = time.monotonic() + ANSWER
-        while "File" not in self.text(f"stacks-{number}") and time.monotonic() < deadline:
+        while "File" not in self.text(f"stacks-{rank}") and time.monotonic() < deadline:
             time.sleep(0.005)  # bounded: a rank that cannot even dump its stack is known by its last event
-        return self.stack(number)
+        return self.stack(rank)
 
     def collect(self, run: Run) -> None:
         """What each rank printed, its evidence, and the files that they wrote."""
         from grader.engine.ranks import evidence
 
-        for number in range(run.world):
+        for rank in range(run.world):
             for name, kept in (("stdout", run.stdout), ("stderr", run.stderr)):
-                kept.append(self.text(f"{name}-{number}"))
+                kept.append(self.text(f"{name}-{rank}"))
             try:
-                run.evidence.append(evidence.read(self.folder / f"evidence-{number}"))
+                run.evidence.append(evidence.read(self.folder / f"evidence-{rank}"))
             except Exception:
                 run.evidence.append(None)
-                run.fault = run.fault or Fault("crash", f"rank {number} left no evidence", number)
+                run.fault = run.fault or Fault("crash", f"rank {rank} left no evidence", rank)
         work, left = self.folder / "work", ALL_FILES
         for path in sorted(sandbox.plain_files(work)):
             with suppress(OSError):  # no plain file, or too long
