@@ -44,3 +44,12 @@ def pytest_terminal_summary(terminalreporter, config):
     # with several workers it is they who collect, all of them the same; only their files are known here
     if not config.getoption("--all") and config.getoption("file_or_dir") in ([], ["tests"]):
         terminalreporter.write_line(f"left to ./workbook test --all: {', '.join(LONG.values())}")
+
+
+@pytest.fixture(scope="session")
+def engine():
+    """One warm fork-server for all tests of this process: each run has fresh ranks."""
+    from grader.engine.ranks.engine import Engine
+
+    with Engine() as warm:
+        yield warm

@@ -9,15 +9,8 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from grader.engine.lesson import lessons
-from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.job import Job
 from grader.kit import whole
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with Engine() as warm:
-        yield warm
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (3, 2), (4, 2), (2, 3), (3, 1)])

@@ -73,12 +73,6 @@ def test_flops_of_a_mixture_are_those_of_the_active_experts():
 # What the lessons ask to predict, and what their runs measure
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with Engine() as warm:
-        yield warm
-
-
 def on_ranks(engine: Engine, stem: str, function: str, world: int, **inputs):
     """The run of a function in `costs_on_ranks` with a reference solution."""
     run = engine.run(

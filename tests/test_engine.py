@@ -20,12 +20,6 @@ from grader.engine.ranks.messages import collectives, left_in_flight, rehearse, 
 TOP = "import os, signal, sys, time\nimport torch\nimport torch.distributed as dist\n"
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with Engine() as warm:
-        yield warm
-
-
 def launch(engine, body, world=2, **how):
     """Run `work(rank, world)` with this body. Line 5 is the body's first."""
     text = TOP + "def work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"

@@ -9,7 +9,6 @@ import pytest
 from grader.engine.judge import audit
 from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
 from grader.engine.lesson import lessons, regions
-from grader.engine.ranks.engine import Engine
 
 FIELDS = {
     "lesson",
@@ -40,12 +39,6 @@ def target(folder, solved=(), bodies=None):
     (folder / "train").mkdir()
     (folder / "train" / "ddp_training.py").write_text(regions.compose(source, solved, bodies))
     return str(folder)
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with Engine() as warm:
-        yield warm
 
 
 def test_every_todo_has_its_check():

@@ -12,7 +12,6 @@ import torch
 from benchmarks.hybrid_training import ranks_of
 from grader import test_hybrid_training as checks
 from grader.engine.lesson import lessons, regions
-from grader.engine.ranks.engine import Engine
 from grader.kit import Student, corpus, mains_on_rank, reported, same_report
 from utils.arguments import training_parser
 from utils.hybrid import add_hybrid_flags, check_hybrid
@@ -22,9 +21,8 @@ ADAM = [*checks.ARGV, *"--layers 4 --optimizer adamw --lr 1e-2 --epochs 2".split
 
 
 @pytest.fixture(scope="module")
-def solution():
-    with Engine() as engine:
-        yield Student(engine, "hybrid_training", lessons.units("hybrid_training", "solutions"), [])
+def solution(engine):
+    return Student(engine, "hybrid_training", lessons.units("hybrid_training", "solutions"), [])
 
 
 def mains(student, runs):

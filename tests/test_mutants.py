@@ -7,13 +7,6 @@ from grader.engine.commands import instructor
 from grader.engine.commands.cli import app
 from grader.engine.judge import mutants
 from grader.engine.judge.judge import checked_lessons
-from grader.engine.ranks.engine import Engine
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with Engine() as warm:
-        yield warm
 
 
 def judged_rightly(lesson, trials):

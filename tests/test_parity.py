@@ -14,7 +14,6 @@ from grader import test_fsdp_training as fsdp
 from grader import test_lightning_training as lightning
 from grader.engine.judge.student import Student
 from grader.engine.lesson import lessons, regions
-from grader.engine.ranks.engine import Engine
 from grader.kit import reported
 
 FIFTY = (
@@ -22,12 +21,6 @@ FIFTY = (
     "--optimizer adamw --lr 2e-3 --seed 11"
 ).split()
 WRITTEN = (".lock", "run.json", "metrics.jsonl", "model-best.pt", "model-final.pt")
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with Engine() as warm:
-        yield warm
 
 
 @pytest.fixture(scope="module")

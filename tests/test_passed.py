@@ -6,15 +6,8 @@ from grader.engine.judge.judge import Judge
 from grader.engine.judge.passed import Passed
 from grader.engine.judge.verdict import Wrong
 from grader.engine.lesson import lessons, regions
-from grader.engine.ranks.engine import Engine
 
 LESSON, ASKED, NEEDED, OTHER = "ddp_training", 11, {1, 2}, 9
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with Engine() as warm:
-        yield warm
 
 
 @pytest.fixture

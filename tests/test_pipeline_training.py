@@ -9,7 +9,6 @@ import pytest
 
 from grader import test_pipeline_training as checks
 from grader.engine.lesson import lessons, regions
-from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.job import Job
 from grader.kit import Student, corpus, mains_on_rank, reported, same_report
 from utils.arguments import training_parser
@@ -19,9 +18,8 @@ ADAM = [*checks.ARGV, *"--optimizer adamw --lr 1e-2 --epochs 2".split()]  # the 
 
 
 @pytest.fixture(scope="module")
-def solution():
-    with Engine() as engine:
-        yield Student(engine, "pipeline_training", lessons.units("pipeline_training", "solutions"), [])
+def solution(engine):
+    return Student(engine, "pipeline_training", lessons.units("pipeline_training", "solutions"), [])
 
 
 def mains(student, world, flags):

@@ -8,7 +8,6 @@ import pytest
 
 from grader.engine.ranks import pulse, session
 from grader.engine.ranks.diagnose import Unjudged
-from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.pulse import Pulse
 from grader.engine.ranks.tasks import Task, descendants, tasks_of, wakes_by_itself
 from tests.test_engine import launch
@@ -30,12 +29,6 @@ def move(onto, policy, nice, main):
     if os.path.exists("/proc/self/autogroup"):
         open("/proc/self/autogroup", "w").write(str(nice))
 """
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with Engine() as warm:
-        yield warm
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from grader.engine.inside.returned import keeps
 from grader.engine.judge.answers import Answer, answered
 from grader.engine.judge.mutants import judge_of
 from grader.engine.lesson import lessons
-from grader.engine.ranks.engine import Engine
 
 
 @pytest.mark.parametrize(
@@ -36,12 +35,6 @@ def test_kept(value, wanted):
 )
 def test_not_kept(value, wanted):
     assert not keeps(value, wanted)
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with Engine() as warm:
-        yield warm
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 
 from grader import test_tp_training as tp
 from grader.engine.lesson import lessons, regions
-from grader.engine.ranks.engine import Engine
 from grader.kit import Student, corpus, losses, mains_on_rank, reported, same_losses, same_report, together
 from utils.data import IGNORE, Windows, load_corpus
 from utils.model import TransformerLM
@@ -18,12 +17,6 @@ FIFTY = (
     "--epochs 25 --max-steps 50 --batch-size 12 --seq-len 8 --dim 16 --heads 4 --layers 2 --optimizer adamw --lr 2e-3 "
     "--seed 11 --log-every 10"
 ).split()
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with Engine() as warm:
-        yield warm
 
 
 @pytest.fixture(scope="module")

@@ -19,15 +19,8 @@ from grader.engine.commands import watch as looking
 from grader.engine.commands.watch import must_poll, recheck
 from grader.engine.judge.judge import checked_lessons
 from grader.engine.lesson import lessons, regions
-from grader.engine.ranks.engine import Engine
 
 LIMIT = 90  # seconds after which a test gives up; a slow machine needs ten
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with Engine() as engine:
-        yield engine
 
 
 @pytest.fixture

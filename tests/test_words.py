@@ -15,14 +15,7 @@ from grader.engine.judge.verdict import Wrong, apart, expect, hinted
 from grader.engine.lesson import lessons
 from grader.engine.ranks.diagnose import Diagnosis
 from grader.engine.ranks.endings import parted
-from grader.engine.ranks.engine import Engine
 from tests.test_diagnose import feed, op
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with Engine() as warm:
-        yield warm
 
 
 def test_numbers_are_told_in_digits_that_tell_them_apart():
