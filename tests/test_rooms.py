@@ -1,10 +1,12 @@
 """The course's rooms: who may import from whom, and what runs on which side of the wall."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
+from grader.engine.lesson import build, contents
 from grader.engine.lesson.lessons import COURSE
 
 GRADER = COURSE / "grader"
@@ -118,3 +120,19 @@ def test_no_circle_of_imports():
 
 def test_a_circle_is_seen():
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
+
+
+def test_contributing_names_every_file_with_its_sentence():
+    text = (COURSE / build.CONTRIBUTING).read_text("utf-8")
+    assert f"\n{contents.tree()}\n<!-- end of files -->" in text, "run ./workbook build"
+    for path in [*FILES, *KIT, *LIBRARY]:
+        assert contents.sentence(path) or path.name == "__init__.py", f"{spoken(path)} has no docstring"
+
+
+def test_what_contributing_points_to_is_there():
+    text = (COURSE / build.CONTRIBUTING).read_text("utf-8").partition("## Files")[0]
+    named = re.findall(r"(?:`|\()((?:[a-z_]+/)+[\w.*]*)", text)
+    named = [f"grader/engine/{name}" if name.partition("/")[0] in ROW else name for name in named if "NAME" not in name]
+    assert len(named) > 40
+    elsewhere = {"grader/start/", "grader/sealed/"}  # in a release
+    assert not [name for name in named if not (COURSE / name).exists() and name not in elsewhere and "_X." not in name]

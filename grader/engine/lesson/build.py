@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from grader.engine.lesson import lessons, regions, tracks
+from grader.engine.lesson import contents, lessons, regions, tracks
 from utils.whole import write_whole
 
 README = "README.md"
 AS_GIVEN = "nothing: it runs as given, on one device"  # of a lesson without TODOs
 TEACHING = "docs/teaching.md"
+CONTRIBUTING = "CONTRIBUTING.md"
 
 
 def student_files() -> dict[Path, str]:
@@ -83,8 +84,12 @@ def build(force: bool = False) -> list[str]:
 
 
 def pages_to_write() -> dict[str, str]:
-    """Path → text of the pages whose tables are no longer those of these lessons: README.md, and one of docs/."""
-    tables = {README: ("lessons", lessons_table), TEACHING: ("tracks", tracks_tables)}
+    """Path → text of the pages whose tables are no longer those of this course."""
+    tables = {
+        README: ("lessons", lessons_table),
+        TEACHING: ("tracks", tracks_tables),
+        CONTRIBUTING: ("files", contents.tree),
+    }
     changed = {}
     for name, (what, table) in tables.items():
         path = lessons.COURSE / name
@@ -150,7 +155,7 @@ def check_sources(only: Sequence[str] | None = None) -> list[str]:
             problems.append(f"{path}: not what its source builds; run ./workbook build")
     if only:
         return problems  # the table and strays are no lesson's
-    problems += [f"{name}: not the table of these lessons; run ./workbook build" for name in pages_to_write()]
+    problems += [f"{name}: not the table of this course; run ./workbook build" for name in pages_to_write()]
     for kind in ("train/*.py", "notebooks/*.ipynb", "sbatch/*.*"):
         for file in sorted(lessons.COURSE.glob(kind)):
             if file.relative_to(lessons.COURSE) not in files:

@@ -1,0 +1,46 @@
+"""The tree of the course for `CONTRIBUTING.md`, with a line for each file: the first sentence of its docstring."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from grader.engine.lesson import lessons
+
+# Folders whose files are named one by one; of a lesson's own files, a glob stands for all.
+FOLDERS = ("utils", "grader", "images", "tests", "benchmarks")
+OF_LESSONS = {
+    "grader/test_*.py": "The checks, reasons and hints of a lesson.",
+    "grader/mutants/*.py": "Wrong answers that the checks of a lesson must reject, and right ones that must pass.",
+    "images/figures_*.py": "The figures of a lesson.",
+    "utils/after_*.py": "What a lesson has taught, for later scripts.",
+}
+
+
+def tree() -> str:
+    """A list of files below each folder's name and sentence."""
+    found = []
+    for top in FOLDERS:
+        for folder in [lessons.COURSE / top, *sorted((lessons.COURSE / top).rglob("*/"))]:
+            if lines := list(files_of(folder)):
+                about = sentence(folder / "__init__.py")
+                found.append(f"**`{folder.relative_to(lessons.COURSE).as_posix()}/`** {about}".rstrip())
+                found.append("\n".join(lines))
+    return "\n\n".join(found)
+
+
+def files_of(folder: Path) -> Iterator[str]:
+    """A line for each Python file of a folder."""
+    told = set()
+    for path in sorted(folder.glob("*.py")):
+        name = path.relative_to(lessons.COURSE)
+        glob = next((glob for glob in OF_LESSONS if name.match(glob)), name.as_posix())
+        if path.name != "__init__.py" and glob not in told:
+            yield f"- `{Path(glob).name}` {OF_LESSONS.get(glob) or sentence(path)}"
+            told.add(glob)
+
+
+def sentence(path: Path) -> str:
+    """The first sentence of a file's docstring; "" where there is neither."""
+    text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) if path.is_file() else None
+    return re.split(r"(?<=[.!?]) (?=[A-Z`])", " ".join((text or "").split("\n\n")[0].split()))[0]
