@@ -1,33 +1,38 @@
-r"""Train a model whose layers are shared out: tensor parallel (TP), and fully sharded data parallel over the rest.
+r"""Train a model whose layers are divided among ranks: tensor parallel (TP), and fully sharded data parallel besides.
 
 Four processes, each layer on two:  torchrun --nproc-per-node 4 train/tp_training.py --tp 2
-The stream cut up as well:          torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
-Stop, go on:                        torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50
+The stream cut as well:             torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
+Stop and resume:                    torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50
                                     python train/tp_training.py --resume runs/tp_training/step-100
 One process:                        python train/tp_training.py
 More nodes:                         sbatch sbatch/tp_training.sbatch              (JURECA)
                                     qsub sbatch/tp_training.pbs                   (Polaris)
 
-It starts as the solution of fsdp_training.py (what that has taught is in utils/after_fsdp.py now), and runs at every
-stage. Fill the TODOs in the order of their numbers, which is not always that of the lines; `./workbook check
-tp_training` says how far you are.
+It builds on 04_tensor_parallel (the layers) and on fsdp_training: it starts as that script's solution (what it has
+taught is in utils/after_fsdp.py now), and runs at every stage. Fill the TODOs in the order of their numbers, which is
+not always the order of the lines; `./workbook check tp_training` says how far you are.
+
+Words: the *stream* is the tensor (B, T, D) that flows from block to block: B sequences of T tokens, D numbers each. A
+*mesh* is a grid of ranks with named axes. A *DTensor* is a tensor that knows how it is cut over a mesh. A tensor on the
+*meta device* has a shape and takes no memory.
 
 A model that does not fit (after the ALCF's hands-on). Four ranks, one batch of four sequences, and less memory than it
-takes. Run it with --tp 1, 2 and 4, each into a folder of its own, and fill the table: each run ends with a report.
+needs. Run it as it stands here, then with --tp 2 and with --tp 4, each with an --out of its own, and fill the table from
+the reports (a run that stops names the limit and what it held):
 
-    ./workbook run tp_training --nproc 4 -- --data random --max-steps 20 --batch-size 4 --dim 512 \
-        --device-memory 57MB --tp 1 --out runs/tp-1
+    ./workbook run tp_training --nproc 4 -- --data random --max-steps 20 --batch-size 4 --dim 512 --device-memory 57MB
 
-    ranks   --tp   ends with exit code   "one step"   "device memory of a rank, at most"
+    ranks   --tp   exit code   seconds a step   device memory of a rank, at most
     4 x 1   1
     2 x 2   2
     1 x 4   4
 
-A run that is refused says in its report what it held and what it asked for. On CPUs, 57 MB lie in the middle: --tp 1
-needs 67 and --tp 2 needs 48 (what is saved goes to the CPU, and is not counted). With --tp 1 each rank has one
-sequence, and a quarter of all that the optimizer needs, and still it runs out: for its forward pass a block is gathered
-whole. Which of these numbers does --tp make smaller, which not? What is --sequence-parallel worth here, and with
---seq-len 512?
+The limit lies between what --tp 1 and what --tp 2 need. (The copy that is saved does not count.) With --tp 1 each rank
+has one sequence, and a quarter of everything that the optimizer needs, and still it runs out: for the forward pass a
+block is gathered whole. Which of these numbers does --tp make smaller, which not? What is --sequence-parallel worth
+here, and with --seq-len 512?
+
+Papers: Megatron-LM, arXiv:1909.08053; sequence parallelism, arXiv:2205.05198; DTensor and FSDP together, arXiv:2410.06511.
 """
 
 import argparse
@@ -77,39 +82,38 @@ from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, p
 
 # What must match to resume: the order of the samples depends on it, or the optimizer keeps it.
 SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
-logging.getLogger("torch.distributed.tensor").setLevel(
-    logging.ERROR
-)  # it warns of whatever takes a message on each axis
-Plan = dict[str, ParallelStyle]  # name of a module, "*" for any number of a block -> what becomes of it
+# DTensor warns of every redistribution over several axes.
+logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
+Plan = dict[str, ParallelStyle]  # name of a module, "*" for the number of any block -> how it is cut
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = training_parser("tp_training")
     add = parser.add_argument
-    add("--tp", type=whole(1), default=1, help="ranks that share each layer; at most those of a node")
-    add("--sequence-parallel", action="store_true", help="cut the stream between the layers along the sequence, too")
-    add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
-    add("--save-every", type=whole(0), default=0, help="steps from one sharded checkpoint to the next; 0 is none")
-    add("--resume", type=given, metavar="FOLDER", help="go on from a sharded checkpoint, or from a run's newest one, with whatever --tp")
+    add("--tp", type=whole(1), default=1, help="ranks that split each layer; at most one node's")
+    add("--sequence-parallel", action="store_true", help="also cut the stream between the layers, along the sequence")
+    add("--recompute", action="store_true", help="keep less of the forward pass, and recompute it (activation checkpointing)")
+    add("--save-every", type=whole(0), default=0, help="steps between sharded checkpoints; 0: none")
+    add("--resume", type=given, metavar="FOLDER", help="resume from a sharded checkpoint, or from a run's newest one, with any --tp")
     args = parser.parse_args(argv)
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
     if args.heads % args.tp:
-        parser.error(f"--heads {args.heads} does not divide by --tp {args.tp}: no head is on two ranks")
+        parser.error(f"--heads {args.heads} does not divide by --tp {args.tp}: heads cannot be split")
     if args.dropout and args.tp > 1:
-        # Where the ranks hold the same activations they must drop the same, elsewhere not; one seed does not do both.
+        # Ranks must drop the same numbers where they hold copies, and different ones elsewhere: one seed cannot do both.
         parser.error(
-            f"--dropout {args.dropout:g} does not go with --tp {args.tp}: what is dropped would not be the serial run's"
+            f"--dropout {args.dropout:g} does not go with --tp {args.tp}: the masks would not be the serial run's"
         )
     if args.sequence_parallel and args.seq_len % args.tp:
-        parser.error(f"--seq-len {args.seq_len} does not divide by --tp {args.tp}, as --sequence-parallel needs it")
+        parser.error(f"--seq-len {args.seq_len} does not divide by --tp {args.tp}, which --sequence-parallel needs")
     return args
 
 
 def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -> DeviceMesh:
-    """The ranks in a grid. Each row shares every layer; each column shares the batch."""
+    """The ranks in a grid. A row splits every layer; a column splits the batch."""
     if world_size % args.tp:
-        fail(f"--tp {args.tp}: {world_size} ranks are no multiple of it; start more, or take another --tp")
+        fail(f"--tp {args.tp}: {world_size} ranks are not a multiple of it; start more, or choose a different --tp")
     # TODO 1: Lay out the ranks: which of them split each layer, and which samples each reads. First, the grid.
     # Its axes are called data and tensor, and the tensor axis has args.tp ranks. Ranks with consecutive numbers are on
     # one node. Which of the two axes must have them? Ask what each sends, how often, and whether it can wait.
@@ -117,7 +121,7 @@ def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -
 
 
 def make_samplers(sets: Sets, mesh: DeviceMesh, args: argparse.Namespace) -> Samplers:
-    """Which samples this rank reads, in which order."""
+    """The samples that this rank reads, in order."""
     train, validation, test = sets
     # TODO 1, again: the samples. As given, each rank reads its own: that raises no error for any grid, and the loss falls.
     # Which ranks must read the same samples? mesh.get_local_rank(axis) is this rank's number along an axis,
@@ -143,7 +147,7 @@ def make_loaders(sets: Sets, samplers: Samplers, mesh: DeviceMesh, args: argpars
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:
-    """The recipe: who computes which part of a layer, what a block keeps, who holds which part of that."""
+    """The recipe: split the layers, choose what a block keeps, shard the weights."""
     if mesh["tensor"].size() > 1:
         split(model, mesh["tensor"], args)
     if args.recompute:
@@ -152,7 +156,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) ->
 
 
 def split(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
-    """Share each layer among the ranks of `mesh`, which is the tensor axis. In place."""
+    """Split each layer among the ranks of `mesh`, the tensor axis. In place."""
     layout = stream_layout(args)
     plan = {f"blocks.*.{name}": style for name, style in block_plan(layout).items()}
     plan |= ends_plan(layout) | position_plan(layout) | norms_plan(layout)
@@ -182,67 +186,68 @@ def split(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
 
 
 def block_plan(layout: Placement) -> Plan:
-    """How a block's layers are shared. `layout` says how the stream, (B, T, D), comes into each half and leaves it:
-    Replicate(), all of it on each rank, or Shard(1), cut along T."""
-    # TODO 3: Cut q, k, v and up by columns, out and down by rows.
-    # Between the two, a rank has its heads, or its part of the hidden layer, and needs no other rank. So
-    # a half of a block sends twice: at its end in the forward pass, and at its beginning in the backward
-    # pass, where the gradients of its input are added up, those by q, k and v together: say for attention
-    # and for mlp as a whole how they take their input. All-reduces of a block: 2 forward, 2 backward.
+    """How a block's layers are split. `layout` is the stream's, (B, T, D), where it enters and leaves each half of the
+    block: Replicate(), all of it on each rank, or Shard(1), cut along T.
+    """
+    # TODO 3: Split a block so that it takes 2 all-reduces forward and 2 backward.
+    # Its layers are attention.q, .k, .v and .out, and mlp.up and .down: which are cut by columns, which by rows? In
+    # between, a rank has its heads, or its part of the hidden layer, and needs no other rank. Each half communicates at
+    # its end in the forward pass, and at its start in the backward pass, where the gradients of its input are summed.
+    # q, k and v have the same input: three sums, unless attention as a whole takes its input once.
     return {}
 
 
 def ends_plan(layout: Placement) -> Plan:
-    """How the words are shared: in the token embedding, whose sum leaves with `layout`, and in the head."""
+    """How the words are split: in the token embedding, whose sum leaves with `layout`, and in the head."""
     # TODO 4: Give each rank the rows of some words, in both tables.
-    # A rank looks up the words that it has, zero for the others, and the ranks' results are added up. The
-    # head's layer gets its input with `layout`, and gives whole logits, for whoever asks for them.
-    # (In practice both tables are padded with rows that no token uses: Megatron-LM takes a multiple of 128 × tp, so that
-    # GPT-2's 50,257 words are 50,432 for two ranks. Parts are then equal, products fast, and FSDP can cut the parts
-    # once more. Here nothing is padded, so that the loss is the serial run's, and `check_chunks` in main stops before
-    # the first step where PyTorch could not save the parts of uneven parts.)
+    # A rank looks up the words that it has and uses zeros for the others; the ranks' results are summed. The head's
+    # input has `layout`, and its output is whole logits, for code that calls model(x).
+    # (In practice both tables are padded with rows that no token uses: Megatron-LM takes a multiple of 128 × tp, so
+    # GPT-2's 50,257 words become 50,432 for two ranks. Parts are then equal, products fast, and FSDP can cut the parts
+    # once more. Here nothing is padded, so the loss is the serial run's; `check_chunks` in main stops before the first
+    # step if PyTorch could not save parts of uneven parts.)
     return {}
 
 
 def share_loss(model: nn.Module) -> None:
-    """Let the model, called with targets, find its loss where ranks share the head's words."""
+    """Let the model, called with targets, compute its loss where the head's words are split."""
 
-    # TODO 4, again: here, the loss. In training no rank may ever have whole logits.
-    # model.head_loss(h, weight, y, ignore) is called in the forward pass, with the head's weight: now a
-    # DTensor. Given that, model(x, y) crashes: “got mixed torch.Tensor and DTensor”.
-    # So put a function of yours there, around vocab_parallel_head_loss, which wants a rank's rows, the group
-    # and V. h may be a DTensor cut along T: then make it whole first. (torch's own loss_parallel() takes
-    # logits as a DTensor, and so holds all of a rank's at once; where no target of a batch counts it gives
-    # nan, as 04_tensor_parallel shows, and in_step's batches are such.)
+    # TODO 4, again: the loss. In training no rank may ever have whole logits.
+    # The forward pass calls model.head_loss(h, weight, y, ignore) with the head's weight, which is now a DTensor; so
+    # model(x, y) crashes: “got mixed torch.Tensor and DTensor”. Replace it by a function of yours around
+    # vocab_parallel_head_loss(h, rows, y, ignore, group, V), which needs this rank's rows, the group and the number
+    # of words. h may be a DTensor cut along T: then make it whole first. (torch's own loss_parallel() takes logits as a
+    # DTensor, so it holds all of a rank's logits at once; and if no target of a batch counts it gives nan, as
+    # 04_tensor_parallel shows. in_step makes such batches.)
     pass
 
 
 def position_plan(layout: Placement) -> Plan:
-    """How the position embedding is shared: it is added to the stream, which has `layout`."""
+    """How the position embedding is split. It is added to the stream, which has `layout`."""
     # TODO 5: Give each rank the positions of its part of the stream, if that is cut along T.
-    # What the embedding returns has no B: it is (T, D), so that its T is dimension 0. Let its table be cut,
-    # too, by rows or by columns: with a whole copy of it, a rank's copy would learn these positions only.
+    # The embedding returns (T, D): it has no B, so its T is dimension 0. Cut its table, too, by rows or by columns: a
+    # whole copy would learn this rank's positions only.
     return {}
 
 
 def stream_layout(args: argparse.Namespace) -> Placement:
-    """How the stream lies on the ranks of a row, from the embeddings to the last norm."""
+    """The layout of the stream on the ranks of a row, from the embeddings to the last norm."""
     # TODO 6: Cut the stream, (B, T, D), along the sequence, with --sequence-parallel (arXiv:2205.05198).
-    # What a rank keeps of it for the backward pass, around the norms, is then 1/tp of it, and what is sent
-    # is as much as before: an all-reduce is a reduce-scatter and an all-gather.
+    # A rank then keeps 1/tp of it around the norms for the backward pass, and sends as much as before: an all-reduce
+    # is a reduce-scatter and an all-gather.
     return Replicate()
 
 
 def norms_plan(layout: Placement) -> Plan:
-    """How the norms work on a stream with `layout`: two in each block, "blocks.*.NAME", and the model's last one."""
-    # TODO 6, again: here, the norms. Each rank has their whole weights and sees a part of the tokens, so
-    # that the ranks' gradients must be added up. Without it the replicas drift apart, and nobody says so;
-    # and the last norm would hand the head only this rank's T/tp tokens, as a plain tensor.
+    """The plan of the norms on a stream with `layout`: two in each block, "blocks.*.NAME", and the model's last one."""
+    # TODO 6, again: the norms. Each rank has their whole weights and sees a part of the tokens, so the ranks' gradients
+    # must be summed. Without that the copies drift apart, and no error says so; and the last norm would give the head
+    # only this rank's T/tp tokens, as a plain tensor.
     return {}
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:
-    """Let each rank hold its part of what its layers have, and so of the gradients and of the optimizer's state."""
+    """Shard what each rank has of its layers over the data axis, and with it gradients and the optimizer's state."""
     # Ranks of one column have the same part of each layer and read different samples: they shard that part, and average
     # its gradients. Ranks of a row have different parts: there is nothing to shard. A single row is wrapped, too, since
     # the model's dtype comes with it.
@@ -261,7 +266,7 @@ def compute_loss(model: nn.Module, x: Tensor, y: Tensor, args: argparse.Namespac
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, args: argparse.Namespace) -> float:
-    """Mean loss over tokens. The mean of the batches' means would weigh a short last batch too much."""
+    """Mean loss over tokens. A mean of batch means would give a short last batch too much weight."""
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
     count = torch.zeros((), dtype=torch.float64, device=device)
@@ -274,11 +279,12 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, args: a
 
 
 def clip_gradients(model: nn.Module, args: argparse.Namespace) -> float:
-    """Make the gradient no longer than args.clip (0: as long as it is). Returns how long it was."""
+    """Clip the gradient's norm to args.clip (0: no limit). Returns the norm before clipping."""
     # TODO 2: Clip by the norm of the whole gradient, over both axes.
-    # From TODO 3 on, some parameters are cut over data and tensor, others over data alone, and the call
-    # below refuses to put them together. A DTensor knows its mesh, p.device_mesh: find the norm of those on
-    # each mesh, by nn.utils.get_total_norm; the squares add up. Then nn.utils.clip_grads_with_norm_.
+    # From TODO 3 on, some parameters are cut over data and tensor, others over data alone, and the call below refuses
+    # to mix them. p.device_mesh is a parameter's mesh. nn.utils.get_total_norm(tensors) takes DTensors on one mesh, and
+    # its result is a DTensor, too; nn.utils.clip_grads_with_norm_(parameters, max_norm, norm) scales with a norm that
+    # you give it.
     norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
     return norm.full_tensor().item()
 
@@ -294,8 +300,8 @@ def train_epoch(
     before: float,
     position: dict[str, Any],
 ) -> float:
-    """What is left of one pass over the training set, of which an earlier run gave this rank `before` tokens. Returns
-    the pass's mean loss.
+    """One pass over the training set, or the rest of one in which an earlier run gave this rank `before` tokens.
+    Returns the whole pass's mean loss.
 
     `position` is kept up to date, and saved every args.save_every steps.
     """

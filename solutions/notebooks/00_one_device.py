@@ -37,8 +37,11 @@ from utils.model import TransformerLM
 # %% [markdown]
 # ## The model, and its data
 #
-# A **language model** reads words and gives every word of its vocabulary a probability to be the next one. Ours is a
-# small GPT ([`utils/model.py`](../utils/model.py)), a Transformer
+# A **language model** reads words and gives every word of its vocabulary a probability to be the next one.
+#
+# ![Text goes in, the model gives each word that could follow a probability: mat 0.41, floor 0.22, sofa 0.13](../images/black_box.svg)
+#
+# Ours is a small GPT ([`utils/model.py`](../utils/model.py)), a Transformer
 # ([arXiv:1706.03762](https://arxiv.org/abs/1706.03762)):
 #
 # - a table (the *embedding*) turns each word, called a **token**, into $h$ numbers;
@@ -133,7 +136,7 @@ def timed_step(
 
     ``next(batches)`` gives x and y, ``model(x, y)`` the loss, ``clock()`` the seconds on a clock.
     """
-    # TODO 2: Train one step, and take the time of its phases. Gradients of the step before must not count. And a
+    # TODO 2: Train one step, and time its phases. Gradients of the step before must not count. And a
     # loss that is a tensor would keep all of this step alive: return it as a number.
     ### BEGIN SOLUTION
     times = [clock()]
@@ -157,11 +160,11 @@ check("00_one_device/2")
 # %% [markdown]
 # ## How many operations a token takes
 #
-# A **FLOP** is one addition or multiplication of floating-point numbers. A product of an $m \times k$ and a
-# $k \times n$ matrix takes $2mkn$. Almost all of a Transformer's work is in such products: a weight takes 2 FLOPs a
-# token in the forward pass, and 4 in the backward pass, which needs two products, one for the gradient of the weights
-# and one for that of the input. So forward : backward is 1 : 2, and $N$ weights take **$6N$ FLOPs a token**; training
-# on $D$ tokens takes $6ND$.
+# A **FLOP** is one addition or multiplication of floating-point numbers. A product of an $m \times k$ and a $k \times
+# n$ matrix takes $2mkn$. Almost all of a Transformer's work is in such products: a weight takes 2 FLOPs a token in the
+# forward pass, and 4 in the backward pass, which needs two products, one for the gradient of the weights and one for
+# the gradient of the input. So forward : backward is 1 : 2, and $N$ weights take **$6N$ FLOPs a token**; training on
+# $D$ tokens takes $6ND$.
 #
 # In our model, a block multiplies by four $h \times h$ matrices (attention), one of $h \times 4h$ and one of
 # $4h \times h$ (MLP). Attention's scores take $4hs$ FLOPs more in the forward pass of each block, and twice that in the
@@ -172,8 +175,8 @@ check("00_one_device/2")
 # tokens would be the largest tensor by far, so they are made piece by piece, and each piece is turned into gradients at
 # once. All three products of the head thus are in the **forward** pass.
 #
-# A device's **peak** is the FLOPs a second on its data sheet. The share of it that goes into these FLOPs is the **model
-# FLOPs utilization**, MFU. **Predict**: what becomes of 1 : 2?
+# A device's **peak** is the FLOPs a second on its data sheet. The fraction of it that goes into these FLOPs is the
+# **model FLOPs utilization**, MFU. **Predict**: what becomes of 1 : 2?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -189,7 +192,7 @@ def token_flops(dim: int, layers: int, vocabulary: int, seq_len: int) -> tuple[f
 
 def utilization(tokens_per_s: float, flops_per_token: float, peak: float) -> float:
     """The MFU of a run with so many tokens a second, on a device of this peak (FLOPs a second)."""
-    # TODO 3, again: the share of the peak.
+    # TODO 3, again: the fraction of the peak.
     ### BEGIN SOLUTION
     return tokens_per_s * flops_per_token / peak
     ### END SOLUTION
@@ -202,7 +205,7 @@ check("00_one_device/3")
 # ![The four phases of a step, by the rule and with the course's head](../images/one_device_phases.svg)
 #
 # Predicted and measured, for the laptop's size and for one in which blocks weigh more than the head. On one core, so
-# that it is still quick; the peak is that of a large product, measured here.
+# that it is still quick; the peak is the speed of a large product, measured here.
 
 # %% nbgrader={"grade": false, "grade_id": "show_phases", "locked": true, "schema_version": 3, "solution": false, "task": false}
 from utils.this_machine import measure
@@ -222,9 +225,9 @@ for name, (dim, layers, vocabulary) in {"laptop": (128, 2, 33_278), "few words":
 one_device.phases(shown)
 
 # %% [markdown]
-# At the laptop's size the head has 94 % of the FLOPs, so forward takes longer than backward. In large models it is
-# nearly 1 : 2, since blocks grow with $h^2$ and the vocabulary does not. The backward pass and the optimizer take
-# longer than their FLOPs say: they wait for the memory, which is next.
+# At the laptop's size the head has 94 % of the FLOPs, so the forward pass takes longer than the backward pass. In large
+# models it is nearly 1 : 2, since blocks grow with $h^2$ and the vocabulary does not. The backward pass and the
+# optimizer take longer than their FLOPs say: they wait for the memory, which is next.
 #
 # ## How fast a product can be
 #
@@ -338,7 +341,7 @@ predicted = {
 one_device.memory(one_device.moments(model, 24, 64), predicted)
 
 # %% [markdown]
-# The prediction is within 0.1 %: the rest are norms' and attention's small numbers. On a GPU add what the libraries
+# The prediction is within 0.1 %: the rest are small numbers of norms and attention. On a GPU add what the libraries
 # take, some 10 %.
 #
 # > **A place to stop.** You know what one device does in a step, what limits it and what it holds. Part 2 needs nothing
@@ -407,15 +410,15 @@ print(f"GPT (2018.4) to DeepSeek-V4 (2026.3): doubles in {doubling_years(117e6, 
 # - **Weak scaling**: the same batch *for each device*, so the global batch grows. The work done in $T_n$ is $n$ times
 #   as much; the (scaled) speed-up is $n T_1/T_n$.
 #
-# $T_n$ is the time of a step on $n$ devices. In both, **efficiency** is the speed-up for each device. Whoever compares
-# speeds must say which of the two it is.
+# $T_n$ is the time of a step on $n$ devices. In both, **efficiency** is the speed-up for each device. If you
+# compare speeds, say which of the two you mean.
 #
-# Suppose that a share $f$ of one device's time does not get faster at all. With strong scaling, the rest is divided:
+# Suppose that a fraction $f$ of one device's time does not get faster at all. With strong scaling, the rest is divided:
 # **Amdahl's law** ([1967](https://doi.org/10.1145/1465482.1465560)) says that the speed-up stays below $1/f$. With weak
-# scaling, take as $f$ the share of a step *on $n$ devices*, which does not grow with the work: alone, one device would
+# scaling, take as $f$ the fraction of a step *on $n$ devices* that does not grow with the work: alone, one device would
 # take $f + n(1-f)$ as long for the same work: **Gustafson's law** ([1988](https://doi.org/10.1145/42411.42415)).
 #
-# ![The speed-up by Amdahl and by Gustafson, for shares of 0, 2, 5 and 10 %](../images/one_device_scaling.svg)
+# ![The speed-up by Amdahl and by Gustafson, for fractions of 0, 2, 5 and 10 %](../images/one_device_scaling.svg)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -431,7 +434,7 @@ def step_efficiency(seconds: dict[int, float], scaling: str) -> dict[int, float]
 
 
 def amdahl(share: float, devices: int) -> float:
-    """The speed-up by strong scaling if this share of one device's time does not get faster."""
+    """The speed-up with strong scaling if this fraction of one device's time does not get faster."""
     # TODO 7, again: Amdahl's law.
     ### BEGIN SOLUTION
     return 1 / (share + (1 - share) / devices)
@@ -439,7 +442,7 @@ def amdahl(share: float, devices: int) -> float:
 
 
 def gustafson(share: float, devices: int) -> float:
-    """The speed-up by weak scaling if this share of a step on so many devices does not grow with the work."""
+    """The speed-up with weak scaling if this fraction of a step on so many devices does not grow with the work."""
     # TODO 7, again: Gustafson's law.
     ### BEGIN SOLUTION
     return share + devices * (1 - share)
@@ -447,7 +450,7 @@ def gustafson(share: float, devices: int) -> float:
 
 
 def fixed_share(speed_up: float, devices: int) -> float:
-    """Amdahl's share, from a measured speed-up on several devices."""
+    """Amdahl's fraction, from a measured speed-up on several devices."""
     # TODO 7, again: and back.
     ### BEGIN SOLUTION
     return (devices / speed_up - 1) / (devices - 1)
@@ -473,7 +476,8 @@ check("00_one_device/7")
 #
 # 1. **It does not fit**: not even one sequence. (If only the *batch* is too large, one device takes it in parts and
 #    adds up gradients: *accumulation*.) Then the model must be divided among devices: lessons 03 to 05.
-# 2. **It fits, and takes too long**: copies of the model share the batch. Data parallel is the simplest way, and first.
+# 2. **It fits, and takes too long**: copies of the model divide the batch. Data parallelism is the simplest way: try it
+#    first.
 # 3. **It fits, and is fast enough**: stay on one device. Also, first bring a low MFU up: that is cheaper than GPUs. And
 #    many small runs (a search for hyperparameters) are best done side by side, one for each device.
 
@@ -510,10 +514,10 @@ check("00_one_device/8")
 #
 # 1. A step reads data, computes the loss, then gradients, then changes the weights. By FLOPs it is 1 : 2 forward to
 #    backward, unless the head does both at once.
-# 2. Training takes $6ND$ FLOPs; MFU is the share of the peak that does them. Large products come near it, thin ones
+# 2. Training takes $6ND$ FLOPs; MFU is the fraction of the peak that does them. Large products come near it, thin ones
 #    wait for the memory.
 # 3. A step holds 16 bytes for each parameter in float32 with AdamW, and activations for each token.
-# 4. Strong scaling divides a batch, weak scaling enlarges it. What does not get faster limits the one by $1/f$.
+# 4. Strong scaling divides a batch, weak scaling enlarges it. What does not get faster limits strong scaling by $1/f$.
 # 5. Go parallel if it does not fit or takes too long; first use one device well.
 #
 # Further reading: scaling laws of models ([arXiv:2001.08361](https://arxiv.org/abs/2001.08361),
@@ -522,4 +526,4 @@ check("00_one_device/8")
 # ([arXiv:1812.06162](https://arxiv.org/abs/1812.06162)).
 #
 # Next: [`train/single_gpu_training.py`](../train/single_gpu_training.py) is what you trained with. Read it from `main`
-# on; then lesson 01 has several processes talk to each other.
+# on; in lesson 01, several processes communicate.

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # The mesh: all axes at once
 #
-# You have built each axis of parallel training on its own. Large models are trained on several of them at the same
-# time. This lesson puts the axes together so that the parallel run is still the serial run; the next one,
-# `10_strategy`, chooses among them.
+# You have built each axis of parallel training separately. Large models are trained on several of them at the same
+# time. This lesson combines the axes so that the parallel run is still the serial run; the next one, `10_strategy`,
+# chooses among them.
 #
-# It builds on `02_data_parallel`, `03_zero`, `04_tensor_parallel`, `05_pipeline_parallel` and `06_context_parallel`:
+# *Builds on*: `02_data_parallel`, `03_zero`, `04_tensor_parallel`, `05_pipeline_parallel` and `06_context_parallel`,
 # one axis from each. Why combine them at all? Because models have outgrown their machines:
 #
 # ![Sizes of published networks from 2012 to 2024, and what one GPU can train](../images/strategy_sizes.svg)
@@ -46,16 +46,16 @@ from utils.plan import Link, Machine, Model, Plan
 # | `dp`, data | hold the same weights, read different samples | gradients, once a step |
 # | `shard`, sharded data (FSDP) | hold a shard of those weights each, read different samples | weights and gradients, for each block |
 # | `cp`, context | read different tokens of the same samples | keys and values, in each layer |
-# | `tp`, tensor | hold a part of each layer, compute on the same tokens | activations, several times in each layer |
-# | `pp`, pipeline | hold different layers | activations, at the border of two stages |
+# | `tp`, tensor | hold a part of each layer, work on the same tokens | activations, several times in each layer |
+# | `pp`, pipeline | hold different layers | activations, from each stage to the next |
 #
 # Each rank has a place on every axis at once. So the ranks form a box, as in lesson 08, with
 # dp · shard · cp · tp · pp places; a rank communicates along its lines, one for each axis, and the axes know nothing
 # of each other. That is called 3-D parallelism, or 4-D, or 5-D, by the number of axes that are longer than 1
 # ([arXiv:2410.06511](https://arxiv.org/abs/2410.06511) has them all in one small code base).
 #
-# But they have the cables in common. GPUs have fast links within a node, and slow ones between nodes. Ranks are
-# numbered node by node, and the box row by row, so the **order of the axes** decides whose lines leave the node:
+# But they use the same cables. GPUs have fast links within a node, and slow ones between nodes. Ranks are
+# numbered node by node, and the box row by row, so the **order of the axes** decides which lines leave the node:
 #
 # ![Eight ranks on two nodes: with the tensor axis innermost, and with the tensor axis outermost](../images/strategy_mesh.svg)
 #
@@ -69,13 +69,13 @@ from utils.plan import Link, Machine, Model, Plan
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def bytes_between_nodes(order: Sequence[str], sizes: dict[str, int], sent: dict[str, float], per_node: int) -> float:
-    """Bytes of one step that go from one node to another, those of all ranks together.
+    """Bytes that go from one node to another in one step, over all ranks.
 
     Args:
         order: names of the axes, the outermost first: the place on the last one changes fastest.
         sizes: how many ranks a line of each axis has.
-        sent: bytes that a rank sends to the next one of its line; along "pp" the next one sends as many back.
-        per_node: ranks a node. Node 0 has the first so many ranks, node 1 the next.
+        sent: bytes that a rank sends to the next one of its line; along "pp" the next rank sends as many back.
+        per_node: ranks in a node. Node 0 has the first of them, node 1 the next.
     """
     # TODO 1: Count the bytes that leave a node, for each order of the axes. A line of one rank sends nothing.
     ### BEGIN SOLUTION
@@ -115,12 +115,12 @@ print("best:", best_order(SIZES, SENT, per_node=4))
 check("09_mesh/1")
 
 # %% [markdown]
-# For given bytes, this count finds the best order. In real training, what decides is **who can wait**. The ranks of
-# `tp` wait for every message, in every layer: they sit closest. `cp` hides behind attention, `shard` behind the blocks
-# before it, `dp` behind the last backward pass: each has more to hide behind, and sits further out. `pp` is waited for
-# as well, but only by the next stage, which has other micro-batches to work on. So `pp` goes across nodes, although it
-# may send more than `dp`: a 7-billion model on dp 8 × pp 8, with 2,048 sequences, sends 8.6 GB along `pp` and 6.6 GB
-# along `dp`. From the inside: `tp`, `cp`, `shard`, `dp`, `pp`.
+# For given bytes, this count finds the best order. In real training, what decides is **which axis can wait**. The ranks
+# of `tp` wait for every message, in every layer: they sit closest. `cp` hides behind attention, `shard` behind the
+# blocks before it, `dp` behind the last backward pass: the more an axis can hide behind, the further out it sits. `pp`
+# is waited for as well, but only by the next stage, which has other micro-batches to work on. So `pp` goes across
+# nodes, although it may send more than `dp`: a 7-billion model on dp 8 × pp 8, with 2,048 sequences, sends 8.6 GB along
+# `pp` and 6.6 GB along `dp`. From the inside: `tp`, `cp`, `shard`, `dp`, `pp`.
 #
 # ## A mesh
 #
@@ -135,12 +135,12 @@ check("09_mesh/1")
 # | `mesh.get_group("tp")` | the process group of my line |
 # | `dist.get_process_group_ranks(group)` | its ranks, by their numbers among all, in the order of their places |
 #
-# Messages go to a rank by its number among all ranks. Along the pipeline, whose number is that?
+# Messages are addressed by global rank number. Which ranks are your neighbours in the pipeline?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def make_mesh(sizes: dict[str, int], sent: dict[str, float], per_node: int) -> DeviceMesh:
-    """All ranks as a mesh on the CPU, with an axis for each name in ``sizes``, also for those of one rank."""
+    """All ranks as a mesh on the CPU, with an axis for each name in ``sizes``, also if it has one rank."""
     # TODO 2: Make the mesh that sends the fewest bytes between nodes, and find the neighbours in the pipeline.
     # First, the mesh.
     ### BEGIN SOLUTION
@@ -167,8 +167,8 @@ def stage_neighbours(mesh: DeviceMesh) -> tuple[int | None, int | None]:
 check("09_mesh/2")
 
 # %% [markdown]
-# Does your count agree with what ranks really send? Here are eight of them, for all six orders, as if four were a node.
-# Along each axis they pass a tensor on to the next of the line, of a millionth of the bytes above:
+# Does your count agree with what ranks really send? Here are eight ranks, for all six orders, as if four were a node.
+# Along each axis each sends a tensor to the next rank of its line, with a millionth of the bytes above:
 
 
 # %%
@@ -198,19 +198,19 @@ for order in itertools.permutations(SIZES):
 plots.orders(predicted, measured)
 
 # %% [markdown]
-# ## Who reads what
+# ## Which rank reads what
 #
-# A sampler deals out samples to ranks. Dealing them out over all ranks of the world, as DDP does, would be wrong here:
-# two ranks with halves of one layer must compute on **the same** sample, or they add up halves of different sums. No
-# error is raised, and the loss even falls, only more slowly.
+# A sampler deals samples to ranks. Dealing them to all ranks of the world, as DDP does, would be wrong here: two ranks
+# with halves of one layer must compute on **the same** sample, or they add halves of different sums. No error is
+# raised, and the loss even falls, only more slowly.
 #
 # - Along `dp` and along `shard` ranks read different samples. Both are data parallel: sharding changes who *holds* a
 #   weight, not who reads what.
 # - Along `tp` and `pp` they read the same samples.
 # - Along `cp` they read the same samples, and each rank takes its part of the tokens.
 #
-# The law of this course still holds: step $k$ takes the same samples on any mesh. A `DistributedSampler` deals out one
-# permutation card by card, so it only has to know the number of players, and which of them this rank is:
+# The law of this course still holds: step $k$ takes the same samples on any mesh. A `DistributedSampler` deals one
+# permutation like cards, so it only has to know the number of players, and which of them this rank is:
 #
 # | call | |
 # |---|---|
@@ -222,11 +222,11 @@ plots.orders(predicted, measured)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def data_place(mesh: DeviceMesh) -> tuple[int, int]:
-    """My number among those who read different samples, from 0, and how many they are.
+    """This rank's number among the players, who read different samples, from 0; and the number of players.
 
     The mesh has some or all of the axes pp, dp, shard, cp and tp, in any order.
     """
-    # TODO 3: Deal samples out along the data axes alone, and tokens along the context axis. First, who plays?
+    # TODO 3: Deal samples along the data axes alone, and tokens along the context axis. First, count the players.
     ### BEGIN SOLUTION
     number, players = 0, 1
     for axis in ("dp", "shard"):
@@ -238,7 +238,7 @@ def data_place(mesh: DeviceMesh) -> tuple[int, int]:
 
 
 def make_sampler(data: Dataset, mesh: DeviceMesh, seed: int) -> Sampler[int]:
-    """The samples of this rank, shuffled anew in each epoch (``set_epoch``); those that do not divide are dropped."""
+    """The samples of this rank, reshuffled in each epoch (``set_epoch``); samples that do not divide are dropped."""
     # TODO 3, again: the samples.
     ### BEGIN SOLUTION
     number, players = data_place(mesh)
@@ -267,7 +267,7 @@ check("09_mesh/3")
 
 
 # %% [markdown]
-# Look at it: which samples does each rank read in the first step? Ranks in one colour read the same ones.
+# Which samples does each rank read in the first step? Ranks in one colour read the same ones.
 
 
 # %%
@@ -287,14 +287,14 @@ plots.samples(run_on_ranks("09_mesh/first_samples", [shape] * 8).results, shape)
 # After the backward pass, every rank has a gradient for each parameter that it holds. What it takes to make this the
 # serial run's gradient depends on the axis:
 #
-# ![What the gradients of two ranks hold along each axis, and that of the serial run](../images/strategy_gradients.svg)
+# ![The gradients of two ranks along each axis, and the serial run's](../images/strategy_gradients.svg)
 #
-# Ask two questions. **Which other ranks hold this parameter?** Ranks that do not hold it have no part in it. And those
-# that do: do they have **the same** gradient already, or a **part** of the sum each, or the gradient of **different
+# Ask two questions. **Which other ranks hold this parameter?** Ranks that do not hold it do not matter. And do the
+# ranks that hold it have **the same** gradient already, each a **part** of the sum, or the gradients of **different
 # samples**?
 #
-# - The *same*: leave it. Adding it up would make it t times too large.
-# - A *part*: add up.
+# - The *same*: leave it. A sum would be t times too large.
+# - A *part*: sum.
 # - *Different samples*: average, as long as each rank's loss is a mean over its own samples. (Here it is: a rank
 #   divides by all tokens of its samples, including those that its neighbours along `cp` and `tp` have.)
 #
@@ -327,8 +327,8 @@ class Fact(NamedTuple):
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def due(axis: str, fact: Fact) -> str:
-    """What is due along an axis, "dp", "shard", "cp", "tp" or "pp": "average", "sum" or "leave"."""
-    # TODO 4: Give each parameter the serial run's gradient. First, what is due along each axis?
+    """What to do along an axis, "dp", "shard", "cp", "tp" or "pp": "average", "sum" or "leave"."""
+    # TODO 4: Give each parameter the serial run's gradient. First, decide what to do along each axis.
     ### BEGIN SOLUTION
     if axis in ("dp", "shard"):
         return "average"
@@ -349,9 +349,8 @@ def sync_gradients(
         mesh: has some or all of the five axes, in any order.
         ends: the first and the last stage of this rank's pipeline; None if it is neither, or both.
     """
-    # TODO 4, again: do it. A tied parameter is shared by the two ends, not by all stages. Of each gradient, nothing is
-    # sent that is not due: at most one all-reduce along each axis. Here "shard" is treated as "dp": nothing is
-    # sharded.
+    # TODO 4, again: do it. A tied parameter is on the two ends, not on all stages. Send no more than needed: at most
+    # one all-reduce for each gradient along each axis. Here "shard" is treated as "dp": nothing is sharded.
     ### BEGIN SOLUTION
     for name, parameter in parameters.items():
         for axis in mesh.mesh_dim_names:
@@ -435,7 +434,7 @@ def first_weights(words: int, dim: int, hidden: int, layers: int) -> dict[str, T
 
 
 class Piece:
-    """What one rank of a mesh holds of the model: its stage's layers, and of those its part."""
+    """The part of the model that one rank of a mesh holds: its part of each of its stage's layers."""
 
     def __init__(self, weights: dict[str, Tensor], mesh: DeviceMesh, sequence_parallel: bool) -> None:
         self.mesh, self.sequence_parallel = mesh, sequence_parallel
@@ -474,7 +473,7 @@ def forward_backward(piece: Piece, x_N: Tensor, y_N: Tensor, count: int) -> floa
     """A forward and a backward pass on this rank's tokens. Returns this rank's part of the loss; 0 but at the end.
 
     Args:
-        x_N: the words of my samples, as far as they are mine along "cp".
+        x_N: the words of my samples, or my part of them along "cp".
         count: all tokens of my samples.
     """
     if piece.sequence_parallel:
@@ -524,12 +523,12 @@ check("09_mesh/4")
 # %% [markdown]
 # ## The norm of the whole gradient
 #
-# To clip a gradient you need the norm of *all* of it, and each rank has a piece. The squares add up, but each number
+# To clip a gradient you need the norm of *all* of it, and each rank has a piece. Squares can be summed, but each number
 # must count **once**: not once for each rank that holds it. If each rank clips with a norm of its own, the ranks scale
 # their parts differently, and together they no longer form one gradient. With Adam, the loss hardly shows it.
 #
-# All gradients are synchronized already. **Predict**: along which axes do squares have to be added up, for a parameter
-# that is cut? For one that is not? And which rank counts the tied table?
+# All gradients are synchronized already. **Predict**: along which axes must squares be summed for a parameter that is
+# cut? For one that is not? And which stage counts the tied table?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -538,7 +537,7 @@ def gradient_norm(parameters: dict[str, nn.Parameter], facts: dict[str, Fact], m
     # TODO 5: Find the norm of the whole gradient, over all axes. A rank sends a few numbers for a model of any size. A
     # stage may hold nothing that is cut, or nothing that is not.
     ### BEGIN SOLUTION
-    mine = torch.zeros(2, dtype=torch.float64)  # of what is cut, and of what is not
+    mine = torch.zeros(2, dtype=torch.float64)  # cut parameters, and whole ones
     for name, parameter in parameters.items():
         if facts[name].tied and mesh.get_local_rank("pp") > 0:
             continue  # the first stage counts it
@@ -611,7 +610,7 @@ plots.training(runs)
 # - Each rank has a place on every axis, and communicates along its lines, one for each axis.
 # - The order of the axes decides which lines leave the node. Those that wait for every message sit closest.
 # - `dp` and `shard` read different samples, `cp` different tokens; `tp` and `pp` read the same ones.
-# - Gradients are averaged over different samples, added up over parts, and left alone where they are equal.
+# - Gradients are averaged over different samples, summed over parts, and left alone where they are equal.
 # - In the norm, each number counts once: cut parameters over `tp`, stages over `pp`, a tied table on one end.
 #
 # Papers: the mesh and its axes, [2410.06511](https://arxiv.org/abs/2410.06511); tensor, pipeline and data parallelism

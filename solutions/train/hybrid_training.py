@@ -1,28 +1,34 @@
 """Train over four axes at once: pipeline, copies, shards and tensor parallel (3D parallelism, arXiv:2104.04473).
 
 Eight processes, 2 x 2 x 2:  torchrun --nproc-per-node 8 train/hybrid_training.py --pp 2 --shard 2 --tp 2
-The stream cut up as well:   torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --sequence-parallel
-Stop, go on in another shape:
+The stream cut as well:      torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --sequence-parallel
+Stop, and resume in a different shape:
     torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --save-every 50
     torchrun --nproc-per-node 2 train/hybrid_training.py --dp 2 --resume runs/hybrid_training/step-100
-What the planner predicts of a step, beside what it takes:
+What the planner predicts for a step, beside the time and memory it takes:
     torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --layers 4 --max-steps 4 --compare
 One process:                 python train/hybrid_training.py
 More nodes:                  sbatch sbatch/hybrid_training.sbatch              (JURECA)
                              qsub sbatch/hybrid_training.pbs                   (Polaris)
 
-A rank stands at one place on each of four axes, and each axis shares out something else:
+A rank has a place on each of four axes, and each axis divides something different:
 
-    axis    its ranks have in common       and share                    they send, each step
-    pp      the samples                    the layers                   activations of a micro-batch to the next stage
-    dp      layers and their shards        the batch                    gradients of their shards (all-reduce)
+    axis    its ranks have the same        and split                    they send, each step
+    pp      samples                        the layers                   activations of a micro-batch to the next stage
+    dp      layers, and shards of them     the batch                    gradients of their shards (all-reduce)
     shard   layers                         the batch, and all states    weights (all-gather), gradients (reduce-scatter)
     tp      samples and layers             each layer                   the stream, several times a layer (all-reduce)
 
-It starts as the solution of tp_training.py, with the stages and schedules of pipeline_training.py (what these have
-taught is in utils/after_tp.py and utils/after_pipeline.py), and runs at every stage: as given, the ranks of an axis
-that you have not come to yet all do the same work. Fill the TODOs in the order of their numbers, which is not always
-that of the lines; `./workbook check hybrid_training` says how far you are.
+It builds on 09_mesh (axes), 10_strategy (plans), pipeline_training and tp_training: it starts as the solution of
+tp_training.py, with the stages and schedules of pipeline_training.py (what these have taught is in utils/after_tp.py
+and utils/after_pipeline.py), and runs at every stage: as given, the ranks of an axis that you have not come to yet all
+do the same work. Fill the TODOs in the order of their numbers, which is not always the order of the lines;
+`./workbook check hybrid_training` says how far you are.
+
+Words: the *stream* is the tensor (B, T, D) that flows from block to block; a *mesh* is a grid of ranks with named axes; a
+*DTensor* knows how it is cut over a mesh; a tensor on the *meta device* has a shape and takes no memory; DCP is
+torch.distributed.checkpoint, in which each rank saves its own shards. Papers: all axes on one mesh, arXiv:2410.06511;
+shards and copies (HSDP), arXiv:2304.11277.
 """
 
 import argparse
@@ -78,24 +84,23 @@ from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, p
 
 # What must match to resume: the order of the samples depends on it, or the optimizer keeps it.
 SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
-logging.getLogger("torch.distributed.tensor").setLevel(
-    logging.ERROR
-)  # it warns of whatever takes a message on each axis
+# DTensor warns of every redistribution over several axes.
+logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = training_parser("hybrid_training")
     add_hybrid_flags(parser)
     add = parser.add_argument
-    add("--save-every", type=whole(0), default=0, help="steps from one sharded checkpoint to the next; 0 is none")
-    add("--resume", type=given, metavar="FOLDER", help="go on from a sharded checkpoint, or from a run's newest one, in whatever shape")
+    add("--save-every", type=whole(0), default=0, help="steps between sharded checkpoints; 0: none")
+    add("--resume", type=given, metavar="FOLDER", help="resume from a sharded checkpoint, or from a run's newest one, in any shape")
     args = parser.parse_args(argv)
     check_hybrid(args, launch_environment().world_size)
     return args
 
 
 def make_mesh(device: torch.device, args: argparse.Namespace) -> DeviceMesh:
-    """The ranks on four axes, called pp, dp, shard and tp as the flags are."""
+    """The ranks on four axes, named like the flags: pp, dp, shard and tp."""
     # TODO 1: Order the axes.
     # init_device_mesh numbers the ranks along the last axis first, and consecutive ranks are on one node, where links
     # are fast; the ranks of the first axis are furthest apart. The table above says what is sent along each axis. For
@@ -111,10 +116,10 @@ def make_mesh(device: torch.device, args: argparse.Namespace) -> DeviceMesh:
 
 
 def my_share(mesh: DeviceMesh) -> tuple[int, int]:
-    """Which share of the samples this rank reads, from 0, and into how many they are dealt out."""
-    # TODO 5: Deal the samples out along both data axes, and along no other.
-    # Ranks that differ on dp or shard alone work on other samples. Those that differ on tp compute one result
-    # together, and those that differ on pp see the same samples pass by: they read the same.
+    """The number of this rank's part of the samples, from 0, and the number of parts."""
+    # TODO 5: Divide the samples among the ranks of both data axes, and of no other axis.
+    # Ranks that differ only on dp or shard work on different samples. Ranks that differ on tp compute one result
+    # together, and ranks that differ on pp work on the same samples in turn: they read the same.
     ### BEGIN SOLUTION
     share = mesh.get_local_rank("dp") * mesh["shard"].size() + mesh.get_local_rank("shard")
     return share, mesh["dp"].size() * mesh["shard"].size()
@@ -124,7 +129,7 @@ def my_share(mesh: DeviceMesh) -> tuple[int, int]:
 
 
 def make_samplers(sets: Sets, mesh: DeviceMesh, args: argparse.Namespace) -> Samplers:
-    """Which samples this rank reads, in which order."""
+    """The samples that this rank reads, in order."""
     train, validation, test = sets
     share, shares = my_share(mesh)
     return (
@@ -135,7 +140,7 @@ def make_samplers(sets: Sets, mesh: DeviceMesh, args: argparse.Namespace) -> Sam
 
 
 def make_loaders(sets: Sets, samplers: Samplers, mesh: DeviceMesh, args: argparse.Namespace) -> Loaders:
-    """This rank's batches of (x, y): its share of the global batch."""
+    """This rank's batches of (x, y): its part of the global batch."""
     train, validation, test = sets
     train_sampler, validation_sampler, test_sampler = samplers
     _, shares = my_share(mesh)
@@ -148,7 +153,7 @@ def make_loaders(sets: Sets, samplers: Samplers, mesh: DeviceMesh, args: argpars
 
 
 def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
-    """The whole model, to take layers from. Its weights have shapes, and take no memory."""
+    """The whole model on the meta device, to take layers from: its weights have shapes, and take no memory."""
     with torch.device("meta"):
         return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
 
@@ -158,8 +163,8 @@ def parallelize(
 ) -> list[PipelineStage]:
     """The recipe: this rank's stages, its part of each of their layers, its shard of that part; and then the memory.
 
-    Each step works on what the one before it has left: who shares a layer must have it, and what is sharded is the
-    rest. fully_shard before parallelize_module would shard whole layers, which then cannot be cut.
+    The order matters: a layer is split after its stage is chosen, and its parts are sharded after it is split.
+    fully_shard before parallelize_module would shard whole layers, which could then not be cut.
     """
     stages = cut(model, mesh["pp"], device, args)
     for stage in stages:
@@ -173,13 +178,13 @@ def parallelize(
 
 
 def cut(model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace) -> list[PipelineStage]:
-    """This rank's stages, in their order. `mesh` is the pipeline axis."""
+    """This rank's stages, in order. `mesh` is the pipeline axis."""
     # TODO 2: Make the stages of this rank, and take no memory for them.
-    # With p ranks in a pipeline, rank r of it has stage r, and with stages_a_rank(p, args) of 2 stage r + p, too. A mesh
-    # of one axis needs no name: mesh.size(), mesh.get_local_rank(), mesh.get_group() are of that axis.
-    # by_number(len(model.blocks), n_stages) has the blocks of every stage: equally many, as the planner counts them.
-    # Layers(model, blocks) takes a stage's layers from the model; they stay on the device “meta”: what is to be split
-    # twice more should never be there whole. PipelineStage(layers, stage, n_stages, device, group=…).
+    # With p ranks in a pipeline, rank r of it has stage r, and if stages_a_rank(p, args) is 2, stage r + p, too. On a mesh
+    # of one axis, mesh.size(), mesh.get_local_rank() and mesh.get_group() need no name.
+    # by_number(len(model.blocks), n_stages) lists the blocks of every stage: equally many, as the planner counts them.
+    # Layers(model, blocks) takes a stage's layers from the model; they stay on the meta device, since they will be split
+    # twice more. PipelineStage(layers, stage, n_stages, device, group=…).
     ### BEGIN SOLUTION
     p, r = mesh.size(), mesh.get_local_rank()
     n_stages = p * stages_a_rank(p, args)
@@ -190,17 +195,17 @@ def cut(model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argp
         stages.append(PipelineStage(layers, stage, n_stages, device, group=mesh.get_group()))
     return stages
     ### STUDENT
-    # alone, _ = dist.new_subgroups(1)  # until then, each rank is a pipeline by itself
+    # alone, _ = dist.new_subgroups(1)  # until then, each rank is a pipeline of its own
     # return [PipelineStage(Layers(model, range(len(model.blocks))), 0, 1, device, group=alone)]
     ### END SOLUTION
 
 
 def split(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
-    """Share a stage's layers among the ranks of `mesh`, which is the tensor axis. In place."""
-    # TODO 3: Share the layers that this stage has, and no others.
-    # plan_of(stream_layout(args)) is the plan for a whole model, {name: style}, with "blocks.*.attention.q" and the
-    # like, and the names of both embeddings and of the head. Of a name that a stage lacks, parallelize_module warns;
-    # layers.named_children() has those that are here. The norms stay as they are: see TODO 7.
+    """Split a stage's layers among the ranks of `mesh`, the tensor axis. In place."""
+    # TODO 3: Split the layers that this stage has, and no others.
+    # plan_of(stream_layout(args)) is the plan for a whole model, {name: style}, with names like "blocks.*.attention.q",
+    # and the names of both embeddings and of the head. parallelize_module(layers, mesh, plan) warns of names that a
+    # stage lacks; layers.named_children() gives the names that it has. The norms stay whole: see TODO 7.
     ### BEGIN SOLUTION
     here = {name for name, _ in layers.named_children()}
     plan = {name: style for name, style in plan_of(stream_layout(args)).items() if name.split(".")[0] in here}
@@ -211,7 +216,7 @@ def split(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
 
 
 def shard(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
-    """Let this rank hold its shard of what its layers have left. In place. `mesh`: copies (dp) × shards."""
+    """Shard what this rank has of its layers. In place. `mesh`: copies (dp) × shards."""
     options = {"mp_policy": precision(args)}
     # TODO 4: Decide how a stage is sharded: its copies must stay equal, and its weights be gathered once a step.
     # Given a mesh with two axes, fully_shard keeps copies along the first and shards along the second (HSDP). As given,
@@ -231,10 +236,10 @@ def shard(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
 
 
 def loss_of(layers: Layers, args: argparse.Namespace, h: Tensor, y: Tensor) -> Tensor:
-    """Sum of the losses of one micro-batch. h: (b, T, D), what the last stage has made of it, or with
-    --sequence-parallel this rank's T/tp tokens of that; y: int64 (b, T), its targets.
+    """Sum of the losses of one micro-batch. h: (b, T, D), the last stage's output, or with --sequence-parallel this
+    rank's T/tp tokens of it; y: int64 (b, T), the targets.
     """
-    # TODO 3, again: the loss, where ranks share the head's words.
+    # TODO 3, again: the loss, where the head's words are split.
     # layers.head.weight is then a DTensor, and shared_head_loss(h, weight, y, IGNORE) finds the mean. It needs to know
     # how h lies on these ranks: DTensor.from_local(h, mesh, [layout]) makes a DTensor of each rank's part. The mesh is
     # weight.device_mesh: while FSDP has gathered the weight, that is the tensor axis alone (between steps it has the
@@ -253,11 +258,11 @@ def loss_of(layers: Layers, args: argparse.Namespace, h: Tensor, y: Tensor) -> T
 
 
 def divide_gradients(own: nn.Module, n_targets: Tensor, mesh: DeviceMesh) -> None:
-    """Make the gradients those of the mean over the targets of the whole batch. `n_targets`, 0-dim, is of this rank."""
-    # TODO 6: Divide by the targets of all shares, once, and undo FSDP's own division.
-    # What loss_of returns are sums, so each rank's gradients were of a sum, over all micro-batches. FSDP has averaged
-    # these over the ranks of both data axes, and so divided by their number. mesh.get_group("dp") is the group of an
-    # axis; ranks that differ on tp or pp have the same targets, which count once.
+    """Turn gradients of sums into gradients of the mean over the whole batch's targets. `n_targets`: this rank's, 0-dim."""
+    # TODO 6: Divide once by the targets of the whole batch, and undo FSDP's own division.
+    # loss_of returns sums, so each rank's gradients belong to a sum over its micro-batches. FSDP has averaged them over
+    # the ranks of both data axes, so it has divided by the number of these ranks. mesh.get_group("dp") is the group of
+    # an axis; ranks that differ on tp or pp have the same targets, which count once.
     ### BEGIN SOLUTION
     n_targets = n_targets.clone()
     for axis in ("dp", "shard"):
@@ -272,12 +277,13 @@ def divide_gradients(own: nn.Module, n_targets: Tensor, mesh: DeviceMesh) -> Non
 
 
 def add_up_norms(own: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
-    """Give what all ranks of the tensor axis hold whole the gradient of all tokens."""
+    """Give parameters that all ranks of the tensor axis hold whole the gradient of all tokens."""
     # TODO 7: With --sequence-parallel, sum the gradients of the norms over the tensor axis.
-    # There each rank's norms see T/tp tokens, so that their gradients are parts of a sum; whatever is cut over the
-    # tensor axis has its whole gradient. Over which axes a parameter is cut, its mesh knows:
-    # p.device_mesh.mesh_dim_names. p.grad.to_local() is this rank's shard of a gradient. One all-reduce is enough for
-    # all, and without the flag none is due: every rank has seen all tokens.
+    # With the flag, each rank's norms see T/tp tokens, so their gradients are parts of a sum; parameters that are cut over
+    # the tensor axis have their complete gradient. p.device_mesh.mesh_dim_names tells over which axes a parameter is
+    # cut. p.grad.to_local() is a view of this rank's shard of a gradient, and may be written to. One message is enough
+    # for all of them: torch.cat of flattened tensors makes one vector, tensor.split(sizes) takes it apart. Without the
+    # flag every rank has seen all tokens, and nothing is sent.
     ### BEGIN SOLUTION
     if args.sequence_parallel and args.tp > 1:
         parts = [p.grad.to_local() for p in own.parameters() if "tp" not in p.device_mesh.mesh_dim_names]
@@ -291,15 +297,15 @@ def add_up_norms(own: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> 
 
 
 def clip_gradients(own: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> float:
-    """Make the gradient no longer than args.clip (0: as long as it is). Returns how long it was."""
+    """Clip the gradient's norm to args.clip (0: no limit). Returns the norm before clipping."""
     on_mesh: dict[DeviceMesh, list[nn.Parameter]] = {}
     for p in own.parameters():
         on_mesh.setdefault(p.device_mesh, []).append(p)
     norms = [nn.utils.get_total_norm([p.grad for p in group]).full_tensor() for group in on_mesh.values()]
     norm = torch.stack(norms).norm()
     # TODO 8: Make it the norm over all axes, in which each parameter counts once.
-    # As in tp_training, DTensors have found the norm of what this rank's stages hold: over shards and cut layers, with
-    # no copy counted twice. The other ranks of the pipeline have other layers; squares of norms can be added up.
+    # As in tp_training, DTensors have computed the norm of this rank's stages: over shards and split layers, with no copy
+    # counted twice. The other ranks of the pipeline have different layers; squares of norms can be summed.
     ### BEGIN SOLUTION
     square = norm.square()
     dist.all_reduce(square, group=mesh.get_group("pp"))
@@ -308,7 +314,7 @@ def clip_gradients(own: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -
     # pass
     ### END SOLUTION
     for group in on_mesh.values():
-        # foreach: of a list of DTensors torch would plan each one anew, in the first step; of one shape, it plans once.
+        # foreach=False: with a list, torch plans the operation for every DTensor in it; one by one, once for each shape.
         nn.utils.clip_grads_with_norm_(group, args.clip or math.inf, norm, foreach=False)
     return norm.item()
 
@@ -329,10 +335,10 @@ def evaluate(
     for x, y in in_step(loader, device, args):
         x, y = fill(x, y, loader.batch_size)
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-        # TODO 9: Add this batch to total, the sum of the losses, and to count, of its targets, where they are known.
-        # schedule.eval leaves the sums of its micro-batches in the list, on the ranks of the last stage. There all
-        # ranks of the tensor axis know them: each target counts args.tp times, in both sums, and their quotient is
-        # right. Rows that `fill` and batches that `in_step` have added have no target that counts.
+        # TODO 9: Add this batch's losses to total and its number of targets to count, on the ranks that know them.
+        # schedule.eval leaves the sums of its micro-batches in the list, on the ranks of the last stage. All ranks of
+        # the tensor axis have them there: each target counts args.tp times in both sums, and the quotient is right.
+        # Rows added by `fill` and batches added by `in_step` have no target that counts.
         ### BEGIN SOLUTION
         losses: list[Tensor] = []
         schedule.eval(x, target=y, losses=losses, return_outputs=False)
@@ -363,8 +369,8 @@ def train_epoch(
     before: float,
     position: dict[str, Any],
 ) -> float:
-    """What is left of one pass over the training set, of which an earlier run gave this rank `before` tokens. Returns
-    the pass's mean loss.
+    """One pass over the training set, or the rest of one in which an earlier run gave this rank `before` tokens.
+    Returns the whole pass's mean loss.
 
     `position` is kept up to date, and saved every args.save_every steps.
     """
@@ -408,12 +414,12 @@ def train_epoch(
 
 
 def state_options() -> StateDictOptions:
-    """How weights and the optimizer's state are named in a sharded checkpoint."""
-    # TODO 10: Save the run so that any shape can go on with it, and the model so that anyone can load it.
-    # First the run: give the optimizer's state the names of its parameters.
-    # As given, it comes with lists of this rank's parameters ("param_groups"). Those are others on every stage, and
-    # only one rank's would be written: another shape could not read it. With flatten_optimizer_state_dict=True all of
-    # it is in one dictionary, by the parameters' names in the whole model.
+    """The options that name weights and the optimizer's state in a sharded checkpoint."""
+    # TODO 10: Save the run so that it can resume in any shape, and the model so that anyone can load it.
+    # First the run: name the optimizer's state by its parameters.
+    # As given, it has lists of this rank's parameters ("param_groups"). These differ from stage to stage, and only one
+    # rank's would be written: a different shape could not read it. With flatten_optimizer_state_dict=True everything is
+    # in one dictionary, by the parameters' names in the whole model.
     ### BEGIN SOLUTION
     return StateDictOptions(flatten_optimizer_state_dict=True)
     ### STUDENT
@@ -422,7 +428,7 @@ def state_options() -> StateDictOptions:
 
 
 def save_sharded(own: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path) -> None:
-    """All that it takes to go on: each rank writes its shards, and ranks in any shape can load them."""
+    """Save what it takes to resume: each rank writes its shards, and ranks in any shape can load them."""
     weights, state = get_state_dict(own, optimizer, options=state_options())
     dcp.save({"model": weights, "optimizer": state, "position": position}, checkpoint_id=folder)
 
@@ -430,7 +436,7 @@ def save_sharded(own: nn.Module, optimizer: torch.optim.Optimizer, position: dic
 def load_sharded(
     own: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """Load what save_sharded wrote, in whatever shape, into model and optimizer. Returns the position."""
+    """Load what save_sharded wrote, in any shape, into model and optimizer. Returns the position."""
     options = state_options()
     weights, state = get_state_dict(own, optimizer, options=options)
     saved = {"model": weights, "optimizer": state, "position": position}
@@ -441,14 +447,13 @@ def load_sharded(
 
 def save_checkpoint(own: nn.Module, mesh: DeviceMesh, config: dict[str, Any], path: Path, epoch: int) -> None:
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
-    parts = get_model_state_dict(own)  # DTensors, by the names in the whole model
+    parts = get_model_state_dict(own)  # DTensors, by their names in the whole model
     # TODO 10, again: the model, whole, on rank 0, in one file.
-    # Each part is a DTensor: part.full_tensor() puts it together, over whatever axes it is cut. All ranks that have
-    # some of it must call it, and get it; a rank that nobody asks for it should not keep it. Besides, a rank has its
-    # own stages' parts alone. One rank of each stage is enough to bring them to rank 0: the first one on the other
-    # three axes, by mesh.get_local_rank(axis). As in pipeline_training, dist.gather_object(obj,
-    # list_of_None_or_None, group=…, group_dst=0) brings objects of all ranks of a group, mesh.get_group("pp"), to its
-    # first one.
+    # Each part is a DTensor: part.full_tensor() assembles it, over any axes. All ranks that have a shard of it must call
+    # it, and all get the result; keep it only where it is needed. A rank has only its own stages' parts, so one rank of
+    # each stage sends them to rank 0: the first one on the other three axes, which mesh.get_local_rank(axis) tells. As in
+    # pipeline_training, dist.gather_object(obj, list_of_None_or_None, group=…, group_dst=0) sends the objects of all
+    # ranks of a group to its first rank.
     ### BEGIN SOLUTION
     first = all(mesh.get_local_rank(axis) == 0 for axis in ("dp", "shard", "tp"))
     own_weights = {}
