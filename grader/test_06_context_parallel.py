@@ -4,7 +4,7 @@
 |------|-----------------------------|------------------------------------------------------------------|---------|
 | 1    | attention in pieces         | each function beside float64; pieces hidden in part and wholly   |         |
 | 2    | keys and values go round    | values on 1 to 8 ranks; messages; bytes alive on 3 ranks and 8   | 1       |
-| 3    | gradients travel home       | a block's gradients; all on 1 to 6 ranks; what is saved          | 1, 2    |
+| 3    | gradients travel back       | a block's gradients; all on 1 to 6 ranks; what is saved          | 1, 2    |
 | 4    | the causal mask, in zig-zag | blocks cover what is seen, once; values, gradients, work of each | 1, 2, 3 |
 | 5    | exchanges hidden            | as 2 and 3; products between the start and the wait              | 1, 2, 3 |
 | 6    | Ulysses                     | both swaps, values, gradients on 1 to 8 ranks; bytes sent, alive |         |
@@ -12,11 +12,11 @@
 | 8    | the model, dealt out        | losses, gradients, weights of the serial run; activations alive  | 1 to 4  |
 
 The reference is one process that has the whole sequence, in float64. Each rank draws its own queries, keys and values,
-by a seed that no other rank knows. They lie in memory as the model's do: heads and tokens swapped, so not contiguous.
-Messages are judged at their worst: they arrive at the wait for them, and nothing stores them on the way.
+with a seed that no other rank knows. Their memory layout is the model's: heads and tokens swapped, so not contiguous.
+Messages have the worst timing that is allowed: they arrive when they are waited for, and nothing buffers them.
 
-To hold the whole sequence is what the ring is to avoid. So the most bytes that are alive at a time may not depend on
-the ranks: with pieces of one size, 5 to 8 ranks hold as much each as 3 do.
+A ring must avoid holding the whole sequence. So the peak of live bytes may not depend on the number of
+ranks: with pieces of one size, 5 to 8 ranks hold as much each as 3 do.
 """
 
 import gc
@@ -70,14 +70,14 @@ def pieces(rank, world, dealt):
 
 
 def positions(rank, world, tokens, dealt):
-    """Of a rank's tokens in the whole sequence."""
+    """The positions of a rank's tokens in the whole sequence."""
     mine = pieces(rank, world, dealt)
     size = tokens // len(mine)
     return torch.cat([torch.arange(piece * size, (piece + 1) * size) for piece in mine])
 
 
 def blocks_of(rank, world, tokens, dealt):
-    """What a ring asks for, right: all scores where nothing is dealt, else what the causal mask lets be seen."""
+    """The right answer to what a ring asks: all scores without a mask, else those that the causal mask shows."""
 
     def blocks(source):
         if dealt == "everything":
@@ -103,12 +103,12 @@ def attention(q, k, v, mask=None):
 
 
 def wholes(asked):
-    """Several of them, in one process: to start it takes longer."""
+    """Several cases in one process, since starting one takes longer."""
     return [whole(*one) for one in asked]
 
 
 def whole(seeds, shape, loud, dealt):
-    """One process in float64: of each rank's part output, log-sum-exp and three gradients; and rank 0 by itself."""
+    """One process in float64: each rank's part of output, log-sum-exp and three gradients; and rank 0 alone."""
     world, T = len(seeds), shape[2]
     *qkv, grad = zip(*(draw(seed, shape, "float64", 4, loud) for seed in seeds))
     q, k, v = (torch.cat(parts, dim=2).requires_grad_() for parts in qkv)
@@ -124,14 +124,14 @@ def whole(seeds, shape, loud, dealt):
 
 
 def tolerance(dtype, largest):
-    """Relative. A score is rounded to so many of its last bits, and the exponential makes of that an error of its own
-    size; the rest are sums in another order. Where a softmax is almost 0 or 1, gradients are tiny differences of larger
-    numbers: so no norm counts as less than a tenth a number."""
+    """Relative. A score is rounded in its last bits, and the exponential turns that into an error of the same
+    size; the rest are sums in a different order. Where a softmax is almost 0 or 1, gradients are tiny differences of
+    larger numbers: so no norm counts as less than a tenth per number."""
     return 16 * torch.finfo(DTYPES[dtype]).eps * (2 + largest)
 
 
 def plainly(value):
-    """What a function of the student's returned, fit to be evidence."""
+    """What a function of the student returned, in a form fit for evidence."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, (list, tuple)):
@@ -151,10 +151,10 @@ def check_parts(what, seen, names, rank=None):
 
 
 def check_tensor(what, seen, right, rel, rank=None, dtype=None):
-    """`seen` is `right`, which is float64, but for the relative error `rel`."""
+    """`seen` is `right`, which is float64, up to the relative error `rel`."""
     at = f"on rank {rank}, " if rank is not None else ""
     expect(isinstance(seen, torch.Tensor), f"{at}{what} is no tensor", "a tensor", seen, rank)
-    expect(seen.shape == right.shape, f"{at}{what} has another shape", tuple(right.shape), tuple(seen.shape), rank)
+    expect(seen.shape == right.shape, f"{at}{what} has the wrong shape", tuple(right.shape), tuple(seen.shape), rank)
     if dtype:
         spoken = str(seen.dtype).removeprefix("torch.")
         expect(spoken == dtype, f"{at}{what} is {spoken}", dtype, spoken, rank)
@@ -189,8 +189,8 @@ def check_ring(what, events, world, least, most):
     messages = sound(what, events)
     for call in collectives(events):
         raise Wrong(
-            f"{what}: rank {call.rank} calls {call.op} of {call.bytes:,} bytes; in a ring a rank talks to its "
-            "neighbours only",
+            f"{what}: rank {call.rank} calls {call.op} of {call.bytes:,} bytes; in a ring a rank communicates only "
+            "with its neighbours",
             "messages between neighbours",
             call.op,
             call.rank,
@@ -198,7 +198,7 @@ def check_ring(what, events, world, least, most):
     for message in messages:
         expect(
             (message.target - message.source) % world in (1, world - 1),
-            f"{what}: rank {message.source} sends to rank {message.target}, who is no neighbour",
+            f"{what}: rank {message.source} sends to rank {message.target}, which is no neighbour",
             f"to rank {(message.source + 1) % world}",
             f"to rank {message.target}",
             message.source,
@@ -214,7 +214,7 @@ def check_ring(what, events, world, least, most):
         )
         expect(
             sent >= least,
-            f"{what}: rank {rank} sends {sent:,} bytes; the others can not have what they need of it",
+            f"{what}: rank {rank} sends {sent:,} bytes, which is less than the others need from it",
             f"{least:,} bytes or more",
             f"{sent:,} bytes",
             rank,
@@ -229,7 +229,7 @@ def check_does_not_grow(what, alive, unit):
         expect(
             most <= before + unit,
             f"{what}: with {many} ranks, rank {rank} holds {most:,} bytes at a time, with {few} ranks and as many "
-            f"tokens a rank {before:,}. What "
+            f"tokens per rank {before:,}. What "
             f"a rank holds must not grow with the ring; one rank's keys have {unit:,} bytes",
             f"{before:,} bytes",
             f"{most:,} bytes",
@@ -284,7 +284,7 @@ def reference(q, k, v, mask):
 
 
 def split_on_rank(code, rank, world, seed):
-    """What `attend` makes of each piece, and `merge` of two pieces that are right."""
+    """The results of `attend` for each piece, and of `merge` for two right pieces."""
     found = []
     for number, (_, _, dtype, _) in enumerate(SPLITS):
         q, k, v, mask, columns = split(seed, number)
@@ -314,19 +314,19 @@ def split_on_rank(code, rank, world, seed):
     1,
     minutes=15,
     why=(
-        "Everything in this lesson stands on it, and so does every fast attention kernel: a softmax can be taken in "
-        "pieces, in any order, if one number a row is "
-        "remembered. And a mask that hides a whole piece comes in every causal ring."
+        "Everything in this lesson rests on it, and so does every fast attention kernel: a softmax can be computed in "
+        "pieces, in any order, if one number per row is "
+        "remembered. And a mask that hides a whole piece occurs in every causal ring."
     ),
     hints=(
         (
-            "One piece: the weights are exp(score - log-sum-exp), and they add up to 1. Two pieces: what share of the"
-            " new sum does each old sum have?"
+            "One piece: the weights are exp(score - log-sum-exp), and they add up to 1. Two pieces: which fraction of"
+            " the new sum is each old sum?"
         ),
         (
             "scores(…).logsumexp(dim=-1) is the log-sum-exp; (scores - lse[..., None]).exp() @ v the output."
-            " torch.logaddexp gives that of both; (lse - both).exp() is the share. Where something is subtracted, first"
-            " clamp it so that it is not minus infinity: then -inf less it is still -inf, and its exponential 0."
+            " torch.logaddexp gives the log-sum-exp of both; (lse - both).exp() is the fraction. Before you subtract"
+            " something, clamp it so that it is not minus infinity: then -inf minus it is -inf, and its exponential 0."
         ),
         (
             "attend: lse = s.logsumexp(-1); ((s - finite(lse)[..., None]).exp() @ v, lse). merge: both = "
@@ -407,7 +407,7 @@ def of_world(world):
 
 
 def start_on_rank(code, rank, world, seed):
-    """One exchange of a student's who does not wait; then the wait."""
+    """One exchange by the student's function, which does not wait; then the wait."""
     merciless_messages()
     given = [*draw(seed, (1, 2, 3, 2), "float32", 2), torch.arange(5) + seed % 1000]
     mark()
@@ -446,7 +446,7 @@ def ring_on_rank(code, rank, world, seed, forward, backward):
 
 
 def expected(student, world, seeds):
-    """For each case of this number of ranks: its number, what is told of it, the case, and what one process has."""
+    """For each case of this number of ranks: its number, its description, the case, and the result of one process."""
     asked = [
         ([seed + number for seed in seeds], shape, loud, dealt)
         for number, (shape, _, loud, dealt, _) in enumerate(of_world(world))
@@ -460,7 +460,7 @@ def expected(student, world, seeds):
 
 
 def check_forward(student, name, backward=""):
-    """The forward ring on all numbers of ranks: values, messages, bytes alive. Returns the runs."""
+    """The forward ring on all numbers of ranks: values, messages, live bytes. Returns the runs."""
     runs, alive = {}, {}
     for world in ring_worlds(student, name):
         seeds = student.seeds(world)
@@ -478,12 +478,12 @@ def check_forward(student, name, backward=""):
                 check_tensor(f"the output of {what},", seen["result"][0], good["out"], rel, rank, dtype)
                 check_tensor(f"the log-sum-exp of {what},", seen["result"][1], good["lse"], rel, rank, dtype)
                 told_kept = f"{what}: rank {rank}'s queries, keys or values are written to"
-                expect(seen["kept"], told_kept, "the same numbers", "others", rank)
+                expect(seen["kept"], told_kept, "the same numbers", "different numbers", rank)
             check_ring(what, marked[2 * number], world, 2 * (world - 1) * unit, 2 * (world - 1) * unit)
             if number == 0 and world >= 3:
                 alive[world] = [seen[0]["most"] for seen in run.evidence]
     shape, dtype, *_ = RINGS[0]
-    check_does_not_grow(f"{name} of {shape[2]} tokens a rank", alive, nbytes(shape, dtype))
+    check_does_not_grow(f"{name} of {shape[2]} tokens per rank", alive, nbytes(shape, dtype))
     return runs
 
 
@@ -496,13 +496,13 @@ def dealt_out(dealt):
     minutes=25,
     needs=(1,),
     why=(
-        "The longest sequence is now bounded by the number of GPUs, and by nothing else: what a rank holds is three "
+        "Now only the number of GPUs limits the length of a sequence: a rank holds three "
         "pieces, however many there are."
     ),
     hints=(
         (
-            "In step 0 a rank has its own keys, in step 1 its left neighbour's. A step is: attend, then pass on what"
-            " you have just used."
+            "In step 0 a rank has its own keys, in step 1 its left neighbour's. A step is: attend, then send on the"
+            " pieces that you have just used."
         ),
         (
             "start_to_pass_on: contiguous tensors to send, torch.empty_like for what arrives, isend to (rank + 1) %"
@@ -570,7 +570,7 @@ def test_todo2_ring(student):
 
 
 def block_on_rank(code, rank, world, seed):
-    """The gradients of one block of scores, of rows that have other keys besides."""
+    """The gradients of one block of scores, in rows that also have other keys."""
     found = []
     for number, (_, _, dtype, _) in enumerate(SPLITS):
         q, k, v, mask, columns = split(seed, number)
@@ -653,19 +653,19 @@ SPOKEN = {"q": "queries", "k": "keys", "v": "values"}
     minutes=35,
     needs=(1, 2),
     why=(
-        "Half of the work, and most of the mistakes: gradients that end one rank beside their keys train a model that "
-        "looks alive. And what autograd would have saved by "
-        "itself, every piece that went by, is the whole sequence again."
+        "Half of the work, and most of the mistakes: gradients that end one rank away from their keys train a model"
+        " that seems to learn. And autograd would have saved every piece that passed, which is the whole sequence"
+        " again."
     ),
     hints=(
         (
-            "A block: write the five formulas down in their order. The ring: follow rank 0's keys for three ranks, step"
-            " by step, and note who has added something to their gradient."
+            "A block: write the five formulas in their order. The ring: follow rank 0's keys through three ranks, step"
+            " by step, and note which ranks have added something to their gradient."
         ),
         (
             "The weights of a block are (scores - finite(lse)[..., None]).exp(). delta is (grad_out * out).sum(dim=-1),"
-            " once, before the ring. blocks_backward adds to three tensors of zeros. Keys and values are passed on in"
-            " all steps but the last; the gradients of keys and values in every step, the last one included."
+            " once, before the ring. blocks_backward adds to three tensors of zeros. Keys and values are sent on in"
+            " all steps but the last; the gradients of keys and values in every step, including the last."
             " save_for_backward(q, k, v, out, lse)."
         ),
         (
@@ -720,13 +720,13 @@ def test_todo3_backward(student):
                 alive[world] = [seen[0]["most"] for seen in run.evidence]
     shape, dtype, *_ = RINGS[0]
     check_does_not_grow(
-        f"between forward and backward pass of RingAttention, {shape[2]} tokens a rank", saved, nbytes(shape, dtype)
+        f"between forward and backward pass of RingAttention, {shape[2]} tokens per rank", saved, nbytes(shape, dtype)
     )
-    check_does_not_grow(f"the backward pass of RingAttention, {shape[2]} tokens a rank", alive, nbytes(shape, dtype))
+    check_does_not_grow(f"the backward pass of RingAttention, {shape[2]} tokens per rank", alive, nbytes(shape, dtype))
 
 
 def check_gradients(what, seen, right, rel, dtype):
-    """Of q, k and v on all ranks; and if they are not right, whose they are."""
+    """The gradients of q, k and v on all ranks; and if they are wrong, which rank's they are."""
     world = len(seen)
     for name in "qkv":
         for rank in range(world):
@@ -738,7 +738,7 @@ def check_gradients(what, seen, right, rel, dtype):
                 for other in range(world):
                     if other != rank and bool((got.double() - right[other][name]).norm() <= rel * good.norm()):
                         raise Wrong(
-                            f"{what}: rank {rank} has the gradient of rank {other}'s {SPOKEN[name]}: it is not home "
+                            f"{what}: rank {rank} has the gradient of rank {other}'s {SPOKEN[name]}: it is not back "
                             "yet",
                             f"that of rank {rank}",
                             f"that of rank {other}",
@@ -748,7 +748,7 @@ def check_gradients(what, seen, right, rel, dtype):
 
 
 def check_hidden(what, events, world, least):
-    """Of what each rank sends and receives, `least` bytes are under way during at least half of a step's products."""
+    """Of what each rank sends and receives, `least` bytes are in flight during at least half of a step's products."""
     for rank, mine in enumerate(events):
         total = sum(event["size"] for event in mine if event["e"] == "product")
         expect(
@@ -796,7 +796,7 @@ def check_hidden(what, events, world, least):
     needs=(1, 2, 3),
     why=(
         "Without it every step costs its products and its messages, one after the other. With it a ring over slow "
-        "links costs no more than the attention alone, if pieces are long enough: "
+        "links costs no more than the attention, if pieces are long enough: "
         "TODO 7 says how long."
     ),
     hints=(
@@ -835,11 +835,11 @@ def test_todo5_overlap(student):
                 check_hidden(f"overlapped_forward on {told}", forward, world, least)
                 check_hidden(what, backward, world, least)
     shape, dtype, *_ = RINGS[0]
-    check_does_not_grow(f"overlapped_backward of {shape[2]} tokens a rank", alive, nbytes(shape, dtype))
+    check_does_not_grow(f"overlapped_backward of {shape[2]} tokens per rank", alive, nbytes(shape, dtype))
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 4: who computes what
+# TODO 4: the work of each rank
 
 
 def deal_on_rank(code, rank, world, lists):
@@ -881,13 +881,13 @@ def described(block, rows, columns):
 
 
 def seen_pairs(mine, theirs, size):
-    """Which query of mine sees which key of theirs."""
+    """Which of my queries sees which of their keys."""
     q, k = (torch.cat([torch.arange(piece * size, (piece + 1) * size) for piece in held]) for held in (mine, theirs))
     return k[None, :] <= q[:, None]
 
 
 def dealt_on_rank(code, rank, world, seed, shape):
-    """Forward and backward by the student's ring and blocks, with the products counted."""
+    """Forward and backward with the student's ring and blocks; products are counted."""
     merciless_messages()
     *given, grad = draw(seed, shape, "float32", 4)
     q, k, v = (tensor.requires_grad_() for tensor in given)
@@ -912,7 +912,7 @@ def causals(asked):
 
 
 def causal(seeds, shape, order):
-    """One process; `order` has for each rank its pieces, in the order in which it has them."""
+    """One process; `order` has the pieces of each rank, in its order."""
     size = shape[2] // 2
     places = torch.cat([torch.arange(piece * size, (piece + 1) * size) for mine in order for piece in mine])
     *qkv, grad = zip(*(draw(seed, shape, "float64", 4) for seed in seeds))
@@ -933,7 +933,7 @@ def causal(seeds, shape, order):
     needs=(1, 2, 3),
     why=(
         "The slowest rank sets the pace. In order, the last of many ranks works twice as long as the mean, and all "
-        "others wait for it in every layer; in zig-zag nobody waits, and half of all "
+        "others wait for it in every layer; in zig-zag no rank waits, and half of all "
         "scores are never computed."
     ),
     hints=(
@@ -942,10 +942,10 @@ def causal(seeds, shape, order):
             " rank of its row. Which two rows have as much colour as the other two?"
         ),
         (
-            "Piece p's queries see p whole pieces and a triangle of their own: p * size * size + size * (size + 1) // 2"
+            "Piece p's queries see p whole pieces and their own triangle: p * size * size + size * (size + 1) // 2"
             " pairs. Ranks have pieces rank and 2 * world - 1 - rank. For causal_blocks two loops: an earlier piece is"
-            " seen whole, the same piece by a triangle, a later one not at all. The slices go by the place in the list,"
-            " the comparison by the piece's number."
+            " visible whole, the same piece as a triangle, a later one not at all. The slices follow the place in the"
+            " list, the comparison the piece's number."
         ),
         (
             "for i, piece in enumerate(mine): for j, other in enumerate(theirs): rows = slice(i * size, (i + 1) *"
@@ -1038,11 +1038,11 @@ def test_todo4_causal(student):
         needed = sum(other <= piece for piece in mine for other in theirs) * size * size
         spare = (
             size * size if mine == theirs and len(mine) > 1 else 0
-        )  # one block for all of a rank's own pieces will do
+        )  # one block for all of a rank's own pieces is enough
         expect(
             area <= needed + spare,
-            f"{told} computes {area} scores, of which a mask hides more than it must: blocks in which nothing is to be "
-            "seen need no work",
+            f"{told} computes {area} scores, of which a mask hides more than it must: blocks in which nothing is "
+            "visible need no work",
             f"{needed} scores",
             f"{area} scores",
         )
@@ -1064,7 +1064,7 @@ def test_todo4_causal(student):
             most = (2 * world + 2) * size * size  # 2 N + 1 blocks, and one more: see `spare`
             expect(
                 made <= most,
-                f"{told}: rank {rank} computes {made:.0f} pairs of a query and a key, of which {visible} are seen",
+                f"{told}: rank {rank} computes {made:.0f} pairs of a query and a key, of which {visible} are visible",
                 f"at most {most}",
                 f"{made:.0f}",
                 rank,
@@ -1075,17 +1075,17 @@ def test_todo4_causal(student):
 # ---------------------------------------------------------------------------------------------------
 # TODO 6: Ulysses
 
-# Ranks -> heads, numbers a head. One of 4 to 7 is drawn. On 8 ranks the bytes alive are looked at, where a head has so
-# many numbers that the scores, which a student may hold, are small beside it.
+# Ranks -> heads, numbers per head. One of 4 to 7 is drawn. On 8 ranks the live bytes are checked; there a head has so
+# many numbers that the scores, which a student may hold, are small in comparison.
 ULYSSES = {1: (3, 4), 2: (4, 4), 3: (6, 4), 4: (8, 4), 5: (5, 4), 6: (12, 4), 7: (7, 4), 8: (8, 64)}
-# What may be alive at a time, as multiples of one rank's queries, and of the scores of its heads. On 8 ranks the
+# What may be alive at a time, in multiples of one rank's queries, and of the scores of its heads. On 8 ranks the
 # solution needs 11 in the forward pass and 15 in the backward pass; with queries, keys and values in one tensor it is
-# 17. Whoever makes room for all heads of all tokens needs 32 and 45.
+# 17. An answer that makes room for all heads of all tokens needs 32 and 45.
 ALIVE, ALIVE_SCORES = 20, 8
 
 
 def swaps_on_rank(code, rank, world, seed, shape, dtype):
-    """Both swaps, each by itself; causal attention, forward and backward; and bytes."""
+    """Both exchanges, separately; causal attention, forward and backward; and bytes."""
     *given, grad = draw(seed, shape, dtype, 4)
     B, H, T, K = shape
     there = plainly(code.tokens_to_heads(given[0], world))
@@ -1112,7 +1112,7 @@ def swaps_on_rank(code, rank, world, seed, shape, dtype):
 
 
 def refused_on_rank(code, rank, world, heads):
-    """What is said of sizes that can not work."""
+    """The answer to sizes that cannot work."""
     q, k, v = torch.randn(3, 1, heads, 2, 4)
     mark()
     try:
@@ -1149,24 +1149,24 @@ def check_refused(told, seen, events, numbers_said):
     6,
     minutes=25,
     why=(
-        "It is the shortest way to long sequences, and it changes nothing inside the attention: whatever kernel is "
-        "fastest, whatever mask it knows, will do. Its bytes shrink with the ranks."
+        "It is the simplest way to long sequences, and it changes nothing inside the attention: any kernel and any mask"
+        " that works on one device works here. Its bytes shrink with the number of ranks."
     ),
     hints=(
         (
-            "Which dimension must come first, so that part j is what rank j needs? For the swap it is the heads, in"
-            " world groups; for the way back the tokens."
+            "Which dimension must come first, so that part j is what rank j needs? In the first exchange it is the"
+            " heads, in world groups; in the inverse it is the tokens."
         ),
         (
-            "x.unflatten(1, (world, -1)) has the groups of heads as a dimension of its own; movedim(1, 0) brings it to"
+            "x.unflatten(1, (world, -1)) makes the groups of heads a dimension; movedim(1, 0) brings it to"
             " the front; .contiguous(), torch.empty_like, all_to_all_single. What arrives is (rank, B, heads, T, K):"
-            " bring the ranks before the tokens, by movedim(0, 2), and flatten(2, 3). Back: unflatten(2, …), movedim(2,"
+            " move the ranks before the tokens with movedim(0, 2), and flatten(2, 3). Back: unflatten(2, …), movedim(2,"
             " 0); then movedim(0, 1) and flatten(1, 2)."
         ),
         (
-            "backward of TokensToHeads: heads_to_tokens of the gradient, and None for world; of the other the other way"
-            " round. ulysses: if q.shape[1] % world: raise ValueError(…); three times TokensToHeads.apply(x, world);"
-            " F.scaled_dot_product_attention(…, is_causal=True); HeadsToTokens.apply(out, world)."
+            "backward of TokensToHeads: heads_to_tokens of the gradient, and None for world; the other one the other"
+            " way round. ulysses: if q.shape[1] % world: raise ValueError(…); three times TokensToHeads.apply(x,"
+            " world); F.scaled_dot_product_attention(…, is_causal=True); HeadsToTokens.apply(out, world)."
         ),
     ),
 )
@@ -1221,8 +1221,8 @@ def test_todo6_ulysses(student):
                 )
                 expect(
                     sent >= budget * 0.999,
-                    f"the {direction} pass of ulysses on {told}: rank {rank} sends {sent:,.0f} bytes; the others can "
-                    "not have what they need of it",
+                    f"the {direction} pass of ulysses on {told}: rank {rank} sends {sent:,.0f} bytes, which is less "
+                    "than the others need from it",
                     f"{budget:,.0f} bytes",
                     f"{sent:,.0f} bytes",
                     rank,
@@ -1234,8 +1234,8 @@ def test_todo6_ulysses(student):
                 expect(
                     alive <= most,
                     f"the {direction} pass of ulysses on {told}: rank {rank} has {alive:,} bytes alive at a time; its "
-                    f"queries have {unit:,}. Of all tokens it needs its own heads, of all heads its own tokens: some "
-                    "copies of these, and the scores",
+                    f"queries have {unit:,}. It needs its own heads of all tokens, and its own tokens of all heads: a "
+                    "few copies of these, and the scores",
                     f"at most {most:,} bytes",
                     f"{alive:,} bytes",
                     rank,
@@ -1248,13 +1248,13 @@ def test_todo6_ulysses(student):
     7,
     minutes=10,
     why=(
-        "Two lines of arithmetic decide between the two before any code runs: do the ranks divide the heads, and is a "
-        "rank's share long enough for the ring to hide its messages?"
+        "Two lines of arithmetic decide between the two before any code runs: does the number of ranks divide the"
+        " number of heads, and is a rank's share long enough for the ring to hide its messages?"
     ),
     hints=(
-        "Count tensors and rounds. The ring sends two tensors in each round but Ulysses a part of four tensors, once.",
+        "Count tensors and rounds. The ring sends two tensors in each round, Ulysses a part of four tensors, once.",
         (
-            "The ring: world - 1 rounds of 2 * nbytes. Ulysses: q, k, v and the output, of each (world - 1) / world."
+            "The ring: world - 1 rounds of 2 * nbytes. Ulysses: q, k, v and the output, (world - 1) / world of each."
             " For the length: per head and sequence a step computes 2 * c * K * c operations, twice, and sends c * K"
             " numbers, twice. Set operations / flops equal to bytes / bandwidth, and solve for c."
         ),
@@ -1282,7 +1282,7 @@ def test_todo7_costs(student):
 # TODO 8: the model
 
 WORDS, STEPS = 13, 2
-REL = 1e-4  # as in all lessons: sums of float32 in another order differ by less
+REL = 1e-4  # as in all lessons: sums of float32 in a different order differ by less
 
 
 def made_model(world):
@@ -1291,8 +1291,8 @@ def made_model(world):
 
 
 def batch_of(seed, step, world):
-    """Tokens and targets of a step, of lengths that differ. In the first one a whole piece counts nothing, in the
-    second one all that rank 1 has.
+    """Tokens and targets of a step, of lengths that differ. In the first one no target of a whole piece counts, in the
+    second one no target of rank 1.
     """
     draw_from = torch.Generator().manual_seed(seed + step)
     tokens = 2 * world * (4 if step % 2 == 0 else 2)
@@ -1386,14 +1386,14 @@ def share_refused_on_rank(code, rank, world, tokens):
     further=True,
     needs=(1, 2, 3, 4),
     why=(
-        "At the first weights a wrong position, target or mask changes the loss in the fourth digit, and an averaged "
-        "gradient not at all: such a run goes on for weeks before somebody wonders. Only its "
-        "gradients, compared with those of one process, tell."
+        "With the first weights, a wrong position, target or mask changes the loss in the fourth digit, and an averaged"
+        " gradient not at all: such a run can go on for weeks unnoticed. Only a comparison of its gradients with those"
+        " of one process shows it."
     ),
     hints=(
         (
-            "What would one process divide the sum of all losses by? Each rank can make its part of that, and of its "
-            "gradient, if it knows this one number."
+            "By what would one process divide the sum of all losses? Each rank can compute its part of the result, and "
+            "of its gradient, if it knows this one number."
         ),
         (
             "my_share: positions_of(pieces_of(rank, world), size) with size = tokens // (2 * world); x[:, positions],"
@@ -1466,8 +1466,8 @@ def test_todo8_model(student):
         for rank, mine in enumerate(ranks):
             expect(
                 mine["another"],
-                f"after use_ring of one model, another model {told} attends otherwise, too, on rank {rank}",
-                "that one model attends by the ring",
+                f"after use_ring of one model, another model {told} attends differently, too, on rank {rank}",
+                "only that one model attends with the ring",
                 "others of its class as well",
                 rank,
             )

@@ -12,8 +12,8 @@
 | 8    | bytes, messages, slowdown, predicted  | the formulas                                               |        |
 | 9    | the course's model, trained           | losses, gradients, weights, bytes held and sent            | 1, 3–7 |
 
-In the checks of TODOs 2 to 4 it is given what is routed where, so that no rounding decides it. In those of 1 and 9 the
-router decides; there the numbers are drawn until every decision has a MARGIN that is far above rounding errors.
+In the checks of TODOs 2 to 4 the routing is given, so that no rounding decides it. In those of 1 and 9 the
+router decides; there the numbers are drawn until every decision has a MARGIN far above rounding errors.
 """
 
 import gc
@@ -29,23 +29,23 @@ from utils.model import MLP, TransformerLM
 
 BUILDS = "a mixture of experts by all-to-all: router, dispatch, combine, capacity, balance"
 
-# Sums in another order. Measured with three draws, as parts of the largest number: float32 gradients differ by 1e-6,
-# what the router gives, whose logits may be hundreds, by 6e-6; bfloat16 results by 4e-3, gradients by 2e-2.
+# Sums in a different order. Measured with three draws, relative to the largest number: float32 gradients differ by
+# 1e-6, what the router gives, whose logits may be hundreds, by 6e-6; bfloat16 results by 4e-3, gradients by 2e-2.
 REL = {"torch.float32": 1e-4, "torch.bfloat16": 3e-2, "torch.float64": 1e-4}
-# Two runs of the same training add up in another order. Of 200 draws of each training below, the router's logits of the
-# ranks and of one process differed by 2.6e-5 at most (3e-6 in the median; the largest logit was 4.2), and every choice
-# was the same. So two logits may come nearer to each other by 5.2e-5; this is twice that.
+# Two runs of the same training add up in a different order. Of 200 draws of each training below, the router's logits
+# of the ranks and of one process differed by 2.6e-5 at most (3e-6 in the median; the largest logit was 4.2), and
+# every choice was the same. So two logits may come nearer to each other by 5.2e-5; this is twice that.
 MARGIN = 1e-4
 MOVED = 1e-2
 
 
 def told(value):
-    """What a rank's evidence can hold of it: a tensor as it is, anything else in words."""
+    """The form in which a rank's evidence can hold it: a tensor as it is, anything else in words."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else kind_of(value)
 
 
 def told_all(value, count):
-    """The same of a tuple of `count`."""
+    """The same for a tuple of `count`."""
     if not isinstance(value, (tuple, list)) or len(value) != count:
         return kind_of(value) + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
     return [told(part) for part in value]
@@ -63,7 +63,7 @@ def a_tensor(what, got, shape, dtype=None, rank=None):
         rank,
     )
     seen = f"a tensor of shape {tuple(got.shape)} and dtype {str(got.dtype).removeprefix('torch.')}"
-    expect(tuple(got.shape) == tuple(shape), f"{what} has another shape", right, seen, rank)
+    expect(tuple(got.shape) == tuple(shape), f"{what} has the wrong shape", right, seen, rank)
     expect(dtype is None or got.dtype == dtype, f"{what} has another dtype", right, seen, rank)
 
 
@@ -78,7 +78,7 @@ def close(got, right, rel, scale=None):
 
 
 def same_numbers(what, got, right, rank=None, rel=1e-4, why=""):
-    """Values, whose shape is right already; told by the first that differs most."""
+    """Values, whose shape is already right; the message has the one that differs most."""
     if close(got, right, rel):
         return
     worst = int((got.double() - right.double()).abs().nan_to_num(math.inf).flatten().argmax())
@@ -141,7 +141,7 @@ def right_route(h, router, k):
 
 
 def margin(logits, k):
-    """The smallest difference between logits that decide who is chosen, and in which order."""
+    """The smallest difference between logits that decides which experts are chosen, and in which order."""
     ordered = logits.sort(dim=1, descending=True).values[:, : k + 1]
     gaps = ordered[:, :-1] - ordered[:, 1:]
     return float(gaps.detach().min()) if gaps.numel() else math.inf
@@ -181,11 +181,11 @@ def routed_on_rank(code, rank, world, trials):
 @todo(
     1,
     minutes=15,
-    why="Everything else follows the router. A choice that depends on rounding makes two runs, or a run and its "
+    why="Everything else depends on the router. A choice that depends on rounding makes two runs, or a run and its "
     "resumed copy, send tokens to "
-    "different experts; and a gate without a gradient leaves the router as it was drawn.",
+    "different experts; and a gate without a gradient leaves the router untrained.",
     hints=(
-        "Logits, their softmax, the order of the logits, and the gates out of the probabilities: four steps, the "
+        "Logits, their softmax, the order of the logits, and the gates from the probabilities: four steps, the "
         "first in float32.",
         "h_ND.float() @ router_ED.float().T are the logits. argsort with stable=True and descending=True keeps the "
         "lower number first; cut it to k columns. "
@@ -258,17 +258,17 @@ def test_todo1_route(student):
                     "a gradient",
                     got,
                 )
-                # Softmax of large logits is all but constant: its gradient is compared with the numbers it is made of.
+                # Softmax of large logits is nearly constant: its gradient is compared with the numbers it is made of.
                 expect(
                     close(got, gradient, 1e-4, max(float(gradient.abs().max()), 1e-2 * size)),
-                    f"{what}: the gradient that {spoken} give {of} is another one",
+                    f"{what}: the gradient that {spoken} give {of} is wrong",
                     gradient,
                     got,
                 )
 
 
 def reversed_ties(logits, k):
-    """The choice of who takes the expert with the higher number where logits are equal."""
+    """The choice of an answer that prefers the expert with the higher number at equal logits."""
     return [sorted(range(len(row)), key=lambda e: (-row[e], -e))[:k] for row in logits.tolist()]
 
 
@@ -277,7 +277,7 @@ def reversed_ties(logits, k):
 
 
 class Expert(nn.Module):
-    """A layer whose weights a seed says, and that counts the rows it computes."""
+    """A layer whose weights follow from a seed, and which counts the rows it computes."""
 
     def __init__(self, dim, seed, dtype=torch.float32):
         super().__init__()
@@ -304,8 +304,8 @@ def work_of(experts):
 
 
 def choices(draw, n, experts, k, home=None, dropped=0.0, avoid=None):
-    """k different experts for each of n tokens, as lists. With `home`, a range, three in four are of it; nobody chooses
-    `avoid`.
+    """k different experts for each of n tokens, as lists. With `home`, a range, three in four are from it; no token
+    chooses `avoid`.
     """
     chosen = []
     for _ in range(n):
@@ -366,15 +366,15 @@ def mixed_on_rank(code, rank, world, trials):
 @todo(
     2,
     minutes=10,
-    why="Without a serial run nobody can say whether the parallel one is right. And a mixture that computes all "
+    why="Without a serial run nothing says whether the parallel one is right. And a mixture that computes all "
     "experts for all tokens "
-    "is a dense layer with extra steps: all of its cost, none of its point.",
+    "is a dense layer with extra steps: all of the cost and none of the benefit.",
     hints=(
-        "For one expert: which tokens chose it, and by which of their choices? Compute these rows; add them to "
+        "For one expert: which tokens chose it, and with which of their choices? Compute these rows; add them to "
         "their tokens' results.",
         "(experts_NK == e).nonzero(as_tuple=True) gives tokens and choices; h_ND[tokens] the rows; "
         "gates_NK[tokens, choices, None] a column of gates. "
-        "out.index_add(0, tokens, rows) adds. With no rows at all, all of this works as well.",
+        "out.index_add(0, tokens, rows) adds. All of this also works with no rows at all.",
         "for e, expert in enumerate(experts): tokens, choices = …; out = out.index_add(0, tokens, "
         "(gates_NK[tokens, choices, None] * expert(h_ND[tokens])).to(h_ND.dtype)).",
     ),
@@ -383,7 +383,7 @@ def test_todo2_mixture(student):
     trials = []
     for number, (n, dim, experts, k, dtype) in enumerate(MIXTURES):
         draw = student.draw("mixture", number)
-        avoid = experts - 2 if k < experts else None  # an expert that nobody chooses
+        avoid = experts - 2 if k < experts else None  # an expert that no token chooses
         chosen = choices(draw, n, experts, k, dropped=0.2 if number != 2 else 0.0, avoid=avoid)
         trials.append([n, dim, experts, k, dtype, chosen, draw.randrange(1, 1 << 40)])
     (seen,) = student.call(mixed_on_rank, world=1, group=False, trials=trials).evidence
@@ -396,7 +396,7 @@ def test_todo2_mixture(student):
         right = right_mixture(h, gates, chosen, layers)
         (right * torch.randn(n, dim, generator=generator(seed - 1))).sum().backward()
         a_tensor(f"{what}: the result", found["out"], (n, dim), kind)
-        expect(found["kept"], f"{what}: experts_NK was written to", "as it was", "changed")
+        expect(found["kept"], f"{what}: experts_NK was written to", "unchanged", "changed")
         check_work(what, found["experts"], [sum(row.count(e) for row in chosen) for e in range(experts)])
         same_numbers(what, found["out"], right.detach(), rel=rel)
         check_gradients(what, found, {"h": h, "gates": gates}, layers, rel)
@@ -408,7 +408,7 @@ def check_work(what, seen, due, rank=None, first=0):
         expect(
             len(mine["calls"]) > 0,
             f"{what}: expert {number} is never called"
-            + ("" if rows else ". No token chose it; call it on zero rows: then its gradient is zero and not missing"),
+            + ("" if rows else ". No token chose it; call it on zero rows, so that its gradient is zero, not missing"),
             f"one call, {rows} row{s(rows)}",
             "no call",
             rank,
@@ -446,7 +446,7 @@ def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0):
         )
         expect(
             close(seen[name], due, rel),
-            f"{what}: {spoken[name]} get another gradient than on one process",
+            f"{what}: {spoken[name]} get a different gradient from that of one process",
             due,
             seen[name],
             rank,
@@ -464,7 +464,7 @@ def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0):
             )
             expect(
                 close(mine[name], due, rel, max(float(due.abs().max()), 1e-2)),
-                f"{what}: expert {number} gets another gradient than on one process",
+                f"{what}: expert {number} gets a different gradient from that of one process",
                 due,
                 mine[name],
                 rank,
@@ -510,26 +510,26 @@ def check_sort(student):
         a_tensor(f"{what}: the second result, counts,", found["sorted"][1], (experts,), torch.int64)
         expect(
             found["sorted"][1].tolist() == counts,
-            f"{what}: the counts of the experts are others",
+            f"{what}: the counts of the experts are wrong",
             counts,
             found["sorted"][1].tolist(),
         )
         expect(
             found["sorted"][0].tolist() == slots,
-            f"{what}: the slots lie in another order",
+            f"{what}: the slots are in the wrong order",
             slots,
             found["sorted"][0].tolist(),
         )
-        expect(found["kept"], f"{what}: experts_NK was written to", "as it was", "changed")
+        expect(found["kept"], f"{what}: experts_NK was written to", "unchanged", "changed")
 
 
-# (ranks, experts a rank, ranks of a group): a group of fewer than all ranks has every second, or every third, one.
+# (ranks, experts per rank, ranks in a group): a group of fewer than all ranks has every second, or every third, one.
 EXCHANGES = ((1, 2, 1), (2, 3, 2), (3, 1, 3), (4, 2, 2), (7, 1, 7))
 ROW_DTYPES = ("float32", "bfloat16", "float64")
 
 
 def members(world, size):
-    """The groups of `size` ranks: not neighbours, so that a rank's number in its group is another than its own."""
+    """The groups of `size` ranks: not neighbours, so that a rank's number in its group differs from its rank."""
     return [list(range(first, world, world // size)) for first in range(world // size)]
 
 
@@ -544,7 +544,7 @@ def group_of(rank, world, size):
 def tables(draw, size, each):
     """For each trial the rows from each rank of a group (row) to each expert (column).
 
-    A common one, one with a rank that has no tokens and a rank whose experts nobody chose, one where most stay, one
+    A usual one, one with a rank that has no tokens and a rank whose experts no token chose, one where most stay, one
     without any row, and one with a rank that has neither tokens nor a chosen expert.
     """
     experts = size * each
@@ -561,7 +561,7 @@ def tables(draw, size, each):
 
 
 def row_numbers(offset, count, dtype):
-    """Rows of whole numbers that bfloat16 can hold, and that say whose they are."""
+    """Rows of whole numbers that bfloat16 can hold, and that identify their source."""
     i = torch.arange(float(count))
     return torch.stack([i, torch.full_like(i, offset), (i * offset) % 251], dim=1).to(getattr(torch, dtype))
 
@@ -627,15 +627,15 @@ def check_sent(what, events, rank, most, least, of):
 @todo(
     3,
     minutes=25,
-    why="A receiver that does not know how much comes has no room for it, so counts go first. And the all-to-all "
-    "is the only collective here whose size the "
-    "data decide: what a rank sends too much, it sends in every layer of every step.",
+    why="A receiver that does not know how many rows arrive has no room for them, so counts go first. And the "
+    "all-to-all is the only collective here whose size depends on the "
+    "data: an unnecessary byte is sent again in every layer of every step.",
     hints=(
         "Do it on paper for two ranks with two experts each: what leaves, in which order; what arrives, in which "
-        "order; and what the experts want.",
+        "order; and the order that the experts need.",
         "sort_slots: flatten, then argsort(stable=True); -1 sorts to the front, so cut it off, and leave it out of "
         "bincount. exchange_counts: an all-to-all of equal "
-        "pieces of L numbers, seen as a table. exchange_rows: new_empty(sum(arriving), D), and the lists of "
+        "pieces of L numbers, viewed as a table. exchange_rows: new_empty(sum(arriving), D), and the lists of "
         "lengths. regroup: write down each arrived row's expert, then argsort.",
         "dist.all_to_all_single(arrived, rows.contiguous(), arriving, leaving, group=group). regroup: "
         "torch.arange(L).repeat(W).repeat_interleave(arriving_WL.flatten()) is the expert "
@@ -731,7 +731,7 @@ def test_todo3_exchange(student):
                     a_tensor(what, found["regrouped"], (len(due),), torch.int64, rank)
                     expect(
                         found["regrouped"].tolist() == due,
-                        f"{what} is another order",
+                        f"{what} is the wrong order",
                         due,
                         found["regrouped"].tolist(),
                         rank,
@@ -859,13 +859,13 @@ def check_combine(student):
 )
 def test_todo4_journey(student):
     with hinted(
-        "The gradient of what left this rank comes back the way it went: an exchange again. Who sent how many rows to"
-        " whom, now?"
+        "The gradients of the rows that left this rank return on the same path: an exchange again. Which rank now sends"
+        " how many rows to which?"
     ):
         check_exchange_gradient(student)
     with hinted(
-        "Row i is the result for slot slots_R[i]: whose token is that, and which gate? A token's results add up, and"
-        " one that has none gets zeros."
+        "Row i is the result for slot slots_R[i]: which token is that, and which gate? A token's results add up, and"
+        " a token without results gets zeros."
     ):
         check_combine(student)
     for world, each, k, size, without in JOURNEYS:
@@ -899,7 +899,7 @@ def check_journey(student, world, each, k, size, without):
     what = (
         f"parallel_mixture on {world} rank{s(world)}"
         + (f" in groups of {size}" if size < world else "")
-        + f", {experts} expert{s(experts)}, {k} a token"
+        + f", {experts} expert{s(experts)}, {k} per token"
         + (f", none on rank {without}" if without is not None else "")
     )
     for g, ranks in enumerate(groups):
@@ -976,12 +976,12 @@ def dropped_on_rank(code, rank, world, trials):
     5,
     minutes=15,
     further=True,
-    why="A capacity is what makes the memory and the time of a step predictable. And a serial run that drops by "
-    "another rule than the ranks is another model: nobody can "
-    "tell then whether the parallel one is right.",
+    why="A capacity makes the memory and the time of a step predictable. And a serial run that drops by a "
+    "different rule from the ranks is a different model: then nothing says "
+    "whether the parallel one is right.",
     hints=(
-        "Seat the slots in order: all first choices from the first token to the last, then all second ones. Each "
-        "asks how many sit with its expert already.",
+        "Assign the slots in order: all first choices from the first token to the last, then all second ones. Count"
+        " for each how many its expert already has.",
         "experts_NK.T.reshape(-1) is that order. Compare it with arange(n_experts): a table with a row for each "
         "slot, a column for each expert. Its cumsum(dim=0), less 1, "
         "counts those before. In shares: cut the tokens with split, drop in each with its own limit, torch.cat.",
@@ -1002,7 +1002,7 @@ def test_todo5_capacity(student):
             (1, 1, 8, 1.0),
         )
     }
-    check_answers(student, right, wrong="is wrong: a fair share times the factor, rounded up")
+    check_answers(student, right, wrong="is wrong: an even share times the factor, rounded up")
     trials = []
     for number, (n, k, experts, limit, factor, shares) in enumerate(
         (
@@ -1036,13 +1036,13 @@ def test_todo5_capacity(student):
         a_tensor(what, found["drop"], (n, k), torch.int64)
         expect(
             found["kept"],
-            f"{what}: experts_NK was written to, and the balancing loss needs it as it was",
+            f"{what}: experts_NK was written to, and the balancing loss needs the original",
             "a copy",
             "changed",
         )
         expect(
             found["copied"],
-            f"{what} returns experts_NK itself: who writes into the result, writes into what the balancing loss needs",
+            f"{what} returns experts_NK itself: writing into the result changes what the balancing loss needs",
             "a copy",
             "the same memory",
         )
@@ -1061,7 +1061,7 @@ def test_todo5_capacity(student):
 
 
 def by_token(chosen, experts, limit):
-    """The other order: all choices of the first token, then of the next."""
+    """The wrong order: all choices of the first token, then of the next."""
     kept, taken = [], [0] * experts
     for row in chosen:
         kept.append([])
@@ -1085,7 +1085,7 @@ BALANCES = (((9,), 4, 2), ((40, 30), 4, 1), ((25, 0, 40), 6, 2), ((8, 8, 8, 8), 
 
 
 def balance_inputs(seed, n, experts, k, rank):
-    """Probabilities, and choices that crowd around other experts on each rank."""
+    """Probabilities, and choices that crowd around different experts on each rank."""
     draw = generator(seed)
     logits = torch.randn(n, experts, generator=draw)
     logits[:, rank % experts] += 2.0
@@ -1115,14 +1115,14 @@ def right_balance(parts, experts, k):
 @todo(
     6,
     minutes=15,
-    why="A mean of local products is another loss: it punishes a rank whose own tokens are alike, as those of one "
-    "document are, though the load of all "
+    why="A mean of local products is a different loss: it punishes a rank whose own tokens are alike, as in one "
+    "document, even if the load over all ranks "
     "is even. Then the number of ranks decides what the model learns.",
     hints=(
-        "Write down which sums over tokens the loss is made of. Sums can be added up over ranks; products can not.",
+        "Write down which sums over tokens the loss consists of. Sums can be added up over ranks; products cannot.",
         "Slots of each expert (bincount), sums of probabilities, and the number of tokens: joined in one vector, "
-        "they take one all_reduce, of what is detached. "
-        "Then divide and multiply. For the gradient put your own sum, times world, in the place of its value: own "
+        "they take one all_reduce, of detached values. "
+        "Then divide and multiply. For the gradient replace the value by your own sum, times world: own "
         "+ (total - own).detach().",
         "totals = torch.cat([slots_E, own_E.detach(), tokens]); dist.all_reduce(totals); P_E = (world * own_E + "
         "(all_E - world * own_E).detach()) / tokens; E * (f_E * P_E).sum().",
@@ -1151,20 +1151,18 @@ def test_todo6_balance(student):
             likely = (
                 ": a mean of the ranks' own losses?"
                 if math.isclose(got, sum(local) / world, rel_tol=1e-4)
-                else ": of its own tokens alone?"
+                else ": only of its own tokens?"
                 if math.isclose(got, local[rank], rel_tol=1e-4)
                 else ""
             )
             expect(
                 math.isclose(got, float(right), rel_tol=1e-4),
-                f"{what}: rank {rank} finds another loss{likely}",
+                f"{what}: rank {rank} computes the wrong loss{likely}",
                 float(right),
                 got,
                 rank,
             )
-            expect(
-                found["kept"], f"{what}: rank {rank}'s probabilities were written to", "as they were", "changed", rank
-            )
+            expect(found["kept"], f"{what}: rank {rank}'s probabilities were written to", "unchanged", "changed", rank)
             if not ns[rank]:
                 continue
             expect(
@@ -1178,7 +1176,7 @@ def test_todo6_balance(student):
             if not close(found["grad"], due, 1e-4):
                 ratio = float(found["grad"].double().norm() / due.norm())
                 same_way = close(found["grad"] / max(ratio, 1e-9), due, 1e-3)
-                wrong = f"{ratio:.4g} times what it should be" if same_way else "another one"
+                wrong = f"{ratio:.4g} times what it should be" if same_way else "wrong"
                 raise Wrong(
                     f"{what}: the gradient of rank {rank}'s probabilities is {wrong}: it should be {world} times (the "
                     "number of ranks) the derivative of the loss, so that the ranks' average is right",
@@ -1186,8 +1184,8 @@ def test_todo6_balance(student):
                     found["grad"],
                     rank,
                     hint="The loss's value comes from all ranks, and no gradient through the all-reduce. Which tensor"
-                    " of this rank has a gradient, and by what is it to be multiplied? Its value is put right by"
-                    " adding what is detached.",
+                    " of this rank has a gradient, and by what must it be multiplied? Adding a detached difference"
+                    " corrects its value.",
                 )
             (events,) = cases(run.events)
             most = (
@@ -1204,7 +1202,7 @@ def test_todo6_balance(student):
             )
             expect(
                 nbytes > 0 or world == 1,
-                f"{what}: rank {rank} sends nothing, so the others can not know its tokens",
+                f"{what}: rank {rank} sends nothing, so the others cannot know its tokens",
                 "some bytes",
                 "none",
                 rank,
@@ -1262,11 +1260,11 @@ def averaged_on_rank(code, rank, world, spread, seed):
     minutes=20,
     further=True,
     why="With the wrong group, different experts are averaged into one; with the wrong divisor, experts learn "
-    "faster or slower than all else. Adam hides a wrong scale almost "
-    "entirely, so that nobody notices for months.",
+    "faster or slower than the rest. Adam hides a wrong scale almost "
+    "entirely, so the mistake can stay for months.",
     hints=(
-        "Draw four ranks as a table: a row for each set, a column for each place in a set. What travels along "
-        "rows, what along columns?",
+        "Draw four ranks as a table: a row for each set, a column for each place in a set. What is exchanged along "
+        "rows, and what along columns?",
         "[dist.new_group(ranks) for ranks in …] makes all of them on every rank; then pick the one this rank is "
         "in. For the divisor: the whole loss is the sum of the ranks' losses divided by world, "
         "and after the all-reduce over the copies an expert has the gradient of that whole sum.",
@@ -1329,7 +1327,7 @@ def test_todo7_gradients(student):
                             "",
                         )
                         raise Wrong(
-                            f"{what}: {spoken} on rank {rank} gets another gradient than the sum over ranks"
+                            f"{what}: {spoken} on rank {rank} gets a different gradient from the sum over ranks"
                             f" {[*who]}, divided by {world}{by}",
                             right,
                             got,
@@ -1339,7 +1337,7 @@ def test_todo7_gradients(student):
                 found["weights"],
                 f"{what}: rank {rank}'s parameters themselves have changed",
                 "only gradients",
-                "weights too",
+                "also weights",
                 rank,
             )
             # The shared gradients, of two dtypes, may be joined in one message: then all of them are float64.
@@ -1363,14 +1361,14 @@ def test_todo7_gradients(student):
     8,
     minutes=20,
     further=True,
-    why="Whoever can write down the table of rows can say beforehand which network a layer needs, and why the same "
+    why="If you can write down the table of rows, you can say beforehand which network a layer needs, and why the same "
     "layer takes twice as long on one batch as on another.",
     hints=(
-        "Draw the table of rows for two ranks with two experts each, and cross out what stays on its rank. Who "
-        "sends the rest, and who sends its results back?",
+        "Draw the table of rows for two ranks with two experts each, and cross out what stays on its rank. Which rank "
+        "sends the rest, and which sends the results back?",
         "Rows that leave: the rank's row of the table, without its own experts' columns. Results that go back: its "
         "experts' columns, without its own row. Both times dim times element_size; "
-        "forward there are also 8 bytes for each expert elsewhere. Three all-to-alls forward, two backward.",
+        "forward there are also 8 bytes for each expert on another rank. Three all-to-alls forward, two backward.",
         "there = sum(rows[rank]) - own; back = sum of the own columns - own; forward (there + back) * dim * "
         "element_size + 8 * (E - E // W). Messages 3 (W - 1) and 2 (W - 1). "
         "slowdown: the largest sum of a rank's columns, divided by the mean.",
@@ -1541,7 +1539,7 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
     return found | {"losses": losses, "weights": dict(model.named_parameters())}
 
 
-# (ranks, ranks that one set is spread over, experts a rank, choices, factor of the capacity)
+# (ranks, ranks that one set is spread over, experts per rank, choices, factor of the capacity)
 TRAININGS = ((2, 2, 2, 2, 1.0), (3, 3, 1, 1, None), (4, 2, 3, 2, 1.25))
 
 
@@ -1551,11 +1549,11 @@ TRAININGS = ((2, 2, 2, 2, 1.0), (3, 3, 1, 1, None), (4, 2, 3, 2, 1.25))
     further=True,
     needs=(1, 3, 4, 5, 6, 7),
     why="Each part can be right and the whole still wrong: a router's gradient that is averaged with the experts', "
-    "a loss that is balanced twice, a rank that drops by all ranks' tokens. "
-    "Only the same losses, step by step, prove that it is the serial run.",
+    "a loss that is balanced twice, a rank that drops by the tokens of all ranks. "
+    "Only equal losses, step by step, prove that it is the serial run.",
     hints=(
-        "Mixture.forward, line by line: which of its lines must know of the other ranks? Only two, and you have "
-        "functions for both.",
+        "Mixture.forward, line by line: which of its lines must take the other ranks into account? Only two, and you"
+        " have functions for both.",
         "The layer has k, factor, world, tokens (a group), router, n_experts and experts. Its limit is "
         "capacity(its own tokens, …). The parameters of block.mlp.experts are this rank's; "
         "the router is not among them. A loss to minimize: model(x, y) + weight * the sum of block.mlp.balance "
@@ -1579,7 +1577,7 @@ def test_todo9_training(student):
 
 
 def check_training(student, world, spread, each, seeds, how, right):
-    told_size = f"{world} ranks, {how['experts']} experts over {spread} of them, {how['k']} a token, " + (
+    told_size = f"{world} ranks, {how['experts']} experts over {spread} of them, {how['k']} per token, " + (
         f"capacity factor {how['factor']}" if how["factor"] else "dropless"
     )
     run = student.call(trained_on_rank, world=world, spread=spread, seed=Private(seeds), **how)
@@ -1599,7 +1597,7 @@ def check_training(student, world, spread, each, seeds, how, right):
             held <= due,
             f"{told_size}: after spread_experts, rank {rank} has memory for {held:,} weights; its share is "
             f"{due:,}, with {each} "
-            f"expert{s(each)} a layer",
+            f"expert{s(each)} per layer",
             f"{due:,} weights",
             f"{held:,} weights",
             rank,
@@ -1618,7 +1616,7 @@ def check_training(student, world, spread, each, seeds, how, right):
             stray = sorted(set(got) ^ set(those)) or [name for name in got if got.count(name) > 1]
             expect(
                 not stray,
-                f"spread_experts on {told_size}: the list of {what} on rank {rank} is another one, as to "
+                f"spread_experts on {told_size}: the list of {what} on rank {rank} is wrong with respect to "
                 f"{stray[0] if stray else ''}",
                 f"{len(those)} parameters",
                 f"{len(got)} parameters",
@@ -1635,7 +1633,7 @@ def check_training(student, world, spread, each, seeds, how, right):
         expect(not without, f"{told_size}: no gradient reaches {without} on rank {rank}", "a gradient", "none", rank)
     for number, due in enumerate(right["losses"][:1]):
         check_loss(told_size, run.evidence, number, due)
-    # Coarse, for in a wrong layer the next one's tokens are others: what is wrong there, gradients tell better.
+    # Coarse, because after a wrong layer the next one routes differently; gradients are the sharper test.
     excess = sum(found["total"] - found["losses"][0] for found in run.evidence) / world
     due = WEIGHT * right["balance"]
     expect(

@@ -527,7 +527,7 @@ WRONG = [
             "    grad_k, grad_v = pass_on([grad_k, grad_v], rank, world)",
             "    if step < world - 1:\n        grad_k, grad_v = pass_on([grad_k, grad_v], rank, world)",
         ),
-        says="it is not home yet",
+        says="it is not back yet",
     ),
     Answer(
         3,

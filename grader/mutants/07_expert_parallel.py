@@ -287,7 +287,7 @@ WRONG = [
             "experts_S.argsort(stable=True)",
             "(experts_S * len(experts_S) - torch.arange(len(experts_S))).argsort()",
         ),
-        says="in another order",
+        says="in the wrong order",
     ),
     Answer(3, "-1 is not left out", swap=("[(~chosen).sum() :]", "")),
     Answer(
@@ -298,7 +298,7 @@ WRONG = [
         3,
         "tokens, not slots",
         swap=("return slots_R,", "return slots_R // experts_NK.shape[1],"),
-        says="in another order",
+        says="in the wrong order",
     ),
     Answer(3, "choice by choice", swap=("experts_NK.flatten()", "experts_NK.T.flatten()")),
     Answer(
@@ -377,19 +377,22 @@ WRONG = [
     Answer(3, "rows must be contiguous", swap=("rows_RD.contiguous()", "rows_RD"), says="contiguous"),
     Answer(3, "rows among all ranks", swap=("arriving, leaving, group=group", "arriving, leaving")),
     Answer(
-        3, "not regrouped", swap=("expert_R.argsort(stable=True)", "torch.arange(len(expert_R))"), says="another order"
+        3,
+        "not regrouped",
+        swap=("expert_R.argsort(stable=True)", "torch.arange(len(expert_R))"),
+        says="the wrong order",
     ),
     Answer(
         3,
         "the inverse of the order",
         swap=("expert_R.argsort(stable=True)", "expert_R.argsort(stable=True).argsort()"),
-        says="another order",
+        says="the wrong order",
     ),
     Answer(
         3,
         "sources and experts mixed up",
         swap=("torch.arange(L).repeat(W).repeat_interleave", "torch.arange(W).repeat_interleave(L).repeat_interleave"),
-        says="another order",
+        says="the wrong order",
     ),
     Answer(
         3,
@@ -398,7 +401,7 @@ WRONG = [
             "expert_R.argsort(stable=True)",
             "(expert_R * (len(expert_R) + 1) - torch.arange(len(expert_R))).argsort()",
         ),
-        says="another order",
+        says="the wrong order",
     ),
     Answer(
         3,
@@ -477,7 +480,7 @@ first = dist.get_rank(group) * len(mine)
 local = (experts_NK >= first) & (experts_NK < first + len(mine))
 return combine(returned_RD, slots_R, torch.where(local, gates_NK, gates_NK.detach()))""",
         ),
-        says="the gates get another gradient",
+        says="the gates get a different gradient",
     ),
     Answer(
         4,

@@ -2,15 +2,17 @@
 # # Experts: more weights, the same work
 #
 # A **mixture of experts** replaces one MLP by many, the *experts*, and a small *router* that
-# picks one or two of them for each token ([arXiv:1701.06538](https://arxiv.org/abs/1701.06538)).
-# With 64 experts, a layer has 64 times the weights; a token still pays for one or two.
+# selects one or two of them for each token ([arXiv:1701.06538](https://arxiv.org/abs/1701.06538)).
+# With 64 experts, a layer has 64 times the weights, but a token is still computed by only one or two.
 #
 # ![A token's way through a block: the router gives it two of four experts, and their outputs are added by weight](../images/experts.svg)
 #
-# The weights must be somewhere. With **expert parallelism** each rank holds some of the experts
-# and has tokens of its own, as in data-parallel training. Each token travels to the ranks that
-# hold its experts, and the results travel back. In this lesson you build that journey, forward and backward,
+# The weights must be stored somewhere. With **expert parallelism** each rank holds some of the experts
+# and has its own tokens, as in data-parallel training. Each token travels to the ranks that
+# hold its experts, and the results travel back. In this lesson you build that exchange, forward and backward,
 # and train the course's model with it. As always, the parallel run is the serial run.
+#
+# *Builds on*: the all-to-all (`01_collectives`); averaged gradients and unequal shares (`02_data_parallel`).
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
 import sys
@@ -35,28 +37,29 @@ from utils.plots import expert_parallel as plots
 from utils.model import MLP, TransformerLM
 
 # %% [markdown]
-# Shapes are in the names: N tokens, D width, E experts, K experts for each token, W ranks, L
+# Shapes are in the names: N tokens, D width, E experts, K experts per token, W ranks, L
 # experts on a rank ($E = WL$), and R rows: one for each token and expert that it is sent to.
 #
 # ## Route
 #
-# The router is one matrix. It gives each token a logit for each expert; softmax turns them into probabilities
-# $p$, and the K largest win. The outputs of the chosen experts are added up, each times its **gate**:
+# The router is one matrix. It gives each token a logit for each expert; softmax turns logits into probabilities
+# $p$, and the K most probable experts are chosen. Their outputs are added up, each times its **gate**:
 #
 # - $K = 1$, as in the Switch Transformer ([arXiv:2101.03961](https://arxiv.org/abs/2101.03961)): the gate is
 #   the probability $p$ of the expert itself. (If it were always 1, the router could not learn.)
 # - $K > 1$, as in Mixtral ([arXiv:2401.04088](https://arxiv.org/abs/2401.04088)): the chosen probabilities,
 #   divided by their sum, so that the gates of a token sum to 1.
 #
-# Two things make a router fragile. In bfloat16, logits that differ become equal, so the router works
-# in **float32**, whatever the tokens are in. And where logits *are* equal, the choice must not depend on the machine:
-# here the expert with the lower number comes first. `torch.topk` promises no such thing.
+# Two things make a router fragile. In bfloat16, logits that differ become equal, so the router works in **float32**,
+# whatever the dtype of the tokens. And if logits *are* equal, the choice must not depend on the machine: here the
+# expert with the lower number comes first. `torch.topk` does not promise that. (Sort the logits, not the
+# probabilities: far below the largest one, different logits all give the probability 0.)
 #
 # | call | meaning |
 # |---|---|
-# | `x.argsort(dim=-1, descending=True, stable=True)` | positions from the largest to the smallest; equal ones keep their order |
+# | `x.argsort(dim=-1, descending=True, stable=True)` | positions from the largest to the smallest; equal numbers keep their order |
 # | `x.gather(1, index_NK)` | from each row the numbers in these columns; differentiable |
-# | `x.softmax(dim=-1)` | probabilities, safe for large logits |
+# | `x.softmax(dim=-1)` | probabilities; large logits do not overflow |
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -88,12 +91,12 @@ check("07_expert_parallel/1")
 # %% [markdown]
 # ## Compute it on one process
 #
-# First the serial run, against which all else is measured: a loop over all experts. Each computes the tokens
+# First the serial run, the reference for everything else: a loop over all experts. Each computes the tokens
 # that chose it **and no others**, which is the point of a mixture. Its outputs, times their gates, are added to
-# those tokens' results.
+# the results of those tokens.
 #
 # Two details will matter later. An expert of **-1** means "none": nothing is computed for that choice, and it
-# adds nothing. And an expert that nobody chose still computes, on zero rows. It costs nothing, and its gradient
+# adds nothing. And an expert that no token chose still computes, on zero rows. This costs nothing, and its gradient
 # is then zero instead of missing, so that it can take part in an all-reduce.
 #
 # | call | meaning |
@@ -123,37 +126,38 @@ check("07_expert_parallel/2")
 # ## Send tokens to their experts
 #
 # Now rank $r$ holds the experts $rL$ to $rL + L - 1$, and each rank has N tokens of its own. A token and one of
-# its choices make a **slot**: slot $nK + j$ is choice $j$ of token $n$. For each slot with an expert, a row travels.
+# its choices make a **slot**: slot $nK + j$ is choice $j$ of token $n$. For each slot with an expert, a row is sent.
 #
 # ![Two ranks: rows are sorted by expert, exchanged, regrouped by expert, computed, and sent back the same way](../images/expert_dispatch.svg)
 #
-# 1. **Sort** the slots by expert. What goes to one rank now lies together, and in it what goes to one expert.
-# 2. **Exchange counts.** A receiver must know how many rows come before it can make room for them.
-# 3. **Exchange rows**, by an all-to-all with pieces of unequal length.
+# 1. **Sort** the slots by expert. Then the rows for each rank are adjacent, and within them the rows for each expert.
+# 2. **Exchange counts.** A receiver must know how many rows arrive before it can make room for them.
+# 3. **Exchange rows**, with an all-to-all whose pieces have unequal lengths.
 # 4. **Regroup.** Rows arrive sorted by source, and for each source by expert. The experts need the rows of all
 #    sources together.
 #
-# The all-to-all of lesson 01 exists as one call. Its tensors are cut along the first dimension and must be
-# contiguous in memory (`x.contiguous()`):
+# The all-to-all of lesson 01 exists as one call. Its tensors are cut along the first dimension and must be contiguous
+# in memory (`x.contiguous()`). (`dist.all_to_all`, with lists of tensors, is no substitute: gloo refuses lists with
+# pieces of unequal length.)
 #
 # | call | meaning |
 # |---|---|
-# | `dist.all_to_all_single(arriving, leaving, group=group)` | piece $j$ of `leaving` goes to rank $j$; all pieces have one length |
-# | `dist.all_to_all_single(arriving, leaving, rows_in, rows_out, group=group)` | lengths by rank, as lists: first of what arrives, then of what leaves |
-# | `dist.get_world_size(group)` | how many ranks there are in the group; `None` stands for all |
-# | `x.argsort(stable=True)` | where to find the smallest, the next, …; equal ones keep their order |
-# | `torch.bincount(x, minlength=E)` | how many of each number from 0 on; x must not be negative |
+# | `dist.all_to_all_single(arriving, leaving, group=group)` | piece $j$ of `leaving` goes to rank $j$; all pieces have the same length |
+# | `dist.all_to_all_single(arriving, leaving, rows_in, rows_out, group=group)` | lengths by rank, as lists: first of the arriving pieces, then of the leaving ones |
+# | `dist.get_world_size(group)` | the number of ranks in the group; `None` stands for all |
+# | `x.argsort(stable=True)` | where to find the smallest, the next, …; equal numbers keep their order |
+# | `torch.bincount(x, minlength=E)` | how often each number from 0 on occurs; x must not be negative |
 # | `x.repeat_interleave(counts)` | each number as many times as its count says |
 #
-# Every rank makes every call, also one with no token to send or receive: the others wait for it.
+# Every rank makes every call, even if it has no token to send or receive: the others wait for it.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def sort_slots(experts_NK: Tensor, n_experts: int) -> tuple[Tensor, Tensor]:
-    """Slots sorted by expert, those of one expert from the first to the last; and how many each expert has.
+    """Slots sorted by expert, with those of one expert in order; and the number of slots of each expert.
 
     Returns:
-        slots_R: int64, numbers of slots; those with expert -1 are left out. counts_E: int64.
+        slots_R: int64, numbers of slots, without those whose expert is -1. counts_E: int64.
     """
     # TODO 3: Bring every row to the rank that holds its expert. First, sort the slots.
     ### BEGIN SOLUTION
@@ -165,11 +169,11 @@ def sort_slots(experts_NK: Tensor, n_experts: int) -> tuple[Tensor, Tensor]:
 
 
 def exchange_counts(counts_E: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """How many rows arrive from each rank of the group for each of my experts: int64 (W, L).
+    """The number of rows that arrive from each rank of the group for each of my experts: int64 (W, L).
 
-    ``counts_E`` is how many rows leave this rank for each expert.
+    ``counts_E`` is the number of rows that leave this rank for each expert.
     """
-    # TODO 3, again: the counts. A rank is told about its own experts only.
+    # TODO 3, again: the counts. A rank learns only about its own experts.
     ### BEGIN SOLUTION
     arriving_E = torch.empty_like(counts_E)
     dist.all_to_all_single(arriving_E, counts_E, group=group)
@@ -178,8 +182,8 @@ def exchange_counts(counts_E: Tensor, group: dist.ProcessGroup | None) -> Tensor
 
 
 def exchange_rows(rows_RD: Tensor, leaving: list[int], arriving: list[int], group: dist.ProcessGroup | None) -> Tensor:
-    """The rows that arrive here, by source. ``leaving[r]`` of my rows go to rank r, and ``arriving[r]`` come from it."""
-    # TODO 3, again: the rows. Nothing travels that is not needed: each row goes to one rank.
+    """The arriving rows, by source. ``leaving[r]`` of my rows go to rank r, and ``arriving[r]`` rows come from it."""
+    # TODO 3, again: the rows. Send nothing unnecessary: each row goes to one rank.
     # Rows may have any dtype, and need not be contiguous (gradients often are not).
     ### BEGIN SOLUTION
     arrived_RD = rows_RD.new_empty(sum(arriving), rows_RD.shape[1])
@@ -189,9 +193,9 @@ def exchange_rows(rows_RD: Tensor, leaving: list[int], arriving: list[int], grou
 
 
 def regroup(arriving_WL: Tensor) -> Tensor:
-    """Where the rows of my first expert, then those of the next, lie among the arrived ones: int64 (rows,).
+    """The places, among the arrived rows, of the rows of my first expert, then of the next: int64 (rows,).
 
-    Rows arrive by source, and from each source by expert. Those of one expert stay in the order of their sources.
+    Rows arrive by source, and from each source by expert. Rows of one expert stay in the order of their sources.
     """
     # TODO 3, again: the order in which the experts need them. `arrived_RD[regroup(arriving_WL)]` is sorted by expert.
     ### BEGIN SOLUTION
@@ -207,25 +211,25 @@ check("07_expert_parallel/3")
 # %% [markdown]
 # ## Bring the results back
 #
-# The results go home by the same exchange, with what left and what arrived swapped. But first the regrouping
-# must be undone: results that come back in the order of the experts, and not in that in which the rows arrived,
-# land on *other tokens*. All shapes are right then, and all numbers wrong. At home, row $i$ belongs to slot
+# The results return through the same exchange, with leaving and arriving swapped. But first the regrouping must be
+# undone: results that return in the order of the experts, instead of the order in which the rows arrived, end at *the
+# wrong tokens*. All shapes are right then, and all numbers wrong. Back on the token's rank, row $i$ belongs to slot
 # `slots_R[i]`. It is multiplied by the gate of **that** slot and added to that slot's token.
 #
-# And the backward pass? It makes the same journey in reverse. A collective of `torch.distributed` is invisible
-# to autograd, so you say what its gradient is: a row's gradient goes back to where the row came from.
-# `torch.autograd.Function` is made for it: `Exchange.apply(rows_RD, leaving, arriving, group)` calls `forward`,
-# and later autograd calls `backward` with the gradient of what was returned; it returns a gradient for each
-# argument, `None` for those that have none.
+# And the backward pass? It is the same exchange in reverse. A collective of `torch.distributed` is invisible
+# to autograd, so you must define its gradient: a row's gradient goes back to where the row came from.
+# `torch.autograd.Function` does this: `Exchange.apply(rows_RD, leaving, arriving, group)` calls `forward`,
+# and later autograd calls `backward` with the gradient of the result; it returns a gradient for each
+# argument, and `None` for arguments without one.
 #
-# The gates multiply at home, where the router's logits are. So the gradient of a rank's logits holds what
-# **all** experts say about its tokens. Implementations that combine only the outputs of local experts lose the
-# rest: the loss is right and the router learns something else.
+# The gates are applied on the token's rank, where the router's logits are. So the gradient of a rank's logits
+# includes the contributions of **all** experts to its tokens. Implementations that combine only the outputs of local
+# experts lose the rest: the loss is right, and the router learns something else.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 class Exchange(torch.autograd.Function):
-    """`exchange_rows`, and the gradient of it."""
+    """`exchange_rows`, with its gradient."""
 
     @staticmethod
     def forward(
@@ -244,7 +248,7 @@ class Exchange(torch.autograd.Function):
 
 def combine(returned_RD: Tensor, slots_R: Tensor, gates_NK: Tensor) -> Tensor:
     """Each token's gated sum, (N, D), in the dtype of the rows. Row i is the result for slot ``slots_R[i]``."""
-    # TODO 4, again: what is at home again. A token without a slot gets zeros.
+    # TODO 4, again: the results that have returned. A token without a slot gets zeros.
     ### BEGIN SOLUTION
     N, K = gates_NK.shape
     gated_RD = gates_NK.flatten()[slots_R, None] * returned_RD
@@ -256,8 +260,8 @@ def parallel_mixture(
     h_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor, mine: Sequence[nn.Module], group: dist.ProcessGroup | None
 ) -> Tensor:
     """As `mixture`, with the experts spread over the group: rank r holds ``mine``, the L experts from number r L on."""
-    # TODO 4, again: the whole journey. Each expert is called once.
-    # Budget: the counts; and each row once there, once back.
+    # TODO 4, again: the whole exchange. Each expert is called once.
+    # Budget: the counts; and each row once to its expert, and once back.
     ### BEGIN SOLUTION
     K, world = experts_NK.shape[1], dist.get_world_size(group)
     slots_R, counts_E = sort_slots(experts_NK, world * len(mine))
@@ -276,13 +280,13 @@ def parallel_mixture(
 check("07_expert_parallel/4")
 
 # %% [markdown]
-# Look at a real journey: four ranks with eight experts, and a router that was not trained yet. On the right,
-# the bytes that go from rank to rank in the forward pass and in the backward pass.
+# Look at a real exchange: four ranks with eight experts, and an untrained router. On the right are
+# the bytes that each rank sends to each other rank in the forward and the backward pass.
 
 
 # %%
 def one_layer(_: None, rank: int, world: int) -> list[int]:
-    """One mixture on this rank's tokens, forward and backward; how many rows left for each expert."""
+    """One mixture on this rank's tokens, forward and backward; returns the number of rows for each expert."""
     torch.manual_seed(0)
     dim, n_experts, k = 32, 2 * world, 2
     router_ED = torch.randn(n_experts, dim, requires_grad=True)
@@ -300,40 +304,40 @@ plots.journey(run.results, run.collectives)
 # %% [markdown]
 # ## A limit to what an expert takes
 #
-# Who decides how many rows an expert gets? The tokens do. On some batches one expert gets half of them, its
+# The tokens decide how many rows an expert gets. On some batches one expert gets half of them: its
 # rank needs the memory for them, and all other ranks wait for it. Switch and GShard set a limit, the
 # **capacity**: of its N tokens, a rank sends each expert at most
 #
 # $$C = \lceil \text{factor} \cdot NK / E \rceil$$
 #
-# rows, that is `factor` times a fair share. Further slots are **dropped**. First choices come before second
-# ones, and among them earlier tokens before later ones. The gates of what is left stay as they are. A token
-# whose slots were all dropped gets zeros from the mixture; in the block they are added to the residual stream,
-# so the token goes on as it was.
+# rows, which is `factor` times an even share. Further slots are **dropped**. First choices come before second ones,
+# and among equal choices earlier tokens before later ones. The gates of the remaining slots do not change. A token
+# whose slots were all dropped gets zeros from the mixture; the block adds them to the residual stream, so the token
+# passes through unchanged.
 #
 # ![Six tokens and three experts that take three rows each: first choices are seated first](../images/expert_capacity.svg)
 #
-# Each rank drops by its own count. So the kept slots depend on how many ranks there are, and
-# a serial run is the same run only if it drops as the ranks do: in shares.
+# Each rank drops slots by its own counts. So the kept slots depend on the number of ranks, and
+# a serial run equals the parallel run only if it drops as the ranks do: in shares.
 #
 # **Dropless** mixtures (MegaBlocks, [arXiv:2211.15841](https://arxiv.org/abs/2211.15841)) have no limit. Your
-# exchange has pieces of any length, so it can do both; with equal pieces of C rows each, as the first
-# implementations had them, a capacity would be needed.
+# exchange has pieces of any length, so it can do both. With equal pieces of C rows each, as in the first
+# implementations, a capacity would be necessary.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def capacity(tokens: int, k: int, n_experts: int, factor: float) -> int:
-    """How many rows a rank with so many tokens may send to each expert."""
-    # TODO 5: Drop what is beyond an expert's capacity. First, the capacity.
+    """The number of rows that a rank with this many tokens may send to each expert."""
+    # TODO 5: Drop slots beyond an expert's capacity. First, the capacity.
     ### BEGIN SOLUTION
     return math.ceil(factor * tokens * k / n_experts)
     ### END SOLUTION
 
 
 def drop(experts_NK: Tensor, n_experts: int, limit: int) -> Tensor:
-    """A copy of ``experts_NK`` with -1 for each slot beyond its expert's limit. A -1 that is there already stays."""
+    """A copy of ``experts_NK`` with -1 for each slot beyond its expert's limit. An existing -1 stays."""
     # TODO 5, again: which slots are kept? First choices before second ones, earlier tokens before later ones.
-    # `x.cumsum(dim=0)` counts as it goes down the rows.
+    # `x.cumsum(dim=0)` adds up along the rows.
     ### BEGIN SOLUTION
     experts_KN = experts_NK.T
     taken_SE = experts_KN.reshape(-1, 1) == torch.arange(n_experts)
@@ -343,8 +347,8 @@ def drop(experts_NK: Tensor, n_experts: int, limit: int) -> Tensor:
 
 
 def drop_in_shares(experts_NK: Tensor, n_experts: int, factor: float, shares: int) -> Tensor:
-    """What the serial run keeps: as if each of so many ranks had an equal share of the tokens, rank 0 the first ones."""
-    # TODO 5, again: so that the serial run drops what the ranks drop. The shares divide the tokens.
+    """What the serial run keeps: the same as ranks with equal shares of the tokens, in the order of the ranks."""
+    # TODO 5, again: the serial run drops what the ranks drop. The number of shares divides the tokens.
     ### BEGIN SOLUTION
     N, K = experts_NK.shape
     limit = capacity(N // shares, K, n_experts, factor)
@@ -358,25 +362,25 @@ check("07_expert_parallel/5")
 # %% [markdown]
 # ## Balance the load
 #
-# Left alone, routers collapse: an expert that is a little better gets more tokens, learns more, and gets better
-# still. Switch adds a second loss ([arXiv:2101.03961](https://arxiv.org/abs/2101.03961), eq. 4). Let $f_e$ be
-# the fraction of all slots that chose expert $e$, before anything is dropped, and $P_e$ the mean of its
-# probability over all tokens:
+# Without a correction, routers collapse: an expert that is slightly better gets more tokens, learns more, and gets
+# better still. Switch adds a second loss ([arXiv:2101.03961](https://arxiv.org/abs/2101.03961), eq. 4). Let $f_e$ be
+# the fraction of all slots that chose expert $e$, before anything is dropped, and $P_e$ its mean probability over all
+# tokens:
 #
 # $$L = E \sum_e f_e P_e$$
 #
-# It is 1 where both are even, and more where the experts that are chosen most are also the most probable. $f$
-# counts, so it has no gradient; through $P$ the router learns to be less sure of the crowded ones.
+# It is 1 if both are even, and more if the experts that are chosen most are also the most probable. $f$
+# is a count, so it has no gradient; through $P$ the router learns to give crowded experts lower probabilities.
 #
-# "All tokens" are those of **all ranks**. The product of two means is not the mean of the products: rank 0 may
+# "All tokens" means the tokens of **all ranks**. The product of two means is not the mean of the products: rank 0 may
 # send all its tokens to expert 0, and rank 1 to expert 1. On average that is even, though on each rank it is as
-# uneven as can be. So reduce $f$ and $P$ first, then multiply.
+# uneven as possible. So reduce $f$ and $P$ first, then multiply.
 #
-# And the gradient? An all-reduce in place is unknown to autograd. What a rank adds to $P$ is its own, so it is
-# only that which its backward pass must reach. In the end the ranks' gradients are *averaged*, as those of
-# their losses are. So that the average is right, each rank has to give $W$ times the derivative of $L$ by its
-# own probabilities. This can be done in one line: `own + (total - own).detach()` has the value of `total` and
-# the gradient of `own`. With $W$ times its own number for `own`, the value is still the total, and the gradient is $W$
+# And the gradient? Autograd does not see an all-reduce in place. A rank's backward pass needs to reach only
+# its own contribution to $P$. In the end the ranks' gradients are *averaged*, like those of
+# their losses. For the average to be right, each rank must give $W$ times the derivative of $L$ with respect to its
+# own probabilities. One line can do this: `own + (total - own).detach()` has the value of `total` and
+# the gradient of `own`. If `own` is $W$ times the rank's number, the value is still the total, and the gradient is $W$
 # times as large.
 
 
@@ -386,8 +390,8 @@ def balancing_loss(probs_NE: Tensor, experts_NK: Tensor, world: int) -> Tensor:
 
     Its backward pass gives ``probs_NE`` ``world`` times the derivative, so that an average over ranks is right.
     """
-    # TODO 6: Balance the load by a loss over all ranks' tokens. Some ranks may have more of them, some none at all.
-    # Budget: a few numbers for each expert are sent, however many tokens there are.
+    # TODO 6: Balance the load with a loss over all ranks' tokens. Ranks may have different numbers of them, even none.
+    # Budget: a few numbers per expert are sent, however many tokens there are.
     ### BEGIN SOLUTION
     E = probs_NE.shape[1]
     slots_E = torch.bincount(experts_NK.flatten(), minlength=E).float()
@@ -405,35 +409,35 @@ def balancing_loss(probs_NE: Tensor, experts_NK: Tensor, world: int) -> Tensor:
 check("07_expert_parallel/6")
 
 # %% [markdown]
-# ## Whose gradients are averaged with whose
+# ## Which gradients are averaged over which ranks
 #
-# With many ranks the experts are spread over some of them only, say over $S$, and there are $W / S$ sets of all
-# experts. That is **data × expert parallelism**. Tokens stay within a set, which had better be a node. So there
+# With many ranks, one set of all experts is spread over only some of them, say over $S$, and there are $W / S$ sets.
+# This is **data × expert parallelism**. Tokens stay within a set, which is best placed within a node. So there
 # are two kinds of groups:
 #
 # ![Four ranks in two sets: tokens are exchanged along rows, experts' gradients reduced along columns](../images/expert_groups.svg)
 #
-# Every rank has other tokens, so what all ranks hold (attention, norms, embeddings, **the router**) has its
-# gradients averaged over **all** ranks. An expert's gradients belong together with those of the same expert in
-# the other sets, and with nobody else's.
+# Every rank has different tokens, so parameters that all ranks hold (attention, norms, embeddings, **the router**) have
+# their gradients averaged over **all** ranks. An expert's gradients are added to those of the same expert in
+# the other sets, and to no others.
 #
-# And by what number are an expert's divided? Each rank's loss is the mean over its own tokens, and the whole
-# loss is the mean over the $W$ ranks. The backward pass brings an expert the gradients of the rows of *all*
+# And by which number are the gradients of an expert divided? Each rank's loss is the mean over its own tokens, and the
+# whole loss is the mean over the $W$ ranks. In the backward pass an expert receives the gradients of the rows of *all*
 # ranks in its set, added up. **Predict** the divisor, before you read the check's message.
 #
 # | call | meaning |
 # |---|---|
-# | `dist.new_group(ranks)` | a group of these ranks. **Every** rank makes **every** such call, in one order, also for groups that it is not in |
+# | `dist.new_group(ranks)` | a group of these ranks. **Every** rank makes **every** such call, in the same order, even for groups that it is not in |
 # | `dist.all_reduce(tensor, group=group)` | the sum over a group, in place |
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def make_groups(rank: int, world: int, spread: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """The ranks that exchange tokens with this one, and the ranks that hold the same experts; both with this one in it.
+    """The ranks that exchange tokens with this one, and the ranks that hold the same experts; both include this one.
 
     The first ``spread`` ranks hold one set of all experts, the next ones another. ``spread`` divides ``world``.
     """
-    # TODO 7: Average each gradient over those who share its parameter. First, the groups.
+    # TODO 7: Average each gradient over the ranks that hold its parameter. First, the groups.
     ### BEGIN SOLUTION
     sets = [list(range(first, first + spread)) for first in range(0, world, spread)]
     copies = [list(range(place, world, spread)) for place in range(spread)]
@@ -446,10 +450,10 @@ def make_groups(rank: int, world: int, spread: int) -> tuple[dist.ProcessGroup, 
 def average_gradients(
     shared: Sequence[nn.Parameter], experts: Sequence[nn.Parameter], copies: dist.ProcessGroup, world: int
 ) -> None:
-    """Make every gradient that of the mean of all ranks' losses, in place. All have one.
+    """Turn every gradient into the gradient of the mean of all ranks' losses, in place. Every parameter has one.
 
     Args:
-        shared: what all ranks hold.
+        shared: parameters that all ranks hold.
         experts: parameters of this rank's experts; ``copies`` are the ranks that hold the same ones.
     """
     # TODO 7, again: the gradients.
@@ -469,16 +473,17 @@ check("07_expert_parallel/7")
 # %% [markdown]
 # ## What it costs
 #
-# All can be computed from one table: how many rows rank $r$ sends to expert $e$. What stays on its rank is not sent.
+# Everything follows from one table: how many rows rank $r$ sends to expert $e$. Rows that stay on their rank are not
+# sent.
 #
-# - **Forward**, a rank sends its counts (int64 numbers, one for each expert elsewhere), its rows, and later the
+# - **Forward**, a rank sends its counts (int64 numbers, one for each expert on another rank), its rows, and later the
 #   results of the rows that came from others.
-# - **Backward**, the same rows once more, as gradients, without counts.
-# - A **message** goes from one rank to another one. An all-to-all is one message to each of the others, even if
-#   there is nothing in it.
+# - **Backward**, the same rows again, as gradients, without counts.
+# - A **message** goes from one rank to another. An all-to-all is one message to each other rank, even if
+#   it is empty.
 #
 # Unlike weights in FSDP or activations in tensor parallelism, the bytes depend on the tokens: they differ from
-# rank to rank and from step to step. And so does the work. All ranks wait for the one whose experts have the
+# rank to rank and from step to step. And so does the work. All ranks wait for the rank whose experts have the
 # most rows, so **the busiest rank sets the time**.
 
 
@@ -486,9 +491,9 @@ check("07_expert_parallel/7")
 def layer_bytes(rows: list[list[int]], rank: int, dim: int, element_size: int) -> tuple[int, int]:
     """Bytes that a rank sends to others, forward and backward, in one layer.
 
-    ``rows[r][e]`` is how many rows rank r sends to expert e. A row has ``dim`` numbers of ``element_size`` bytes.
+    ``rows[r][e]``: how many rows rank r sends to expert e. A row has ``dim`` numbers of ``element_size`` bytes.
     """
-    # TODO 8: Predict bytes, messages, and who is waited for. First the bytes. All ranks hold equally many experts.
+    # TODO 8: Predict bytes, messages, and the slowest rank. First the bytes. All ranks hold the same number of experts.
     ### BEGIN SOLUTION
     rows_WE = torch.tensor(rows)
     W, E = rows_WE.shape
@@ -510,8 +515,8 @@ def layer_messages(world: int) -> tuple[int, int]:
 
 
 def slowdown(rows: list[list[int]]) -> float:
-    """The experts' time, as a multiple of that with an even load. A rank's time is proportional to its experts' rows."""
-    # TODO 8, again: the busiest rank. Somebody sends a row.
+    """The experts' time relative to an even load. A rank's time is proportional to its experts' rows."""
+    # TODO 8, again: the busiest rank. At least one row is sent.
     ### BEGIN SOLUTION
     rows_WE = torch.tensor(rows, dtype=torch.float64)
     work_W = rows_WE.sum(dim=0).view(len(rows), -1).sum(dim=1)
@@ -523,7 +528,7 @@ def slowdown(rows: list[list[int]]) -> float:
 check("07_expert_parallel/8")
 
 # %% [markdown]
-# Beside the run from before. The line is your prediction for each rank.
+# Compare with the run above. The line is your prediction for each rank.
 
 # %%
 predicted = [layer_bytes(run.results, rank, dim=32, element_size=4) for rank in range(4)]
@@ -533,17 +538,17 @@ plots.layer(run.collectives, predicted)
 # %% [markdown]
 # ## Train the course's model
 #
-# Now put experts in the place of each block's MLP. The model does not notice: `block.mlp = …` replaces a
-# submodule. This is the serial version. It keeps its last balancing loss and how many slots chose each expert,
-# for you to add up and look at.
+# Now replace each block's MLP with experts. The model needs no change: `block.mlp = …` replaces a submodule. This is
+# the serial version. It stores its last balancing loss and the number of slots that chose each expert, for you to add
+# up and look at.
 
 
 # %%
 class Mixture(nn.Module):
-    """All experts on one process, in the place of an MLP.
+    """All experts on one process, in place of an MLP.
 
     Args:
-        factor: of the capacity; None drops nothing. It drops as ``shares`` ranks would.
+        factor: of the capacity; None drops nothing. Slots are dropped as on ``shares`` ranks.
     """
 
     def __init__(self, dim: int, n_experts: int, k: int, factor: float | None = None, shares: int = 1) -> None:
@@ -579,7 +584,7 @@ class ParallelMixture(nn.Module):
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def parallel_forward(layer: ParallelMixture, x_BTD: Tensor) -> Tensor:
-    """What `Mixture.forward` does, for this rank's tokens. ``layer.load`` counts these tokens' slots."""
+    """The same as `Mixture.forward`, for this rank's tokens. ``layer.load`` counts these tokens' slots."""
     # TODO 9: Train the model with its experts spread over the ranks. First, the layer.
     ### BEGIN SOLUTION
     h_ND = x_BTD.flatten(0, 1)
@@ -596,7 +601,7 @@ def parallel_forward(layer: ParallelMixture, x_BTD: Tensor) -> Tensor:
 def spread_experts(
     model: TransformerLM, world: int, tokens: dist.ProcessGroup
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Replace each block's `Mixture` by a `ParallelMixture`. Returns what all ranks hold, and my experts' parameters."""
+    """Replace each `Mixture` by a `ParallelMixture`. Returns the parameters of all ranks, and those of my experts."""
     # TODO 9, again: the model. Each of its parameters is in one of the two lists, once.
     ### BEGIN SOLUTION
     for block in model.blocks:
@@ -608,7 +613,7 @@ def spread_experts(
 
 
 def whole_loss(model: TransformerLM, x: Tensor, y: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """The language model's loss on this rank; and that plus ``weight`` times each block's balancing loss, to minimize."""
+    """The language model's loss on this rank; and the same plus ``weight`` times each block's balancing loss."""
     # TODO 9, again: the loss.
     ### BEGIN SOLUTION
     loss = model(x, y)
@@ -621,7 +626,7 @@ check("07_expert_parallel/9")
 
 # %% [markdown]
 # The proof: the same model and the same batches on one process, on two, on three, and on four in two sets.
-# Words are drawn so that there is something to learn: a word mostly follows from the one before.
+# The text is random but can be learned: most words follow from the word before.
 
 # %%
 WORDS, DIM, EXPERTS, STEPS = 64, 32, 6, 60
@@ -647,7 +652,7 @@ def batch_of(step: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
 
 
 def train(settings: dict, rank: int, world: int) -> dict[str, list]:
-    """Losses of this rank and, step by step, how many of its slots chose each expert of the last block."""
+    """Losses of this rank and, for each step, how many of its slots chose each expert of the last block."""
     model = mixture_model(settings["k"], settings["factor"], settings["shares"])
     if world > 1:
         tokens, copies = make_groups(rank, world, settings["spread"])
@@ -675,11 +680,12 @@ for world, spread in ((2, 2), (3, 3), (4, 2)):
     means = [sum(losses) / world for losses in zip(*(mine["losses"] for mine in ranks), strict=True)]
     apart = max(abs(a - b) / b for a, b in zip(means, serial["losses"], strict=True))
     print(
-        f"{world} ranks, experts over {spread}: loss {means[0]:.4f} → {means[-1]:.4f}, at most {apart:.1e} from the serial run"
+        f"{world} ranks, experts over {spread}: loss {means[0]:.4f} → {means[-1]:.4f}, at most {apart:.1e} from the"
+        " serial run"
     )
 
 # %% [markdown]
-# And the experts' load over a training, one expert a token, with and without the balancing loss:
+# And the experts' load during training, with one expert per token, with and without the balancing loss:
 
 # %%
 loads = {}
@@ -696,21 +702,37 @@ plots.loads(loads)
 # |---|---|
 # | Megatron-Core `TopKRouter`, `--moe-router-dtype fp32` | `route` |
 # | its `MoEAlltoAllTokenDispatcher`; `permute`, `unpermute` | `sort_slots`, `exchange_rows`, `regroup`; `combine` |
-# | grouped matrix products, one kernel for all experts of a rank (MegaBlocks, `torch._grouped_mm`) | the loop over `mine` |
+# | grouped matrix products, one kernel for all experts of a rank (MegaBlocks, `torch.nn.functional.grouped_mm`) | the loop over `mine` |
 # | `--expert-model-parallel-size`; expert data-parallel groups | `spread`; `copies` |
-# | DeepEP: kernels that send a token once to a rank, also if two of its experts are there | a row for each slot |
-# | the expert bias of DeepSeek-V3 ([arXiv:2412.19437](https://arxiv.org/abs/2412.19437)): added for the choice, never for the gate | `balancing_loss`, without its gradient |
+# | DeepEP: kernels that send a token only once to a rank that has two of its experts | a row for each slot |
+# | the expert bias of DeepSeek-V3 ([arXiv:2412.19437](https://arxiv.org/abs/2412.19437)): added for the choice, never to the gate | `balancing_loss`, without its gradient |
 #
-# ## What comes of it
+# ## When to use it
 #
-# - Memory: a rank holds $1/S$ of the experts, and none of them is ever gathered. Work: a token pays for $K$
+# - Memory: a rank holds $1/S$ of the experts, and none of them is ever gathered. Work: a token is computed by $K$
 #   experts, however many there are.
-# - Bytes: up to $4KD$ numbers a token and layer in a step, whatever the experts' size. FSDP sends weights,
-#   however few the tokens; so spread experts where they are large and tokens are few, and shard with FSDP where
-#   it is the other way round.
-# - An all-to-all between nodes is slow and cannot be hidden as easily as FSDP's gathers: keep a set in a node,
+# - Bytes: up to $4KD$ numbers per token and layer in a step, however large the experts are. FSDP sends weights,
+#   however few tokens there are. So spread experts over ranks if experts are large and tokens few; otherwise
+#   shard them with FSDP.
+# - An all-to-all between nodes is slow and harder to hide than FSDP's gathers: keep a set within a node,
 #   or overlap two micro-batches. A small model does not need experts: the router, the exchange and the
 #   imbalance cost more than they save.
-# - Watch the load from the first step on. A collapsed router shows as a loss that is a bit worse, and a rank
+# - Watch the load from the first step on. A collapsed router shows as a slightly worse loss, and a rank
 #   that is always late.
-# - Next: `08_distributed_matmul`.
+#
+# ## Recap
+#
+# 1. A router chooses K experts for each token, in float32; gates weight their outputs and carry its gradient.
+# 2. Two all-to-alls of unequal pieces bring rows to their experts and results back; first the counts.
+# 3. The gradient of an exchange is the reverse exchange.
+# 4. A capacity limits memory and drops slots; a balancing loss over all ranks' tokens keeps the load even.
+# 5. Gradients of experts are summed over their copies, those of all other parameters over all ranks; both are divided
+#    by the number of all ranks.
+#
+# *Papers.* Sparsely gated mixtures: [arXiv:1701.06538](https://arxiv.org/abs/1701.06538). GShard:
+# [arXiv:2006.16668](https://arxiv.org/abs/2006.16668). Switch: [arXiv:2101.03961](https://arxiv.org/abs/2101.03961).
+# MegaBlocks: [arXiv:2211.15841](https://arxiv.org/abs/2211.15841). Mixtral:
+# [arXiv:2401.04088](https://arxiv.org/abs/2401.04088). DeepSeek-V3:
+# [arXiv:2412.19437](https://arxiv.org/abs/2412.19437).
+#
+# Next: `08_distributed_matmul`.
