@@ -1,17 +1,22 @@
-"""The commands around the lessons: the book and the slides."""
+"""The commands around the lessons: the book, the slides, the board of the room, a hub's kernel."""
 
+import getpass
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from grader.engine.commands.arguments import STUDENTS, TEACH, Lesson, app, lesson_named
+from grader.engine.commands.arguments import BEGIN, LEARN, STUDENTS, TEACH, Lesson, app, lesson_named
 from grader.engine.commands.instructor import needs_solutions
 from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
 from utils.optional import lacks
-from utils.whole import written_whole
+from utils.whole import write_whole, written_whole
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
@@ -47,3 +52,57 @@ def slides(
     with written_whole(path) as part:
         part.write_text(maker.slides(stem), "utf-8")
     say(f"open {escape(str(path))}; S shows the speaker's notes")
+
+
+@app.command(rich_help_panel=TEACH, hidden=STUDENTS)
+def board(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where students' lines are; made if it is not there")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the page, which reloads itself")] = Path("board.html"),
+    every: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="how often it is written anew")] = 10,
+    once: Annotated[bool, typer.Option("--once", help="write it once")] = False,
+) -> None:
+    """Show live which TODO each student is at: of those who ran ./workbook join DIR."""
+    from grader.engine.classroom import board as boards
+
+    if advice := boards.open_board(folder):
+        say(f"[yellow]{escape(advice)}[/]")
+    if once:
+        write_whole(out, boards.page(boards.read(folder), time.time()))
+        return
+    say(f"students run ./workbook join {escape(str(folder.resolve()))}; open {escape(str(out))}; Ctrl-C ends it")
+    boards.follow(folder, out, every, threading.Event().wait)
+
+
+@app.command(rich_help_panel=LEARN)
+def join(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the board's folder, which the instructor names")],
+    name: Annotated[str, typer.Option(help="what the board calls you")] = "",
+) -> None:
+    """Let the instructor see which TODO you are at: each verdict adds a line to a file in DIR, never your code."""
+    from grader.engine.classroom import board as boards
+
+    if not folder.is_dir():
+        fail(f"{folder}: no such folder; the instructor makes it, with ./workbook board")
+    file = boards.join(folder, name or getpass.getuser())
+    say(
+        f"joined as {escape(name or getpass.getuser())}: TODO, verdict and time go to {escape(str(file))}, which others"
+        " can read, and whose owner is your account. ./workbook leave takes it away"
+    )
+
+
+@app.command(rich_help_panel=LEARN)
+def leave() -> None:
+    """Leave the board: your file there is removed."""
+    from grader.engine.classroom import board as boards
+
+    say("your file is gone from the board" if boards.leave() else "you have joined no board")
+
+
+@app.command(rich_help_panel=BEGIN)
+def kernel() -> None:
+    """Register this Python as the kernel "Parallel training", for a JupyterHub that starts another one."""
+    command = [sys.executable, "-m", "ipykernel", "install", "--user", "--name", "parallel-training"]
+    done = subprocess.run([*command, "--display-name", "Parallel training"], capture_output=True, text=True)
+    if done.returncode:
+        fail((done.stderr.strip().splitlines() or ["ipykernel cannot install the kernel"])[-1])
+    say(escape(f"{done.stdout.strip()}\nchoose the kernel “Parallel training” in a notebook of the hub"))

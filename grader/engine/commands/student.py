@@ -86,7 +86,7 @@ def check(
         from json import dumps
 
         from grader.engine.commands.screen import say_verdict
-        from grader.engine.commands.watch import remember
+        from grader.engine.commands.remember import remember
         from grader.engine.judge.judge import Judge, checked_lessons
         from grader.engine.judge.passed import Passed
 

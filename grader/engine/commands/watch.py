@@ -22,13 +22,14 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from grader.engine.commands.remember import remember
 from grader.engine.commands.screen import console, say, say_verdict
 from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
 from grader.engine.judge.passed import Passed
 from grader.engine.judge.verdict import Verdict
-from grader.engine.lesson import lessons, seals
+from grader.engine.lesson import lessons
 from grader.engine.lesson.files import own_files
-from grader.engine.lesson.progress import Entry, Progress, lesson_map, right
+from grader.engine.lesson.progress import Entry, Progress, lesson_map
 from grader.engine.ranks.engine import Engine
 
 POLL = 0.1  # seconds from one look at the files to the next, where saves are not heard of
@@ -74,20 +75,6 @@ def recheck(
         if number != first:
             show(judge.verdict(number))
     return [judge.verdict(number) for number in sorted(judge.checks)]
-
-
-def remember(verdicts: list[Verdict]) -> None:
-    """Write verdicts on the student's own files into the progress file."""
-    progress = Progress()
-    verdicts = [v for v in verdicts if v.cause != "no_python"]  # which says nothing of what was right before
-    progress.write({(v.lesson, v.todo): v.status for v in verdicts})
-    known = progress.read()
-    with_hint = [
-        (v.lesson, v.todo) for v in verdicts if v.status == "fail" and v.cause != "not_attempted" and v.hints_seen
-    ]  # the first one comes with the failure
-    progress.write({todo: 1 for todo in with_hint if not known[todo].hints})
-    for lesson in seals.unseal_due(right()):
-        say(f"[green]{lesson} is open now.[/]")
 
 
 def climb(lesson: str, number: int) -> str:
