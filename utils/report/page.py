@@ -230,7 +230,7 @@ def size(n_bytes: float) -> str:
 PAGE = template("""{% extends "frame" %}
 {% block title %}{{ title }}{% endblock %}
 {% block style %}
-  dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(14rem, 1fr)); gap: .6rem; margin: 1rem 0; }
+  dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(10.5rem, 1fr)); gap: .6rem; margin: 1rem 0; }
   dl div { background: #f4f6f8; border-radius: .4rem; padding: .5rem .8rem; }
   dl .wide { grid-column: 1 / -1; }
   dt { color: #555; font-size: .85rem; }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from grader.engine.jobs.scheduler import ask
 from grader.engine.lesson import lessons
-from utils.starter import STARTER
+from utils.starter import STARTER, with_starter
 
 
 def found() -> dict[str, str]:
@@ -108,7 +108,7 @@ def call(command: list[str], env: dict[str, str]) -> int:
     # Ignored, which the command inherits: a Ctrl-C of the terminal reaches it, too, and would make a traceback.
     old = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     try:
-        process = subprocess.Popen(command, env={**env, STARTER: str(os.getpid())})
+        process = subprocess.Popen(command, env={**env, STARTER: str(os.getpid())}, preexec_fn=with_starter())
         for number in (signal.SIGINT, signal.SIGTERM):
             old.setdefault(number, signal.getsignal(number))
             signal.signal(number, stop)
