@@ -12,8 +12,7 @@
 | 8    | recomputed blocks               | how often each part runs; bytes kept for the backward pass            |            |
 | 9    | one file of the whole model     | who writes; that it loads here, by torch.load(weights_only=True)      |            |
 | 10   | a sharded checkpoint            | what is in it; how much each rank wrote                               |            |
-| 11   | loaded on other ranks           | saved on 4, loaded on 2 and on 1: weights, optimizer's state, position | 10        |
-| 12   | the run goes on                 | find_epoch(); main() stopped on 4 ranks, and gone on with on 4, 2 and 1 | 1 – 11 |
+| 11   | loaded on other ranks           | saved on 4, loaded on 2 and on 1: weights, optimizer's state, position; main() after an epoch on 4 ranks, and gone on with on 4, 2 and 1 | 1 – 10 |
 
 Models here are sharded by the check itself, unless sharding is being checked: so a TODO can be judged before or
 without the others. Elements and bytes are those of padded shards: of n rows, S ranks hold ceil(n / S) each.
@@ -616,7 +615,6 @@ ARGV = (
 def one_main_on_rank(code, rank, world, runs, data):
     """main(), with the check's own versions of everything that TODOs after the fifth make."""
     code.clip_gradients = clipped
-    code.find_epoch = lambda step, an_epoch: (0, 0)  # of a run that nobody goes on with
     code.save_checkpoint = lambda *_: None
     return mains_on_rank(code, rank, world, runs, data)
 
@@ -657,7 +655,7 @@ def test_todo5_optimizer(student):
     final = serial.evidence[0]["weights"]
     first = student.reference(first_of_run, vocab=len(final["head.weight"]))
     premise(all((final[name] - weight).abs().max() > 0 for name, weight in first.items()), "weights that never move")
-    world, strategy = 3, "full"  # of 3, no size is a multiple; 4, 2 and 1 ranks come with TODO 12
+    world, strategy = 3, "full"  # of 3, no size is a multiple; 4, 2 and 1 ranks come with TODO 11
     runs = [[world, [*ARGV, "--sharding", strategy]]]
     run = student.call(one_main_on_rank, world=world, group=None, runs=runs, data=corpus(student))
     ranks = [left[0] for left in run.evidence]
@@ -1277,7 +1275,7 @@ def load_sharded_on_rank(code, rank, world, onto):
     11,
     minutes=15,
     further=True,
-    needs=(10,),
+    needs=tuple(range(1, 11)),
     why=(
         "The next job may get another number of GPUs. Shards that were written by 4 ranks must be cut anew for 2,"
         " and the optimizer must go on with its moments: without them Adam's first steps are far too long, and the loss"
@@ -1318,91 +1316,39 @@ def test_todo11_load_sharded(student):
                 mine["position"],
                 rank,
             )
+    check_going_on(student)
 
 
-# ---------------------------------------------------------------------------------------------------
-# TODO 12: going on
-
-EPOCH = {(0, 4): (0, 0), (1, 4): (0, 1), (4, 4): (0, 4), (5, 4): (1, 1), (7, 4): (1, 3), (8, 4): (1, 4), (3, 1): (2, 1)}
-
-
-def find_on_rank(code, rank, world):
-    return [[int(n) for n in code.find_epoch(*case)] for case in EPOCH]
-
-
-# Two epochs of two steps, saved in the second one's midst.
+# Two epochs of two steps, saved after each.
 LONG = [*ARGV, "--log-every", "1"]
-STOPPED = "out-0/step-3"
+SAVED = "out-0/step-2"
 RUNS = [
-    [4, [*LONG, "--save-every", "3"]],
-    [4, [*LONG, "--resume", STOPPED]],
-    [2, [*LONG, "--sharding", "grad", "--resume", STOPPED, "--recompute"]],
-    [1, [*LONG, "--resume", STOPPED]],
+    [4, [*LONG, "--save"]],
+    [4, [*LONG, "--resume", SAVED]],
+    [2, [*LONG, "--sharding", "grad", "--resume", SAVED, "--recompute"]],
+    [1, [*LONG, "--resume", SAVED]],
 ]
 
 
-@todo(
-    12,
-    minutes=10,
-    further=True,
-    needs=tuple(range(1, 12)),
-    why=(
-        "A run that begins its epoch anew trains twice on some samples and never reaches others. Step k has the same"
-        " samples on any number of ranks, so the number of steps is all that one has to know."
-    ),
-    hints=(
-        (
-            "Divide the steps by the steps of an epoch: the quotient is the epoch, the rest is what is done of it. Then"
-            " look at the last step of an epoch."
-        ),
-        "With // and %, or divmod, of step - 1 for a step that is not the first. Nothing done yet is (0, 0).",
-        "epoch = max(step - 1, 0) // ..., and what is done is step less the steps of the epochs before.",
-    ),
-)
-def test_todo12_go_on(student):
-    ((*seen,),) = student.call(find_on_rank, world=1, group=False).evidence
-    for case, got in zip(EPOCH, seen, strict=True):
-        expect(
-            tuple(got) == EPOCH[case],
-            f"find_epoch({case[0]}, {case[1]}), after {case[0]} step{'s' * (case[0] != 1)} where an epoch has"
-            f" {case[1]}, is wrong",
-            EPOCH[case],
-            tuple(got),
-        )
+def check_going_on(student):
+    """The run that is resumed after an epoch is the run that never stopped; on as many ranks, to the last bit."""
     serial = serial_run(student, LONG)
     right = losses(serial.evidence[0])
     run = student.call(mains_on_rank, world=4, group=None, runs=RUNS, data=corpus(student))
     runs = [[mine[number] for mine in run.evidence if mine[number] is not None] for number in range(len(RUNS))]
     same_losses("on 4 ranks", right, runs[0])
-    told = "stopped at step 3 on 4 ranks and gone on with on {},"
-    windows = [sorted(rows) for rows, _ in training(serial.evidence[0]).values()]
+    told = "saved after an epoch on 4 ranks and resumed on {},"
     for number, (ranks, _) in enumerate(RUNS[1:], start=1):
-        steps = [
-            sorted(row for mine in runs[number] for row in list(training(mine).values())[k][0])
-            for k in range(min(map(len, map(training, runs[number]))))
-        ]
-        expect(
-            len(steps) == 1,
-            f"{told.format(ranks)} it makes {len(steps)} steps; without a stop there was one more",
-            1,
-            len(steps),
-        )
-        for k, rows in enumerate(steps):
-            expect(
-                rows == windows[3 + k],
-                f"{told.format(ranks)} step {4 + k} does not train on the samples that it would have trained on without"
-                " a stop",
-                f"the samples of step {4 + k}",
-                next((f"those of step {n + 1}" for n, other in enumerate(windows) if rows == other), "others"),
-            )
-        same_losses(told.format(ranks), right[3:], runs[number])
-        report = [line for line in reported(serial) if line["step"] > 3]
+        steps = min(map(len, map(training, runs[number])))
+        expect(steps == 2, f"{told.format(ranks)} it makes {steps} steps; without a stop there were two more", 2, steps)
+        same_losses(told.format(ranks), right[2:], runs[number])
+        report = [line for line in reported(serial) if line["step"] > 2]
         same_report(told.format(ranks), report, reported(run, f"out-{number}"))
     for rank, (first, again) in enumerate(zip(runs[0], runs[1], strict=True)):
         expect(
-            losses(first)[3:] == losses(again),
+            losses(first)[2:] == losses(again),
             f"{told.format(4)} the losses of rank {rank} differ in a bit from those without a stop",
-            losses(first)[3:],
+            losses(first)[2:],
             losses(again),
             rank,
         )

@@ -21,7 +21,7 @@ from utils.checkpoints import CONTENTS, newest, saved_whole, to_resume, why_not
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 
-SCRIPT = "solutions/train/fsdp_training.py"
+SCRIPT = "solutions/train/tp_training.py"
 # Each checkpoint has some 20 MB, so that a kill finds a save under way.
 SLOW_SAVES = (
     "--data random --batch-size 4 --seq-len 8 --dim 256 --heads 2 --layers 2 --max-steps 6 --save-every 1 --log-every 1"

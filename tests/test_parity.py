@@ -81,28 +81,26 @@ def test_adam_goes_on_after_a_stop(sharded):
     """Saved by 2 × 2 ranks, in bfloat16: the same ranks go on to the last bit. In float32, and on other ranks: to
     1e-4.
     """
-    stopped = ["--save-every", "1"]
+    argv = [*ADAM, "--epochs", "3"]
     runs = [
-        [4, [*ADAM, "--sharding", "hybrid", *stopped]],
-        [4, [*ADAM, "--sharding", "hybrid", "--resume", "out-0/step-1"]],
-        [4, [*ADAM, "--dtype", "bfloat16", *stopped]],
-        [4, [*ADAM, "--dtype", "bfloat16", "--resume", "out-2/step-3"]],
-        [2, [*ADAM, "--resume", "out-0/step-2", *stopped]],
-        [1, [*ADAM, "--sharding", "none", "--resume", "out-4/step-3"]],
+        [4, [*argv, "--sharding", "hybrid", "--save"]],
+        [4, [*argv, "--sharding", "hybrid", "--resume", "out-0/step-2"]],
+        [4, [*argv, "--dtype", "bfloat16", "--save"]],
+        [4, [*argv, "--dtype", "bfloat16", "--resume", "out-2/step-4"]],
+        [2, [*argv, "--resume", "out-0/step-2", "--save"]],
+        [1, [*argv, "--sharding", "none", "--resume", "out-4/step-4"]],
     ]
     left, job = mains(sharded, 4, runs)
-    right = fsdp.losses(fsdp.serial_run(sharded, ADAM).evidence[0])
-    for whole_run, resumed, at in ((0, 1, 1), (2, 3, 3)):
+    right = fsdp.losses(fsdp.serial_run(sharded, argv).evidence[0])
+    for whole_run, resumed, at in ((0, 1, 2), (2, 3, 4)):
         for before, after in zip(left[whole_run], left[resumed], strict=True):
             assert fsdp.losses(before)[at:] == fsdp.losses(after)
         first, again = (fsdp.together(left[number], "weights") for number in (whole_run, resumed))
         assert all(torch.equal(first[name], again[name]) for name in first)
     assert fsdp.losses(left[2][0]) != fsdp.losses(left[0][0])  # bfloat16 does something
-    fsdp.same_losses(
-        "on 2 ranks", right[2:], left[4]
-    )  # its last validation is that of the epoch that had ended when it stopped
-    fsdp.same_losses("on 1 rank", right[3:], left[5])
-    assert [line["kind"] for line in reported(job, "out-4")] == ["epoch", "step", "step", "epoch", "test"]
+    fsdp.same_losses("on 2 ranks", right[2:], left[4])
+    fsdp.same_losses("on 1 rank", right[4:], left[5])
+    assert [line["kind"] for line in reported(job, "out-5")] == ["step", "step", "epoch", "test"]
 
 
 def test_the_start_is_ddp(sharded):
@@ -265,9 +263,9 @@ def test_a_batch_that_does_not_divide_is_refused_in_one_line(tmp_path):
     assert len(lines) == 1 and "--batch-size 7" in lines[0]
 
 
-def test_fsdp_stops_and_goes_on_as_typed(tmp_path):
+def test_tp_stops_and_goes_on_as_typed(tmp_path):
     """Saved on two processes, gone on with on one; and what cannot be is refused in one line."""
-    script = "solutions/train/fsdp_training.py"
+    script = "solutions/train/tp_training.py"
     one = typed(
         sys.executable, "train/single_gpu_training.py", *SHORT, "--log-every", "1", "--out", str(tmp_path / "one")
     )

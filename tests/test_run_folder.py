@@ -133,10 +133,10 @@ def small_files():
     [
         ([sys.executable], "single_gpu_training", []),
         (TORCHRUN, "ddp_training", []),
-        (TORCHRUN, "fsdp_training", ["--save-every", "1"]),
+        (TORCHRUN, "tp_training", ["--save-every", "1"]),
         ([sys.executable], "pipeline_training", ["--microbatches", "2"]),
     ],
-    ids=["single", "ddp", "fsdp", "pipeline"],
+    ids=["single", "ddp", "tp", "pipeline"],
 )
 def test_a_full_disk_is_one_line_and_no_cut_file(launcher, script, flags, tmp_path):
     code, _, err = ended(

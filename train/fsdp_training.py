@@ -2,8 +2,8 @@
 
 Two processes:  torchrun --nproc-per-node 2 train/fsdp_training.py
 Four, hybrid:   torchrun --nproc-per-node 4 train/fsdp_training.py --sharding hybrid
-Stop, resume:   torchrun --nproc-per-node 2 train/fsdp_training.py --save-every 50 --max-steps 100
-                torchrun --nproc-per-node 4 train/fsdp_training.py --resume runs/fsdp_training/step-100
+Stop, resume:   torchrun --nproc-per-node 2 train/fsdp_training.py --save --epochs 1
+                torchrun --nproc-per-node 4 train/fsdp_training.py --resume runs/fsdp_training
 One process:    python train/fsdp_training.py
 More nodes:     sbatch sbatch/fsdp_training.sbatch              (JURECA)
                 qsub sbatch/fsdp_training.pbs                   (Polaris)
@@ -82,7 +82,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--sharding", choices=("none", "grad", "full", "hybrid"), default="full", help="what is sharded over the ranks")
     add("--replicas", type=whole(1), default=2, help="copies of the model with --sharding hybrid; usually one per node")
     add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
-    add("--save-every", type=whole(0), default=0, help="steps between sharded checkpoints; 0: none")
+    add("--save", action="store_true", help="save a sharded checkpoint after each epoch")
     add("--resume", type=given, metavar="FOLDER", help="resume from a sharded checkpoint, or from a run's newest one; dropout draws differ")
     args = parser.parse_args(argv)
     if args.dim % args.heads:
@@ -223,20 +223,13 @@ def train_epoch(
     args: argparse.Namespace,
     metrics: Metrics,
     epoch: int,
-    done: int,
-    position: dict[str, Any],
-) -> float:
-    """The rest of one pass over the training set, after `done` steps of it. Returns the mean loss of the pass.
-
-    `position` is kept up to date, and saved every args.save_every steps.
-    """
+    step: int,
+) -> tuple[float, int]:
+    """One pass over the training set, from `step` on. Returns its mean loss and the step reached."""
     model.train()
     # Sums and counts: since the last line of the log, and over the epoch.
     total, count, epoch_total, epoch_count = torch.zeros(4, dtype=torch.float64, device=device)
-    # The part of this epoch that an earlier run did counts, too: here, this rank's share of it.
-    epoch_count += done * args.batch_size * args.seq_len / dist.get_world_size()
-    epoch_total += position["loss"] * epoch_count
-    step, last_step, last_time = position["step"], position["step"], time.perf_counter()
+    last_step, last_time = step, time.perf_counter()
     for x, y in loader:
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         loss = compute_loss(model, x, y, args)
@@ -257,12 +250,7 @@ def train_epoch(
             metrics.log("step", step, epoch=epoch + 1, loss=mean, gradient_norm=norm, tokens_per_s=speed)
             total, count = torch.zeros(2, dtype=torch.float64, device=device)
             last_step, last_time = step, now
-        position["step"] = step
-        if args.save_every and step % args.save_every == 0:
-            position["loss"] = global_mean(epoch_total + total, epoch_count + count)
-            with saved_whole(Path(args.out), step) as folder:
-                save_sharded(model, optimizer, position, folder)
-    return global_mean(epoch_total + total, epoch_count + count)
+    return global_mean(epoch_total + total, epoch_count + count), step
 
 
 def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:
@@ -294,14 +282,6 @@ def load_sharded(
     return position
 
 
-def find_epoch(step: int, an_epoch: int) -> tuple[int, int]:
-    """In which epoch, from 0, a run is after `step` steps, and how many of its `an_epoch` steps are done."""
-    # TODO 12: Find the place in the data at which to go on.
-    # Otherwise some samples count twice in their epoch, and others not at all. The last step of an epoch
-    # still belongs to it, for its validation is to come.
-    return 0, 0
-
-
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     prepare(args)  # the device that --device asks for
@@ -320,50 +300,49 @@ def main(argv: list[str] | None = None) -> None:
     model = parallelize(model, mesh, args)
     first_weights(model, mesh, args)
 
-    # The state of the run: steps done, mean loss of this epoch so far, lowest validation loss; and what must
-    # match to resume.
-    position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in SAME}
+    # Where the run is when an epoch is over: steps done, lowest validation loss; and what must match to resume.
+    position = {"step": 0, "best": math.inf} | {name: getattr(args, name) for name in SAME}
     if args.resume:
         args.resume = to_resume(args, model)
         position = load_sharded(model, optimizer, position, Path(args.resume))
         for name in SAME:
             if position[name] != getattr(args, name):
                 fail(f"--resume {args.resume}: it was saved with --{name.replace('_', '-')} {position[name]}")
-    first_epoch, done = find_epoch(position["step"], len(train_loader))
 
     out = Path(args.out)
-    total_steps = args.epochs * len(train_loader)
-    total_steps = min(total_steps, args.max_steps or total_steps)
-    if position["step"] > total_steps:
-        fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run is of {total_steps}")
+    an_epoch, step, best = len(train_loader), position["step"], position["best"]
+    total_steps = min(args.epochs * an_epoch, args.max_steps or args.epochs * an_epoch)
+    epochs = math.ceil(total_steps / an_epoch)
+    if step > total_steps:
+        fail(f"--resume {args.resume}: it has made {step} steps already, and this run is of {total_steps}")
     start = time.perf_counter()
-    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
+    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=step, validated=True)
     say_what_runs(args, device)
     with metrics, device_memory(args.device_memory, device):
-        for epoch in range(first_epoch, args.epochs):
+        for epoch in range(step // an_epoch, epochs):
             samplers[0].set_epoch(epoch)
-            batches = islice(train_loader, done, done + total_steps - position["step"])
-            train_loss = train_epoch(model, batches, optimizer, device, args, metrics, epoch, done, position)
-            done = 0
+            batches = islice(train_loader, total_steps - step)
+            train_loss, step = train_epoch(model, batches, optimizer, device, args, metrics, epoch, step)
             validation_loss = evaluate(model, validation_loader, device, args)
             print0(
                 f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, "
                 f"validation loss {validation_loss:.4f}, perplexity {perplexity(validation_loss):.1f}"
             )
-            step, seconds = position["step"], time.perf_counter() - start
+            seconds = time.perf_counter() - start
             metrics.log(
                 "epoch", step, epoch=epoch + 1, loss=train_loss, validation_loss=validation_loss, seconds=seconds
             )
-            if epoch == 0 or validation_loss < position["best"]:
-                position["best"] = validation_loss
+            if epoch == 0 or validation_loss < best:
+                best = validation_loss
                 save_checkpoint(model, config, out / "model-best.pt", epoch + 1)
-            if step == total_steps:
-                break
+            if args.save and step % an_epoch == 0:  # not where --max-steps ends in the middle of an epoch
+                with saved_whole(out, step) as folder:
+                    save_sharded(model, optimizer, position | {"step": step, "best": best}, folder)
 
         test_loss = evaluate(model, test_loader, device, args)
         print0(f"test loss {test_loss:.4f}, perplexity {perplexity(test_loss):.1f}")
         metrics.log("test", step, loss=test_loss, seconds=time.perf_counter() - start)
-        save_checkpoint(model, config, out / "model-final.pt", epoch + 1)
+        save_checkpoint(model, config, out / "model-final.pt", epochs)
     print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")
     cleanup()
 

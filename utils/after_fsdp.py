@@ -85,9 +85,3 @@ def load_sharded(
     dcp.load(saved, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
     return saved["position"]
-
-
-def find_epoch(step: int, an_epoch: int) -> tuple[int, int]:
-    """In which epoch, from 0, a run is after `step` steps, and how many of its `an_epoch` steps are done."""
-    epoch = max(step - 1, 0) // an_epoch
-    return epoch, step - epoch * an_epoch

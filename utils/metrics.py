@@ -37,6 +37,7 @@ class Metrics:
         tensorboard: write event files into `folder/tensorboard`, too.
         record: on every rank, write what it uses into `folder/usage`, for `./workbook report`.
         after: go on with an old record after so many steps, as a run does that was resumed.
+        validated: the epoch that ends with step `after` has its line already.
     """
 
     def __init__(
@@ -47,13 +48,14 @@ class Metrics:
         tensorboard: bool = False,
         record: bool = False,
         after: int = 0,
+        validated: bool = False,
     ) -> None:
         self.run = self.file = self.writer = self.bar = self.recorder = None
         self.total_steps, self.first, self.said = total_steps, None, time.monotonic()
         self.folder, self.parting = Path(folder), Parting()
         # A script that does not know its rank yet takes itself for rank 0; its launcher knows better.
         writes = rank == 0 and os.environ.get("RANK", "0") == "0"
-        if problem := from_rank0(self.take(after) if writes else ""):
+        if problem := from_rank0(self.take(after, validated) if writes else ""):
             fail(f"--out {folder}: {problem}; choose another folder")
         if record:
             from utils.report.recorder import Recorder
@@ -72,12 +74,13 @@ class Metrics:
             self.bar = _progress_bar()
             self.task = self.bar.add_task("", total=total_steps or None, loss="loss –", speed="")
 
-    def take(self, after: int) -> str:
+    def take(self, after: int, validated: bool) -> str:
         """Make the folder this run's, with what its record says up to step `after`; or say why not."""
         try:
             self.run = run_folder.take(self.folder)
             path = self.folder / "metrics.jsonl"
-            kept = [line for line in read_lines(path) if is_before(line, after)] if path.is_file() and after else []
+            lines = read_lines(path) if path.is_file() and after else []
+            kept = [line for line in lines if is_before(line, after, validated)]
             with written_whole(path) as part:
                 part.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
             self.file = path.open("a", encoding="utf-8")
@@ -165,11 +168,12 @@ class Metrics:
             end_all(refused)
 
 
-def is_before(line: dict[str, Any], after: int) -> bool:
+def is_before(line: dict[str, Any], after: int, validated: bool) -> bool:
     """Whether a resumed run does not write this line once more. A checkpoint is saved after the line on its step, and
-    before the one on the epoch that this step ends.
+    before the one on the epoch that this step ends, unless that was `validated` before.
     """
-    return line["step"] < after or (line["step"] == after and line["kind"] == "step")
+    kinds = ("step", "epoch") if validated else ("step",)
+    return line["step"] < after or (line["step"] == after and line["kind"] in kinds)
 
 
 def _progress_bar() -> Any:

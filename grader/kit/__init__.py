@@ -10,7 +10,7 @@
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
 | what ranks did | `sound`, `cases`, `collectives`, `rehearse`, `Run` |
-| batch files, and what the schedulers would start | `batch`, `header`, `stand_ins` |
+| batch files, and what the schedulers would start; how a job ends | `batch`, `header`, `stand_ins`; `ends` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `one_writer`, `on_nodes`, `REL`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
@@ -18,7 +18,7 @@ from grader.engine.inside.observe import Line, mark, merciless_messages, next_wo
 from grader.engine.inside.products import watch_products
 from grader.engine.inside.recording import elements, record_files, record_training
 from grader.engine.inside.returned import kind_of
-from grader.engine.jobs import batch, header, stand_ins
+from grader.engine.jobs import batch, ends, header, stand_ins
 from grader.engine.judge.answers import Answer
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong, expect, hinted, premise, todo

@@ -448,16 +448,6 @@ WRONG = [
         """,
         says="lr",
     ),
-    Answer(12, "the epoch begins anew", "return step // an_epoch, 0", says="find_epoch(1, 4)"),
-    Answer(
-        12,
-        "the end of an epoch is taken for the next one's beginning",
-        "return divmod(step, an_epoch)",
-        says="find_epoch(4, 4)",
-    ),
-    Answer(
-        12, "steps of all epochs are left out", "return max(step - 1, 0) // an_epoch, step", says="find_epoch(5, 4)"
-    ),
     Answer(
         2,
         "the sum of all batches for the most",
@@ -587,13 +577,6 @@ WRONG = [
         says="the optimizer's",
     ),
     Answer(
-        12,
-        "an epoch too far at the start",
-        "return (step + an_epoch - 1) // an_epoch, step % an_epoch",
-        says="find_epoch(",
-    ),
-    Answer(12, "the first step counts as an epoch", "return divmod(step, an_epoch)", says="find_epoch(4, 4)"),
-    Answer(
         9,
         "put together tensor by tensor, and all of it kept on every rank",
         """
@@ -639,9 +622,6 @@ WRONG = [
             "set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)",
             "model.load_state_dict(weights)",
         ),
-    ),
-    Answer(
-        12, "before the first step it is in epoch -1", swap=("max(step - 1, 0) // an_epoch", "(step - 1) // an_epoch")
     ),
 ]
 
@@ -731,16 +711,6 @@ RIGHT = [
         """,
     ),
     Answer(
-        12,
-        "with divmod",
-        """
-        if step == 0:
-            return 0, 0
-        epoch, before = divmod(step - 1, an_epoch)
-        return epoch, before + 1
-        """,
-    ),
-    Answer(
         2,
         "by a list of lengths",
         "lengths = [None] * dist.get_world_size()\ndist.all_gather_object(lengths, len(loader))\nyield from loader\nfor _ in range(max(lengths) - len(loader)):\n    yield torch.zeros(2, args.seq_len, dtype=torch.int64), torch.full((2, args.seq_len), IGNORE)",
@@ -827,14 +797,6 @@ RIGHT = [
 
         for block in model.blocks:
             block.forward = partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)
-        """,
-    ),
-    Answer(
-        12,
-        "by divmod",
-        """
-        epoch, done = divmod(step, an_epoch)
-        return (epoch - 1, an_epoch) if epoch and not done else (epoch, done)
         """,
     ),
     Answer(

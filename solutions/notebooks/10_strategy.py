@@ -591,4 +591,4 @@ plots.planner()
 # [2205.05198](https://arxiv.org/abs/2205.05198); 3-D parallelism at scale,
 # [2104.04473](https://arxiv.org/abs/2104.04473); the critical batch, [1812.06162](https://arxiv.org/abs/1812.06162).
 #
-# Next: `hybrid_training`. Then keep such a run alive for days: `resilient_training`.
+# Next: `hybrid_training`. How such a run is kept alive for days, `resilient_training` has shown.

@@ -65,8 +65,9 @@ from torch.utils.data.distributed import DistributedSampler
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
 from utils.after_ddp import global_mean, setup
-from utils.after_fsdp import find_epoch, in_step, precision, recompute, send_first_weights
+from utils.after_fsdp import in_step, precision, recompute, send_first_weights
 from utils.after_pipeline import Layers, fill, make_schedule, train_batch
+from utils.after_resilient import find_epoch
 from utils.after_tp import plan_of, shared_head_loss, stream_layout
 from utils.arguments import given, training_parser, whole
 from utils.beside import Beside

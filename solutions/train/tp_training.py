@@ -68,7 +68,8 @@ from torch.utils.data.distributed import DistributedSampler
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
 from utils.after_ddp import global_mean, setup
-from utils.after_fsdp import find_epoch, first_weights, in_step, load_sharded, precision, recompute, save_sharded
+from utils.after_fsdp import first_weights, in_step, load_sharded, precision, recompute, save_sharded
+from utils.after_resilient import find_epoch
 from utils.after_tensor_parallel import vocab_parallel_head_loss
 from utils.arguments import given, training_parser, whole
 from utils.checkpoints import check_chunks, saved_whole, to_resume

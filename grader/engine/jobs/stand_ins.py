@@ -75,7 +75,10 @@ def submit(text: str, kind: str, name: str) -> dict:
     return {str(nodes): evidence(*job) for nodes, job in jobs.items()}
 
 
-def begin(text: str, kind: str, name: str, nodes: int) -> tuple[subprocess.Popen, Path]:
+def begin(
+    text: str, kind: str, name: str, nodes: int, programs: dict[str, str] | None = None
+) -> tuple[subprocess.Popen, Path]:
+    """Start a batch file; `programs` are other stand-ins than those above."""
     root = Path.cwd() / f"{nodes}-nodes"
     course, tools = root / "course", root / "tools"
     for folder in ("train", "sbatch", "utils"):
@@ -91,7 +94,13 @@ def begin(text: str, kind: str, name: str, nodes: int) -> tuple[subprocess.Popen
     python = (
         f'#!/usr/bin/env bash\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(launchers))} "${{0##*/}}" "$@"\n'
     )
-    for program, script in {**STAND_INS, "srun": python, "mpiexec": python, "mpirun": python}.items():
+    for program, script in {
+        **STAND_INS,
+        "srun": python,
+        "mpiexec": python,
+        "mpirun": python,
+        **(programs or {}),
+    }.items():
         (tools / program).write_text(script)
         (tools / program).chmod(0o755)
     (root / "nodes").write_text("".join(f"{node}\n" for node in NODES[:nodes]))

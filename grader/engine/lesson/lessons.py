@@ -34,6 +34,7 @@ ORDER = (
     "lightning_training",
     "03_zero",
     "fsdp_training",
+    "resilient_training",
     "04_tensor_parallel",
     "tp_training",
     "05_pipeline_parallel",
@@ -45,7 +46,6 @@ ORDER = (
     "10_strategy",
     "hybrid_training",
     "11_when_it_hangs",
-    "resilient_training",
 )
 
 BASELINE = "single_gpu_training"  # complete as given: the serial run that every parallel run must equal

@@ -1,0 +1,159 @@
+"""How a job ends: a batch file run to its end, with stand-ins that train, fail, or meet the time limit.
+
+Slurm's --signal is sent as Slurm would send it: to all processes of the steps, or to the batch shell alone (B:). Under
+PBS time is what `timeout` and `sleep` say: these stand-ins are over at once when the limit is near. The stand-in of
+torchrun treats signals as torchrun does: it passes on those it handles, to a process that notes them as the course's
+scripts do, and dies of others, unless they are ignored.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from grader.engine.jobs import stand_ins
+from grader.engine.jobs.header import header
+
+WAYS = ("done", "fails", "limit")  # the training is done in time; stops with an error; is not done at the time limit
+
+NOTICE = 3.0  # seconds from the signal to the limit; the stand-ins hear it in hundredths of one
+
+TORCHRUN = """
+import os, signal, sys
+root, args = os.environ["STAND_IN_ROOT"], sys.argv[1:]
+how = open(f"{root}/how").read()
+out = args[len(args) - args[::-1].index("--out")] if "--out" in args else "runs/none"
+os.makedirs(out, exist_ok=True)
+open(f"{root}/out-{os.getpid()}", "w").write(out)
+if how != "limit":
+    if how == "done":
+        open(f"{out}/model-final.pt", "w").close()
+    sys.exit(2 * (how == "fails"))
+handled = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"]
+for word, after in zip(args, args[1:] + [""]):
+    if word.replace("_", "-").startswith("--signals-to-handle"):
+        handled = (word.partition("=")[2] or after).split(",")
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM])
+worker = os.fork()
+if not worker:
+    os.setsid()
+    open(f"{root}/worker-{os.getpid()}", "w").close()
+    came = signal.sigwait([signal.SIGUSR1, signal.SIGTERM])
+    open(f"{root}/told-{os.getpid()}", "w").write(signal.Signals(came).name)
+    os._exit(0)
+passed = []
+def forward(number, _):
+    passed.append(number)
+    try:
+        os.kill(worker, signal.SIGTERM)
+    except ProcessLookupError:
+        pass
+for name in handled:
+    signal.signal(getattr(signal, name.strip()), forward)
+open(f"{root}/agent-{os.getpid()}", "w").close()
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGTERM])
+_, status = os.waitpid(worker, 0)
+open(f"{root}/ended-{os.getpid()}", "w").close()
+sys.exit(128 + passed[0] if passed else os.waitstatus_to_exitcode(status))
+"""
+
+TIMEOUT = """
+import os, re, signal, subprocess, sys, time
+root, args, name, keeps = os.environ["STAND_IN_ROOT"], sys.argv[1:], "TERM", False
+while args and args[0].startswith("-"):
+    word = args.pop(0)
+    keeps = keeps or word in ("--preserve-status", "-p")
+    if word in ("-s", "--signal", "-k", "--kill-after"):
+        value = args.pop(0)
+        name = value if word in ("-s", "--signal") else name
+    elif word.startswith(("--signal=", "-s")):
+        name = word.removeprefix("--signal=").removeprefix("-s")
+open(f"{root}/after-{os.getpid()}", "w").write(args.pop(0))
+child = subprocess.Popen(args)
+while child.poll() is None and not os.path.exists(f"{root}/limit"):
+    time.sleep(0.02)
+if child.poll() is not None:
+    sys.exit(child.returncode)
+child.send_signal(getattr(signal, "SIG" + name.removeprefix("SIG")))
+code = child.wait()
+sys.exit(code if keeps else 124)
+"""
+
+SLEEP = """
+import os, sys, time
+root = os.environ["STAND_IN_ROOT"]
+open(f"{root}/after-{os.getpid()}", "w").write(sys.argv[1])
+while not os.path.exists(f"{root}/limit"):
+    time.sleep(0.02)
+"""
+
+# What a scheduler is asked for: a line a call, in the file `asked`.
+ASKED = """#!/bin/sh
+[ "${0##*/} $1" = "scontrol show" ] && exec cat "$STAND_IN_ROOT/nodes"
+echo "${0##*/} $*" >>"$STAND_IN_ROOT/asked"
+[ "${0##*/}" = qsub ] && echo 12320999.polaris-pbs-01
+:
+"""
+
+
+def run(text: str, kind: str, name: str, how: str) -> dict:
+    """A job of one node, in the current folder, that ends as `how` says.
+
+    Returns {"code", "said", "asked": what schedulers were asked for, "told": the signal that the training has heard, ""
+    if none, "killed": torchrun died of it, "after": seconds, as `timeout` and `sleep` were told, "out": the folders
+    that the training was given}.
+    """
+    here = Path.cwd()
+    (here / how).mkdir()
+    os.chdir(here / how)
+    try:
+        python = {"torchrun": TORCHRUN, "timeout": TIMEOUT, "sleep": SLEEP}
+        programs = {name: f"#!{sys.executable} -IS\n{code}" for name, code in python.items()}
+        programs |= dict.fromkeys(("scontrol", "qsub", "qdel", "sbatch", "qalter"), ASKED)
+        (Path.cwd() / "1-nodes").mkdir()
+        (Path.cwd() / "1-nodes" / "how").write_text(how)
+        process, root = stand_ins.begin(text, kind, name, 1, programs)
+    finally:
+        os.chdir(here)
+    if how == "limit":
+        near_limit(process, root, header(text).get("signal", ""))
+    said = stand_ins.evidence(process, root)
+    return {
+        "code": said["code"],
+        "said": said["said"],
+        "asked": (root / "asked").read_text().splitlines() if (root / "asked").exists() else [],
+        "told": next((path.read_text() for path in root.glob("told-*")), ""),
+        "killed": len(list(root.glob("agent-*"))) > len(list(root.glob("ended-*"))),
+        "after": [path.read_text() for path in root.glob("after-*")],
+        "out": [path.read_text() for path in root.glob("out-*")],
+    }
+
+
+def near_limit(process: subprocess.Popen, root: Path, asked: str) -> None:
+    """Let time pass: send what --signal asks for, once the training is on its way."""
+    deadline = time.monotonic() + stand_ins.LIMIT
+    while len(started(root)) < 2 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (root / "limit").touch()
+    found = re.fullmatch(r"(?:([RB]+):)?(?:SIG)?(\w+?)(?:@\d+)?", asked)
+    if found and process.poll() is None:
+        number = int(found[2]) if found[2].isdecimal() else getattr(signal, f"SIG{found[2]}", 0)
+        shell = "B" in (found[1] or "")
+        pids = [process.pid] if shell else [int(path.name.partition("-")[2]) for path in started(root)]
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+    deadline = time.monotonic() + NOTICE
+    while not list(root.glob("told-*")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if not list(root.glob("told-*")):
+        process.kill()  # nobody has told it, and the limit comes
+
+
+def started(root: Path) -> list[Path]:
+    return [*root.glob("agent-*"), *root.glob("worker-*")]

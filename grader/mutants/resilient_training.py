@@ -1,0 +1,756 @@
+"""Other answers to resilient_training."""
+
+import textwrap
+
+from grader.kit import Answer
+
+PART = """part, folder = out / f"unfinished-{step}", out / f"step-{step}"
+"""
+
+
+def in_part(body: str) -> str:
+    return PART + textwrap.dedent(body)
+
+
+WRONG = [
+    # 1: traps 57, and what comes of half a protocol
+    Answer(
+        1,
+        "renamed by every rank",
+        swap=(
+            "if dist.get_rank() == 0:\n    shutil.rmtree(folder, ignore_errors=True)  # torn: had it been whole, the run would have gone on from it\n    part.rename(folder)",
+            "part.rename(folder)",
+        ),
+        says="FileNotFoundError",
+    ),
+    Answer(1, "never renamed", PART + "dcp.save(state, checkpoint_id=part)", says="no checkpoint step-7"),
+    Answer(
+        1,
+        "the old ones are removed first",
+        in_part("""
+if dist.get_rank() == 0:
+    for old in out.glob("step-*"):
+        shutil.rmtree(old)
+dist.barrier()
+dcp.save(state, checkpoint_id=part)
+if dist.get_rank() == 0:
+    part.rename(folder)
+dist.barrier()
+"""),
+        says="not whole",
+    ),
+    Answer(
+        1,
+        "a torn one of that name is in the way",
+        swap=(
+            "shutil.rmtree(folder, ignore_errors=True)  # torn: had it been whole, the run would have gone on from it\n    ",
+            "",
+        ),
+        says="OSError",
+    ),
+    Answer(
+        1,
+        "copied into place",
+        swap=("part.rename(folder)", "shutil.copytree(part, folder)"),
+        says="step-7 is there and not whole",
+    ),
+    Answer(
+        1,
+        "a mark beside it, in place of another name",
+        """
+folder = out / f"step-{step}"
+dcp.save(state, checkpoint_id=folder)
+if dist.get_rank() == 0:
+    (out / "latest").write_text(folder.name)
+dist.barrier()
+""",
+        says="step-7 is there and not whole",
+    ),
+    Answer(
+        1,
+        "a folder that must not be there",
+        """
+part, folder = out / f"unfinished-{step}", out / f"step-{step}"
+if dist.get_rank() == 0:
+    part.mkdir(parents=True)
+dist.barrier()
+dcp.save(state, checkpoint_id=part)
+if dist.get_rank() == 0:
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+dist.barrier()
+""",
+        says="FileExistsError",
+    ),
+    Answer(
+        1,
+        "rank 0 alone saves",
+        'if dist.get_rank() == 0:\n    dcp.save(state, checkpoint_id=out / f"step-{step}", no_dist=True)',
+    ),
+    # 2: trap 57, by name
+    Answer(
+        2,
+        "the last by name",
+        'return max((f for f in out.glob("step-*") if (f / ".metadata").is_file()), default=None)',
+        says="step-90",
+    ),
+    Answer(
+        2,
+        "the last by time",
+        'return max((f for f in out.glob("step-*") if (f / ".metadata").is_file()), key=lambda f: f.stat().st_mtime, default=None)',
+        says="find_newest()",
+    ),
+    Answer(2, "torn ones as well", swap=(' if (folder / ".metadata").is_file()', ""), says="no .metadata"),
+    Answer(
+        2,
+        "only the last one is looked at",
+        """
+    steps = [int(f.name[5:]) for f in out.glob("step-*") if f.name[5:].isdecimal()]
+    newest = out / f"step-{max(steps, default=0)}"
+    return newest if (newest / ".metadata").is_file() else None
+    """,
+        says="step-50 (no .metadata)",
+    ),
+    Answer(
+        2,
+        "any name with a number in it",
+        """
+    import re
+    found = {int(re.search(r"\\d+", f.name)[0]): f for f in out.glob("*-*") if re.search(r"\\d+", f.name) and (f / ".metadata").is_file()}
+    return found[max(found)] if found else None
+    """,
+        says="unfinished-60",
+    ),
+    Answer(2, "names that are no number", swap=(" if number.isdecimal()]", "]"), says="ValueError"),
+    Answer(
+        2,
+        "a run that has not begun",
+        swap=('return out / f"step-{max(steps)}" if steps else None', 'return out / f"step-{max(steps)}"'),
+        says="ValueError",
+    ),
+    Answer(
+        2, "how many there are", swap=('out / f"step-{max(steps)}" if steps', 'out / f"step-{len(steps)}" if steps')
+    ),
+    # 3: trap 58
+    Answer(3, "the epoch begins anew", "return step // an_epoch, 0", says="find_epoch(1, 4)"),
+    Answer(
+        3,
+        "the end of an epoch is taken for the next one's beginning",
+        "return divmod(step, an_epoch)",
+        says="find_epoch(4, 4)",
+    ),
+    Answer(3, "steps of all epochs are left out", "return max(step - 1, 0) // an_epoch, step", says="find_epoch(5, 4)"),
+    Answer(
+        3,
+        "an epoch too far at the start",
+        "return (step + an_epoch - 1) // an_epoch, step % an_epoch",
+        says="find_epoch(",
+    ),
+    Answer(
+        3, "before the first step it is in epoch -1", swap=("max(step - 1, 0) // an_epoch", "(step - 1) // an_epoch")
+    ),
+    # 4: trap 58, and what DCP does with one name on many ranks
+    Answer(
+        4,
+        "the best loss is forgotten",
+        swap=('"position": position', '"position": {k: v for k, v in position.items() if k != "best"}'),
+        says="the lowest validation loss",
+    ),
+    Answer(
+        4,
+        "the epoch's loss is forgotten",
+        swap=('"position": position', '"position": {k: v for k, v in position.items() if k != "loss"}'),
+        says="the mean loss of the epoch",
+    ),
+    Answer(
+        4,
+        "one name for all ranks' random states",
+        [
+            'return {"model": weights, "optimizer": state, "position": position, "random": random_state()}',
+            'dcp.load(saved, checkpoint_id=folder)\nset_random_state(saved["random"])',
+        ],
+        says="it draws those of rank",
+    ),
+    Answer(
+        4,
+        "the random states are not saved",
+        [
+            'return {"model": weights, "optimizer": state, "position": position}',
+            "dcp.load(saved, checkpoint_id=folder)",
+        ],
+        says="what it was before restore()",
+    ),
+    Answer(
+        4,
+        "saved, and not given back",
+        swap=("set_random_state(saved[own])", "pass"),
+        says="what it was before restore()",
+    ),
+    Answer(
+        4,
+        "a rank more has nothing to load",
+        swap=("if own not in saved_names(folder):\n    del saved[own]\n", ""),
+        says="Missing key",
+    ),
+    Answer(
+        4,
+        "rank 0's state for those who have none",
+        swap=(
+            (
+                "if own not in saved_names(folder):\n    del saved[own]\n",
+                'if own not in saved_names(folder):\n    own = "random-0"\n    saved = {**saved, own: random_state()}\n    del saved[f"random-{dist.get_rank()}"]\n',
+            ),
+        ),
+        says="draws the same random numbers",
+    ),
+    Answer(4, "without the optimizer", swap=('"optimizer": state,', '"optimizer": {},')),
+    Answer(
+        4,
+        "the step alone",
+        [
+            'own = f"random-{dist.get_rank()}"\nreturn {"model": weights, "optimizer": state, "position": {"step": position["step"]}, own: random_state()}',
+            None,
+        ],
+        says="the mean loss",
+    ),
+    # 5: trap 59
+    Answer(
+        5,
+        "only where torchrun says that it has restarted",
+        """
+    import os
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return None
+    return find_newest(out)
+    """,
+        says="begins anew",
+    ),
+    Answer(5, "each rank finds its own", "return find_newest(out)", says="do not start from the same"),
+    Answer(5, "rank 0 alone goes on", "return find_newest(out) if dist.get_rank() == 0 else None", says="begins anew"),
+    Answer(
+        5,
+        "an empty path where there is none",
+        'return Path(from_rank0(str(find_newest(out) or "")))',
+        says="where rank 0 sees nothing",
+    ),
+    Answer(
+        5,
+        "the word None for a folder",
+        "return Path(from_rank0(str(find_newest(out))))",
+        says="where rank 0 sees nothing",
+    ),
+    Answer(
+        5,
+        "only rank 0 asks the store",
+        """
+    found = find_newest(out)
+    if found is None or dist.get_rank() == 0:
+        found = from_rank0(str(found or ""))
+    return Path(found) if found else None
+    """,
+    ),
+    # 6
+    Answer(
+        6,
+        "USR1 alone",
+        swap=("(signal.SIGUSR1, signal.SIGTERM)", "(signal.SIGUSR1,)"),
+        says="SIGTERM would end the process",
+    ),
+    Answer(
+        6,
+        "TERM alone",
+        swap=("(signal.SIGUSR1, signal.SIGTERM)", "(signal.SIGTERM,)"),
+        says="SIGUSR1 would end the process",
+    ),
+    Answer(6, "ignored", swap=("lambda number, frame: came.append(number)", "signal.SIG_IGN"), says="still empty"),
+    Answer(
+        6,
+        "ends in the midst of a step",
+        swap=("lambda number, frame: came.append(number)", "lambda number, frame: sys.exit(0)"),
+        says="SystemExit",
+    ),
+    Answer(6, "called in place of given", swap=("lambda number, frame: came.append(number)", "came.append(number)")),
+    Answer(
+        6,
+        "a list of its own",
+        swap=("lambda number, frame: came.append(number)", "lambda number, frame, came=[]: came.append(number)"),
+        says="still empty",
+    ),
+    Answer(
+        6,
+        "a handler that takes nothing",
+        swap=("lambda number, frame: came.append(number)", "lambda: came.append(0)"),
+        says="TypeError",
+    ),
+    # 7: trap 55
+    Answer(7, "each by its own signal", "return len(came) > 0", says="goes on"),
+    Answer(7, "all must have heard it", swap=("dist.ReduceOp.MAX", "dist.ReduceOp.MIN"), says="goes on"),
+    Answer(
+        7,
+        "those that were asked tell each other",
+        """
+    stop = torch.tensor(len(came) > 0, dtype=torch.int32, device=device)
+    if came:
+        dist.all_reduce(stop, dist.ReduceOp.MAX)
+    return bool(stop)
+    """,
+    ),
+    Answer(
+        7,
+        "rank 0 decides",
+        """
+    stop = torch.tensor(len(came) > 0, dtype=torch.int32, device=device)
+    dist.broadcast(stop, 0)
+    return bool(stop)
+    """,
+        says="goes on",
+    ),
+    Answer(
+        7,
+        "rank 0 learns of it",
+        """
+    stop = torch.tensor(len(came) > 0, dtype=torch.int32, device=device)
+    dist.reduce(stop, 0, dist.ReduceOp.MAX)
+    return bool(stop) and dist.get_rank() == 0
+    """,
+        says="goes on",
+    ),
+    Answer(7, "the sum of all but none", swap=("return bool(stop)", "return stop is not None"), says="stops"),
+    # 8: trap 58
+    Answer(
+        8,
+        "whatever was asked for, the old one",
+        """
+    if saved:
+        args.batch_size, args.batch_size_per_rank = saved, None
+    set_batch_size(args, world_size)
+    """,
+        says="--batch-size 12",
+    ),
+    Answer(
+        8,
+        "a rank's part stays cut",
+        """
+    if saved and args.batch_size_per_rank:
+        args.batch_size_per_rank = saved // world_size
+    set_batch_size(args, world_size)
+    """,
+        says="on 5 ranks",
+    ),
+    Answer(
+        8,
+        "not checked whether it divides",
+        """
+    if saved and args.batch_size_per_rank:
+        args.batch_size = saved
+    else:
+        set_batch_size(args, world_size)
+    """,
+        says="on 5 ranks",
+    ),
+    Answer(
+        8,
+        "the other flag stays",
+        swap=("args.batch_size, args.batch_size_per_rank = saved, None", "args.batch_size = saved"),
+        says="on 3 ranks",
+    ),
+    Answer(
+        8,
+        "the first job has none",
+        """
+    args.batch_size, args.batch_size_per_rank = saved, None
+    set_batch_size(args, world_size)
+    """,
+    ),
+    # 9
+    Answer(
+        9,
+        "waits at once",
+        swap=("def finish()", "writing.result()\n\ndef finish()"),
+        says="returns when all is written",
+    ),
+    Answer(
+        9,
+        "written by the main thread",
+        in_part("""
+    dcp.save(state, checkpoint_id=part, process_group=group)
+
+    def finish() -> None:
+        if dist.get_rank() == 0:
+            part.rename(folder)
+        dist.barrier()
+
+    return finish
+    """),
+        says="returns when all is written",
+    ),
+    Answer(9, "TODO 1, when it is over", "return lambda: save_whole(state, out, step)"),
+    Answer(
+        9,
+        "renamed before it is written",
+        in_part("""
+    folder.mkdir(parents=True)
+    writing = dcp.async_save(state, checkpoint_id=folder, process_group=group)
+    return lambda: writing.result()
+    """),
+    ),
+    Answer(9, "nobody waits for the end", swap=("    writing.result()\n", "")),
+    Answer(
+        9,
+        "written into its place",
+        swap=(
+            ("checkpoint_id=part,", "checkpoint_id=folder,"),
+            (
+                "    if dist.get_rank() == 0:\n        shutil.rmtree(folder, ignore_errors=True)\n        part.rename(folder)\n",
+                "",
+            ),
+        ),
+    ),
+    Answer(9, "never renamed", swap=("part.rename(folder)", "pass"), says="no checkpoint step-7"),
+    Answer(
+        9, "by the group of the training", swap=(", process_group=group", ""), says="goes by the group of the training"
+    ),
+    Answer(
+        9,
+        "a thread without a copy",
+        in_part("""
+    import threading
+    thread = threading.Thread(target=dcp.save, args=(state,), kwargs={"checkpoint_id": part, "process_group": group})
+    thread.start()
+
+    def finish() -> None:
+        thread.join()
+        if dist.get_rank() == 0:
+            part.rename(folder)
+        dist.barrier()
+
+    return finish
+    """),
+        says="in step-7",
+    ),
+    # 10: trap 56
+    Answer(10, "USR1 to all, torchrun too", swap=('trap "" USR1; ', ""), says="the signal ends torchrun"),
+    Answer(
+        10,
+        "torchrun is safe, and nobody asks for a signal",
+        ["#SBATCH --signal=0@0", None],
+        says="nobody has told the training",
+    ),
+    Answer(10, "to the shell alone, which dies of it", swap=("--signal=USR1@120", "--signal=B:USR1@120")),
+    Answer(10, "too late", swap=("USR1@120", "USR1@5"), says="5 seconds before the limit"),
+    Answer(10, "half an hour is lost", swap=("USR1@120", "USR1@3000"), says="3000 seconds before the limit"),
+    Answer(
+        10, "TERM, and its exit code is a failure", ["#SBATCH --signal=TERM@120", None], says="ends as if it had failed"
+    ),
+    Answer(
+        10,
+        "another signal",
+        swap=(("USR1@120", "USR2@120"), ('trap "" USR1', 'trap "" USR2')),
+        says="nobody has told the training",
+    ),
+    Answer(
+        10,
+        "PBS: torchrun's exit code counts",
+        swap=(" || [ $? -eq 124 ]", ""),
+        says="ends as if it had failed",
+        file=".pbs",
+    ),
+    Answer(10, "PBS: USR1 to torchrun", swap=("-s TERM", "-s USR1"), says="the signal ends torchrun", file=".pbs"),
+    Answer(10, "PBS: after the limit", swap=("3400", "3600"), says="0 seconds before the limit", file=".pbs"),
+    Answer(10, "PBS: killed at once", swap=("-s TERM", "-s KILL"), says="the signal ends torchrun", file=".pbs"),
+    Answer(
+        10,
+        "PBS: any failure is none",
+        swap=(" || [ $? -eq 124 ]", " || [ $? -eq 2 ]"),
+        says="ends as if it had failed",
+        file=".pbs",
+    ),
+    # 11
+    Answer(
+        11,
+        "again and again, done or not",
+        'scontrol requeue "$SLURM_JOB_ID"',
+        says="after a job that is done another follows",
+    ),
+    Answer(
+        11,
+        "only when it is done",
+        '[ ! -f "$RUN/model-final.pt" ] || scontrol requeue "$SLURM_JOB_ID"',
+        says="none follows",
+    ),
+    Answer(11, "by its name", swap=('"$SLURM_JOB_ID"', '"$SLURM_JOB_NAME"'), says="none follows"),
+    Answer(
+        11,
+        "the best model is always there",
+        swap=("model-final.pt", "model-best.pt"),
+        edits=(("srun --cpu-bind=none", 'mkdir -p "$RUN"; touch "$RUN/model-best.pt"; srun --cpu-bind=none'),),
+        says="none follows",
+    ),
+    Answer(
+        11,
+        "in another folder",
+        swap=("$RUN/model-final.pt", "model-final.pt"),
+        says="after a job that is done another follows",
+    ),
+    Answer(
+        11,
+        "also after an error",
+        '[ -f "$RUN/model-final.pt" ] || scontrol requeue "$SLURM_JOB_ID"',
+        edits=(("set -eo pipefail", "set -o pipefail"),),
+        says="fails with an error",
+    ),
+    Answer(11, "PBS: the next one stays", [None, ":"], says="after a job that is done another follows", file=".pbs"),
+    Answer(11, "PBS: whatever happens", swap=("afterok", "afterany"), says="fails with an error", file=".pbs"),
+    Answer(11, "PBS: only after an error", swap=("afterok", "afternotok"), says="none follows", file=".pbs"),
+    Answer(11, "PBS: the next one begins anew", swap=("-v ARGS,RUN", "-v ARGS"), says="is not told RUN", file=".pbs"),
+    Answer(
+        11, "PBS: the next one has no arguments", swap=("-v ARGS,RUN", "-v RUN"), says="is not told ARGS", file=".pbs"
+    ),
+    Answer(
+        11,
+        "PBS: this job is deleted",
+        swap=('qdel "$NEXT"', 'qdel "$PBS_JOBID"'),
+        says="after a job that is done another follows",
+        file=".pbs",
+    ),
+]
+
+RIGHT = [
+    Answer(
+        1,
+        "a name with a dot, removed first",
+        """
+    part, folder = out / f".{step}", out / f"step-{step}"
+    if dist.get_rank() == 0:
+        shutil.rmtree(part, ignore_errors=True)
+        if folder.exists():
+            shutil.rmtree(folder)
+    dist.barrier()
+    dcp.save(state, checkpoint_id=part)
+    if dist.get_rank() == 0:
+        part.replace(folder)
+    """,
+    ),
+    Answer(
+        1,
+        "by the last rank, and the old one moved away",
+        """
+    import os
+    part, folder = out / f"step-{step}.tmp", out / f"step-{step}"
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(part))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        if folder.exists():
+            folder.rename(out / f"torn-{step}")
+        os.rename(part, folder)
+    dist.barrier()
+    """,
+    ),
+    Answer(
+        2,
+        "by a pattern",
+        """
+    import re
+    steps = [0]
+    for folder in out.iterdir() if out.is_dir() else ():
+        match = re.fullmatch(r"step-(\\d+)", folder.name)
+        if match and (folder / ".metadata").exists():
+            steps.append(int(match[1]))
+    return out / f"step-{max(steps)}" if max(steps) else None
+    """,
+    ),
+    Answer(
+        2,
+        "sorted by number",
+        """
+    def number(folder):
+        return int(folder.name[5:])
+
+    found = [f for f in out.glob("step-*") if f.name[5:].isdecimal() and (f / ".metadata").exists()]
+    return sorted(found, key=number)[-1] if found else None
+    """,
+    ),
+    Answer(
+        3,
+        "with divmod",
+        """
+    if step == 0:
+        return 0, 0
+    epoch, before = divmod(step - 1, an_epoch)
+    return epoch, before + 1
+    """,
+    ),
+    Answer(
+        3,
+        "by divmod",
+        """
+    epoch, done = divmod(step, an_epoch)
+    return (epoch - 1, an_epoch) if epoch and not done else (epoch, done)
+    """,
+    ),
+    Answer(
+        4,
+        "all random states under one name, gathered",
+        [
+            """
+        states = [None] * dist.get_world_size()
+        dist.all_gather_object(states, random_state())
+        return {"model": weights, "optimizer": state, "position": dict(position), "random": {f"rank {n}": s for n, s in enumerate(states)}}
+        """,
+            """
+        names = saved_names(folder)
+        saved["random"] = {name: held for name, held in saved["random"].items() if f"random.{name}" in names}
+        dcp.load(saved, checkpoint_id=folder)
+        mine = saved["random"].get(f"rank {dist.get_rank()}")
+        if mine is not None:
+            set_random_state(mine)
+        """,
+        ],
+    ),
+    Answer(
+        5,
+        "by a collective, the number alone",
+        """
+    found = find_newest(out)
+    step = torch.tensor(int(found.name.removeprefix("step-")) if found else -1)
+    dist.broadcast(step, 0)
+    return out / f"step-{int(step)}" if step >= 0 else None
+    """,
+    ),
+    Answer(
+        5,
+        "the newest that all ranks see",
+        """
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, find_newest(out))
+    if None in found:
+        return None
+    return min(found, key=lambda folder: int(folder.name.removeprefix("step-")))
+    """,
+    ),
+    Answer(
+        6,
+        "a function with a name",
+        """
+    def note(number, frame):
+        came.append(number)
+
+    signal.signal(signal.SIGTERM, note)
+    signal.signal(signal.SIGUSR1, note)
+    """,
+    ),
+    Answer(
+        6,
+        "other signals as well",
+        swap=("(signal.SIGUSR1, signal.SIGTERM)", "(signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)"),
+    ),
+    Answer(
+        7,
+        "how many have been asked",
+        """
+    asked = torch.tensor([float(len(came))], device=device)
+    dist.all_reduce(asked)
+    return asked.item() > 0
+    """,
+    ),
+    Answer(
+        7,
+        "all answers on all ranks",
+        """
+    answers = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, bool(came))
+    return any(answers)
+    """,
+    ),
+    Answer(
+        8,
+        "what each rank gets",
+        """
+    if saved is not None and args.batch_size_per_rank is not None:
+        args.batch_size_per_rank = None
+        args.batch_size = saved
+    set_batch_size(args, world_size)
+    """,
+    ),
+    Answer(
+        8,
+        "with a message of its own",
+        """
+    if saved and args.batch_size_per_rank:
+        if saved % world_size:
+            fail(f"the run's batch of {saved} does not divide by {world_size} ranks")
+        args.batch_size = saved
+    else:
+        set_batch_size(args, world_size)
+    """,
+    ),
+    Answer(
+        9,
+        "a copy by hand, and a thread",
+        in_part("""
+    import copy
+    import threading
+
+    kept = copy.deepcopy(state)
+    thread = threading.Thread(target=dcp.save, args=(kept,), kwargs={"checkpoint_id": part, "process_group": group})
+    thread.start()
+
+    def finish() -> None:
+        thread.join()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            part.rename(folder)
+        dist.barrier()
+
+    return finish
+    """),
+    ),
+    Answer(
+        10,
+        "passed on by torchrun",
+        [
+            None,
+            """
+    srun --cpu-bind=none bash -c 'exec torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \\
+        --signals-to-handle=SIGTERM,SIGINT,SIGUSR1 \\
+        --nproc-per-node="$SLURM_GPUS_ON_NODE" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" \\
+        train/resilient_training.py "$@"' bash "$@" || [ $? -eq 138 ]
+    """,
+        ],
+    ),
+    Answer(
+        10,
+        "TERM, which torchrun passes on",
+        [
+            "#SBATCH --signal=SIGTERM@300",
+            """
+    srun --cpu-bind=none bash -c 'exec torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \\
+        --nproc-per-node="$SLURM_GPUS_ON_NODE" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" \\
+        train/resilient_training.py "$@"' bash "$@" || [ $? -eq 143 ]
+    """,
+        ],
+    ),
+    Answer(10, "PBS: minutes", swap=("timeout -s TERM 3400", "timeout --signal=TERM 55m"), file=".pbs"),
+    Answer(
+        10,
+        "PBS: the other way to write it",
+        swap=(("timeout -s TERM 3400", "timeout 3300"), (" || [ $? -eq 124 ]", " || { [ $? = 124 ] || exit 1; }")),
+        file=".pbs",
+    ),
+    Answer(
+        11,
+        "with if",
+        """
+    if [ ! -e "$RUN/model-final.pt" ]; then
+        scontrol requeue $SLURM_JOBID
+    fi
+    """,
+    ),
+    Answer(
+        11,
+        "PBS: submitted at the end",
+        [":", '[ -f "$RUN/model-final.pt" ] || qsub -V sbatch/resilient_training.pbs'],
+        file=".pbs",
+    ),
+    Answer(11, "PBS: all variables", swap=("-v ARGS,RUN", "-V"), file=".pbs"),
+]

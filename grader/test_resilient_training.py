@@ -1,0 +1,1018 @@
+"""Checks and hints of resilient_training.
+
+| TODO | achievement                     | evidence                                                              | needs      |
+|------|---------------------------------|-----------------------------------------------------------------------|------------|
+| 1    | a checkpoint, whole or not there | save_whole() on 2 ranks: what the folder holds before each operation on files and in the midst of each file; what a kill left is not in the way | |
+| 2    | the newest one                  | find_newest() among whole, torn and unfinished ones                   |            |
+| 3    | the place in the epoch          | find_epoch()                                                          |            |
+| 4    | all that is saved               | contents(), restore(): saved on 2 ranks, restored on 3, 2 and 1       |            |
+| 5    | the start, by itself            | choose_start() on 3 ranks that do not see the same folders            |            |
+| 6    | signals are noted               | listen(): both signals, twice                                         |            |
+| 7    | all stop together               | agree_to_stop() on 3 ranks, of which each has been asked alone        |            |
+| 8    | the global batch stays          | share_batch(); main() on 4, 3 and 1 ranks, stopped by a signal in mid-epoch and at an epoch's end | 1 – 7 |
+| 9    | saved in the background         | begin_save() on 2 ranks that train on, of which one writes late       |            |
+| 10   | told before the limit           | the batch file, run to the limit: what reaches the training and torchrun, and when | |
+| 11   | the job comes again             | the batch file, done, failed, and at the limit: whether another job follows | 10   |
+
+A kill leaves of the file system what is there at that moment. So nothing is killed here: a hook notes what the folder
+holds before each operation on files, which is every state that a kill can leave, but for a file that is written to its
+middle; that one is made.
+"""  # noqa: E501
+
+import math
+import os
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from grader.kit import (
+    REL,
+    corpus,
+    ends,
+    expect,
+    header,
+    losses,
+    mains_on_rank,
+    mark,
+    next_world,
+    premise,
+    reported,
+    same_report,
+    todo,
+    together,
+    training,
+)
+
+BUILDS = "a run longer than its job: checkpoints that survive any kill, signals, restarts, fewer ranks, requeues"
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 1: whole or not there
+
+CHANGES = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate")
+
+
+def tree(folder):
+    """Path of each file in the folder -> its content. Another rank may be at work in it."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        try:
+            found[path.relative_to(folder).as_posix()] = path.read_bytes() if path.is_file() else None
+        except FileNotFoundError:
+            continue
+    return found
+
+
+class Watch:
+    """What `folder` holds before each change that this process makes to files in it, and how each file is cut."""
+
+    def __init__(self, folder):
+        self.folder, self.on, self.states = folder, False, []
+        self.busy = threading.local()
+        sys.addaudithook(self.before)
+
+    def before(self, event, args):
+        if not self.on or event not in CHANGES or getattr(self.busy, "now", False):
+            return
+        if not isinstance(args[0], (str, bytes, os.PathLike)):
+            return
+        path = Path(os.path.abspath(os.fsdecode(args[0])))
+        if event == "open" and not (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            return
+        if not path.is_relative_to(self.folder.resolve()):
+            return
+        self.busy.now = True
+        name = path.relative_to(self.folder.resolve()).as_posix()
+        what = f"{event.removeprefix('os.')} of {name}"
+        state = tree(self.folder)
+        self.states.append((f"before the {what}", state))
+        if event == "open":
+            self.states.append((f"while {name} is written", state | {name: b"cut"}))
+        self.busy.now = False
+
+
+def whole_on_rank(code, rank, world, seed):
+    import torch.distributed.checkpoint as dcp
+
+    mine = {f"part-{rank}": torch.rand(50, generator=torch.Generator().manual_seed(seed)), "position": {"step": 7}}
+    out, seen = Path("out"), {}
+    dcp.save({**mine, "position": {"step": 3}}, checkpoint_id=out / "step-3")
+    before = tree(out)
+    watch = Watch(out)
+    dist.barrier()
+    watch.on = True
+    code.save_whole(mine, out, 7)
+    watch.on = False
+    dist.barrier()
+    after = tree(out)
+    seen["torn"] = first_torn(before, watch.states, after)
+    seen["states"] = len(watch.states)
+    seen["whole"] = content(out / "step-7", world)
+    # What a kill leaves: the last state in which the new one had not its name, but something was there.
+    left = [state for _, state in watch.states if len(state) > len(before) and not named(state, "step-7")]
+    for place, files in (("killed", left[-1] if left else {}), ("copied", {"step-7/__0_0.distcp": b"torn"})):
+        if rank == 0:
+            put(Path(place), before | files)
+        dist.barrier()
+        code.save_whole(mine, Path(place), 7)
+        dist.barrier()
+        seen[place] = content(Path(place) / "step-7", world)
+    seen["mine"] = mine[f"part-{rank}"]
+    return seen
+
+
+def named(state, folder):
+    """The files in a folder of a state, by their names in it."""
+    return {name.removeprefix(f"{folder}/"): held for name, held in state.items() if name.startswith(f"{folder}/")}
+
+
+def first_torn(before, states, after):
+    """When a kill would have left a folder step-… that is not whole, or no good one; "" if never."""
+    right = {"step-3": named(before, "step-3"), "step-7": named(after, "step-7")}
+    for when, state in states:
+        there = {name.partition("/")[0] for name in state if re.match(r"step-\d+(/|$)", name)}
+        for folder in sorted(there):
+            if named(state, folder) != right.get(folder) and not (folder == "step-3" and "step-7" in there):
+                return f"{when}, {folder} is there and not whole"
+        if not there:
+            return f"{when}, there is no checkpoint at all"
+    return ""
+
+
+def put(folder, files):
+    for name, held in files.items():
+        path = folder / name
+        if held is None:
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(held)
+
+
+def content(folder, world):
+    """What a checkpoint holds, read by one process: the ranks' parts, and the step; or why it cannot be read."""
+    import torch.distributed.checkpoint as dcp
+
+    state = {f"part-{rank}": torch.zeros(50) for rank in range(world)} | {"position": {"step": 0}}
+    try:
+        dcp.load(state, checkpoint_id=folder, no_dist=True)
+    except (Exception, dcp.api.CheckpointException) as error:
+        return {"why": f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"}
+    return {"parts": [state[f"part-{rank}"] for rank in range(world)], "step": state["position"]["step"]}
+
+
+@todo(
+    1,
+    minutes=20,
+    why=(
+        "A run that is killed is killed at any moment, and likely in a save, since many saves take minutes. Whoever"
+        " writes into the folder that the next job reads has, now and then, no checkpoint at all: the new one is half"
+        " there, and looks like a whole one."
+    ),
+    hints=(
+        "Write where nobody looks, and give it its name when it is whole. Which rank does that, and after what?",
+        (
+            "dcp.save(state, checkpoint_id=...) makes its folder under any name, and overwrites what it finds in it."
+            " Path.rename(new) is one operation; once is enough. dist.get_rank() says which rank this is."
+        ),
+        (
+            'part = out / f"unfinished-{step}"; dcp.save into it; then on rank 0 remove what has the final name, which'
+            " is torn, and rename; a barrier lets nobody go on before."
+        ),
+    ),
+)
+def test_todo1_whole(student):
+    world = 2
+    ranks = student.call(whole_on_rank, world=world, seed=student.seeds(world)).evidence
+    parts = [seen["mine"] for seen in ranks]
+    premise(not torch.equal(*parts), "one rank's part in place of the other's")
+    check_content("save_whole(state, out, 7)", ranks[0]["whole"], parts)
+    for rank, seen in enumerate(ranks):
+        expect(
+            seen["states"] > 0,
+            f"rank {rank} writes nothing: each rank has a part",
+            "a file of each rank",
+            f"none of rank {rank}",
+            rank,
+        )
+        expect(
+            not seen["torn"],
+            f"a kill would leave no whole checkpoint to trust: {seen['torn']}",
+            "step-3, until step-7 is whole",
+            seen["torn"],
+            rank,
+        )
+    check_content("save_whole(), called anew where it was killed before,", ranks[0]["killed"], parts)
+    check_content("save_whole(), where a folder step-7 lies that is not whole,", ranks[0]["copied"], parts)
+
+
+def check_content(told, seen, parts):
+    expect("why" not in seen, f"{told} leaves no checkpoint step-7 that can be read", "step-7", seen.get("why"))
+    expect(seen["step"] == 7, f"{told} leaves another checkpoint's content in step-7", 7, seen["step"])
+    for rank, part in enumerate(parts):
+        expect(
+            torch.equal(seen["parts"][rank], part),
+            f"{told} leaves a step-7 in which rank {rank}'s part is not what it gave",
+            part,
+            seen["parts"][rank],
+            rank,
+        )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 2: the newest
+
+# Names with and without .metadata in them -> the newest.
+FOLDERS = (
+    ({"step-90": 1, "step-100": 1}, "step-100"),
+    ({"step-9": 1, "step-10": 1, "step-8": 1}, "step-10"),
+    ({"step-40": 1, "step-50": 0}, "step-40"),
+    ({"step-40": 1, "unfinished-60": 1, "step-50.part": 1, "step-last": 1}, "step-40"),
+    ({"step-300": 0}, None),
+    ({}, None),
+    (None, None),  # the folder of a run that has not begun
+)
+
+
+def newest_on_rank(code, rank, world):
+    seen = []
+    for case, (folders, _) in enumerate(FOLDERS):
+        out = Path(f"case-{case}")
+        for age, (name, is_whole) in enumerate(reversed((folders or {}).items())):
+            made_checkpoint(out / name, is_whole)
+            os.utime(out / name, (1e9 + age, 1e9 + age))  # the first in the list was touched last: by time it is wrong
+        if folders is not None:
+            out.mkdir(exist_ok=True)
+        found = code.find_newest(out)
+        seen.append(None if found is None else os.path.relpath(found, out))
+    return seen
+
+
+def made_checkpoint(folder, is_whole):
+    folder.mkdir(parents=True)
+    (folder / "__0_0.distcp").write_bytes(b"")
+    if is_whole:
+        (folder / ".metadata").write_bytes(b"")
+
+
+@todo(
+    2,
+    minutes=10,
+    why=(
+        "The run looks for it by itself, at night. Text sorts by characters, and 9 comes after 1: so the hundredth step"
+        " is forgotten for the ninetieth, and each restart does the same steps again."
+    ),
+    hints=(
+        "Of the folders named step- and a number leave out those that are not whole, and compare the numbers.",
+        'out.glob("step-*") gives paths, none where there is no folder; path.name.removeprefix("step-"),'
+        " str.isdecimal() and int() make numbers of their names. A file is there if path.is_file().",
+        'Collect int(...) of the names of all folders with (folder / ".metadata").is_file(); then'
+        ' out / f"step-{max(...)}", or None where there are none.',
+    ),
+)
+def test_todo2_newest(student):
+    (seen,) = student.call(newest_on_rank, world=1, group=False).evidence
+    for (folders, right), found in zip(FOLDERS, seen, strict=True):
+        told = ", ".join(f"{name}{'' if is_whole else ' (no .metadata)'}" for name, is_whole in (folders or {}).items())
+        where = "a folder that is not there" if folders is None else f"a folder with {told or 'nothing in it'}"
+        expect(found == right, f"find_newest() of {where} is wrong", right or "None", found or "None")
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 3: the place in the epoch
+
+EPOCH = {(0, 4): (0, 0), (1, 4): (0, 1), (4, 4): (0, 4), (5, 4): (1, 1), (7, 4): (1, 3), (8, 4): (1, 4), (3, 1): (2, 1)}
+
+
+def find_on_rank(code, rank, world):
+    return [[int(n) for n in code.find_epoch(*case)] for case in EPOCH]
+
+
+@todo(
+    3,
+    minutes=10,
+    why=(
+        "A run that begins its epoch anew trains twice on some samples and never reaches others. Step k has the same"
+        " samples on any number of ranks, so the number of steps is all that one has to know."
+    ),
+    hints=(
+        (
+            "Divide the steps by the steps of an epoch: the quotient is the epoch, the rest is what is done of it. Then"
+            " look at the last step of an epoch."
+        ),
+        "With // and %, or divmod, of step - 1 for a step that is not the first. Nothing done yet is (0, 0).",
+        "epoch = max(step - 1, 0) // ..., and what is done is step less the steps of the epochs before.",
+    ),
+)
+def test_todo3_place(student):
+    ((*seen,),) = student.call(find_on_rank, world=1, group=False).evidence
+    for case, got in zip(EPOCH, seen, strict=True):
+        expect(
+            tuple(got) == EPOCH[case],
+            f"find_epoch({case[0]}, {case[1]}), after {case[0]} step{'s' * (case[0] != 1)} where an epoch has"
+            f" {case[1]}, is wrong",
+            EPOCH[case],
+            tuple(got),
+        )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 4: what is saved
+
+PLACE = {"step": 17, "loss": 2.5, "best": 3.25, "batch_size": 12, "seq_len": 8, "seed": 5, "lr": 0.1}
+FRESH = {"step": 0, "loss": 0.0, "best": math.inf, "batch_size": 0, "seq_len": 0, "seed": 0, "lr": 0.0}
+ONTO = (3, 2, 1)  # ranks that restore what 2 have saved
+
+
+def small(ranks, seed, steps):
+    """A sharded model, and an optimizer that has made some steps."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(seed)
+    model = fully_shard(torch.nn.Linear(5, 4), mesh=init_device_mesh("cpu", (ranks,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25 if steps else 0.5, momentum=0.9)
+    for _ in range(steps):
+        model(torch.rand(2, 5)).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def small_state(model, optimizer):
+    buffers = [optimizer.state[p].get("momentum_buffer", torch.zeros(0)) for p in model.parameters()]
+    return {f"weights {n}": p for n, p in enumerate(model.parameters())} | {
+        f"momentum {n}": buffer for n, buffer in enumerate(buffers)
+    }
+
+
+def contents_on_rank(code, rank, world, seed):
+    import torch.distributed.checkpoint as dcp
+
+    model, optimizer = small(world, seed=1, steps=2)
+    torch.manual_seed(seed)
+    state = code.contents(model, optimizer, dict(PLACE))
+    drawn = torch.rand(3)
+    dcp.save(state, checkpoint_id=Path("saved"))
+    dist.barrier()
+    files = {name: held.hex() for name, held in tree(Path("saved")).items()} if rank == 0 else {}
+    return {"drawn": drawn, "saved": small_state(model, optimizer), "files": files}
+
+
+def restore_on_rank(code, rank, world, files):
+    import torch.distributed.checkpoint as dcp
+
+    left, folder = {}, Path(f"saved-for-{rank}")
+    put(folder, {name: bytes.fromhex(held) for name, held in files.items()})
+    for ranks in ONTO:
+        if rank < ranks:
+            next_world(ranks)
+            dist.init_process_group("gloo")
+            model, optimizer = small(ranks, seed=9, steps=0)
+            torch.manual_seed(1000 + rank)
+            own = torch.rand(3)
+            torch.manual_seed(1000 + rank)
+            try:
+                position = code.restore(model, optimizer, dict(FRESH), folder)
+            except dcp.api.CheckpointException as error:  # which says of no rank why
+                left[str(ranks)] = {"refused": str(next(iter(error.failures.values()))[0]).splitlines()[0]}
+                dist.destroy_process_group()
+                continue
+            left[str(ranks)] = {
+                "drawn": torch.rand(3),
+                "own": own,
+                "state": small_state(model, optimizer),
+                "lr": optimizer.param_groups[0]["lr"],
+                "position": position if isinstance(position, dict) else repr(position),
+            }
+            dist.destroy_process_group()
+    return left
+
+
+SAID = {"step": "the steps done", "loss": "the mean loss of the epoch so far", "best": "the lowest validation loss"}
+
+
+@todo(
+    4,
+    minutes=20,
+    why=(
+        "What is not saved begins anew, without a word. Without the lowest validation loss the next epoch, however bad,"
+        " is the best so far, and model-best.pt is overwritten. Without the random states dropout repeats itself, and"
+        " the run is not the one that was stopped."
+    ),
+    hints=(
+        "Go through all that main() and train_epoch() change from step to step. What of it differs between the ranks?",
+        (
+            "position is a dictionary, and goes in whole. A tensor that each rank has for itself needs a name for each"
+            ' rank, as in f"...-{dist.get_rank()}". saved_names(folder) has the names that were saved: a name that is'
+            " not there must not be asked for."
+        ),
+        (
+            'In contents add "position": position, and under a name of its own random_state(). In restore take that'
+            " name out of `saved` if it is not in saved_names(folder), dcp.load, and give it to set_random_state()."
+        ),
+    ),
+)
+def test_todo4_contents(student):
+    saved = student.call(contents_on_rank, world=2, seed=student.seeds(2)).evidence
+    right, drawn = together(saved, "saved"), [seen["drawn"] for seen in saved]
+    premise(not torch.equal(*drawn), "one rank's random state in place of the other's")
+    left = student.call(restore_on_rank, world=max(ONTO), group=None, files=saved[0]["files"]).evidence
+    for ranks in sorted(ONTO, key=lambda ranks: abs(ranks - 2)):  # as many as saved come first
+        told = f"saved on 2 ranks and restored on {ranks},"
+        seen = [left[rank][str(ranks)] for rank in range(ranks)]
+        for rank, mine in enumerate(seen):
+            refused = mine.get("refused", "")
+            expect(not refused, f"{told} restore() stops: {refused}", "what there is, is loaded", refused, rank)
+        for name, value in together(seen, "state").items():
+            same = value.shape == right[name].shape and torch.equal(value, right[name])
+            expect(same, f"{told} the {name.rstrip(' 0123456789')} are not what was saved", right[name], value)
+        for rank, mine in enumerate(seen):
+            expect(mine["lr"] == 0.25, f"{told} the optimizer's lr is not what was saved", 0.25, mine["lr"], rank)
+            position = mine["position"] if isinstance(mine["position"], dict) else {}
+            for name, value in PLACE.items():
+                expect(
+                    position.get(name) == value,
+                    f"{told} {SAID.get(name, f'the position’s “{name}”')} is not what was saved",
+                    value,
+                    position.get(name, "nothing"),
+                    rank,
+                )
+            check_draws(told, rank, mine, drawn)
+
+
+def check_draws(told, rank, mine, drawn):
+    if rank >= 2:
+        expect(
+            torch.equal(mine["drawn"], mine["own"]) or not any(torch.equal(mine["drawn"], other) for other in drawn),
+            f"{told} rank {rank}, which did not save, draws the same random numbers as another rank",
+            "numbers of its own",
+            mine["drawn"],
+            rank,
+        )
+        return
+    others = [k for k in range(2) if k != rank and torch.equal(mine["drawn"], drawn[k])]
+    what = f": it draws those of rank {others[0]}" if others else ""
+    fresh = torch.equal(mine["drawn"], mine["own"])
+    expect(
+        torch.equal(mine["drawn"], drawn[rank]),
+        f"{told} rank {rank} does not draw the random numbers that it would have drawn"
+        + (": its random state is what it was before restore()" if fresh else what),
+        drawn[rank],
+        mine["drawn"],
+        rank,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 5: the start
+
+# What each of three ranks sees of the run's folder, and how often its torchrun says that it has restarted.
+VIEWS = (([(20, 40), (20,), (20, 40)], (0, 0, 0)), ([(60,), (60, 80), (60, 80)], (1, 0, 2)), ([(), (), ()], (1, 1, 1)))
+
+
+def start_on_rank(code, rank, world):
+    def newest(out):
+        steps = [int(folder.name.removeprefix("step-")) for folder in Path(out).glob("step-*")]
+        return Path(out) / f"step-{max(steps)}" if steps else None
+
+    code.find_newest, found = newest, []
+    for case, (views, restarts) in enumerate(VIEWS):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts[rank])
+        out = Path(f"case-{case}") / f"seen-by-{rank}"
+        out.mkdir(parents=True)
+        for step in views[rank]:
+            made_checkpoint(out / f"step-{step}", True)
+        dist.barrier()
+        start = code.choose_start(out)
+        found.append(None if start is None else Path(start).name)
+    return found
+
+
+@todo(
+    5,
+    minutes=10,
+    why=(
+        "A lost process, a time limit, a node that fails: each ends in the same command being run again, at night. A"
+        " script that then begins at step 0 has lost days, and one whose ranks start from different checkpoints trains"
+        " a model stitched of two."
+    ),
+    hints=(
+        "If there is a checkpoint, go on; else begin. That alone decides it. Then let one rank decide for all.",
+        (
+            "find_newest(out) is TODO 2. from_rank0(text) takes and returns text; every rank must call it. How often"
+            " torchrun has restarted is counted on each node for itself, and starts at 0 again in the next job."
+        ),
+        'name = from_rank0(str(... or "")), and Path(name), or None where the text is empty.',
+    ),
+)
+def test_todo5_start(student):
+    ranks = student.call(start_on_rank, world=3).evidence
+    for case, (views, _) in enumerate(VIEWS):
+        found = [seen[case] for seen in ranks]
+        steps = {f"step-{step}" for view in views for step in view}
+        told = f"where rank 0 sees {words(views[0])}, and rank 1 {words(views[1])},"
+        for rank, name in enumerate(found):
+            expect(
+                (name in steps) if steps else name is None,
+                f"{told} choose_start() on rank {rank} " + ("begins anew" if name is None else f"takes {name}"),
+                "a checkpoint that is there" if steps else "None: there is no checkpoint",
+                name or "None",
+                rank,
+            )
+        expect(
+            len(set(found)) == 1,
+            f"{told} the ranks do not start from the same checkpoint",
+            "one for all ranks",
+            ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(found)),
+        )
+
+
+def words(steps):
+    return " and ".join(f"step-{step}" for step in steps) or "nothing"
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 6 and 7: asked to stop
+
+
+def listen_on_rank(code, rank, world):
+    unheeded, raised, counts = [], "", []
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, lambda number, _: unheeded.append(number))  # else a signal would end the check
+    came = code.listen()
+    counts.append(len(came))
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
+        try:
+            signal.raise_signal(number)
+        except BaseException as error:
+            raised = f"{type(error).__name__} at {signal.Signals(number).name}"
+        counts.append(len(came))
+    return {"counts": counts, "unheeded": unheeded, "raised": raised}
+
+
+@todo(
+    6,
+    minutes=10,
+    why=(
+        "A signal is the only notice that a scheduler gives before it kills. It arrives between any two lines, in the"
+        " midst of an optimizer's step, or of a collective: a state saved there is of no step, and other ranks are"
+        " elsewhere."
+    ),
+    hints=(
+        "A handler for each of the two signals, which leaves a note where the training loop will look.",
+        "signal.signal(signal.SIGTERM, handler) installs handler(number, frame), which can append to the list `came`.",
+        "For both numbers: signal.signal(number, a function of (number, frame) that calls came.append(number)).",
+    ),
+)
+def test_todo6_listen(student):
+    (seen,) = student.call(listen_on_rank, world=1, group=False).evidence
+    names = [signal.Signals(number).name for number in dict.fromkeys(seen["unheeded"])]
+    expect(not names, f"{' and '.join(names)} would end the process: no handler takes note", "a handler", "none")
+    expect(not seen["raised"], f"a handler raises {seen['raised']}, in the midst of a step", "a note", seen["raised"])
+    expect(seen["counts"][0] == 0, "`came` is not empty before a signal came", 0, seen["counts"][0])
+    for number, count in zip(("SIGUSR1", "SIGTERM"), seen["counts"][1:]):
+        expect(count > 0, f"after {number} the list that listen() returned is still empty", "a note", "none")
+
+
+def agree_on_rank(code, rank, world):
+    device, answers = torch.device("cpu"), []
+    for asked in (None, 0, 1, 2, None, "all"):
+        came = [int(signal.SIGUSR1)] if asked in (rank, "all") else []
+        answers.append(bool(code.agree_to_stop(came, device)))
+    return answers
+
+
+@todo(
+    7,
+    minutes=10,
+    why=(
+        "Saving is something that all ranks do together. If rank 1 has heard the signal and rank 0 has not, rank 1"
+        " begins to save, and rank 0 the next step: both wait, until the limit kills them with nothing saved."
+    ),
+    hints=(
+        "A yes or no from each rank; all must learn whether there is a yes. So all ask, also those that were not told.",
+        "dist.all_reduce(tensor, dist.ReduceOp.MAX) leaves the largest on all ranks; the tensor must be on the device.",
+        "A tensor of int(len(came) > 0) on the device; all_reduce it with MAX; return it as a bool.",
+    ),
+)
+def test_todo7_agree(student):
+    ranks = student.call(agree_on_rank, world=3).evidence
+    for case, asked in enumerate((None, 0, 1, 2, None, "all")):
+        who = {None: "no rank", "all": "every rank"}.get(asked, f"rank {asked} alone")
+        for rank, answers in enumerate(ranks):
+            expect(
+                answers[case] == (asked is not None),
+                f"where {who} has been asked to stop, rank {rank} " + ("stops" if answers[case] else "goes on"),
+                asked is not None,
+                answers[case],
+                rank,
+            )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 8: the batch, and the whole
+
+FLAGS = (
+    "--epochs 3 --seq-len 8 --dim 16 --heads 2 --layers 1 --optimizer sgd --lr 0.5 --weight-decay 0 --clip 0.5 --seed 5"
+    " --log-every 1"
+).split()
+# flags of the batch, the run's batch so far, ranks -> the batch; None: refused
+BATCHES = (
+    (["--batch-size-per-rank", "6"], None, 4, 24),
+    (["--batch-size-per-rank", "6"], 24, 3, 24),
+    (["--batch-size-per-rank", "6"], 24, 1, 24),
+    (["--batch-size-per-rank", "6"], 24, 5, None),
+    (["--batch-size", "24"], 24, 3, 24),
+    (["--batch-size", "12"], 24, 3, 12),
+    (["--batch-size", "12"], None, 2, 12),
+)
+# Two steps an epoch: stopped after step 1, in mid-epoch; after step 4, an epoch's end; and the rest.
+CHAIN = ((4, ["--batch-size-per-rank", "3"], 1), (3, ["--batch-size-per-rank", "3"], 3), (1, ["--batch-size", "12"], 0))
+
+
+def share_on_rank(code, rank, world):
+    seen = []
+    for flags, saved, ranks, _ in BATCHES:
+        args = code.parse_args(flags)
+        try:
+            code.share_batch(args, saved, ranks)
+            seen.append(args.batch_size)
+        except SystemExit as end:
+            seen.append(f"exit code {end.code}")
+    return seen
+
+
+def chain_on_rank(code, rank, world, data):
+    """main(), job after job in one folder; after so many steps of a job, one rank gets a signal."""
+    plain, agree, at = code.main, code.agree_to_stop, {}
+    mine = [step for ranks, _, step in CHAIN if rank < ranks]
+
+    def main(argv):
+        at.update(steps=0, stop=mine.pop(0))
+        plain(argv)
+
+    def signalled(came, device):
+        at["steps"] += 1
+        if at["steps"] == at["stop"] and rank == 1:
+            signal.raise_signal(signal.SIGUSR1)
+        return agree(came, device)
+
+    code.main, code.agree_to_stop = main, signalled
+    runs = [[ranks, ["--out", "run", *FLAGS, *batch]] for ranks, batch, _ in CHAIN]
+    return mains_on_rank(code, rank, world, runs, data, keep=("forwards", "weights"))
+
+
+@todo(
+    8,
+    minutes=15,
+    further=True,
+    needs=tuple(range(1, 8)),
+    why=(
+        "A node fails, and the run goes on with the others. If the batch shrinks, it is another training: another"
+        " noise, another number of steps in an epoch, and step k is no longer at the samples where it stood."
+    ),
+    hints=(
+        "What was asked for per rank holds for the first job. From then on the run knows its global batch.",
+        "`saved` is None at first. With args.batch_size_per_rank = None set_batch_size takes args.batch_size as it is.",
+        "If saved and args.batch_size_per_rank: set args.batch_size to saved, and the other to None. Then the call.",
+    ),
+)
+def test_todo8_batch(student):
+    (seen,) = student.call(share_on_rank, world=1, group=False).evidence
+    for (flags, saved, ranks, right), got in zip(BATCHES, seen, strict=True):
+        so_far = f"of a run whose batch so far is {saved}" if saved else "at the beginning of a run"
+        expect(
+            got == right if right else got == "exit code 2",
+            f"with {' '.join(flags)}, {so_far}, on {ranks} rank{'s' * (ranks > 1)}, the global batch is wrong",
+            right or "exit code 2: it does not divide",
+            got,
+        )
+    check_chain(student)
+
+
+def check_chain(student):
+    """The run over three jobs, each on fewer ranks, is the serial run."""
+    flags = ["--data", "data", "--out", "out", *FLAGS, "--batch-size", "12"]
+    serial = student.serial(flags, corpus(student))
+    right = losses(serial.evidence[0])
+    windows = [sorted(rows) for rows, _ in training(serial.evidence[0]).values()]
+    run = student.call(chain_on_rank, world=4, group=None, data=corpus(student))
+    step = 0
+    for job, (ranks, _, stop) in enumerate(CHAIN):
+        left = [mine[job] for mine in run.evidence[:ranks]]
+        told = f"in job {job + 1}, on {ranks} rank{'s' * (ranks > 1)},"
+        made = min(map(len, map(losses, left)))
+        due = stop or len(right) - step
+        expect(
+            made == due,
+            f"{told} {made} steps are made" + (f", though rank 1 gets a signal after step {step + stop}" * bool(stop)),
+            due,
+            made,
+        )
+        for k in range(made):
+            rows = sorted(row for mine in left for row in list(training(mine).values())[k][0])
+            expect(
+                rows == windows[step + k],
+                f"{told} step {step + k + 1} trains on other samples than without a stop",
+                f"the samples of step {step + k + 1}",
+                next((f"those of step {n + 1}" for n, other in enumerate(windows) if rows == other), "others"),
+            )
+            mean = sum(losses(mine)[k] for mine in left) / ranks
+            same = math.isclose(mean, right[step + k], rel_tol=REL)
+            expect(same, f"{told} the loss of step {step + k + 1} is not the serial run's", right[step + k], mean)
+        step += made
+    same_report("over three jobs,", reported(serial), reported(run, "run"))
+    for name, weight in serial.evidence[0]["weights"].items():
+        seen = run.evidence[0][-1]["weights"][name]
+        seen = seen if isinstance(seen, torch.Tensor) else together([run.evidence[0][-1]], "weights")[name]
+        same = torch.allclose(seen, weight, rtol=1e-3, atol=1e-5)
+        expect(same, f"after three jobs the last weights are not the serial run's ({name})", weight, seen)
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 9: in the background
+
+
+def calls(events, name):
+    """The collectives of one rank from mark `name` to the next one."""
+    found, inside = [], False
+    for event in events:
+        if event["e"] == "mark":
+            inside = event["name"] == name
+        elif inside and event["e"] == "op":
+            found.append(event)
+    return found
+
+
+def waits_for_a_future():
+    """Whether the main thread stands in a future's result(), so that nothing it does comes before the writing's end."""
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("futures/_base.py") and frame.f_code.co_name in ("result", "wait"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def begin_on_rank(code, rank, world, seed):
+    """Both ranks make a step of their training, which takes a collective, while rank 1 writes."""
+    import torch.distributed.checkpoint as dcp
+
+    group = dist.new_group(backend="gloo")
+    begun, stepped, waited, early, out = threading.Event(), threading.Event(), [], [], Path("out")
+    write = dcp.FileSystemWriter.write_data
+
+    def late(self, *args):
+        begun.set()
+        if (out / "step-7").exists():
+            early.append(True)
+        if threading.current_thread() is threading.main_thread():
+            waited.append("in the main thread")
+        elif rank == 1:
+            while not stepped.wait(0.01):
+                if not waited and waits_for_a_future():
+                    waited.append("the main thread waits for it")
+                    break
+        return write(self, *args)
+
+    dcp.FileSystemWriter.write_data = late
+    mine = torch.rand(50, generator=torch.Generator().manual_seed(seed))
+    state, given = {f"part-{rank}": mine, "position": {"step": 7}}, mine.clone()
+    before = set(threading.enumerate())
+    mark(name="begin")
+    finish = code.begin_save(state, out, 7, group)
+    mine.zero_()
+    state["position"]["step"] = 8
+    if set(threading.enumerate()) > before:
+        begun.wait()  # now the ranks have agreed on who writes what
+    mark(name="step")
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    mark(name="end")
+    stepped.set()
+    finish()
+    dist.barrier()
+    return {"waited": waited, "early": early, "total": total, "whole": content(out / "step-7", world), "mine": given}
+
+
+@todo(
+    9,
+    minutes=20,
+    further=True,
+    why=(
+        "To write a large model's checkpoint takes minutes, and the GPUs wait. To copy it into the CPU's memory takes"
+        " a second; from then on it can be written while training goes on. But what is written must be the state of one"
+        " step, and two conversations of the same ranks must not be mixed up."
+    ),
+    hints=(
+        "Which part of TODO 1 can happen now, which only when all is written? The latter goes into what you return.",
+        (
+            "dcp.async_save(state, checkpoint_id=..., process_group=group) returns a future. A function inside a"
+            " function sees its variables. The rename comes after .result(), on one rank."
+        ),
+        (
+            "writing = dcp.async_save(... under another name ...); def finish(): writing.result(), then what comes"
+            " after dcp.save in TODO 1; return finish."
+        ),
+    ),
+)
+def test_todo9_background(student):
+    world = 2
+    run = student.call(begin_on_rank, world=world, seed=student.seeds(world))
+    ranks = run.evidence
+    for rank, seen in enumerate(ranks):
+        of_training = {event["name"] for event in calls(run.events[rank], "step") if event["dtype"] == "float32"}
+        mixed = [event["op"] for event in calls(run.events[rank], "begin") if event["name"] in of_training]
+        expect(
+            not mixed,
+            f"what rank {rank} has to say while it saves goes by the group of the training, which talks at the same"
+            " time: the two can be taken for each other",
+            "the group that begin_save() is given",
+            f"{mixed[0] if mixed else ''} by the training's",
+            rank,
+        )
+        waited = f"begin_save() on rank {rank} returns when all is written: {(seen['waited'] or [''])[0]}"
+        expect(not seen["waited"], waited, "it returns at once, and a thread writes", "it waits", rank)
+        expect(
+            torch.equal(seen["total"], torch.full((3,), float(world))),
+            f"the training's own all-reduce on rank {rank}, made while the checkpoint is written, comes out wrong: the"
+            " two go by the same group",
+            float(world),
+            seen["total"],
+            rank,
+        )
+        expect(
+            not seen["early"],
+            f"on rank {rank} there is a folder step-7 before the checkpoint is written",
+            "no step-7 before finish()",
+            "step-7",
+            rank,
+        )
+    check_content("begin_save() and then its finish()", ranks[0]["whole"], [seen["mine"] for seen in ranks])
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 10 and 11: the batch file
+
+JOB, NEXT = "12320769", "12320999"  # the job's number, and that of one that it submits
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def ends_on_rank(code, rank, world, text, kind):
+    return {how: ends.run(text, kind, "resilient_training", how) for how in ends.WAYS}
+
+
+def ended(student, unit):
+    return student.call(ends_on_rank, world=1, group=False, text=unit.text, kind=unit.name.rpartition(".")[2]).evidence[
+        0
+    ]
+
+
+def last_words(seen):
+    return next((f": {line.strip()}" for line in reversed(seen["said"].splitlines()) if line.strip()), "")
+
+
+@todo(
+    10,
+    minutes=20,
+    further=True,
+    why=(
+        "At its limit a job is killed, and with it all that was trained since the last checkpoint. A minute's notice is"
+        " enough to save, if it reaches the processes that can: a signal that ends torchrun instead ends them, too."
+    ),
+    hints=(
+        "Two things: ask for a signal early enough, and see that torchrun survives it, or passes it on.",
+        (
+            "Slurm: #SBATCH --signal=USR1@120, and in bash -c '...' a trap \"\" USR1 before torchrun; or TERM, which"
+            " torchrun passes on, and after which its exit code is not 0. PBS: timeout -s TERM SECONDS before torchrun,"
+            " and what to make of exit code 124: command || [ $? -eq ... ]."
+        ),
+        (
+            'The srun line with trap "" USR1; exec torchrun ...; or the mpiexec line with exec timeout -s TERM 3400'
+            " torchrun ..., and || [ $? -eq 124 ] at its very end."
+        ),
+    ),
+)
+def test_todo10_told(student):
+    for unit in student.batch_files(10):
+        seen = ended(student, unit)["limit"]
+        expect(
+            not seen["killed"] or seen["told"] or seen["code"] != -9,
+            f"{unit.name}: the job meets its time limit, and nobody has told the training",
+            "USR1 or TERM, a minute or more before the limit",
+            "no signal",
+        )
+        expect(
+            not seen["killed"],
+            f"{unit.name}: the signal ends torchrun{last_words(seen)}; its processes end with it",
+            "torchrun goes on until its processes have saved",
+            "torchrun is killed",
+        )
+        expect(
+            seen["told"],
+            f"{unit.name}: the training's processes are not told before the limit{last_words(seen)}",
+            "USR1 or TERM",
+            "no signal",
+        )
+        notice, least = notice_of(unit, seen)
+        expect(
+            least <= notice <= 1800,
+            f"{unit.name}: the training is told {notice} seconds before the limit",
+            f"{least} to 1800 seconds",
+            f"{notice} seconds",
+        )
+        expect(
+            seen["code"] == 0,
+            f"{unit.name}: the training has saved and ended in order, and the batch file ends as if it had"
+            f" failed{last_words(seen)}",
+            "exit code 0",
+            f"exit code {seen['code']}",
+        )
+
+
+def notice_of(unit, seen):
+    """Seconds from the signal to the limit, and how many there must be."""
+    if unit.name.endswith(".sbatch"):
+        seconds = header.header(unit.text).get("signal", "").rpartition("@")[2]
+        return (int(seconds) if seconds.isdecimal() else 60), 60
+    hours, minutes, seconds = (int(part) for part in header.header(unit.text)["walltime"].split(":"))
+    found = [re.fullmatch(r"(\d+)([smhd]?)", after) for after in seen["after"]]
+    after = max((int(part[1]) * UNITS[part[2] or "s"] for part in found if part), default=0)
+    return 3600 * hours + 60 * minutes + seconds - after, 60
+
+
+@todo(
+    11,
+    minutes=15,
+    further=True,
+    needs=(10,),
+    why=(
+        "A training of a month is thirty jobs of a day, and nobody wants to submit them by hand. But a run that fails"
+        " must not come again by itself: it would fail every minute until the budget is gone."
+    ),
+    hints=(
+        "There are three ends: done, failed, and stopped at the limit. After which of them is there to be another job?",
+        (
+            "[ -f FILE ] || command runs the command unless the file is there. Slurm: scontrol requeue and the job's"
+            " number. PBS: NEXT=$(qsub -W depend=afterok:$PBS_JOBID -v ARGS,RUN FILE), and qdel of it once the training"
+            " is done."
+        ),
+        (
+            '[ -f "$RUN/model-final.pt" ] || scontrol requeue "$SLURM_JOB_ID"; for PBS [ ! -f ... ] || qdel "$NEXT" at'
+            " the end."
+        ),
+    ),
+)
+def test_todo11_again(student):
+    for unit in student.batch_files(11):
+        seen = ended(student, unit)
+        for how, told in (
+            ("limit", "stopped at its limit, with its training not done"),
+            ("done", "that is done"),
+            ("fails", "that fails with an error of its own"),
+        ):
+            again, asked = follows(seen[how]), "; ".join(seen[how]["asked"])
+            expect(
+                again == (how == "limit"),
+                f"after a job {told} "
+                + ("another follows" if again else f"none follows{last_words(seen[how])}")
+                + f", by {unit.name}",
+                "another job" if how == "limit" else "no other job",
+                asked or "nothing is asked of the scheduler",
+            )
+        for call in seen["limit"]["asked"]:
+            check_handed_on(unit, call)
+
+
+def follows(seen):
+    """Whether another job runs after this one, by what was asked of the scheduler, in order."""
+    again = False
+    for call in seen["asked"]:
+        words = call.split()
+        if words[0] == "scontrol":
+            again = again or (words[1] == "requeue" and words[-1] == JOB)
+        elif words[0] == "qdel":
+            again = again and words[-1].split(".")[0] != NEXT
+        elif words[0] == "qsub":
+            found = re.search(r"depend=(\w+):(\d+)", call)
+            kind = found[1] if found and found[2] == JOB else ("never" if found else "afterany")
+            again = {"afterok": seen["code"] == 0, "afternotok": seen["code"] != 0, "afterany": True}.get(kind, False)
+    return again
+
+
+def check_handed_on(unit, call):
+    if not call.startswith("qsub"):
+        return
+    handed = re.search(r"-v ?(\S+)", call)
+    names = [part.partition("=")[0] for part in handed[1].split(",")] if handed else []
+    for name, what in (("RUN", "writes into another folder, and begins"), ("ARGS", "has other arguments")):
+        expect(
+            name in names or " -V" in call,
+            f"by {unit.name} the next job is not told {name}: it {what}",
+            "-v ARGS,RUN",
+            call,
+        )

@@ -1,0 +1,468 @@
+"""Train for longer than a job lasts: stopped at its limit, killed, or short of a node, the run goes on where it was.
+
+Two processes:  torchrun --nproc-per-node 2 train/resilient_training.py --save-every 20
+Go on:          the same line again, after whatever has ended it; also with another --nproc-per-node
+By itself:      torchrun --nproc-per-node 2 --max-restarts 3 train/resilient_training.py --save-every 20
+One process:    python train/resilient_training.py --save-every 20
+More nodes:     sbatch sbatch/resilient_training.sbatch              (JURECA)
+                qsub sbatch/resilient_training.pbs                   (Polaris)
+
+The folder --out is the run: the script goes on from the newest checkpoint in it, and begins if there is
+none. Whatever happens in between, the losses are those of a run that was never stopped.
+
+It starts as the solution of fsdp_training.py with --sharding full (what that has taught is in
+utils/after_fsdp.py now), and runs at every stage. Fill the TODOs in the order of their numbers, which is
+not always that of the lines; `./workbook check resilient_training` says how far you are.
+"""
+
+import argparse
+import math
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+# The course's folder is the nearest one above this file that holds utils/.
+sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
+
+from utils.after_ddp import global_mean, setup
+from utils.after_fsdp import first_weights, in_step, precision, recompute
+from utils.arguments import training_parser, whole
+from utils.data import IGNORE, ShardSampler
+from utils.device_memory import device_memory
+from utils.distributed import cleanup, fail, from_rank0, print0, save0, set_batch_size
+from utils.job import prepare, say_what_runs
+from utils.metrics import Metrics
+from utils.model import TransformerLM
+from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
+
+# What must match to go on: the order of the samples depends on it, or the optimizer keeps it.
+SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = training_parser("resilient_training")
+    add = parser.add_argument
+    add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
+    add("--save-every", type=whole(0), default=50, help="steps from one checkpoint to the next; 0: only when stopped")
+    add("--async-save", action="store_true", help="write checkpoints while training goes on")
+    args = parser.parse_args(argv)
+    if args.dim % args.heads:
+        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+    return args
+
+
+# A checkpoint: what is in it, how it is written, how it is found
+
+
+def random_state() -> Tensor:
+    """What this rank's dropout draws from next."""
+    return torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.get_rng_state()
+
+
+def set_random_state(state: Tensor) -> None:
+    torch.cuda.set_rng_state(state) if torch.cuda.is_available() else torch.set_rng_state(state)
+
+
+def contents(model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any]) -> dict[str, Any]:
+    """All that a checkpoint holds, by name. Every rank gives its part."""
+    weights, state = get_state_dict(model, optimizer)
+    # TODO 4: Save all that the run needs to go on as if it had not stopped.
+    # `position` has the steps done, the mean loss of this epoch so far, the lowest validation loss, and what must match
+    # to go on. And dropout draws from random_state(), which differs from rank to rank. Mind how dcp.save tells values
+    # apart: of a sharded tensor each rank writes its shards; anything else that has one name on several ranks is
+    # written once, by one of them.
+    ### BEGIN SOLUTION
+    own = f"random-{dist.get_rank()}"
+    return {"model": weights, "optimizer": state, "position": position, own: random_state()}
+    ### STUDENT
+    # return {"model": weights, "optimizer": state, "position": {"step": position["step"]}}
+    ### END SOLUTION
+
+
+def restore(
+    model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Load a checkpoint, on however many ranks, into model and optimizer. Returns the position."""
+    saved = contents(model, optimizer, position)
+    # TODO 4, again: bring back all that is saved.
+    # dcp.load fills what it is given, and stops at a name that the checkpoint does not have. The ranks may be more than
+    # those that saved: a rank without a random state in the checkpoint keeps its own. saved_names(folder) tells.
+    ### BEGIN SOLUTION
+    own = f"random-{dist.get_rank()}"
+    if own not in saved_names(folder):
+        del saved[own]
+    dcp.load(saved, checkpoint_id=folder)
+    if own in saved:
+        set_random_state(saved[own])
+    ### STUDENT
+    # dcp.load(saved, checkpoint_id=folder)
+    ### END SOLUTION
+    set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    return position | saved["position"]
+
+
+def saved_names(folder: Path) -> set[str]:
+    """What dcp.save has written there; of dictionaries in one another the names with dots: position.step."""
+    return set(dcp.FileSystemReader(folder).read_metadata().state_dict_metadata)
+
+
+def saved_batch_size(folder: Path) -> int | None:
+    """The global batch of the run that saved; None where the checkpoint does not say."""
+    if "position.batch_size" not in saved_names(folder):
+        return None
+    saved = {"position": {"batch_size": 0}}
+    dcp.load(saved, checkpoint_id=folder, no_dist=True)  # each rank for itself
+    return saved["position"]["batch_size"]
+
+
+def save_whole(state: dict[str, Any], out: Path, step: int) -> None:
+    """Write the checkpoint out/step-STEP. All ranks call it."""
+    # TODO 1: At whatever moment all processes are killed, no folder step-… may be one that is not whole.
+    # And the checkpoints before it stay. dcp.save makes the folder; each rank writes its file, and when all have, rank
+    # 0 adds .metadata: then the call returns. To rename a folder is one step: it is done, or not. But what a killed run
+    # has left must not be in the way, and a folder that is not empty can be no other folder's new name (`shutil.rmtree`
+    # removes one).
+    ### BEGIN SOLUTION
+    part, folder = out / f"unfinished-{step}", out / f"step-{step}"
+    dcp.save(state, checkpoint_id=part)
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)  # torn: had it been whole, the run would have gone on from it
+        part.rename(folder)
+    dist.barrier()
+    ### STUDENT
+    # dcp.save(state, checkpoint_id=out / f"step-{step}")
+    ### END SOLUTION
+
+
+def begin_save(state: dict[str, Any], out: Path, step: int, group: dist.ProcessGroup) -> Callable[[], None]:
+    """Begin to write the checkpoint out/step-STEP while training goes on. Returns what ends it, and makes it whole."""
+    # TODO 9: Copy the state now, and write it in the background.
+    # dcp.async_save takes what dcp.save takes; it copies the tensors into the CPU's memory, and returns a future while
+    # a thread writes. Its result() waits for the end, and raises what has failed. The threads of all ranks talk to each
+    # other while the ranks do, who may be at another point: tell it, as process_group, the `group` that nothing else
+    # uses. And a folder must have its name no earlier than in TODO 1.
+    ### BEGIN SOLUTION
+    part, folder = out / f"unfinished-{step}", out / f"step-{step}"
+    writing = dcp.async_save(state, checkpoint_id=part, process_group=group)
+
+    def finish() -> None:
+        writing.result()
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            part.rename(folder)
+        dist.barrier()
+
+    return finish
+    ### STUDENT
+    # save_whole(state, out, step)
+    # return lambda: None
+    ### END SOLUTION
+
+
+def find_newest(out: Path) -> Path | None:
+    """The folder of the newest whole checkpoint in a run's folder; None if there is none."""
+    # TODO 2: Find the checkpoint with the most steps.
+    # By name, step-90 comes after step-100. By time, one that was copied comes last. And there may be folders
+    # that look like a checkpoint and are none: those written by scripts that do without TODO 1, and killed copies.
+    # In a whole one is .metadata, which is written last.
+    ### BEGIN SOLUTION
+    whole_ones = [folder for folder in out.glob("step-*") if (folder / ".metadata").is_file()]
+    numbers = [folder.name.removeprefix("step-") for folder in whole_ones]
+    steps = [int(number) for number in numbers if number.isdecimal()]
+    return out / f"step-{max(steps)}" if steps else None
+    ### STUDENT
+    # return None
+    ### END SOLUTION
+
+
+# A run that goes on
+
+
+def choose_start(out: Path) -> Path | None:
+    """The checkpoint that the run goes on from; None, and it begins. The same on all ranks."""
+    # TODO 5: Go on by yourself, since nobody is there to say from where.
+    # torchrun --max-restarts starts all processes anew when one was lost, and a scheduler the job: with the same
+    # command. All ranks must start from the same checkpoint, but on a network file system one may see a new folder
+    # later than another. from_rank0(text) returns on every rank what rank 0 has given.
+    ### BEGIN SOLUTION
+    name = from_rank0(str(find_newest(out) or ""))
+    return Path(name) if name else None
+    ### STUDENT
+    # return None
+    ### END SOLUTION
+
+
+def find_epoch(step: int, an_epoch: int) -> tuple[int, int]:
+    """In which epoch, from 0, a run is after `step` steps, and how many of its `an_epoch` steps are done."""
+    # TODO 3: Find the place in the data at which to go on.
+    # Otherwise some samples count twice in their epoch, and others not at all. The last step of an epoch
+    # still belongs to it, for its validation is to come.
+    ### BEGIN SOLUTION
+    epoch = max(step - 1, 0) // an_epoch
+    return epoch, step - epoch * an_epoch
+    ### STUDENT
+    # return 0, 0
+    ### END SOLUTION
+
+
+def share_batch(args: argparse.Namespace, saved: int | None, world_size: int) -> None:
+    """Settle args.batch_size, the global batch. `saved` is that of the run so far, None at its beginning."""
+    # TODO 8: Keep the global batch, whatever number of ranks the run goes on with.
+    # --batch-size-per-rank 6 makes 24 on four ranks, and would make 18 on the three that are left: another optimizer
+    # step, and other samples in it. set_batch_size multiplies args.batch_size_per_rank, unless that is None, and stops
+    # the run where the ranks cannot divide the batch. Whoever asks for another --batch-size is refused further down.
+    ### BEGIN SOLUTION
+    if saved and args.batch_size_per_rank:
+        args.batch_size, args.batch_size_per_rank = saved, None
+    set_batch_size(args, world_size)
+    ### STUDENT
+    # set_batch_size(args, world_size)
+    ### END SOLUTION
+
+
+# A run that is asked to stop
+
+
+def listen() -> list[int]:
+    """The signals that have asked this process to stop: a list that grows as they come."""
+    came: list[int] = []
+    # TODO 6: Take note of SIGUSR1 and SIGTERM, and go on.
+    # Without a handler each of them ends the process. A handler runs between any two lines of the program, in the midst
+    # of a step as well, and not at the same place on all ranks: it is no place to save.
+    # signal.signal(number, handler) installs handler(number, frame).
+    ### BEGIN SOLUTION
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: came.append(number))
+    ### STUDENT
+    # pass
+    ### END SOLUTION
+    return came
+
+
+def agree_to_stop(came: list[int], device: torch.device) -> bool:
+    """Whether to stop after this step: the same answer on all ranks, which ask after every step."""
+    # TODO 7: Stop all ranks at the same step, as soon as one of them has been asked to.
+    # A signal comes to the ranks at different moments, or to one of them alone. If one saves while another begins its
+    # next step, each waits for the other.
+    ### BEGIN SOLUTION
+    stop = torch.tensor(len(came) > 0, dtype=torch.int32, device=device)
+    dist.all_reduce(stop, dist.ReduceOp.MAX)
+    return bool(stop)
+    ### STUDENT
+    # return False
+    ### END SOLUTION
+
+
+# Training, as in fsdp_training
+
+
+def make_samplers(sets: Sets, args: argparse.Namespace) -> Samplers:
+    """Which samples this rank reads, in which order."""
+    train, validation, test = sets
+    return (
+        DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
+        ShardSampler(validation),
+        ShardSampler(test),
+    )
+
+
+def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world_size: int) -> Loaders:
+    """This rank's batches of (x, y)."""
+    train, validation, test = sets
+    train_sampler, validation_sampler, test_sampler = samplers
+    common = {"batch_size": args.batch_size // world_size, "num_workers": args.workers}
+    common["pin_memory"] = torch.cuda.is_available()
+    # A loader draws a number whenever it begins. Not from what dropout draws from, which must not depend on stops.
+    common["generator"] = torch.Generator()
+    train_loader = DataLoader(train, sampler=train_sampler, drop_last=True, **common)
+    validation_loader = DataLoader(validation, sampler=validation_sampler, **common)
+    test_loader = DataLoader(test, sampler=test_sampler, **common)
+    return train_loader, validation_loader, test_loader
+
+
+def build_model(vocab_size: int, device: torch.device, args: argparse.Namespace) -> nn.Module:
+    """The model, sharded over all ranks, with the serial run's first weights."""
+    with torch.device("meta"):
+        model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+    if args.recompute:
+        recompute(model)
+    options = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),)), "mp_policy": precision(args)}
+    for block in model.blocks:
+        fully_shard(block, **options)
+    fully_shard(model, **options, reshard_after_forward=False)
+    first_weights(model, device, args)
+    torch.manual_seed(args.seed + dist.get_rank())  # from here on for dropout alone: each rank drops others
+    return model
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, args: argparse.Namespace) -> float:
+    """Mean loss over tokens. The mean of the batches' means would weigh a short last batch too much."""
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    count = torch.zeros((), dtype=torch.float64, device=device)
+    for x, y in in_step(loader, device, args):
+        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        n_targets = (y != IGNORE).sum()
+        total += model(x, y).double() * n_targets
+        count += n_targets
+    return global_mean(total, count)
+
+
+def train_epoch(
+    model: nn.Module,
+    loader: Iterable[tuple[Tensor, Tensor]],
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    args: argparse.Namespace,
+    metrics: Metrics,
+    epoch: int,
+    done: int,
+    position: dict[str, Any],
+    came: list[int],
+    group: dist.ProcessGroup,
+) -> tuple[float, bool]:
+    """What is left of one pass over the training set after `done` steps of it. Returns the pass's mean loss, and
+    whether it was stopped before its end.
+
+    `position` is kept up to date, and saved every args.save_every steps, and when a signal `came` that asks to stop.
+    By `group` the ranks talk of what they save while they train.
+    """
+    model.train()
+    # Sums and counts: since the last line of the log, and over the epoch.
+    total, count, epoch_total, epoch_count = torch.zeros(4, dtype=torch.float64, device=device)
+    # What an earlier job did of this epoch counts, too: here, this rank's share of it.
+    epoch_count += done * args.batch_size * args.seq_len / dist.get_world_size()
+    epoch_total += position["loss"] * epoch_count
+    step, last_step, last_time, stopped = position["step"], position["step"], time.perf_counter(), False
+    finish: Callable[[], None] = list  # of the checkpoint that is being written; there is none
+    for x, y in loader:
+        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        loss = model(x, y)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf).full_tensor().item()
+        optimizer.step()
+        step += 1
+
+        # detach: a sum of losses would otherwise keep the graph of every step alive.
+        total += loss.detach().double() * y.numel()
+        count += y.numel()
+        position["step"], stopped = step, agree_to_stop(came, device)
+        if step % args.log_every == 0 or step == args.max_steps or stopped:
+            epoch_total, epoch_count = epoch_total + total, epoch_count + count
+            # global_mean waits for the device, so only now may the clock be read.
+            mean, now = global_mean(total, count), time.perf_counter()
+            speed = (step - last_step) * args.batch_size * args.seq_len / (now - last_time)
+            metrics.log("step", step, epoch=epoch + 1, loss=mean, gradient_norm=norm, tokens_per_s=speed)
+            total, count = torch.zeros(2, dtype=torch.float64, device=device)
+            last_step, last_time = step, now
+        if stopped or (args.save_every and step % args.save_every == 0):
+            position["loss"] = global_mean(epoch_total + total, epoch_count + count)
+            finish()
+            state, finish = contents(model, optimizer, position), lambda: None
+            if args.async_save and not stopped:
+                finish = begin_save(state, Path(args.out), step, group)
+            else:
+                save_whole(state, Path(args.out), step)
+        if stopped:
+            break
+    finish()
+    return global_mean(epoch_total + total, epoch_count + count), stopped
+
+
+def save_model(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:
+    """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    full = get_model_state_dict(model, options=options)  # on all ranks; rank 0 gets it
+    save0({"model": full, "config": config, "epoch": epoch}, path)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    prepare(args)  # the device that --device asks for
+    came = listen()  # early: a signal that comes before ends the process
+    rank, local_rank, world_size, device = setup()
+    group = dist.new_group(backend="gloo")  # for what goes on beside training
+    out = Path(args.out)
+    folder = choose_start(out)
+    share_batch(args, saved_batch_size(folder) if folder else None, world_size)
+    sets, vocab_size = make_sets(args)
+    samplers = make_samplers(sets, args)
+    train_loader, validation_loader, test_loader = make_loaders(sets, samplers, args, world_size)
+    model = build_model(vocab_size, device, args)
+    optimizer = make_optimizer(model, args)
+
+    # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what must match.
+    position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in SAME}
+    if folder:
+        position = restore(model, optimizer, position, folder)
+        for name in SAME:
+            if position[name] != getattr(args, name):
+                fail(f"{folder}: it was saved with --{name.replace('_', '-')} {position[name]}")
+    first_epoch, done = find_epoch(position["step"], len(train_loader))
+    total_steps = args.epochs * len(train_loader)
+    total_steps = min(total_steps, args.max_steps or total_steps)
+    if position["step"] > total_steps:
+        fail(f"{folder}: it has made {position['step']} steps already, and this run is of {total_steps}")
+
+    start = time.perf_counter()
+    metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
+    say_what_runs(args, device)
+    print0(f"goes on from {folder}" if folder else f"begins; no checkpoint in {out}")
+    with metrics, device_memory(args.device_memory, device):
+        for epoch in range(first_epoch, args.epochs):
+            samplers[0].set_epoch(epoch)
+            batches = islice(train_loader, done, done + total_steps - position["step"])
+            train_loss, stopped = train_epoch(
+                model, batches, optimizer, device, args, metrics, epoch, done, position, came, group
+            )
+            if stopped:
+                print0(f"asked to stop: saved at step {position['step']}; the same command goes on from there")
+                break
+            done = 0
+            validation_loss = evaluate(model, validation_loader, device, args)
+            print0(
+                f"[{epoch + 1}/{args.epochs}] train loss {train_loss:.4f}, "
+                f"validation loss {validation_loss:.4f}, perplexity {perplexity(validation_loss):.1f}"
+            )
+            step, seconds = position["step"], time.perf_counter() - start
+            metrics.log(
+                "epoch", step, epoch=epoch + 1, loss=train_loss, validation_loss=validation_loss, seconds=seconds
+            )
+            if epoch == 0 or validation_loss < position["best"]:
+                position["best"] = validation_loss
+                save_model(model, model.config, out / "model-best.pt", epoch + 1)
+            if step == total_steps:
+                break
+        if not stopped:
+            test_loss = evaluate(model, test_loader, device, args)
+            print0(f"test loss {test_loss:.4f}, perplexity {perplexity(test_loss):.1f}")
+            metrics.log("test", step, loss=test_loss, seconds=time.perf_counter() - start)
+            save_model(model, model.config, out / "model-final.pt", epoch + 1)
+            print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")
+    cleanup()
+
+
+if __name__ == "__main__":
+    main()
