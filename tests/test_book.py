@@ -18,7 +18,7 @@ def parts(path):
 
 def test_each_lesson_has_three_questions_and_their_answers():
     asked, answered = parts("docs/questions.md"), parts("solutions/answers.md")
-    assert list(asked) == list(answered) == lessons.stems()
+    assert list(asked) == list(answered) and set(lessons.stems()) <= set(asked) <= set(lessons.ORDER)
     assert all(numbers == ["1. ", "2. ", "3. "] for numbers in (*asked.values(), *answered.values()))
 
 
