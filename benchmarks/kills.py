@@ -69,30 +69,31 @@ def main() -> None:
         found = []
         for number in range(args.moments):
             whom = ("rank", "torchrun", "run")[number % 3]
-            moment = None if number in (1, args.moments - 1) else chance.uniform(0, length)
-            found.append(killed(course, f"run-{number}", whom, moment, wanted))
+            moment, save = chance.uniform(0, length), chance.randrange(2 * EVERY, STEPS + 1, EVERY)
+            in_a_save = number in (1, args.moments - 1)
+            found.append(killed(course, f"run-{number}", whom, moment, save if in_a_save else 0, wanted))
             console.print(f"[dim]{number + 1}: {found[-1]}[/]")
     show(console, found)
     sys.exit(any(each.left > LONG or each.difference > 0 for each in found))
 
 
-def killed(course: Course, name: str, whom: str, moment: float | None, wanted: dict[int, float]) -> Killed:
-    """Kill one of a run's processes after so many seconds, or in a save; resume it, and compare.
+def killed(course: Course, name: str, whom: str, moment: float, save: int, wanted: dict[int, float]) -> Killed:
+    """Kill one of a run's processes after so many seconds, or while step `save` is saved; resume it, and compare.
 
     A process that is not there yet is killed as soon as it is; if the run is over before, another one is begun.
     """
     out = course.folder / name
     run = start(course, name)
     began = time.monotonic()
-    due = (lambda: time.monotonic() - began > moment) if moment is not None else lambda: any(out.glob(".step-*.part"))
     victims: list[psutil.Process] = []
     while run.poll() is None and not victims:
-        victims = [each for each in processes(out) if role(each) == whom] if due() else []
+        due = any(out.glob(f".step-{save}.*.part")) if save else time.monotonic() - began > moment
+        victims = [each for each in processes(out) if role(each) == whom] if due else []
         time.sleep(0.005)  # a process table can only be asked
     if not victims:
         shutil.rmtree(out, ignore_errors=True)
-        return killed(course, name, whom, moment and 0.8 * moment, wanted)
-    when = f"{time.monotonic() - began:.1f} s" if moment is not None else "in a save"
+        return killed(course, name, whom, 0.8 * moment, save, wanted)
+    when = f"in the save of {save}" if save else f"{time.monotonic() - began:.1f} s"
     when += f", step {max(losses(out), default=0)}"
     victims[-1].kill()
     ended = time.monotonic()

@@ -161,3 +161,10 @@ def test_what_cannot_be_written_whole_is_not_there(tmp_path):
         part.write_text("half")
         raise RuntimeError
     assert not list((tmp_path / "a").iterdir())
+
+
+def test_what_cannot_be_written_is_named_as_its_reader_knows_it(tmp_path):
+    """Not by the name that it has while it is written."""
+    with pytest.raises(FileNotFoundError) as problem, written_whole(tmp_path / "b") as part:
+        part.read_text()
+    assert problem.value.filename == str(tmp_path / "b")

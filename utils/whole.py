@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FULL = {
@@ -24,8 +24,13 @@ def written_whole(path: Path) -> Iterator[Path]:
     try:
         yield part
         part.replace(path)
+    except OSError as problem:
+        if problem.filename == str(part):
+            problem.filename = str(path)  # the name that is known to who reads of it
+        raise
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # as in a folder that nobody may write to
+            part.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, text: str, errors: str = "strict") -> None:

@@ -97,6 +97,8 @@ def plan(
         fail(f"--out {out}: there is no folder {out.parent}")
     if out and out.is_dir():
         fail(f"--out {out}: that is a folder")
+    if out and not os.access(out if out.exists() else out.parent, os.W_OK):  # before the table, not after it
+        fail(f"--out {out}: it cannot be written here")
     settled = settings_of(check)
     if gpus is None and settled:
         gpus = math.prod(settled.get(axis, 1) for axis in ("dp", "shard", "tp", "pp", "cp"))
