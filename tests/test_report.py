@@ -1,5 +1,6 @@
 """What a run notes of itself, and the page that is made of it."""
 
+import errno
 import gzip
 import json
 import math
@@ -486,3 +487,16 @@ def test_a_report_follows_no_link_and_names_what_is_no_record(tmp_path):
         (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n" + json.dumps(broken) + "\n")
         with pytest.raises(ValueError):
             page.write(folder)
+
+
+def test_a_picture_is_whole_or_not_there(tmp_path, monkeypatch):
+    """A full disk: what was there before is gone, and no cut file stands in its place."""
+
+    def half(figure, path, **_):
+        path.write_bytes(b"\x89PNG")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pictures.Figure, "savefig", half)
+    with pytest.raises(OSError, match="No space"):
+        page.save(lambda _: pictures.one_chart()[0], None, tmp_path / "loss.png")
+    assert list(tmp_path.iterdir()) == []

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from utils.report.frame import template
 from utils.report import pictures, work
 from utils.report.runs import COMPARED, Run, arguments, batch_of, read, records, scaling, speed_rows
-from utils.whole import write_whole
+from utils.whole import write_whole, written_whole
 
 
 def write(folder: Path) -> Path:
@@ -104,7 +104,8 @@ def save(draw: Callable[[Any], Figure | None], what: Any, path: Path) -> bool:
     path.unlink(missing_ok=True)
     figure = draw(what)
     if figure:
-        figure.savefig(path, dpi=130)
+        with written_whole(path) as part:
+            figure.savefig(part, dpi=130, format="png")
     return figure is not None
 
 

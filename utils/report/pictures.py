@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from utils.report.runs import PARTS, Run, memory_of, read_lines, speed_rows
+from utils.whole import written_whole
 
 # Told apart by the colour-blind, too (Okabe and Ito).
 COLOURS = dict(zip(PARTS, ("#999999", "#56b4e9", "#0072b2", "#f0e442", "#d55e00", "#009e73"), strict=True))
@@ -223,8 +224,8 @@ def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence
         axes.grid(alpha=0.3)
     by_epoch.legend(frameon=False)
     png = Path(png)
-    png.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(png, dpi=150)
+    with written_whole(png) as part:
+        figure.savefig(part, dpi=150, format="png")
 
 
 def one_chart(height: float = 3.6) -> tuple[Figure, Axes]:
