@@ -108,6 +108,7 @@ class Connection:
             landlock=self.guards is sandbox.LANDLOCK,
             gpus=gpus,
             packages=self.packages,
+            lesson=self.lesson,
         )
         theirs.close()
         while "entered" not in (answer := self.outside.answer()):

@@ -13,11 +13,11 @@ The judge speaks to it in JSON lines over one socket:
     server  {"gone": pid, "status": wait status}     once for each rank
     judge   {"sweep": true}                          kill the ranks and whatever they have left behind
     server  {"swept": true}
-    judge   {"enter": P, "doors": [...], "landlock": false, "gpus": false}
+    judge   {"enter": P, "doors": [...], "landlock": false, "gpus": false, "lesson": L, "packages": [...]}
                                                      fork a server like this one that lives in the sandbox whose first
                                                      process is P (see sandbox.py) and in the control group with these
-                                                     doors (see cgroup.py), with GPUs or without; beside the text comes
-                                                     its line
+                                                     doors (see cgroup.py), with GPUs or without, for a lesson that
+                                                     needs these packages; beside the text comes its line
     server  {"entered": pid}
 
 Ranks that were killed and have left nothing are not waited for: they run no
@@ -234,6 +234,7 @@ def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nothing, descriptor)
+        rank.load_library(job["lesson"])  # here: a release inside may have earlier lessons' modules sealed
         sandbox.enter(job["enter"], job["doors"], job["gpus"])
         die_with_the_server()
         attend(socket.socket(fileno=line), job["landlock"], inside_a_sandbox=True)
