@@ -143,6 +143,8 @@ class Withheld(types.ModuleType):
     """In place of a module of the library that holds what a lesson teaches."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `inspect` asks every module for its file, and does not expect an ImportError
+            raise AttributeError(name)
         raise ImportError(f"{self.__name__} has what this lesson teaches, or a later one: write it yourself")
 
 

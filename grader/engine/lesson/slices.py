@@ -22,7 +22,9 @@ def slice_of(file: Path, name: str) -> str:
     while left:
         for statement in defined.pop(left.pop(), ()):
             kept |= set(lines_of(statement))
-            left += [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+            left += (names := [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)])
+            if "globals" in names:  # it calls those that its inputs name
+                left += [known for known in defined if known.endswith("_on_rank")]
     lines = source.split("\n")
     return "\n".join(line if number in kept else "" for number, line in enumerate(lines, start=1))
 

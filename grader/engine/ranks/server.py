@@ -47,6 +47,8 @@ import torch.distributed
 import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel
 import torch.nn.parallel
 import torch.utils.data.distributed
 
