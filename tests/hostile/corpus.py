@@ -363,10 +363,10 @@ UNLINKED = """
 for place in (os.getcwd(), '/tmp', '/dev/shm', '/dev'):
     held = []
     try:
-        for n in range(8):
+        for n in range(32):
             held.append(open(f'{place}/gone-{rank}-{n}', 'wb', buffering=0))
             os.unlink(f'{place}/gone-{rank}-{n}')
-            for _ in range(16):
+            for _ in range(3):
                 held[-1].write(bytes(1 << 24))
     except OSError:
         pass
@@ -632,11 +632,11 @@ ATTACKS = [
     ),
     Attack(
         "sparse files",
-        "of 256 MB each, which hold nothing",
+        "of 60 MB each, which hold nothing",
         "what is kept of files has a size",
         broadcast(
             C
-            + "for n in range(6):\n    with open(f'sparse-{rank}-{n}', 'wb') as file:\n        file.truncate(255 << 20)"
+            + "for n in range(6):\n    with open(f'sparse-{rank}-{n}', 'wb') as file:\n        file.truncate(60 << 20)"
         ),
         marks=1,
     ),

@@ -57,7 +57,7 @@ class Room:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
         self.services = [socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
-        for service, place in zip(self.services, (str(folder / "service"), "\0workbook-test"), strict=True):
+        for service, place in zip(self.services, (str(folder / "service"), f"\0{self.canary}"), strict=True):
             service.bind(place)
             service.listen()
         self.room = grade.open_class(folder / "out", [corpus.LESSON], self.canary, guards, minutes=0.7)
@@ -86,7 +86,7 @@ class Room:
                 )
             ],
             PORT=self.listener.getsockname()[1],
-            KEPT=[str(folder / "service"), "\0workbook-test"],
+            KEPT=[str(folder / "service"), f"\0{self.canary}"],
         )
         self.worker: subprocess.Popen | None = None
 

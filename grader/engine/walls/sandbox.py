@@ -34,7 +34,7 @@ from grader.engine.walls.seccomp import forbid_calls
 GIB = 1 << 30
 MEMORY = 4 * GIB  # addresses of one process; torch alone takes three quarters of one
 LIBRARIES = 3 * GIB  # more of them where torch is one for CUDA: its libraries take so many before any code runs
-WRITTEN = GIB // 4  # bytes of one file
+WRITTEN = GIB // 16  # bytes of one file
 CPU = 180  # seconds of CPU of one process
 PROCESSES = 512  # of one user; without effect for root, whom the judge's own count stops
 DESCRIPTORS = 1024
