@@ -12,6 +12,7 @@ after ten seconds, or a loss differs.
 """
 
 import argparse
+import json
 import random
 import shutil
 import subprocess
@@ -54,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--moments", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the moments")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     console, chance = Console(), random.Random(args.seed)
     console.print(f"seed {args.seed}")
@@ -74,6 +76,8 @@ def main() -> None:
             found.append(killed(course, f"run-{number}", whom, moment, save if in_a_save else 0, wanted))
             console.print(f"[dim]{number + 1}: {found[-1]}[/]")
     show(console, found)
+    if args.json:
+        args.json.write_text(json.dumps([each._asdict() for each in found], indent=2) + "\n", "utf-8")
     sys.exit(any(each.left > LONG or each.difference > 0 for each in found))
 
 
