@@ -283,7 +283,7 @@ def block_seconds(products, nbytes, world, per_node, within, between):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODOs 2 and 8: what stands at the borders
+# TODOs 2 and 8: the boundary functions
 
 
 def whole_numbers(seed, number, shape, dtype, turned):
@@ -295,7 +295,7 @@ def whole_numbers(seed, number, shape, dtype, turned):
 
 def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned, zeros):
     """A function forward and backward: what comes out, and what was sent, in four marked cases; then once more, with
-    other numbers, for who keeps a buffer writes into what he has returned before.
+    other numbers, to catch a buffer that is kept and overwritten.
     """
     most, turned = 0 if zeros and rank == world - 1 else 1, turned and rank % 2 == 0
     x = (most * whole_numbers(seed, 1, shape, dtype, turned)).requires_grad_()
@@ -327,7 +327,7 @@ def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned, zer
     return seen
 
 
-NONE_DUE = "nothing is due there"
+NONE_DUE = "nothing has to be sent there"
 
 
 def check_border(student, trials, right):
@@ -357,7 +357,7 @@ def check_border(student, trials, right):
 
 
 def spoken_border(world, name, shape, out, dtype, turned, zeros):
-    of = f"of a tensor of shape {tuple(shape)}, {dtype}{', not contiguous on every other rank' if turned else ''}"
+    of = f"of a tensor of shape {tuple(shape)}, {dtype}{', not contiguous on every second rank' if turned else ''}"
     of += f", all zeros on rank {world - 1}" if zeros else ""
     return f"{name} {of}, on {ranks_of(world)}"
 
@@ -398,7 +398,7 @@ def check_forward(told, world, trial, seeds, right, ranks):
     premise(world == 1 or not torch.equal(xs[0], xs[-1]), "ranks that keep to themselves")
     for rank, here in enumerate(ranks):
         y, _ = right[name](xs, upstreams, rank)
-        message = f"{told}, forward: rank {rank} gets other numbers{manifold(here['y'], y)}"
+        message = f"{told}, forward: rank {rank} gets wrong numbers{manifold(here['y'], y)}"
         expect(torch.equal(here["y"].double(), y.double()), message, y, here["y"], rank)
         expect(here["dtype"] == dtype, f"{told}: the result has another dtype", dtype, here["dtype"], rank)
 
@@ -413,7 +413,7 @@ def check_backward(told, world, trial, seeds, right, ranks):
     for rank, here in enumerate(ranks):
         _, gradient = right[name](xs, upstreams, rank)
         times = manifold(here["gradient"], gradient)
-        message = f"{told}, backward: the gradient on rank {rank} is another one{times}"
+        message = f"{told}, backward: the gradient on rank {rank} is wrong{times}"
         expect(torch.equal(here["gradient"], gradient), message, gradient, here["gradient"], rank)
         for what, same in zip(("what it is given forward", "the gradient that it is given"), here["untouched"]):
             message = f"{told}: {what} is changed by it: work on a copy"
@@ -733,7 +733,7 @@ def check_made(told, kind, world, rank, mine, weights):
             )
             expect(
                 torch.equal(seen, share),
-                f"{told}: {name} of rank {rank} has other numbers than its part of the whole layer's",
+                f"{told}: {name} of rank {rank} has the wrong numbers, not its part of the whole layer's",
                 share,
                 seen,
                 rank,
@@ -764,7 +764,7 @@ def check_made(told, kind, world, rank, mine, weights):
     )
     expect(
         held >= due,
-        f"{told}: rank {rank} holds {held:,} bytes once the whole layer is gone, less than its share",
+        f"{told}: rank {rank} holds {held:,} bytes once the whole layer is gone, less than its part",
         f"{due:,} bytes",
         f"{held:,} bytes",
         rank,
@@ -778,7 +778,7 @@ def check_outcome(told, kind, world, rank, mine, right, trial):
     y = share(right["y"])
     expect(
         near(mine["y"], y),
-        f"{told}: forward gives rank {rank} other numbers{manifold(mine['y'], y)}",
+        f"{told}: forward gives rank {rank} wrong numbers{manifold(mine['y'], y)}",
         y,
         mine["y"],
         rank,
@@ -805,7 +805,7 @@ def check_outcome(told, kind, world, rank, mine, right, trial):
         expect(mine["x"] is not None, f"{told}: the input has no gradient on rank {rank}", "a gradient", "None", rank)
         expect(
             near(mine["x"], x),
-            f"{told}: the gradient of the input on rank {rank} is another one{manifold(mine['x'], x)}",
+            f"{told}: the gradient of the input on rank {rank} is wrong{manifold(mine['x'], x)}",
             x,
             mine["x"],
             rank,
@@ -818,7 +818,7 @@ def check_outcome(told, kind, world, rank, mine, right, trial):
     premise(not trained or not near(last, y, 100 * REL), "weights that are never trained")
     expect(
         near(mine["last"], last),
-        f"{told}: after {STEPS} steps of SGD, forward gives rank {rank} other numbers than the serial layer",
+        f"{told}: after {STEPS} steps of SGD, forward gives rank {rank} numbers that differ from the serial layer's",
         last,
         mine["last"],
         rank,
@@ -902,7 +902,7 @@ def test_todo3_linear(student):
             f"my_shard of a tensor of shape {tuple(shape)}, along dimension {dim}, for rank {r} of {n}",
         )
         expect(not mine["fault"], f"{told} is {mine['fault']}", tuple(right.shape), mine["fault"])
-        expect(torch.equal(mine["part"], right), f"{told} has other numbers", right, mine["part"])
+        expect(torch.equal(mine["part"], right), f"{told} has the wrong numbers", right, mine["part"])
         expect(mine["contiguous"], f"{told} is not contiguous", "a contiguous tensor", "strides of the whole one")
         expect(
             mine["bytes"] <= 4 * right.numel(),
@@ -1074,7 +1074,7 @@ def serial_borders(kind, seed, width, inner, heads):
 
 
 def check_borders_used(student, done):
-    """What stands at the borders comes as arguments: with others than f and g, these are used."""
+    """The boundary functions come as arguments: others than f and g are used as well."""
     ((_, sizes, ranks, _),) = done[borders_on_rank]
     name = LAYER[sizes["kind"]][0]
     for rank, mine in enumerate(ranks):
@@ -1089,14 +1089,19 @@ def check_borders_used(student, done):
             )
         expect(
             not mine["not due"],
-            f"{name} made with borders of another kind gives rank {rank} {mine['not due']}",
+            f"{name} made with different boundary functions gives rank {rank} {mine['not due']}",
             (3, 14, sizes["width"]),
             mine["not due"],
             rank,
         )
     right = student.reference(serial_borders, **sizes)
     total = sum(mine["y"] for mine in ranks)
-    expect(near(total, right), f"{name} made with other borders than f and g computes something else", right, total)
+    expect(
+        near(total, right),
+        f"{name} made with boundary functions other than f and g computes something else",
+        right,
+        total,
+    )
 
 
 @todo(
@@ -1134,7 +1139,7 @@ def test_todo6_embedding(student):
     for rank, mine in enumerate(ranks):
         expect(not mine["not due"], f"{told}: rank {rank} gets {mine['not due']}", (2, 3, 4), mine["not due"], rank)
         fine = near(mine["y"], row.expand(2, 3, -1))
-        expect(fine, f"{told}: forward gives rank {rank} other numbers", row, mine["y"][0, 0], rank)
+        expect(fine, f"{told}: forward gives rank {rank} wrong numbers", row, mine["y"][0, 0], rank)
 
 
 def one_word_on_rank(code, rank, world, own, seed, words, width):
@@ -1262,13 +1267,13 @@ def check_loss(world, trial, ranks, events, right):
         expect(dtype == "float32", f"{told} has dtype {dtype}", "float32", dtype, rank)
         loss, expected = mine["loss"].item(), right["loss"].item()
         fine = math.isclose(loss, expected, rel_tol=REL, abs_tol=1e-6)
-        expect(fine, f"{told} is another number on rank {rank}", f"{expected:.6f}", f"{loss:.6f}", rank)
+        expect(fine, f"{told} is wrong on rank {rank}", f"{expected:.6f}", f"{loss:.6f}", rank)
         share = cut(right["gradient"], right["gradient"].dim() - 1, rank, world)
         expect(seen is not None, f"{told}: the logits have no gradient on rank {rank}", "a gradient", "None", rank)
         rel = 2**-7 if trial["dtype"] == "bfloat16" else REL  # bfloat16 has 8 bits
         # A share may be all but zero where the whole is not.
         fine = bool((seen.double() - share.double()).norm() <= rel * right["gradient"].double().norm())
-        message = f"{told}: the gradient of the logits on rank {rank} is another one{manifold(seen, share)}"
+        message = f"{told}: the gradient of the logits on rank {rank} is wrong{manifold(seen, share)}"
         expect(fine, message, f"norm {share.norm():.5g}", f"norm {seen.norm():.5g}", rank)
         message = f"{told}: rank {rank} changes the logits or targets that it is given"
         expect(mine["untouched"], message, "as they were", "changed", rank)
@@ -1394,7 +1399,7 @@ def check_training_on(world, sequence, clip, ranks, marked, right):
         for step, (seen, expected) in enumerate(zip(mine["norms"], right["norms"]), 1):
             expect(
                 math.isclose(seen, expected, rel_tol=REL),
-                f"{told}: the norm of all gradients in step {step} of {LONG} is another one on rank {rank}",
+                f"{told}: the norm of all gradients in step {step} of {LONG} is wrong on rank {rank}",
                 expected,
                 seen,
                 rank,
@@ -1466,7 +1471,7 @@ def check_model_traffic(told, marked, world, sequence):
             world,
             whole * (world - 1) / world,
             ring(whole, world),
-            "due are the gradients of what is not sharded",
+            "only gradients of parameters that are not sharded have to be sent",
         )
 
 
@@ -1640,7 +1645,7 @@ def test_todo11_norm(student):
                 )
                 expect(
                     math.isclose(mine["norm"].item(), math.sqrt(squares), rel_tol=REL, abs_tol=1e-9),
-                    f"{told} is another number on rank {rank}",
+                    f"{told} is wrong on rank {rank}",
                     math.sqrt(squares),
                     mine["norm"].item(),
                     rank,
@@ -1774,7 +1779,7 @@ def test_todo12_dropout(student):
             right = (~dropped).float() / (1 - p)
             expect(
                 torch.allclose(mask["gradient"], right, rtol=1e-5),
-                f"{told}: the gradient is not that of the same mask",
+                f"{told}: the gradient does not use the same mask",
                 "mask / (1 - p)",
                 "something else",
                 rank,
@@ -1808,7 +1813,7 @@ def test_todo12_dropout(student):
     for rank, mine in enumerate(ranks):
         expect(
             torch.equal(mine["masks"][0]["y"], ranks[0]["masks"][0]["y"]),
-            f"the generator that is alike on all ranks gives rank {rank} another mask than rank 0",
+            f"the generator that should be the same on all ranks gives rank {rank} a different mask from rank 0's",
             "the same mask",
             "another one",
             rank,

@@ -117,7 +117,7 @@ def check_results(told, names, ranks, rights, dtype="float32"):
         ranks, rights = [[seen] for seen in ranks], [[right] for right in rights]
     for rank, seen in enumerate(ranks):
         whole = isinstance(seen, list) and len(seen) == len(names)
-        returned = f"{' and '.join(names)} are not what is returned on rank {rank}"
+        returned = f"{' and '.join(names)} are not returned on rank {rank}"
         expect(whole, f"{told}: {returned}", f"{len(names)} tensors", short(seen), rank)
     for number, name in enumerate(names):
         columns = [seen[number] for seen in ranks], [right[number] for right in rights]
@@ -523,7 +523,7 @@ def cannon_on_rank(code, rank, world, todo):
 
 
 def refused_on_rank(code, rank, world, shape, blocks):
-    """cannon() on a grid that it can not use."""
+    """cannon() on a grid that it cannot use."""
     x, w, _ = (taken(part, "float32") for part in blocks)
     grid = code.Grid(tuple(shape), rank, world)
     mark()
@@ -1250,7 +1250,7 @@ def test_todo6_mlp(student):
     for layer, found in enumerate(axes):
         expect(
             found == list(layer_axes(layer)),
-            f"axes_of({layer}) does not go on with the blocks that the layer before it leaves",
+            f"axes_of({layer}) does not fit the blocks that the layer before it leaves",
             "inner {}, outer {}, depth {}".format(*layer_axes(layer)),
             found,
         )
@@ -1316,7 +1316,7 @@ def test_todo6_mlp(student):
                     check_gradients(told, mine["gradients"][0], right["gradients"][0], shape, rank)
                 expect(
                     abs(found - loss) <= CLOSE * loss,
-                    f"{told}: the loss of step {step + 1} on rank {rank} is not that of one process",
+                    f"{told}: the loss of step {step + 1} on rank {rank} differs from one process's",
                     loss,
                     found,
                     rank,
@@ -1324,7 +1324,7 @@ def test_todo6_mlp(student):
                 part, of_its_block = mine["parts"][step]
                 expect(
                     abs(part - of_its_block) <= CLOSE * loss,
-                    f"{told}: the part of the loss that squared_error returns on rank {rank} is not that of its block",
+                    f"{told}: the part of the loss that squared_error returns on rank {rank} is not its block's",
                     of_its_block,
                     part,
                     rank,
@@ -1354,7 +1354,7 @@ def check_gradients(told, seen, right, shape, rank):
         apart = (found.double() - expected).norm().item()
         expect(
             apart <= CLOSE * scale,
-            f"{told}: the gradient of layer {layer} on rank {rank} is not its shard of that of one process",
+            f"{told}: the gradient of layer {layer} on rank {rank} is not its shard of one process's",
             f"norm {expected.norm():.6g}",
             f"norm {found.double().norm():.6g}, {apart:.2g} away",
             rank,

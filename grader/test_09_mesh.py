@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from grader.kit import Fault, Wrong, cases, collectives, expect, hinted, mark, plain, premise, todo
 
-BUILDS = "the mesh: the order of its axes, who reads what, each axis's gradients, one norm over all of them"
+BUILDS = "the mesh: the order of its axes, which rank reads what, each axis's gradients, one norm over all of them"
 
 AXES = ("pp", "dp", "shard", "cp", "tp")
 
@@ -74,7 +74,7 @@ def spoken_mesh(sizes):
 
 @contextmanager
 def on_meshes(todo: list[dict], hint: str) -> Iterator[None]:
-    """A fault in here tells on which mesh it came. The rank code marks each case's begin and end. `hint`: for a
+    """A fault in here tells on which mesh it came. The rank code marks each case's start and end. `hint`: for a
     pipeline whose ranks wait for one another.
     """
     try:
@@ -233,11 +233,16 @@ def test_todo1_orders(student):
             if not same(count, right):
                 ends = {
                     "along pp the last stage sends on to the first": crossing(placed, sent, node, rings=AXES),
-                    "pp is taken for a ring like the others": crossing(placed, sent, node, rings=AXES, both_ways=()),
+                    "pp is taken for a ring like the other axes": crossing(
+                        placed, sent, node, rings=AXES, both_ways=()
+                    ),
                     "along pp nothing comes back": crossing(placed, sent, node, both_ways=()),
                 }
                 taken = known(count, ends | {"rings are not closed": crossing(placed, sent, node, rings=())})
-                look = "Look at a line of pp by itself: who has a next one, and what goes over a border of two stages?"
+                look = (
+                    "Look at a line of pp alone: which ranks have a next one, and what crosses the border between two "
+                    "stages?"
+                )
                 raise Wrong(
                     f"bytes_between_nodes in the order {' × '.join(order)} is wrong for {told}{taken}",
                     written(right),
@@ -323,7 +328,7 @@ def test_todo2_mesh(student):
                 expect(mesh["kind"] == "DeviceMesh", f"{told}, is no mesh", "a DeviceMesh", mesh["kind"], rank)
                 shape = torch.tensor(mesh["ranks"]).shape
                 found = dict(zip(mesh["names"], shape))
-                expect(found == sizes, f"{told}, has other axes", sizes, found, rank)
+                expect(found == sizes, f"{told}, has the wrong axes", sizes, found, rank)
                 expect(
                     torch.tensor(mesh["ranks"]).flatten().tolist() == list(range(world)),
                     f"{told}, does not hold the ranks row by row",
@@ -453,7 +458,7 @@ def check_samples(case, ranks):
         known = numbers.setdefault(at, got[0])
         expect(
             known == got[0],
-            f"data_place {told}: rank {rank} must read the same as the others at its place on dp and shard",
+            f"data_place {told}: rank {rank} must read the same as the other ranks at its place on dp and shard",
             known,
             got[0],
             rank,
@@ -468,7 +473,7 @@ def check_samples(case, ranks):
         sorted(numbers.values()),
     )
     with hinted(
-        "A sampler asks the process group how many play, and who I am, unless it is told. Here data_place knows; and"
+        "Unless it is told, a sampler counts the players in the process group. Here data_place knows; and"
         " seed and epoch make the same permutation for all."
     ):
         check_sampler(case, ranks, told)
@@ -491,7 +496,7 @@ def check_sampler(case, ranks, told):
             known = read.setdefault(at, got)
             expect(
                 known == got,
-                f"{told}, rank {rank} does not read the samples that others at its place on dp and shard read,"
+                f"{told}, rank {rank} does not read the samples that other ranks at its place on dp and shard read,"
                 f" in epoch {epoch}",
                 known[:8],
                 got[:8],
@@ -687,7 +692,7 @@ def test_todo4_gradients(student):
             todo.append(case | {"batch": players * draw.randint(1, 2), "length": length})
         with on_meshes(
             todo,
-            "Along pp only what is tied is shared, and by the two ends alone: `ends` is their group, and None for a"
+            "Along pp, only a tied parameter is on two stages, the two ends: `ends` is their group, and None for a"
             " stage between them.",
         ):
             run = student.call(gradients_on_rank, world=world, todo=todo)
@@ -729,8 +734,8 @@ def check_gradients(student, case, ranks, events):
                 wrongs |= taken_for(right, parts, sizes, cut, some, tied)
                 done = known(got.double(), wrongs, lambda a, b: (a - b).norm() <= CLOSE * right.norm())
                 raise Wrong(
-                    f"{told}: the gradient of {name} ({what}{', tied' if tied else ''}) on rank {rank} is not that of"
-                    f" one process: {ratio(got, right)}{done}",
+                    f"{told}: the gradient of {name} ({what}{', tied' if tied else ''}) on rank {rank} differs from"
+                    f" one process's: {ratio(got, right)}{done}",
                     f"norm {right.norm():.5g}",
                     f"norm {got.double().norm():.5g}",
                     rank,
@@ -740,7 +745,7 @@ def check_gradients(student, case, ranks, events):
             most += sum(2 * (length - 1) / length * 4 * right.numel() for length in lengths)
         expect(
             sent[rank] <= most + 1e-6,
-            f"{told}: rank {rank} sends {sent[rank]:,.0f} bytes for its gradients; more than is due",
+            f"{told}: rank {rank} sends {sent[rank]:,.0f} bytes for its gradients, more than needed",
             f"at most {most:,.0f} bytes",
             f"{sent[rank]:,.0f} bytes",
             rank,
@@ -878,7 +883,7 @@ def test_todo5_norm(student):
                 # Sums in float32 differ by 1e-7 of the result; those in bfloat16, of 8 bits, by 1e-2 and more.
                 if not close(got, right):
                     done = known(got, wrong_norms(case, rank), close)
-                    raise Wrong(f"{told}: is another on rank {rank}{done}", f"{right:.6g}", f"{got:.6g}", rank)
+                    raise Wrong(f"{told}: is wrong on rank {rank}{done}", f"{right:.6g}", f"{got:.6g}", rank)
                 expect(
                     mine[number_of_case]["kept"], f"{told}: changes a gradient", "the same gradients", "others", rank
                 )

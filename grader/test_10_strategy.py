@@ -141,7 +141,7 @@ def difference(call, arguments, answer, got, wrongs):
     keys = {str(key): part for key, part in answer.items()}
     if not isinstance(got, dict) or got.keys() != keys.keys():
         has = ", ".join(got) if isinstance(got, dict) else got
-        return f"{call} has other entries than asked for", "", ", ".join(keys), has
+        return f"{call} has the wrong entries", "", ", ".join(keys), has
     for key, part in keys.items():
         if not same(got[key], part):
             taken = known(got[key], {words: wrong(*arguments)[key] for words, wrong in wrongs.items()})
@@ -287,10 +287,10 @@ def test_todo1_memory(student):
         right,
         hints={
             "activation_bytes": "First one block and one micro-batch: tokens on this rank, times h, times bytes. How"
-            " many blocks and micro-batches are kept at the same time? Recomputed, what is there besides, while a block"
-            " is at hand?",
+            " many blocks and micro-batches are kept at the same time? With recomputing, what else is there while a"
+            " block is recomputed?",
             "memory": "Each kind is bytes times numbers. Whose numbers does `shard` divide, and by how many ranks are"
-            " the experts' divided? Gathered is what is whole for a moment: which blocks are, and what beside them?",
+            " the experts' divided? “Gathered” is whole for a moment: which blocks are, and which tables?",
             "most_memory": "Which stage is the fullest depends on the model: the ends have tables, the first keeps the"
             " most activations. Compare.",
         },
@@ -500,10 +500,10 @@ def test_todo3_time(student):
         student,
         right,
         hints={
-            "link": "How many ranks lie between the first and the last of a line, both counted? All of the axes inside"
-            " it are there, too.",
-            "step_seconds": "A line's seconds are bytes over what the link gives, and messages times latency. What of"
-            " them goes on beside the computing? The bubble is a share of all that a micro-batch takes or waits for.",
+            "link": "How many ranks are there from a line's first to its last? All ranks of the axes inside it are in"
+            " between.",
+            "step_seconds": "A line's seconds are bytes over what the link gives, and messages times latency. Which"
+            " of them overlap with computing? The bubble is a fraction of all that a micro-batch takes or waits for.",
         },
         wrongs={
             "link": {"every rank pays for the slow link": lambda *of: tuple(wire(*of, adapters=False))},
@@ -649,9 +649,14 @@ def check_best(model, gpus, batch, machine, got):
     plan = Plan(**got["plan"])
     sizes = [plan.micro_batch, plan.dp, plan.shard, plan.tp, plan.pp, plan.cp, plan.ep]
     expect(min(sizes) >= 1, f"{told} is no plan: an axis has no rank", shown(best[0]), shown(plan))
-    expect(plan.world == gpus and plan.batch == batch, f"{told} is a plan for others", shown(best[0]), shown(plan))
+    expect(
+        plan.world == gpus and plan.batch == batch,
+        f"{told} is a plan for different GPUs or a different batch",
+        shown(best[0]),
+        shown(plan),
+    )
     broken = cannot(model, plan, machine)
-    expect(not broken, f"{told} takes a plan that cannot be: {broken}", shown(best[0]), shown(plan))
+    expect(not broken, f"{told} takes an infeasible plan: {broken}", shown(best[0]), shown(plan))
     seconds = sum(times(model, plan, machine).values())
     expect(
         seconds <= best[1] * (1 + 1e-9),

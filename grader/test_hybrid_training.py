@@ -316,7 +316,7 @@ def test_todo1_mesh(student):
                 told, names = f"with {shaped(shape)} on {world} ranks", seen["names"]
                 expect(
                     sorted(names) == sorted(AXES),
-                    f"{told} the axes have other names, by which they are looked up",
+                    f"{told} the axes have the wrong names, and they are looked up by name",
                     list(AXES),
                     names,
                     rank,
@@ -341,7 +341,7 @@ def test_todo1_mesh(student):
                 right = grid[place[0], :, :, place[3]].tolist()
                 expect(
                     seen["data"] == right,
-                    f'{told} mesh["dp", "shard"], over which fully_shard copies and shards, is another grid',
+                    f'{told} mesh["dp", "shard"], over which fully_shard copies and shards, is a different grid',
                     right,
                     seen["data"],
                     rank,
@@ -431,21 +431,21 @@ def test_todo2_cut(student):
                 )
                 expect(
                     stage["group"] == group,
-                    f"{told} stage {number} sends to other ranks than those of its pipeline",
+                    f"{told} stage {number} sends to ranks outside its pipeline",
                     group,
                     stage["group"],
                     rank,
                 )
                 expect(
                     stage["names"] == stage["right"],
-                    f"{told} stage {number} has other layers than its own",
+                    f"{told} stage {number} has the wrong layers",
                     f"{len(stage['right'])} weights",
                     f"{len(stage['names'])} weights",
                     rank,
                 )
                 expect(
                     stage["held"] == 0,
-                    f"{told} stage {number} has memory for {stage['held']:,} weights before it is shared out",
+                    f"{told} stage {number} has memory for {stage['held']:,} weights before it is split",
                     "none",
                     f"{stage['held']:,} weights",
                     rank,
@@ -518,7 +518,7 @@ def serial_step(sizes, seeds, rows=None):
 
 OF_THE_LOSS = (
     "The stage is right; now its loss. Both functions give means over the targets that count, and a sum is asked for. "
-    "And does the one for a shared head know how h lies on the ranks?"
+    "And does the one for a split head know how h lies on the ranks?"
 )
 
 
@@ -578,7 +578,11 @@ def test_todo3_split(student):
             with hinted(OF_THE_LOSS):
                 if not math.isclose(loss, wanted, rel_tol=EXACT):
                     mean = math.isclose(loss, wanted / right["targets"], rel_tol=1e-4)
-                    what = "the mean over the targets" if mean else "what is not the sum over the targets that count"
+                    what = (
+                        "the mean over the targets"
+                        if mean
+                        else "a number that is not the sum over the targets that count"
+                    )
                     raise Wrong(f"{told}, loss_of gives rank {rank} {what}", wanted, loss, rank)
                 expect(
                     seen["nothing"] == 0,
@@ -605,7 +609,7 @@ def check_held(told, sizes, tp, held, rank):
         share = rows * D if name.startswith(("token", "head")) else (1 if "attention" in name else 4) * D * D // tp
         expect(
             much <= share,
-            f"{told}, rank {rank} holds {much:,} elements of {name}: it is not shared",
+            f"{told}, rank {rank} holds {much:,} elements of {name}: it is not split",
             f"{share:,}",
             f"{much:,}",
             rank,
@@ -637,7 +641,7 @@ MICRO = 3
 
 
 def shard_on_rank(code, rank, world, shape, sizes, seed, short):
-    """Two steps of a pipeline of one stage, for in the first one torch asks the stage for its shapes besides. Then, if
+    """Two steps of a pipeline of one stage, for in the first one torch also asks the stage for its shapes. Then, if
     `short`, with --dtype bfloat16 all is gathered, and not used.
     """
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -761,7 +765,7 @@ def check_gathered(told, run, shape, sizes, share):
         others = [event["group"] for event in calls if event["group"] != among]
         expect(
             not others,
-            f"{told}, rank {rank} gathers weights from other ranks than those of its shard axis",
+            f"{told}, rank {rank} gathers weights from ranks outside its shard axis",
             among,
             others[0] if others else None,
             rank,
@@ -797,7 +801,7 @@ def samplers_on_rank(code, rank, world, shape, sizes, seed):
     if not isinstance(share, (tuple, list)) or len(share) != 2 or not all(isinstance(n, int) for n in share):
         return {"returns": f"{share!r}"[:100]}
     if not 0 <= share[0] < share[1]:
-        return {"returns": f"{tuple(share)}, and there is no share {share[0]} of {share[1]}"}
+        return {"returns": f"{tuple(share)}, and there is no part {share[0]} of {share[1]}"}
     samplers = code.make_samplers(sets, mesh, args)
     loader = code.make_loaders(sets, samplers, mesh, args)[0]
     epochs = []
@@ -843,7 +847,7 @@ def test_todo5_share(student):
             expect(
                 "returns" not in mine,
                 f"{told} my_share gives rank {rank} {mine.get('returns')}",
-                "(share, shares), two whole numbers",
+                "(part, parts), two whole numbers",
                 mine.get("returns"),
                 rank,
             )
@@ -852,7 +856,7 @@ def test_todo5_share(student):
             for name in ("train", "validation", "test"):
                 expect(
                     mine[name] == ranks[first][name],
-                    f"{told} ranks {first} and {rank} differ on pp or tp alone, and read other {name} samples",
+                    f"{told} ranks {first} and {rank} differ only on pp or tp, and read different {name} samples",
                     ranks[first][name],
                     mine[name],
                     rank,
@@ -872,8 +876,8 @@ def test_todo5_share(student):
                 missing, others = sorted(set(right) - set(seen)), sorted(set(seen) - set(right))
                 expect(
                     seen == right,
-                    f"{told}, in epoch {epoch + 1}, step {step + 1} of {batch} samples does not train on those of the "
-                    "serial run",
+                    f"{told}, in epoch {epoch + 1}, step {step + 1} of {batch} samples does not train on the "
+                    "samples of the serial run",
                     f"with {some(missing)}" if missing else "each once",
                     f"with {some(others)} in their place" if others else "some of them twice",
                 )
@@ -939,7 +943,7 @@ def test_todo6_divide(student):
         sizes = drawn_sizes(student, tp, "divide", *shape)
         shares = student.draw("targets", *shape).sample(range(10, 60), dp * shard)
         targets = Private([shares[rank // tp % (dp * shard)] for rank in range(world)])
-        told = f"with {shaped(shape)} and {', '.join(map(str, shares))} targets in the shares"
+        told = f"with {shaped(shape)} and {', '.join(map(str, shares))} targets on the data ranks"
         run = student.call(divide_on_rank, world=world, shape=shape, sizes=sizes, targets=targets)
         right = student.reference(weights_of, sizes=sizes)
         factor = dp * shard / sum(shares)
@@ -1035,10 +1039,10 @@ def test_todo7_norms(student):
             for name, grad in seen["grads"].items():
                 whole = "norm" in name
                 factor = tp * (tp + 1) / 2 if due and whole else 1.0 + seen["place"]
-                who = "which all ranks of the tensor axis hold" if whole else "which they share"
+                who = "which all ranks of the tensor axis hold" if whole else "which they split"
                 check_part(f"{told}, after add_up_norms", f"{name}, {who},", grad, right[name] * factor, rank)
         norms = 8 * sum(p.numel() for name, p in right.items() if "norm" in name) if due else 0
-        check_little(told, "add_up_norms", run, 2 * norms, "the norms alone" if due else "nothing is due")
+        check_little(told, "add_up_norms", run, 2 * norms, "the norms alone" if due else "nothing has to be sent")
 
 
 def norms_of_stages(sizes, n_stages):
@@ -1217,7 +1221,7 @@ def test_todo9_evaluate(student):
                         for part in counted_wrongly(length, shape, sizes)
                     )
                     if isinstance(mean, float) and math.isnan(mean):
-                        what = "no loss, but 0 / 0: does nobody count? With interleaved stages the last one is its "
+                        what = "no loss, but 0 / 0: does no rank count? With interleaved stages the last one is its "
                         what += "rank's second"
                     elif small:
                         what = f"a loss {p} times too small: do ranks without the last stage count targets?"
@@ -1373,8 +1377,8 @@ def check_file(student, shape):
         if rank and not first:
             expect(
                 seen["peak"] < 0.5 * model,
-                f"{told} rank {rank} puts its stage together in memory, {seen['peak']:,} bytes at once, and nobody "
-                "asks it for that",
+                f"{told} rank {rank} assembles its stage in memory, {seen['peak']:,} bytes at once, and no rank "
+                "needs that",
                 f"one tensor at a time, of {model:,} bytes",
                 f"{seen['peak']:,} bytes",
                 rank,
@@ -1432,4 +1436,4 @@ def check_law(student):
                 "equal weights",
                 "others",
             )
-    premise(REL < 1e-3, "losses of other samples")
+    premise(REL < 1e-3, "losses of different samples")

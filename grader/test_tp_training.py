@@ -83,7 +83,7 @@ def made_model(seed, sizes, layers=2):
 
 
 def made_batch(seed, sizes):
-    """Targets of which some do not count."""
+    """A batch in which some targets do not count."""
     draw = torch.Generator().manual_seed(seed)
     x, y = torch.randint(sizes["vocab"], (2, sizes["batch"], sizes["length"]), generator=draw)
     y[0, : 1 + seed % 2] = IGNORE
@@ -245,7 +245,7 @@ def compared(mine, wanted):
 
 
 def problem_with(plan, model):
-    """Why a plan can not be used; "" if it can."""
+    """Why a plan cannot be used; "" if it can."""
     from torch.distributed.tensor.parallel import ParallelStyle
 
     if not isinstance(plan, dict):
@@ -407,8 +407,8 @@ def check_samplers(student):
                 right = sorted(order[step * batch : (step + 1) * batch])
                 expect(
                     seen == right,
-                    f"{told}, in epoch {epoch + 1}, step {step + 1} of {batch} samples does not train on those of the "
-                    f"serial run",
+                    f"{told}, in epoch {epoch + 1}, step {step + 1} of {batch} samples does not train on the "
+                    "samples of the serial run",
                     right,
                     seen,
                 )
@@ -486,7 +486,7 @@ def test_todo2_clip(student):
             # float64 by the ranks, but torch may find a norm of norms in float32
             if not math.isclose(norm, right, rel_tol=1e-5):
                 what = (
-                    "it is smaller than the whole gradient's: is it that of a part?"
+                    "it is smaller than the whole gradient's: is it the norm of a part?"
                     if 0 < norm < right
                     else "it is larger than the whole gradient's: does something count twice?"
                 )
@@ -503,7 +503,7 @@ def test_todo2_clip(student):
             much = sent(events[case], rank)
             expect(
                 much < whole / 8,
-                f"{told} rank {rank} sends {much:,.0f} bytes to find a norm: gradients are put together for it",
+                f"{told} rank {rank} sends {much:,.0f} bytes to find a norm: whole gradients are assembled for it",
                 "a few numbers",
                 f"{much:,.0f} of {whole:,} bytes",
                 rank,
@@ -752,7 +752,7 @@ def check_model(student, world, cut, asked, told, what):
             mine.shape == right["logits"].shape and torch.allclose(mine, right["logits"], rtol=EXACT, atol=EXACT),
             f"{told}, model(x) does not give rank {rank} the logits of all words",
             f"shape {tuple(right['logits'].shape)}",
-            f"shape {tuple(mine.shape)}" if mine.shape != wanted.shape else "other numbers",
+            f"shape {tuple(mine.shape)}" if mine.shape != wanted.shape else "different numbers",
             rank,
         )
     return run, sizes
@@ -927,4 +927,4 @@ def check_law(student):
                 "a group",
                 rank,
             )
-    premise(REL < 1e-3, "losses of other samples")
+    premise(REL < 1e-3, "losses of different samples")

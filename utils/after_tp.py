@@ -1,6 +1,6 @@
 """What `tp_training` has taught, for the scripts that come after it.
 
-A plan says for modules by their names, "*" for any number of a block, how the ranks of a tensor axis share them.
+A plan maps names of modules, with "*" for the number of any block, to how the ranks of a tensor axis split them.
 """
 
 import argparse
@@ -18,12 +18,12 @@ Plan = dict[str, ParallelStyle]
 
 
 def stream_layout(args: argparse.Namespace) -> Placement:
-    """How the stream, (B, T, D), lies on the ranks that share each layer: cut along T, or whole on each."""
+    """The layout of the stream, (B, T, D), on the ranks that split each layer: cut along T, or whole on each."""
     return Shard(1) if args.sequence_parallel else Replicate()
 
 
 def plan_of(layout: Placement) -> Plan:
-    """How a model's layers are shared, with a stream that has `layout`. The norms are left plain."""
+    """The plan for a model's layers, with a stream that has `layout`. The norms are left plain."""
     blocks = {f"blocks.*.{name}": style for name, style in block_plan(layout).items()}
     return blocks | ends_plan(layout) | position_plan(layout)
 
@@ -59,6 +59,6 @@ def position_plan(layout: Placement) -> Plan:
 
 
 def shared_head_loss(h: DTensor, weight: DTensor, y: Tensor, ignore: int) -> Tensor:
-    """As utils.loss.head_loss, where ranks share the head's words: h, (B, T, D), may be cut along T."""
+    """As utils.loss.head_loss, where ranks split the head's words: h, (B, T, D), may be cut along T."""
     group = weight.device_mesh.get_group()
     return vocab_parallel_head_loss(h.full_tensor(), weight.to_local(), y, ignore, group, weight.shape[0])

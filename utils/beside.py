@@ -104,7 +104,7 @@ class Beside:
         self.tell(seen | {"seconds": self.seconds})
 
     def watch_stages(self) -> list[tuple[float, float]]:
-        """A list into which come begin and end, in seconds, of all that this rank's stages do from now on."""
+        """A list that collects start and end, in seconds, of all that this rank's stages do from now on."""
         spans = []
 
         def timed(work: Any) -> Any:

@@ -13,9 +13,14 @@ from utils.pipeline import SCHEDULES, check_pipeline
 
 def add_hybrid_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--dp", type=whole(1), default=1, help="copies of the whole, which share the batch")
-    add("--shard", type=whole(0), default=0, help="ranks that share the batch, and all that they hold; 0 is the rest")
-    add("--tp", type=whole(1), default=1, help="ranks that share each layer; at most those of a node")
+    add("--dp", type=whole(1), default=1, help="copies of everything, which divide the batch")
+    add(
+        "--shard",
+        type=whole(0),
+        default=0,
+        help="ranks that divide the batch and everything they hold; 0: all ranks that are left",
+    )
+    add("--tp", type=whole(1), default=1, help="ranks that split each layer; at most one node's")
     add("--pp", type=whole(1), default=1, help="ranks in a pipeline")
     add("--schedule", choices=SCHEDULES, default="1f1b", help="order of the work; interleaved has two stages a rank")
     add("--microbatches", type=whole(0), default=0, help="parts of a pipeline's share of the batch; 0 is --pp")
@@ -44,7 +49,7 @@ def check_hybrid(args: argparse.Namespace, ranks: int) -> None:
     if args.sequence_parallel and args.seq_len % args.tp:
         fail(f"--seq-len {args.seq_len} does not divide by --tp {args.tp}, as --sequence-parallel needs it")
     if args.dropout and args.tp > 1:
-        fail(f"--dropout {args.dropout:g} with --tp {args.tp}: what is dropped would not be the serial run's")
+        fail(f"--dropout {args.dropout:g} with --tp {args.tp}: the masks would not be the serial run's")
     set_batch_size(args, args.dp * args.shard, f"ranks of the data axes (--dp {args.dp} × --shard {args.shard})")
     args.microbatches = args.microbatches or args.pp
     check_pipeline(args, ranks // args.tp)

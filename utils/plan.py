@@ -87,7 +87,7 @@ class Plan:
     """How a model is trained on `world` = dp · shard · tp · pp · cp ranks.
 
     The ranks of an axis are neighbours in this order: tp, cp, shard, dp, pp. So tensor parallel has the fastest links,
-    and only a pipeline's messages, which wait for nobody but the next stage, go the farthest.
+    and only a pipeline's messages, which only the next stage waits for, go the farthest.
     """
 
     batch: int  # sequences in a step, over all ranks
@@ -99,7 +99,7 @@ class Plan:
     cp: int = 1  # ranks that divide a sequence
     ep: int = 1  # ranks that divide the experts; they are taken from shard and dp
     zero: int = 3  # what `shard` divides: 1 the optimizer's state, 2 gradients too, 3 weights too
-    fsdp: bool = False  # torch's FSDP holds whole copies of what it shares out, also where shard is 1
+    fsdp: bool = False  # torch's FSDP holds whole copies of what it shards, also where shard is 1
     reshard: str = "blocks"  # whose gathered weights stage 3 frees between the passes: "none", "blocks" or "all"
     schedule: str = "1f1b"  # of the pipeline, one of SCHEDULES
     chunks: int = 1  # v, stages on each rank; only "interleaved" has several
@@ -114,7 +114,7 @@ class Plan:
     overlap: bool = True  # of data-parallel messages with the computation
     precision: str = "mixed"  # one of PRECISIONS
     overlap_tp: bool = False  # tensor-parallel messages in pieces, beside the products (async TP, tp-comm-overlap)
-    compiled: bool = False  # what is no product is fused: torch.compile, or kernels of one's own
+    compiled: bool = False  # everything but products is fused: torch.compile, or custom kernels
     fp8: bool = False  # the blocks' products in 8 bits, whatever the precision of the rest
 
     @property
@@ -162,7 +162,7 @@ DEVICE_SHARE, MEMORY_SHARE, LINK_SHARE = 0.66, 0.775, 0.690
 
 @dataclass(frozen=True)
 class Machine:
-    """What the data sheets say, and which share of it programs get."""
+    """Figures of the data sheets, and the fraction of them that programs reach."""
 
     name: str
     peak: float  # FLOPs a second of a device, in the precision of the products

@@ -26,12 +26,13 @@ TRIES = 7
 def measure(device: torch.device, size: int = 1024, dtype: torch.dtype = torch.float32) -> Machine:
     """What a rank has of this machine while all ranks work, which call this together, on one node.
 
-    The shares of `Machine` are 1: it is no data sheet. Without a process group it is one device, without links.
+    The fractions of `Machine` are 1, since these are measurements. Without a process group it is one device, without
+    links.
 
     Args:
         device: this rank's.
         size: of the products, the side of square matrices.
-        dtype: of the products, and of what is sent.
+        dtype: of the products and the messages.
     """
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     a, b = torch.rand(2, size, size, device=device, dtype=dtype)
@@ -61,9 +62,9 @@ def measure(device: torch.device, size: int = 1024, dtype: torch.dtype = torch.f
 
 
 def seconds(action: Callable[[], object], device: torch.device) -> float:
-    """The median of some tries, of which all ranks begin each at the same time; the same on all ranks."""
+    """The median of some tries, each started by all ranks at once; the same on all ranks."""
     found = []
-    for _ in range(TRIES + 2):  # the first ones make ready what is used again
+    for _ in range(TRIES + 2):  # the first ones warm up
         if dist.is_initialized():
             dist.barrier()
         synchronize(device)

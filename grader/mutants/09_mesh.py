@@ -293,13 +293,13 @@ WRONG = [
         says="gradients in float64: changes a gradient",
     ),
     Answer(
-        5, "stages not added up", swap=('dist.all_reduce(mine, group=mesh.get_group("pp"))', ""), says="another on rank"
+        5, "stages not added up", swap=('dist.all_reduce(mine, group=mesh.get_group("pp"))', ""), says="wrong on rank"
     ),
     Answer(
         5,
         "parts not added up",
         swap=('dist.all_reduce(mine[:1], group=mesh.get_group("tp"))', ""),
-        says="another on rank",
+        says="wrong on rank",
     ),
     Answer(
         5,
@@ -317,7 +317,7 @@ WRONG = [
         5,
         "norms added up",
         swap=("parameter.grad.double().square().sum()", "parameter.grad.double().norm()"),
-        says="another on rank",
+        says="wrong on rank",
     ),
     Answer(
         5,
@@ -348,7 +348,7 @@ WRONG = [
         5,
         "what is used on some tokens adds up",
         swap=("0 if facts[name].cut else 1", "0 if facts[name].cut or facts[name].some else 1"),
-        says="another on rank",
+        says="wrong on rank",
     ),
     Answer(
         5,

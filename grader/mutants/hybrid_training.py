@@ -31,7 +31,7 @@ WRONG = [
     ),
     Answer(1, "the sizes in another order than the names", swap=(SIZES, "(args.dp, args.pp, args.shard, args.tp)")),
     Answer(1, "names of two swapped", swap=(NAMES, '("pp", "shard", "dp", "tp")'), says="not those that the order"),
-    Answer(1, "other names", swap=(NAMES, '("pipeline", "dp", "shard", "tensor")'), says="other names"),
+    Answer(1, "other names", swap=(NAMES, '("pipeline", "dp", "shard", "tensor")'), says="wrong names"),
     Answer(
         1,
         "one data axis",
@@ -39,7 +39,7 @@ WRONG = [
         sizes = (args.pp, args.dp * args.shard, args.tp)
         return init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "data", "tp"))
         """,
-        says="other names",
+        says="wrong names",
     ),
     Answer(1, "no copies", swap=(SIZES, "(args.pp, 1, args.dp * args.shard, args.tp)"), says="on the axis"),
     Answer(1, "nothing", "return None", says="returns None"),
@@ -58,13 +58,13 @@ WRONG = [
         2,
         "memory at once",
         swap=("Layers(model, blocks[stage])", "Layers(model, blocks[stage]).to_empty(device=device)"),
-        says="before it is shared out",
+        says="before it is split",
     ),
     Answer(
         2,
         "the whole model on every stage",
         swap=("Layers(model, blocks[stage])", "Layers(model, range(len(model.blocks)))"),
-        says="other layers",
+        says="has the wrong layers",
     ),
     Answer(
         2,
@@ -76,8 +76,8 @@ WRONG = [
         2, "the next rank's stages", swap=("range(r, n_stages, p)", "range((r + 1) % p, n_stages, p)"), says="its own"
     ),
     # TODO 3
-    Answer(3, "nothing is split", ["pass", None], says="not shared"),
-    Answer(3, "the blocks alone", swap=(HERE, 'if name.startswith("blocks")'), says="not shared"),
+    Answer(3, "nothing is split", ["pass", None], says="not split"),
+    Answer(3, "the blocks alone", swap=(HERE, 'if name.startswith("blocks")'), says="not split"),
     Answer(
         3,
         "a whole stream, whatever the flag says",
@@ -162,7 +162,7 @@ WRONG = [
     # TODO 4
     Answer(4, "shards alone: copies drift apart", swap=('"mesh": mesh', '"mesh": mesh["shard"]'), says="gradient of"),
     Answer(4, "copies alone", swap=('"mesh": mesh', '"mesh": mesh["dp"]'), says=""),
-    Answer(4, "sharded over both axes", swap=('"mesh": mesh', '"mesh": mesh._flatten()'), says="other ranks"),
+    Answer(4, "sharded over both axes", swap=('"mesh": mesh', '"mesh": mesh._flatten()'), says="ranks outside"),
     Answer(4, "all ranks", swap=('"mesh": mesh, ', ""), says=""),
     Answer(4, "gathered for each micro-batch", swap=(', "reshard_after_forward": False', ""), says="times in a step"),
     Answer(4, "one unit", swap=(BLOCKS, ""), says="no units of their own"),
@@ -424,7 +424,7 @@ WRONG = [
         10,
         "every rank keeps its whole stage",
         swap=("    if first:\n        own_weights", "    if True:\n        own_weights"),
-        says="puts its stage together",
+        says="assembles its stage",
     ),
     Answer(
         10,

@@ -84,8 +84,8 @@ WRONG = [
         swap=("ShardSampler(validation, row, rows)", "DistributedSampler(validation, rows, row, shuffle=False)"),
         says="padded",
     ),
-    Answer(1, "the seed is forgotten", swap=("seed=args.seed, ", ""), says="those of the serial run"),
-    Answer(1, "not shuffled", swap=("shuffle=True, seed=args.seed", "shuffle=False"), says="those of the serial run"),
+    Answer(1, "the seed is forgotten", swap=("seed=args.seed, ", ""), says="samples of the serial run"),
+    Answer(1, "not shuffled", swap=("shuffle=True, seed=args.seed", "shuffle=False"), says="samples of the serial run"),
     # TODO 2
     Answer(
         2,
@@ -108,7 +108,7 @@ WRONG = [
             part *= min(1.0, (args.clip or math.inf) / norm)
         return norm.item()
         """,
-        says="of a part",
+        says="the norm of a part",
     ),
     Answer(
         2,
@@ -134,7 +134,7 @@ WRONG = [
             p.grad.to_local().mul_(min(1.0, (args.clip or math.inf) / norm.item()))
         return norm.item()
         """,
-        says="gradients are put together",
+        says="whole gradients are assembled",
     ),
     Answer(
         2,

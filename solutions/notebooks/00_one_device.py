@@ -182,7 +182,7 @@ check("00_one_device/2")
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def token_flops(dim: int, layers: int, vocabulary: int, seq_len: int) -> tuple[float, float]:
     """FLOPs of a token in the forward pass and in the backward pass of the course's model, with its fused head."""
-    # TODO 3: Count the FLOPs of a step. First, those of one token, by the phase in which they are done.
+    # TODO 3: Count the FLOPs of a step. First, one token's, by the phase in which they are done.
     ### BEGIN SOLUTION
     blocks = layers * (2 * 12 * dim**2 + 4 * dim * seq_len)
     head = 6 * vocabulary * dim
@@ -259,7 +259,7 @@ def attainable_speed(flops_per_byte: float, peak: float, bandwidth: float) -> fl
 
 def fewest_tokens(k: int, n: int, itemsize: int, peak: float, bandwidth: float) -> float:
     """Tokens m, not rounded, at which the product of m × k by k × n reaches the roof; math.inf if it never does."""
-    # TODO 4, again: your prediction. Set the intensity to that of the roof's edge, and solve for m.
+    # TODO 4, again: your prediction. Set the intensity to the value at the roof's edge, and solve for m.
     ### BEGIN SOLUTION
     edge = itemsize * peak / bandwidth  # FLOPs for each number moved
     per_token = 2 * k * n - edge * (k + n)
@@ -468,6 +468,8 @@ check("00_one_device/7")
 # ./workbook run ddp_training --nproc 1,2 -- --batch-size 24             # strong
 # ./workbook run ddp_training --nproc 1,2 -- --batch-size-per-rank 24    # weak
 # ```
+#
+# [docs/scaling.md](../docs/scaling.md) has such runs, measured here and calculated for JURECA.
 #
 # The default size, `--size laptop`, is too small for GPUs: four of them would mostly wait. Batch files use `--size
 # gpu`.

@@ -271,7 +271,7 @@ def my_shard(whole: Tensor, dim: int, rank: int, world: int) -> Tensor:
 
 
 class ColumnLinear(nn.Module):
-    """A linear layer of which this rank computes some outputs, from the whole input."""
+    """This rank's outputs of a linear layer, from the whole input."""
 
     def __init__(self, whole: nn.Linear, rank: int, world: int) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """A linear layer of which this rank uses some inputs, for all outputs."""
+    """All outputs of a linear layer, from this rank's inputs and a sum over the ranks."""
 
     def __init__(self, whole: nn.Linear, rank: int, world: int) -> None:
         super().__init__()
@@ -363,7 +363,7 @@ check("04_tensor_parallel/4")
 # one is enough.
 #
 # Heads cannot be split: 4 heads on 3 ranks is an error, and a clear one at once is better than a late one. (Without it,
-# the code below would fail much later, in a `view`, with sizes that nobody recognizes. Or, worse, compute something
+# the code below would fail much later, in a `view`, with sizes that are hard to recognize. Or, worse, compute something
 # else.)
 #
 # The serial attention, in `utils/model.py`:
@@ -449,7 +449,7 @@ check("04_tensor_parallel/5")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 class ParallelEmbedding(nn.Module):
-    """A table of words, of which each rank has some rows."""
+    """A table of words; each rank has some of its rows."""
 
     def __init__(self, whole: nn.Embedding, rank: int, world: int, join: Callable = g) -> None:
         super().__init__()
@@ -1040,7 +1040,7 @@ def largest_worthwhile(
 ) -> int:
     """The largest number of ranks in the table whose efficiency is ``least`` or more.
 
-    ``products`` has (ranks, seconds of a block's products on each); its first entry is that of one rank.
+    ``products`` has (ranks, seconds of a block's products on each); its first entry is for one rank.
     """
     # TODO 13, again: and the answer.
     ### BEGIN SOLUTION
@@ -1069,8 +1069,8 @@ plots.efficiency(efficiencies)
 
 # %% [markdown]
 # The step down is the border of the node: that is why tensor parallelism stays within it, and why vendors build ever
-# larger "nodes". A larger node helps only at a lower efficiency: at 70 %, 64 GPUs on NVLink take no more ranks than 8
-# do, since narrower products and more rounds cost a fourth already; at 50 % they take 16.
+# larger "nodes". At 70 %, though, 64 GPUs on NVLink take no more ranks than 8 do: on 16 ranks, messages already take
+# three quarters of the products' time. At 50 % they take 16.
 #
 # How fast are narrow products on your machine, on one rank? (On a CPU the curve may well be flat.)
 

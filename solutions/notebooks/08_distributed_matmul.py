@@ -200,7 +200,7 @@ def shard_of(tensor: Tensor, parts: int, number: int) -> Tensor:
 
 
 def gather(shard: Tensor, shape: tuple[int, int], group: dist.ProcessGroup | None = None) -> Tensor:
-    """The tensor of this shape of which each rank of the group has a shard. One all-gather."""
+    """The whole tensor, of this shape, from the shards of the group's ranks. One all-gather."""
     whole = shard.new_empty(dist.get_world_size(group), len(shard))
     dist.all_gather(list(whole), shard, group=group)
     return whole.view(-1)[: math.prod(shape)].view(tuple(shape))
@@ -361,7 +361,7 @@ def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
 
 # %%
 def transposed(tensor: Tensor, shape: tuple[int, int], grid: Grid) -> Tensor:
-    """This rank's block, of this shape, of the transposed matrix of which it has ``tensor``. The grid is a square."""
+    """This rank's block, of this shape, of a matrix transposed; ``tensor``: its block before. The grid is a square."""
     row, column = grid.place
     mirror = column * grid.shape[1] + row
     return exchange(tensor.T, mirror, mirror, shape)
@@ -370,7 +370,7 @@ def transposed(tensor: Tensor, shape: tuple[int, int], grid: Grid) -> Tensor:
 def cannon_backward(
     dy_mn: Tensor, x_mk: Tensor, w_kn: Tensor, sizes: tuple[int, int, int], grid: Grid
 ) -> tuple[Tensor, Tensor]:
-    """dx_mk and dw_kn. ``sizes`` are those of the whole matrices: m, k, n."""
+    """dx_mk and dw_kn. ``sizes`` are m, k and n of the whole matrices."""
     m, k, n = sizes
 
     def size(length: int, axis: int) -> int:
@@ -734,7 +734,7 @@ def mlp(x_mk: Tensor, shards: list[Tensor], shapes: list[tuple[int, int]], grid:
 def squared_error(y_mn: Tensor, target_mn: Tensor, numbers: int, axes: Axes, grid: Grid) -> tuple[Tensor, Tensor]:
     """This rank's part of the loss, for the backward pass, and the loss itself, the same on all ranks and detached.
 
-    The whole output has ``numbers`` numbers. ``axes`` are those of the last layer.
+    The whole output has ``numbers`` numbers. ``axes`` belong to the last layer.
     """
     # TODO 6, again: the loss. Of both, 0-dim tensors.
     ### BEGIN SOLUTION

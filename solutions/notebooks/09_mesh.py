@@ -343,7 +343,7 @@ def due(axis: str, fact: Fact) -> str:
 def sync_gradients(
     parameters: dict[str, nn.Parameter], facts: dict[str, Fact], mesh: DeviceMesh, ends: dist.ProcessGroup | None
 ) -> None:
-    """Make each parameter's .grad that of the serial run.
+    """Make each parameter's .grad the serial run's.
 
     Args:
         mesh: has some or all of the five axes, in any order.

@@ -462,7 +462,7 @@ plots.Later(show_family)
 def needed_bandwidth(tokens: float, speed: float, scheme: str) -> float:
     """Bytes a second that each of many GPUs must send so that communication takes as long as computing.
 
-    ``tokens`` are those of a GPU in a step, ``speed`` its FLOPs a second, ``scheme`` "ddp", "fsdp" or "fsdp float32".
+    ``tokens`` is a GPU's tokens in a step, ``speed`` its FLOPs a second, ``scheme`` "ddp", "fsdp" or "fsdp float32".
     """
     # TODO 5: Find when to stop adding GPUs. First, what network do they need? Attention's scores are left out.
     ### BEGIN SOLUTION

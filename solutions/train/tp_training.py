@@ -1,4 +1,4 @@
-r"""Train a model whose layers are divided among ranks: tensor parallel (TP), and fully sharded data parallel besides.
+r"""Train a model whose layers are divided among ranks: tensor parallel (TP), with fully sharded data parallel.
 
 Four processes, each layer on two:  torchrun --nproc-per-node 4 train/tp_training.py --tp 2
 The stream cut as well:             torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
@@ -414,7 +414,7 @@ def train_epoch(
 def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # As in fsdp_training: it puts parts together over whatever axes they are cut.
+    # As in fsdp_training: it assembles parts over any axes.
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     full = get_model_state_dict(model, options=options)  # on all ranks; rank 0 gets it
     save0({"model": full, "config": config, "epoch": epoch}, path)

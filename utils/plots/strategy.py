@@ -137,10 +137,10 @@ def scaling(
 
 
 class Later:
-    """What takes a while to compute, for a cell's last line: on ranks, which run the same cells, nobody looks.
+    """Something slow, for a cell's last line: it runs where the page is shown, not on ranks that run the cells.
 
     Args:
-        show: may print, and returns what is to be shown, or None.
+        show: may print, and returns something to show, or None.
     """
 
     def __init__(self, show: Callable[[], Picture | None]) -> None:
@@ -151,7 +151,7 @@ class Later:
 
         try:
             picture = self.show()
-        except NotImplementedError as error:  # of which IPython would say nothing
+        except NotImplementedError as error:  # IPython would not report it
             print(f"not done yet: {error}")
             return
         if picture is not None:

@@ -61,7 +61,7 @@ def efficiency(curves: dict[str, Curve]) -> Picture:
 
 
 def rates(curves: dict[str, Curve]) -> Picture:
-    """FLOP/s of products over the width of the second factor, each curve as a share of its largest."""
+    """FLOP/s of products over the width of the second factor, each curve as a fraction of its largest value."""
 
     def draw() -> "Figure":
         figure, axes = plain_axes(8, 3.4)
