@@ -860,7 +860,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         12,
         "the common one differs",
         [GENERATORS.replace("manual_seed(seed),", "manual_seed(seed + 100 + rank),"), None, None],
-        says="alike on all ranks",
+        says="should be the same on all ranks",
     ),
     Answer(
         12,

@@ -177,7 +177,7 @@ WRONG = [
     Answer(4, "no precision at all", swap=("options |= {", "options = {"), says="gathers weights in float64"),
     # TODO 5
     Answer(5, "copies alone", 'return mesh.get_local_rank("dp"), mesh["dp"].size()', says=""),
-    Answer(5, "all ranks", "return dist.get_rank(), dist.get_world_size()", says="differ on pp or tp alone"),
+    Answer(5, "all ranks", "return dist.get_rank(), dist.get_world_size()", says="differ only on pp or tp"),
     Answer(5, "the places added", swap=('* mesh["shard"].size() + mesh', "+ mesh"), says=""),
     Answer(
         5,
@@ -200,7 +200,7 @@ WRONG = [
         5,
         "the rank modulo the shares",
         f"shares = {SHARES}\nreturn dist.get_rank() % shares, shares",
-        says="differ on pp or tp alone",
+        says="differ only on pp or tp",
     ),
     Answer(5, "the share alone", f"return {SHARE}", says="my_share gives"),
     # TODO 6
