@@ -2,10 +2,12 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grader.engine.commands.notebook import RanksRun
+    from grader.engine.commands.stories import Launched
 
 OWN = "\x1e"  # in what a rank prints: here begins what the student's own function prints
 _cells: dict[str, tuple[str, float]] = {}  # cell id -> the source that was last run, perhaps not saved yet, and when
@@ -98,6 +100,41 @@ def run_on_ranks(name: str, inputs: list[Any], timed: bool = False, backend: str
         from grader.engine.commands.notebook import own_run
 
         return own_run(name, inputs, timed, _cells, backend)
+    except KeyboardInterrupt:
+        raise Interrupted("The run was stopped. Nothing of it is left running.") from None
+
+
+def launch(
+    story: str,
+    *functions: Callable,
+    nproc: int = 2,
+    limit: float = 180,
+    samples: int = 48,
+    flags: str = "",
+    env: dict[str, str] | None = None,
+) -> "Launched":
+    """Run ddp_training by torchrun, with functions of this notebook in the place of its own, in the folder runs/STORY.
+
+    Args:
+        story: names the folder.
+        functions: those to put in, each named as the script's one and its story, as in `wrap_2`; what they call of
+            this notebook comes along.
+        limit: seconds after which the run is ended.
+        samples: of the training set.
+        flags: more of the script's.
+        env: more variables of the environment.
+
+    Returns:
+        How it ended, and what each rank has said: `.log(rank)`, `.log(rank, lines)`.
+    """
+    if "grader.engine.inside.rank" in sys.modules:
+        raise NotOnARank("on the ranks a cell ends where it calls launch: define functions in cells of their own")
+    try:
+        from grader.engine.commands.stories import launch
+
+        return launch(story, list(functions), nproc, limit, samples, flags, env or {})
+    except ValueError as problem:
+        raise RanksStopped(str(problem)) from None
     except KeyboardInterrupt:
         raise Interrupted("The run was stopped. Nothing of it is left running.") from None
 

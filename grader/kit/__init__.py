@@ -5,12 +5,12 @@
 | another answer, in grader/mutants/ | `Answer` |
 | a check and its verdict | `todo`, `expect`, `premise`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with a hint of its own |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it |
-| questions with a number as answer | `check_answers` |
+| questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise |
 | what came back is nothing that can be judged | `kind_of` |
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
 | what ranks did | `sound`, `cases`, `collectives`, `rehearse`, `Run` |
-| batch files, and what the schedulers would start; how a job ends | `batch`, `header`, `stand_ins`; `ends` |
+| batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`; `ends`; `Unit` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `one_writer`, `on_nodes`, `REL`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
@@ -22,13 +22,14 @@ from grader.engine.jobs import batch, ends, header, stand_ins
 from grader.engine.judge.answers import Answer
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong, expect, hinted, premise, todo
+from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks.diagnose import Fault, place
 from grader.engine.ranks.job import Private
 from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, rehearse
 from grader.engine.ranks.run import Run
 from grader.kit.messages import sound
-from grader.kit.on_rank import mains_on_rank, plain, plain_name
+from grader.kit.on_rank import answers_on_rank, mains_on_rank, plain, plain_name
 from grader.kit.predictions import check_answers
 from grader.kit.scripts import (
     REL,

@@ -19,8 +19,7 @@ class Engine:
 
     Args:
         outside: the engine from whose server this one's is forked; then its ranks run in a sandbox
-        guards, course, lesson, packages, kept: see `Connection`.
-        trusted: where the course's own code runs; else outside. What that has loaded, a server forked from it has.
+        guards, course, modules, kept: see `Connection`.
         backend: what the ranks talk by; it may be set later, too.
     """
 
@@ -29,14 +28,12 @@ class Engine:
         outside: "Engine | None" = None,
         guards: sandbox.Guards = sandbox.NONE,
         course: Path = lessons.COURSE,
-        packages: Sequence[str] = (),
-        lesson: str = "",
-        trusted: "Engine | None" = None,
+        modules: Sequence[str] = (),
         kept: bool = False,
         backend: backends.Backend = backends.GLOO,
     ) -> None:
-        self.outside, self.trusted, self.backend = outside, trusted or outside or self, backend
-        self.server = Connection(outside and outside.server, guards, course, packages, lesson, kept)
+        self.outside, self.backend = outside, backend
+        self.server = Connection(outside and outside.server, guards, course, modules, kept)
 
     def __enter__(self) -> "Engine":
         return self
@@ -82,17 +79,14 @@ class Engine:
         except ServerGone as gone:  # no rank was there yet
             why = f"{keeper.last_words()} (more in {keeper.log()})" if self.server.kept else gone
             raise RuntimeError(f"the fork-server does not start: {why}") from None
-        inside = self.server.sandbox
-        folder = Path(tempfile.mkdtemp(prefix="wb-", dir=inside and inside.seen))
-        told = inside.folder / folder.name if inside else folder
+        folder = Path(tempfile.mkdtemp(prefix="wb-", dir=self.server.sandbox and self.server.sandbox.folder))
         try:
             for name, text in job.files.items():
                 target = folder / "work" / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text)
             try:
-                with sandbox.held(folder) as seen:
-                    return Session(self.server, job, seen, told, devices).watch()
+                return Session(self.server, job, folder, devices).watch()
             except ServerGone:
                 raise
             except BaseException:  # an interrupt, say: what the server still owes us is unknown

@@ -1,0 +1,417 @@
+"""Other answers to the TODOs of 11_when_it_hangs."""
+
+from grader.kit import Answer
+
+WRONG = [
+    Answer(
+        1,
+        "one barrier more, in the other branch",
+        [
+            """
+            if dist.get_rank() == 0:
+                save0(content, path)
+                dist.barrier()
+            else:
+                dist.all_reduce(torch.zeros(1))
+            """,
+            None,
+        ],
+        says="skipped a call",
+    ),
+    Answer(
+        1,
+        "one barrier more for all",
+        [
+            """
+            if dist.get_rank() == 0:
+                save0(content, path)
+                dist.barrier()
+            dist.barrier()
+            """,
+            None,
+        ],
+        says="skipped a call",
+    ),
+    Answer(
+        1,
+        "the others do not wait, in a try",
+        [
+            """
+            try:
+                if dist.get_rank() == 0:
+                    save0(content, path)
+                    dist.barrier()
+            except RuntimeError:
+                pass
+            """,
+            None,
+        ],
+        says="rank",
+    ),
+    Answer(1, "no barrier at all", ["save0(content, path)", None], says="before the others can know"),
+    Answer(1, "the barrier first", ["dist.barrier()\nsave0(content, path)", None], says="before the others can know"),
+    Answer(
+        1,
+        "every rank saves",
+        ["path.parent.mkdir(exist_ok=True)\ntorch.save(content, path)\ndist.barrier()", None],
+        says="write the checkpoint",
+    ),
+    Answer(1, "the other rank is blamed", [None, 'return 1, "all_reduce", "global_mean"'], says="the rank that waits"),
+    Answer(1, "the function above it", [None, 'return 0, "barrier", "evaluate"'], says="the function in which"),
+    Answer(
+        2,
+        "a barrier before, and the norm as before",
+        [
+            """
+            dist.barrier()
+            parameters = sorted(model.parameters(), key=lambda p: p.grad.norm(), reverse=True)
+            """,
+            None,
+        ],
+        says="",
+    ),
+    Answer(2, "as they come", ["parameters = list(model.parameters())", None], says="small gradients go before"),
+    Answer(
+        2,
+        "the order is right on rank 0 only",
+        [
+            """
+            key = (lambda p: p.numel()) if dist.get_rank() == 0 else (lambda p: p.grad.norm())
+            parameters = sorted(model.parameters(), key=key, reverse=True)
+            """,
+            None,
+        ],
+    ),
+    Answer(2, "DETAIL sees all", [None, 'return "shape", True'], says="whether DETAIL"),
+    Answer(2, "another operation", [None, 'return "operation", False'], says="in what the fingerprints"),
+    Answer(3, "padded", ["return (order + order[: -len(order) % world])[rank::world]", None], says="read twice"),
+    Answer(
+        3,
+        "in one piece",
+        ["each = len(order) // world\nreturn order[rank * each : (rank + 1) * each]", None],
+        says="does not take the samples",
+    ),
+    Answer(
+        3,
+        "rank 0 has one less",
+        ["return order[rank::world][: len(order) // world - (rank == 0)]", None],
+        says="samples",
+    ),
+    Answer(
+        3,
+        "one is always dropped",
+        ["return order[rank::world][: len(order) // world - 1]", None],
+        says="does not take the samples",
+    ),
+    Answer(3, "all ranks read all", ["return order[: len(order) // world]", None], says="read twice"),
+    Answer(3, "the rank that died", [None, 'return 1, "global_mean", "train_epoch"'], says="the rank with a batch"),
+    Answer(
+        4,
+        "a loss with a gradient of zeros",
+        [
+            """
+            try:
+                return model(x, y)
+            except RuntimeError:
+                return sum(p.sum() for p in model.parameters()) * 0
+            """,
+            None,
+        ],
+        says="hides it",
+    ),
+    Answer(
+        4,
+        "once more, then skipped",
+        [
+            """
+            for _ in range(2):
+                try:
+                    return model(x, y)
+                except RuntimeError:
+                    pass
+            return torch.zeros((), requires_grad=True)
+            """,
+            None,
+        ],
+        says="hides it",
+    ),
+    Answer(
+        4,
+        "an exit without a word",
+        [
+            """
+            try:
+                return model(x, y)
+            except RuntimeError:
+                raise SystemExit(0)
+            """,
+            None,
+        ],
+        says="hides it",
+    ),
+    Answer(
+        4,
+        "another error, cut off from its cause",
+        [
+            """
+            try:
+                return model(x, y)
+            except RuntimeError:
+                failed = True
+            raise ValueError("this batch cannot be trained on")
+            """,
+            None,
+        ],
+        says="the cause is lost",
+    ),
+    Answer(4, "the rank that complains", [None, "return 0, 4503599627370496"], says="the rank"),
+    Answer(
+        5,
+        "each node itself, before srun in quotes",
+        swap=(
+            ("'export MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)'", '":"'),
+            ('on_each_node = ":"', 'on_each_node = "export MASTER_ADDR=localhost"'),
+        ),
+        says="not the first node",
+    ),
+    Answer(5, "the last node", swap=("head -n 1", "tail -n 1"), says="not the first node"),
+    Answer(5, "not exported", swap=("'export MASTER_ADDR", "'MASTER_ADDR"), says="not the first node"),
+    Answer(5, "all eight wait at node 0", [None, 'return 8, "nobody"'], says="how many ranks"),
+    Answer(
+        6,
+        "a copy of another sample in its place",
+        [
+            """
+            sound = []
+            for sample in samples:
+                try:
+                    sound.append(checked(sample))
+                except ValueError:
+                    sound.append(samples[0])
+            return default_collate(sound)
+            """,
+            None,
+        ],
+        says="nobody learns of it",
+    ),
+    Answer(6, "not checked", ["return default_collate(samples)", None], says="nobody learns of it"),
+    Answer(
+        6,
+        "told to the log",
+        [
+            """
+            sound = []
+            for sample in samples:
+                try:
+                    sound.append(checked(sample))
+                except ValueError as problem:
+                    print(problem)
+            return default_collate(sound)
+            """,
+            None,
+        ],
+        says="nobody learns of it",
+    ),
+    Answer(6, "the main process", [None, 'return "ValueError", "the main process"'], says="where it was caught"),
+    Answer(
+        7,
+        "nan_to_num",
+        ["return ((losses_N * counts_N).sum() / counts_N.sum()).nan_to_num()", None],
+        says="all are padding: the gradient",
+    ),
+    Answer(
+        7,
+        "no gradient",
+        [
+            """
+            if not counts_N.any():
+                return torch.zeros(())
+            return losses_N[counts_N].mean()
+            """,
+            None,
+        ],
+        says="all are padding: the mean has no gradient",
+    ),
+    Answer(
+        7,
+        "one more in the denominator",
+        ["return (losses_N * counts_N).sum() / (counts_N.sum() + 1)", None],
+        says="the mean is wrong",
+    ),
+    Answer(7, "padding counts", ["return (losses_N * counts_N).mean()", None], says="one is padding"),
+    Answer(7, "one rank is spared", [None, "return 1, 3, 1"], says="one step later"),
+    Answer(8, "all ranks draw", ["if step % log_every == 0:\n    histograms(model)", None], says="rank 1 draws"),
+    Answer(8, "never", ["pass", None], says="rank 0 draws in 0"),
+    Answer(
+        8,
+        "one step off",
+        ["if dist.get_rank() == 0 and step % log_every == 1:\n    histograms(model)", None],
+        says="rank 0 draws",
+    ),
+    Answer(8, "the rank that waits", [None, 'return 1, "communication"'], says="the rank that all wait for"),
+    Answer(
+        9,
+        "a seed for each rank",
+        [
+            """
+            generator.manual_seed(1_000_003 * seed + 1009 * rank + step)
+            return torch.randint(length, (batch_size // world,), generator=generator)
+            """,
+            None,
+        ],
+        says="the parallel run is another run",
+    ),
+    Answer(
+        9,
+        "a part of the text for each rank",
+        [
+            "return torch.randint(length // world, (batch_size // world,), generator=generator) + rank * (length // world)",
+            None,
+        ],
+        says="the parallel run is another run",
+    ),
+    Answer(9, "the first part for all", swap=("[rank::world]", "[: batch_size // world]"), says="same windows"),
+    Answer(9, "the whole batch for all", swap=("[rank::world]", ""), says="not every rank has"),
+    Answer(9, "twelve at once", [None, "return 12, 12"], says="as given"),
+    Answer(
+        10, "received by a copy", ["dist.broadcast(received.detach().clone(), src=0)", None], says="is not rank 0's"
+    ),
+    Answer(10, "a barrier", ["dist.barrier()", None], says="is not rank 0's"),
+    Answer(
+        10,
+        "parameters without buffers",
+        [
+            "if received.ndim and received is not model.state_dict().get('1.running_mean'):\n    dist.broadcast(received, src=0) "
+            "if any(received.data_ptr() == p.data_ptr() for p in model.parameters()) else None",
+            None,
+        ],
+        says="running_mean is not rank 0's",
+    ),
+    Answer(10, "the last rank's", swap=("src=0", "src=dist.get_world_size() - 1"), says="is not rank 0's"),
+    Answer(
+        10,
+        "the mean of all, which is nobody's",
+        [
+            "if received.is_floating_point():\n    dist.all_reduce(received)\n    received /= dist.get_world_size()",
+            None,
+        ],
+        says="is not rank 0's",
+    ),
+    Answer(10, "they meet", [None, "return True, True"], says="whether the checksums"),
+]
+RIGHT = [
+    Answer(
+        1,
+        "torch.save on rank 0, then a reduction for all",
+        [
+            """
+            if dist.get_rank() == 0:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                torch.save(content, path)
+            dist.all_reduce(torch.zeros(1))
+            """,
+            None,
+        ],
+    ),
+    Answer(
+        2,
+        "by bytes, and by name where they are equal",
+        [
+            """
+            named = sorted(model.named_parameters(), key=lambda pair: (-pair[1].nbytes, pair[0]))
+            parameters = [parameter for _, parameter in named]
+            """,
+            None,
+        ],
+    ),
+    Answer(3, "cut after it is dealt", ["return order[rank::world][: len(order) // world]", None]),
+    Answer(
+        4,
+        "told first, then raised",
+        [
+            """
+            try:
+                return model(x, y)
+            except RuntimeError as problem:
+                print(f"rank {dist.get_rank()}: {problem}")
+                raise
+            """,
+            None,
+        ],
+    ),
+    Answer(
+        4,
+        "another error, from the first",
+        [
+            """
+            try:
+                return model(x, y)
+            except RuntimeError as problem:
+                raise RuntimeError(f"rank {dist.get_rank()} has too little memory") from problem
+            """,
+            None,
+        ],
+    ),
+    Answer(
+        5,
+        "on each node, the first of the list",
+        swap=(
+            ("'export MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)'", '":"'),
+            (
+                'on_each_node = ":"',
+                'on_each_node = "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"',
+            ),
+        ),
+    ),
+    Answer(
+        6,
+        "a loop that checks",
+        [
+            """
+            for number, sample in enumerate(samples):
+                try:
+                    checked(sample)
+                except ValueError as problem:
+                    raise ValueError(f"sample {number} of its batch: {problem}") from problem
+            return torch.stack([x for x, _ in samples]), torch.stack([y for _, y in samples])
+            """,
+            None,
+        ],
+    ),
+    Answer(
+        7,
+        "a branch",
+        [
+            """
+            if not counts_N.any():
+                return 0 * losses_N.sum()
+            return losses_N[counts_N].mean()
+            """,
+            None,
+        ],
+    ),
+    Answer(8, "a way out first", ["if dist.get_rank() or step % log_every:\n    return\nhistograms(model)", None]),
+    Answer(
+        9,
+        "in one piece",
+        [
+            """
+            draws = torch.randint(length, (batch_size,), generator=generator)
+            return draws.chunk(world)[rank]
+            """,
+            None,
+        ],
+    ),
+    Answer(
+        10,
+        "received, then copied",
+        [
+            """
+            copy = received.clone()
+            dist.broadcast(copy, src=0)
+            received.copy_(copy)
+            """,
+            None,
+        ],
+    ),
+]

@@ -1,0 +1,616 @@
+"""Checks and hints of 11_when_it_hangs.
+
+| TODO | achievement                            | evidence                                                                |
+|------|----------------------------------------|-------------------------------------------------------------------------|
+| 1    | a barrier on every rank                | 2 and 3 ranks come through and meet once more; what they called after the save |
+| 2    | one order on all ranks                 | means of gradients whose norms are ordered differently on each rank; the order of bytes |
+| 3    | equally many samples                   | each rank's samples, for drawn lengths on 1 to 4 ranks                  |
+| 4    | an error that is not swallowed         | the loss; what comes out where the model raises on one rank             |
+| 5    | one address for all nodes              | what each of two nodes would start, by stand-ins                        |
+| 6    | no sample lost                         | batches of sound samples; what comes out of one that is not sound       |
+| 7    | a mean of nothing                      | loss and gradient, of drawn losses with all, some and no targets        |
+| 8    | work that not every step needs         | in which steps which rank draws                                         |
+| 9    | different data                         | draws of 1 to 4 ranks, step by step, beside those of one                |
+| 10   | one start                              | weights and buffers on ranks that start apart                           |
+
+Each TODO has a question as well, on the run as it was given. Its answers are those of real runs (torch 2.13, gloo);
+a verdict says which part is wrong, and not what would be right.
+"""  # noqa: E501
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from grader.kit import Unit, answers_on_rank, expect, hinted, mark, plain, premise, stand_ins, todo
+
+BUILDS = "ten broken runs: logs of each rank, time limits, stacks, fingerprints, the flight recorder, norms, checksums"
+
+ANSWERS = "The mend is right; this is about the question below it. "
+
+
+def check_story(student, number, right, parts):
+    """The answer to a story's question: `right` has its parts, and `parts` says in words what each is."""
+    with hinted(f"{ANSWERS}`./workbook reset` keeps your file aside; run the story as it was given, and read again."):
+        (seen,), *_ = student.call(answers_on_rank, world=1, group=False, calls=[[f"story_{number}", []]]).evidence
+        expect(
+            isinstance(seen, list) and len(seen) == len(right),
+            f"story_{number}() does not answer with {len(right)} values",
+            f"{len(right)} values",
+            seen,
+        )
+        for said, answer, part in zip(seen, right, parts, strict=True):
+            same = said == answer and type(said) is type(plain(answer))
+            expect(same, f"story_{number}(): {part} is not {said!r}", "what the run showed", repr(said))
+
+
+# ---------------------------------------------------------------------------------------------------
+# 1: save_checkpoint
+
+
+def save_on_rank(code, rank, world):
+    torch.manual_seed(0)
+    path, save = Path("saved") / "model.pt", torch.save
+
+    def seen(*args, **kwargs):
+        save(*args, **kwargs)
+        mark(what="saved")
+
+    torch.save = seen
+    code.save_checkpoint_1(nn.Linear(3, 2), {"dim": 3}, path, 7)
+    mark(what="returned")
+    dist.all_reduce(torch.ones(2, dtype=torch.float64))  # as the script goes on
+    return sorted(torch.load(path, weights_only=True)["model"]) if path.is_file() else None
+
+
+@todo(
+    1,
+    minutes=25,
+    why=(
+        "A collective in a branch that only some ranks take is the most frequent hang. No rank fails: they wait"
+        " for each other, in different calls, until a limit is over."
+    ),
+    hints=(
+        "Which ranks call the barrier, and which must, for it to end?",
+        "What only rank 0 may do is to write; `save0` does nothing on the others, so that all may call it.",
+        "A barrier that all ranks reach stands outside of the if, after the saving.",
+    ),
+)
+def test_todo01_save_checkpoint(student):
+    for world in (2, 3):
+        run = student.call(save_on_rank, world=world)
+        said = [[event for event in mine if event["e"] in ("mark", "op")] for mine in run.events]
+        saves = [rank for rank, mine in enumerate(said) if any(e.get("what") == "saved" for e in mine)]
+        expect(saves == [0], f"ranks {saves} write the checkpoint", "rank 0 alone", f"ranks {saves}")
+        expect(
+            all(keys == ["bias", "weight"] for keys in run.evidence),
+            "the checkpoint does not have the plain model's weights",
+            ["bias", "weight"],
+            next((keys for keys in run.evidence if keys != ["bias", "weight"]), None),
+        )
+        for rank, mine in enumerate(said):
+            names = [event.get("what") or event["op"] for event in mine]
+            between = names[names.index("saved") + 1 if rank == 0 else 0 : names.index("returned")]
+            expect(
+                [name for name in between if name != "init_process_group"],
+                f"on {world} ranks: rank {rank} returns"
+                + (" before the others can know that the file is whole" if rank == 0 else ", whole or not the file"),
+                "a call of all ranks between the saving and the return",
+                "none",
+                rank,
+                hint="No rank hangs now. But what does the docstring promise, and who keeps it?",
+            )
+    check_story(
+        student,
+        1,
+        (0, "barrier", "global_mean"),
+        ("the rank that waits alone", "its call", "the function in which the other rank waits"),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# 2: the order of calls
+
+SHAPES = ((5,), (3, 4), (2, 2), (4, 3), (4, 3), (5,))
+
+
+def gradients(seed):
+    """Of one rank, with norms in an order of its own."""
+    draw = torch.Generator().manual_seed(seed)
+    scales = torch.rand(len(SHAPES), generator=draw) * 9 + 1
+    return [torch.randn(shape, generator=draw) * scale for shape, scale in zip(SHAPES, scales, strict=True)]
+
+
+def average_on_rank(code, rank, world, seeds):
+    model = nn.ParameterList([torch.zeros(shape) for shape in SHAPES])
+    for parameter, gradient in zip(model, gradients(seeds), strict=True):
+        parameter.grad = gradient
+    code.average_gradients_2(model)
+    return [parameter.grad for parameter in model]
+
+
+@todo(
+    2,
+    minutes=20,
+    why=(
+        "Calls meet by their number alone. An order that depends on a rank's own data (norms, a set, a file listing)"
+        " makes different tensors meet; where their sizes agree, nothing fails, and the numbers are wrong."
+    ),
+    hints=(
+        "By what is the list sorted, and is that the same number on each rank?",
+        "Before the mean, gradients differ from rank to rank. Shapes do not.",
+        "sorted(…, key=…, reverse=True), with the number of elements in place of the norm.",
+    ),
+)
+def test_todo02_average_gradients(student):
+    for world in (2, 3):
+        seeds = student.seeds(world)
+        own = [gradients(seed) for seed in seeds]
+        orders = {tuple(sorted(range(len(SHAPES)), key=lambda i: -mine[i].norm())) for mine in own}  # noqa: B023
+        premise(len(orders) > 1, "an order by the norm")
+        run = student.call(average_on_rank, world=world, seeds=seeds)
+        right = [sum(parts) / world for parts in zip(*own, strict=True)]
+        for rank, mine in enumerate(run.evidence):
+            for shape, gradient, mean in zip(SHAPES, mine, right, strict=True):
+                expect(
+                    torch.allclose(gradient, mean, rtol=1e-5, atol=1e-5),
+                    f"on {world} ranks: the gradient of shape {shape} is not the mean over the ranks",
+                    mean,
+                    gradient,
+                    rank,
+                )
+        sizes = [e["bytes"] for e in run.events[0] if e["e"] == "op" and e["op"] == "all_reduce"]
+        expect(sizes == sorted(sizes, reverse=True), "small gradients go before large ones", "the largest first", sizes)
+    check_story(student, 2, ("shape", False), ("in what the fingerprints differ", "whether DETAIL sees equal shapes"))
+
+
+# ---------------------------------------------------------------------------------------------------
+# 3: equally many samples
+
+
+@todo(
+    3,
+    minutes=20,
+    why=(
+        "A rank with one batch more calls the collectives of one step more. Whether it happens depends on the length of"
+        " the text and the number of ranks, so the run that worked last week hangs today."
+    ),
+    hints=(
+        "For 47 samples on 2 ranks: how many has each, and how many batches of 6 are that?",
+        "Training drops what does not divide, before it is dealt out: the last len(order) % world samples.",
+        "order[rank:stop:world], where stop is the largest multiple of world that is not above len(order).",
+    ),
+)
+def test_todo03_my_part(student):
+    draw = student.draw("lengths")
+    for world in (1, 2, 3, 4):
+        for n in (world * draw.randrange(3, 9) + extra for extra in range(world)):
+            order = draw.sample(range(n), n)
+            calls = [["my_part_3", [order, rank, world]] for rank in range(world)]
+            (parts,) = student.call(answers_on_rank, world=1, group=False, calls=calls).evidence
+            told = f"{n} samples on {world} ranks"
+            expect(all(isinstance(part, list) for part in parts), f"{told}: no list", "lists", parts)
+            lengths = [len(part) for part in parts]
+            expect(len(set(lengths)) == 1, f"{told}: the ranks have {lengths} samples", "equally many", lengths)
+            everything = [sample for part in parts for sample in part]
+            expect(
+                len(everything) == len(set(everything)), f"{told}: a sample is read twice", "each at most once", parts
+            )
+            steps = [sorted(step) for step in zip(*parts, strict=True)]
+            right = [sorted(order[k : k + world]) for k in range(0, n - n % world, world)]
+            expect(
+                steps == right,
+                f"{told}: a step does not take the samples that one process would take",
+                f"first {right[0]}, {len(right)} for each rank",
+                f"first {steps[0] if steps else []}, {len(steps)} for each rank",
+            )
+    check_story(
+        student,
+        3,
+        (0, "train_epoch", "global_mean"),
+        ("the rank with a batch too many", "the function it was in", "the function that the other rank was in"),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# 4: an error that is swallowed
+
+
+class Short(nn.Module):
+    """A model that has too little memory, on one rank."""
+
+    def __init__(self, fails):
+        super().__init__()
+        self.weight, self.fails = nn.Parameter(torch.tensor(3.0)), fails
+
+    def forward(self, x, y):
+        if self.fails:
+            raise RuntimeError("can't allocate memory: you tried to allocate 2814 bytes")
+        return (self.weight * x - y).square().mean()
+
+
+def loss_on_rank(code, rank, world, fails, x):
+    model, x = Short(rank == fails), torch.tensor(x)
+    try:
+        loss = code.compute_loss_4(model, x, torch.zeros_like(x), None)
+    except Exception as error:
+        chain = []
+        while error is not None:
+            chain.append(f"{type(error).__name__}: {error}")
+            error = error.__cause__ or error.__context__
+        return {"raised": " < ".join(chain)}
+    except SystemExit as end:
+        return {"ended": str(end.code)}
+    loss.backward()
+    return {"loss": loss.item(), "gradient": None if model.weight.grad is None else model.weight.grad.item()}
+
+
+@todo(
+    4,
+    minutes=20,
+    why=(
+        "A rank that handles an error alone leaves the others in a collective. What is reported is their error, or a"
+        " later one of its own: the cause is gone from all logs."
+    ),
+    hints=(
+        "What do the other ranks do while this one skips a batch?",
+        "The rank that fails is to end, with the error that it had; torchrun then ends the others.",
+        "Leave out the try, or raise again.",
+    ),
+)
+def test_todo04_compute_loss(student):
+    x = [student.draw("x").uniform(1, 2) for _ in range(3)]
+    right = sum(9 * value**2 for value in x) / 3
+    for fails in (None, 1):
+        run = student.call(loss_on_rank, world=2, fails=fails, x=x)
+        for rank, seen in enumerate(run.evidence):
+            if rank == fails:
+                expect(
+                    "raised" in seen,
+                    f"the model raises on rank {rank}, out of memory, and compute_loss_4 hides it",
+                    "the error comes out",
+                    seen,
+                    rank,
+                )
+                expect(
+                    "2814 bytes" in seen["raised"],
+                    "what comes out does not say what happened: the cause is lost",
+                    "the model's error, or another one raised from it",
+                    seen["raised"],
+                    rank,
+                )
+            else:
+                expect(
+                    abs(seen.get("loss", 0) - right) < 1e-4 and seen.get("gradient"),
+                    "where nothing fails, the loss, or its gradient, is wrong",
+                    right,
+                    seen.get("loss", seen),
+                    rank,
+                )
+    check_story(student, 4, (1, 4 << 50), ("the rank", "the number of bytes"))
+
+
+# ---------------------------------------------------------------------------------------------------
+# 5: where ranks meet
+
+
+def batch_file_on_rank(code, rank, world):
+    return str(code.batch_file_5())
+
+
+@todo(
+    5,
+    minutes=20,
+    further=True,
+    why=(
+        "Ranks that look for each other in different places wait for minutes, and the message names only an address."
+        " Who expands a variable, the first node or each, is the question in nearly all such cases."
+    ),
+    hints=(
+        "On which node does each line run? What is in quotes, '…', is expanded by each node's own shell.",
+        'scontrol show hostnames "$SLURM_JOB_NODELIST" lists the nodes of the job, one on a line.',
+        "Export MASTER_ADDR before srun, which hands on the environment; each node has nothing left to do, `:`.",
+    ),
+)
+def test_todo05_meeting_place(student):
+    (text,) = student.call(batch_file_on_rank, world=1, group=False).evidence
+    unit = Unit("sbatch/when_it_hangs.sbatch", text, "")
+    for nodes in stand_ins.JOBS:
+        ranks = student.submit(unit, nodes)
+        told = f"in a job of {nodes} node{'s' if nodes > 1 else ''}"
+        expect(
+            len(ranks) == nodes and not any(mine.refused for mine in ranks),
+            f"{told}: not every node starts a torchrun",
+            f"{nodes} torchrun",
+            [mine.refused or mine.how for mine in ranks],
+        )
+        for mine in ranks:
+            place = (mine.place or mine.told).rpartition(":")[0]
+            expect(
+                place.split(".")[0] in (stand_ins.NODES[0], f"{stand_ins.NODES[0]}i") or place == "10.0.1.1",
+                f"{told}: node {mine.node} looks for the others at “{place}”, which is not the first node",
+                stand_ins.NODES[0],
+                place or "nothing",
+            )
+    check_story(student, 5, (4, "nobody"), ("how many ranks wait at node 0", "what a rank of node 1 meets"))
+
+
+# ---------------------------------------------------------------------------------------------------
+# 6: a worker's error
+
+
+def collate_on_rank(code, rank, world, batches):
+    seen = []
+    for words in batches:
+        samples = [(torch.tensor(row), torch.tensor(row) + 1) for row in words]
+        try:
+            x, y = code.collate_6(samples)
+        except Exception as error:
+            seen.append({"raised": f"{type(error).__name__}: {error}"})
+        else:
+            seen.append({"x": x.tolist(), "y": y.tolist()})
+    return seen
+
+
+@todo(
+    6,
+    minutes=15,
+    why=(
+        "A short batch raises no error: its mean only weighs samples differently, and the parallel run is no longer the"
+        " serial one. What a worker catches, nobody learns of."
+    ),
+    hints=(
+        "How many samples does a step have, over all ranks? See the logs.",
+        "An exception that leaves collate_fn reaches the rank, with the worker's traceback. What keeps it in?",
+        "default_collate of all samples, each of them `checked`, and nothing that catches.",
+    ),
+)
+def test_todo06_collate(student):
+    draw = student.draw("words")
+    sound = [[draw.choice([w for w in range(31) if w != 22]) for _ in range(4)] for _ in range(5)]
+    sound[2][1] = 22  # not its first word
+    broken = [list(row) for row in sound]
+    place = draw.randrange(5)
+    broken[place][0] = 22
+    first, second, third = student.call(
+        collate_on_rank, world=1, group=False, batches=[sound, broken, [broken[place]]]
+    ).evidence[0]
+    expect(first.get("x") == sound, "of sound samples it does not make a batch of all", sound, first)
+    expect(first.get("y") == [[w + 1 for w in row] for row in sound], "the targets are not the samples'", None, first)
+    for seen, of in ((second, "5"), (third, "1")):
+        count = len(seen.get("x", ()))
+        expect(
+            "raised" in seen,
+            f"one sample of {of} is not sound, and nobody learns of it: a batch of {count} comes back",
+            "an exception",
+            f"a batch of {count}",
+        )
+        expect(
+            "checksum" in seen["raised"],
+            "what comes out does not say what is wrong",
+            "the sample's error",
+            seen["raised"],
+        )
+    check_story(student, 6, ("ValueError", "a worker"), ("the exception", "where it was caught"))
+
+
+# ---------------------------------------------------------------------------------------------------
+# 7: NaN
+
+
+def mean_on_rank(code, rank, world, losses, targets):
+    seen = []
+    for row in targets:
+        losses_N = torch.tensor(losses, requires_grad=True)
+        mean = code.masked_mean_7(losses_N, torch.tensor(row))
+        if not isinstance(mean, torch.Tensor) or not mean.requires_grad:
+            seen.append({"mean": str(plain(mean)), "gradient": None})
+            continue
+        mean.backward()
+        gradient = torch.zeros_like(losses_N) if losses_N.grad is None else losses_N.grad
+        seen.append({"mean": mean.detach(), "gradient": gradient})
+    return seen
+
+
+@todo(
+    7,
+    minutes=15,
+    why=(
+        "The mean over ranks spreads one rank's NaN to all in one step. To hide it later (nan_to_num, a skipped step)"
+        " costs the step, or the equality of the ranks; the cause is a 0/0."
+    ),
+    hints=(
+        "What is the mean of no numbers? And its gradient?",
+        "A denominator of at least 1 changes no mean of one number or more.",
+        "Tensor.clamp(min=…).",
+    ),
+)
+def test_todo07_masked_mean(student):
+    draw = student.draw("losses")
+    losses = [draw.uniform(1, 4) for _ in range(6)]
+    some = [draw.randrange(9) for _ in range(6)]
+    some[draw.randrange(6)] = -100
+    one = [-100] * 5 + [3]
+    (seen,) = student.call(
+        mean_on_rank, world=1, group=False, losses=losses, targets=[[4] * 6, some, one, [-100] * 6]
+    ).evidence
+    for row, got, told in zip(
+        [[4] * 6, some, one, [-100] * 6],
+        seen,
+        ("all targets count", "one is padding", "all but one are padding", "all are padding"),
+        strict=True,
+    ):
+        counts = torch.tensor([target != -100 for target in row])
+        right = torch.tensor(losses)[counts].sum() / max(int(counts.sum()), 1)
+        slope = counts.float() / max(int(counts.sum()), 1)
+        expect(
+            got["gradient"] is not None, f"{told}: the mean has no gradient", "a tensor with a gradient", got["mean"]
+        )
+        expect(
+            torch.allclose(got["mean"], right, rtol=1e-5),
+            f"{told}: the mean is wrong",
+            right.item(),
+            got["mean"].item(),
+        )
+        expect(
+            torch.allclose(got["gradient"], slope, rtol=1e-5), f"{told}: the gradient is wrong", slope, got["gradient"]
+        )
+    check_story(
+        student, 7, (1, 3, 0), ("the rank", "the step", "the number of ranks with a finite gradient one step later")
+    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# 8: a straggler
+
+
+def notes_on_rank(code, rank, world, log_every):
+    drawn, step = [], 0
+    code.histograms = lambda model: drawn.append(step)
+    for step in range(1, 3 * log_every + 2):
+        code.note_8(nn.Linear(2, 2), step, log_every)
+        dist.all_reduce(torch.ones(1))
+    return drawn
+
+
+@todo(
+    8,
+    minutes=20,
+    why="Every step is as slow as the slowest rank, and all ranks show the same time: only its parts tell them apart.",
+    hints=(
+        "Which rank spends the least time in the part where ranks wait for each other?",
+        "The docstring says in which steps the drawing is wanted.",
+        "step % log_every == 0.",
+    ),
+)
+def test_todo08_note(student):
+    every = student.draw("every").randrange(2, 5)
+    right = [every, 2 * every, 3 * every]
+    for rank, drawn in enumerate(student.call(notes_on_rank, world=2, log_every=every).evidence):
+        wanted = right if rank == 0 else []
+        expect(
+            drawn == wanted,
+            f"with log_every={every}, rank {rank} draws in {len(drawn)} of {3 * every + 1} steps",
+            wanted,
+            drawn,
+            rank,
+        )
+    check_story(
+        student, 8, (0, "communication"), ("the rank that all wait for", "the part in which the others are longer")
+    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# 9: data that all ranks read alike
+
+
+@todo(
+    9,
+    minutes=20,
+    why=(
+        "Ranks that read the same compute the same gradient: n devices do the work of one, without an error. And a"
+        " seed for each rank makes them differ, but with another number of ranks it is another run."
+    ),
+    hints=(
+        "Compare the checksums of the ranks. What in the draw knows the rank?",
+        "All ranks can make the same draw, of the whole batch, and take a part of it each.",
+        "torch.randint(…, (batch_size,), …), then every world-th from rank on.",
+    ),
+)
+def test_todo09_starts(student):
+    draw = student.draw("starts")
+    batch, length, seed = 12, draw.randrange(10_000, 20_000), draw.randrange(1000)
+    steps = (0, 1, 7)
+    by_world = {}
+    for world in (1, 2, 3, 4):
+        calls = [
+            ["starts_9", [step, batch, length, rank, world, a_seed]]
+            for a_seed in (seed, seed + 1)
+            for step in steps
+            for rank in range(world)
+        ]
+        (parts,) = student.call(answers_on_rank, world=1, group=False, calls=calls).evidence
+        expect(
+            all(isinstance(part, list) and len(part) == batch // world for part in parts),
+            f"on {world} ranks, not every rank has {batch // world} of the {batch} samples",
+            batch // world,
+            [len(part) if isinstance(part, list) else part for part in parts],
+        )
+        groups = [parts[i : i + world] for i in range(0, len(parts), world)]
+        for group in groups:
+            expect(
+                world == 1 or len({tuple(part) for part in group}) == world,
+                f"on {world} ranks, ranks read the same windows in one step",
+                "different windows",
+                group[0],
+            )
+            expect(
+                all(isinstance(s, int) and 0 <= s < length for part in group for s in part),
+                "a window starts outside of the text",
+                f"0 … {length - 1}",
+                group,
+            )
+        by_world[world] = [sorted(start for part in group for start in part) for group in groups]
+    serial = by_world[1]
+    expect(
+        len({tuple(step) for step in serial}) == len(serial), "every step, or seed, draws the same", "new draws", serial
+    )
+    expect(all(len(set(step)) > batch // 2 for step in serial), "a step repeats its windows", "new draws", serial[0])
+    for world, drawn in by_world.items():
+        expect(
+            drawn == serial,
+            f"{world} ranks together do not read in a step what one process reads: the parallel run is another run",
+            serial[0],
+            drawn[0],
+        )
+    check_story(student, 9, (3, 12), ("the number of draws as given", "the number once it is mended"))
+
+
+# ---------------------------------------------------------------------------------------------------
+# 10: weights that were never synchronised
+
+
+def wrap_on_rank(code, rank, world, seeds):
+    torch.manual_seed(seeds)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model[1].running_mean.normal_()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    wrapped = code.wrap_10(model, torch.device("cpu"))
+    own = getattr(wrapped, "module", wrapped)
+    return {
+        "before": before,
+        "after": {name: tensor.detach().clone() for name, tensor in own.state_dict().items()},
+        "trains": all(parameter.requires_grad for parameter in own.parameters()),
+    }
+
+
+@todo(
+    10,
+    minutes=20,
+    why=(
+        "Equal gradients keep different weights as far apart as they were. Each rank's loss falls; what is averaged are"
+        " gradients of different models. A checksum of the weights, compared once, finds it."
+    ),
+    hints=(
+        "Do the checksums of the ranks ever meet? What arrives where?",
+        "broadcast writes into the tensor it is given. Which one is that, on a rank that receives?",
+        "What state_dict() gives are the model's own tensors, detached already.",
+    ),
+)
+def test_todo10_wrap(student):
+    for world in (2, 3):
+        run = student.call(wrap_on_rank, world=world, seeds=student.seeds(world))
+        first = run.evidence[0]["before"]
+        for rank, seen in enumerate(run.evidence):
+            for name, tensor in first.items():
+                kept = torch.equal(seen["after"][name], seen["before"][name])
+                expect(
+                    torch.equal(seen["after"][name], tensor),
+                    f"on {world} ranks: {name} is not rank 0's" + (", but what it was before" if kept else ""),
+                    tensor,
+                    seen["after"][name],
+                    rank,
+                )
+            expect(seen["trains"], "a parameter does not train any more", "requires_grad", "frozen", rank)
+    check_story(student, 10, (True, False), ("whether each loss falls", "whether the checksums meet"))

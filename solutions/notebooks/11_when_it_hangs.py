@@ -1,0 +1,742 @@
+# %% [markdown]
+# # When it hangs
+#
+# A serial program that fails says where. A parallel one stops and says nothing; or one rank of many dies, and all the
+# others complain; or it goes on and is wrong. This lesson is ten such stories. In each of them a colleague has changed
+# your `ddp_training` a little. You find the cause with the tools of the trade, mend a line or two, and answer a question.
+#
+# It builds on `02_data_parallel` and on your own `train/ddp_training.py`, which `launch` runs by `torchrun`, with the
+# functions of a story in place of its own. Nothing is simulated: logs, stacks and dumps are real. All runs use CPUs and
+# gloo; what differs with NCCL is said where it matters.
+#
+# ![From what you see to the tool that tells the cause](../images/hangs_tools.svg)
+
+# %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
+import sys
+from pathlib import Path
+
+here = Path.cwd().resolve()
+course = next(folder for folder in (here, *here.parents) if (folder / "grader").is_dir())
+sys.path.insert(0, str(course))
+
+from grader import check
+
+# %%
+import faulthandler
+import pickle
+import subprocess
+from argparse import Namespace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, default_collate
+
+from grader import launch
+from utils.data import IGNORE, EpochOrder, ShardSampler
+from utils.distributed import launch_environment, save0
+
+# %% [markdown]
+# # Part 1: it stops
+#
+# ## Story 1: nearly finished
+#
+# *"Training is over, the checkpoint is there, and the job ran on until its time was up."* The colleague had changed
+# `save_checkpoint`, so that no rank goes on before the file is whole.
+#
+# A collective waits for all ranks of its group, but not for ever: a group has a **time limit**, by default 30 minutes
+# with gloo and 10 with NCCL. Then the wait raises an error, whose traceback says where the rank stood. So the first
+# thing to do is to make the limit short. That cures nothing; it makes ranks talk. This cell does it for all stories. Two
+# tools come with it: `faulthandler` prints the Python stack when C++ code aborts, and the *flight recorder* is
+# explained below.
+
+
+# %%
+def setup_1() -> tuple[int, int, int, torch.device]:
+    """The script's setup, with a limit of 8 seconds, stacks, and a dump of the flight recorder where an error ends it."""
+    rank, local_rank, world_size = launch_environment()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=8))
+    faulthandler.enable()
+
+    def dump(*error: Any) -> None:
+        if entries := torch._C._distributed_c10d._dump_fr_trace():
+            Path(f"rank_{rank}").write_bytes(entries)
+        sys.__excepthook__(*error)
+
+    sys.excepthook = dump
+    return rank, local_rank, world_size, torch.device("cpu")
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def save_checkpoint_1(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:
+    """Rank 0 saves. The call returns, on every rank, when the file is whole: then any rank may read it."""
+    content = {"model": getattr(model, "module", model).state_dict(), "config": config, "epoch": epoch}
+    # TODO 1: Let the run end, and let this function keep what its docstring promises.
+    ### BEGIN SOLUTION
+    save0(content, path)
+    dist.barrier()
+    ### STUDENT
+    # if dist.get_rank() == 0:
+    #     save0(content, path)
+    #     dist.barrier()  # no rank goes on before the file is whole
+    ### END SOLUTION
+
+
+def story_1() -> tuple[int, str, str]:
+    """Of the run as it was given: the rank that waits in a call which no other rank makes; that call of `dist`; and the
+    function of ddp_training in which the other rank waits."""
+    # TODO 1, again: what did the logs say? Read them below before you mend anything.
+    ### BEGIN SOLUTION
+    return 0, "barrier", "global_mean"
+    ### STUDENT
+    # return -1, "", ""
+    ### END SOLUTION
+
+
+# %% [markdown]
+# `torchrun --log-dir DIR --redirects 3` keeps a log for each rank, and `launch` does so. Read the logs of **all** ranks:
+# the one whose limit was over first is not the one with the fault.
+
+# %%
+run = launch("story_1", setup_1, save_checkpoint_1, env={"TORCH_FR_BUFFER_SIZE": "2000"})
+print(run)
+for rank in range(2):
+    print(f"\n--- rank {rank}\n{run.log(rank, 26)}")
+
+# %% [markdown]
+# With a thousand ranks, reading all logs takes a day. The **flight recorder** keeps the last collectives of each rank
+# in a ring buffer, with their stacks (`TORCH_FR_BUFFER_SIZE` is its length; 0, off, is the default of gloo). After a
+# crash, `torchfrtrace` compares the dumps of all ranks. NCCL dumps by itself when a limit is over
+# (`TORCH_NCCL_DUMP_ON_TIMEOUT`, into files named by `TORCH_FR_DUMP_TEMP_FILE`); with gloo you call `_dump_fr_trace`, as
+# `setup_1` does. Two more things differ with gloo (torch 2.13). Every entry stays `scheduled`, so a state tells
+# nothing. And the group's name is empty, at which the analyser stops; with the name put in, it works:
+
+
+# %%
+def analyse(folder: Path) -> str:
+    """What torch's analyser says of the dumps rank_0, rank_1, … in a folder, without torch's own frames."""
+    for path in folder.glob("rank_*"):
+        seen = pickle.loads(path.read_bytes())
+        if group := seen["pg_config"].pop("", None):
+            seen["pg_config"]["0"] = {**group, "name": "0", "desc": "default_pg"}
+            path.write_bytes(pickle.dumps(seen))
+    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", "-p", "rank_", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if "site-packages" not in line)
+
+
+# %%
+print(analyse(run.folder) if list(run.folder.glob("rank_*")) else "no dumps: the run ended well")
+
+# %% [markdown]
+# With NCCL, entries have states, and the question is asked the other way round: which rank's last entry is `completed`,
+# where the others' is `started`? No recorded dump of NCCL is part of this course; PyTorch's tutorial shows one:
+# [Flight Recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). `NCCL_DEBUG=INFO` says
+# which network NCCL uses, and where it fails to start ([docs/nccl.md](../docs/nccl.md)).
+
+# %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("11_when_it_hangs/1")
+
+# %% [markdown]
+# ## Story 2: the largest first
+#
+# *"It fails at once, with a message about bytes that I do not understand."* The colleague averages gradients by hand,
+# the largest first, so that they are under way soon.
+#
+# Collectives have no name: the k-th call of one rank meets the k-th call of every other. If ranks call in different
+# orders, different tensors meet. With gloo that aborts, if the sizes differ, with a line that names no cause; NCCL may
+# hang, or compute garbage. `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes ranks compare *fingerprints* (operation, shape,
+# dtype) before each collective, and says on which line they differ. It is slow: for debugging only.
+
+
+# %%
+def wrap_2(model: nn.Module, device: torch.device) -> nn.Module:
+    """No DDP: `average_gradients_2` does it by hand."""
+    return model
+
+
+def make_optimizer_2(model: nn.Module, args: Namespace) -> Optimizer:
+    """Averages the gradients before each step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    optimizer.register_step_pre_hook(lambda *_: average_gradients_2(model))
+    return optimizer
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def average_gradients_2(model: nn.Module) -> None:
+    """Replaces each gradient by its mean over all ranks, large gradients before small ones."""
+    # TODO 2: Let the ranks agree on the order, and on what "large" means.
+    ### BEGIN SOLUTION
+    parameters = sorted(model.parameters(), key=lambda p: p.numel(), reverse=True)
+    ### STUDENT
+    # parameters = sorted(model.parameters(), key=lambda p: p.grad.norm(), reverse=True)
+    ### END SOLUTION
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+def story_2() -> tuple[str, bool]:
+    """Of the run as it was given: in what the fingerprints differ first, "operation", "shape" or "dtype"; and whether
+    DETAIL would have said anything if all gradients had one shape."""
+    # TODO 2, again: what did DETAIL say, and what can it not see?
+    ### BEGIN SOLUTION
+    return "shape", False
+    ### STUDENT
+    # return "", True
+    ### END SOLUTION
+
+
+# %%
+for debug in "OFF", "DETAIL":
+    run = launch("story_2", setup_1, wrap_2, make_optimizer_2, env={"TORCH_DISTRIBUTED_DEBUG": debug})
+    print(f"\n--- {debug}: {run}\n{run.log(0, 4)}\n{run.log(1, 4)}")
+
+# %% nbgrader={"grade": true, "grade_id": "test_2", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("11_when_it_hangs/2")
+
+# %% [markdown]
+# ## Story 3: one batch more
+#
+# *"It trains well and dies at the end of the epoch. With another text it does not."* The colleague deals out samples as
+# one deals cards.
+#
+# A dying rank may leave no traceback, because C++ code ended it. `faulthandler.enable()`, in `setup_1`, then prints the
+# Python stack. Of a rank that stands still you can ask for it: `faulthandler.register(signal.SIGUSR1)` in the program,
+# then `kill -USR1 PID`; or, with no change to the program, `py-spy dump --pid PID` (`pip install py-spy`; add
+# `--native` for C++ frames). py-spy reads another process's memory: macOS wants `sudo`; so does a Linux whose
+# `/proc/sys/kernel/yama/ptrace_scope` is 1, unless py-spy started the program; in a container, `--cap-add SYS_PTRACE`.
+
+
+# %%
+def make_samplers_3(sets: tuple, args: Namespace) -> tuple:
+    """This rank's samples of one epoch."""
+    train, validation, test = sets
+    sampler = ShardSampler(train, 0, 1)
+    sampler.indices = my_part_3(list(EpochOrder(train, args.seed)), dist.get_rank(), dist.get_world_size())
+    sampler.set_epoch = lambda epoch: None
+    return sampler, ShardSampler(validation), ShardSampler(test)
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def my_part_3(order: list[int], rank: int, world: int) -> list[int]:
+    """This rank's samples, dealt out card by card, so that step k takes the samples that one process would take."""
+    # TODO 3: Give every rank the same number of samples, none of them twice.
+    ### BEGIN SOLUTION
+    whole = len(order) - len(order) % world
+    return order[rank:whole:world]
+    ### STUDENT
+    # return order[rank::world]
+    ### END SOLUTION
+
+
+def story_3() -> tuple[int, str, str]:
+    """Of the run as it was given: the rank with a batch too many; what it did when the run died (the innermost function
+    of ddp_training in its stack); and the innermost function of ddp_training in the other rank's stack."""
+    # TODO 3, again: what did the stacks say?
+    ### BEGIN SOLUTION
+    return 0, "train_epoch", "global_mean"
+    ### STUDENT
+    # return -1, "", ""
+    ### END SOLUTION
+
+
+# %%
+run = launch("story_3", setup_1, make_samplers_3, samples=47, flags="--log-every 100")
+print(run)
+for rank in range(2):
+    print(f"\n--- rank {rank}\n{run.log(rank, 26)}")
+
+# %% nbgrader={"grade": true, "grade_id": "test_3", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("11_when_it_hangs/3")
+
+# %% [markdown]
+# ## Story 4: the batch that did not fit
+#
+# *"The network is broken: Connection reset by peer."* One rank had a batch with long sequences, for which there was not
+# enough memory, and the colleague skips such batches. (Here, the third batch of rank 1 asks for more than any machine has.)
+#
+# A rank that leaves a step out leaves its collectives out as well. The others wait for it, or its next call meets their
+# last one. The rule: **a rank handles an error alone only if it ends**. Then `torchrun` ends the others, and its summary
+# names the rank that failed *first*; look for that one, all other errors follow from it.
+
+
+# %%
+def wrap_4(model: nn.Module, device: torch.device) -> nn.Module:
+    """DDP. On rank 1 the third batch does not fit."""
+    calls = []
+
+    def need_memory(*_: Any) -> None:
+        calls.append(1)
+        if dist.get_rank() == 1 and len(calls) == 3:
+            torch.empty(1 << 50)
+
+    model.register_forward_pre_hook(need_memory)
+    return DistributedDataParallel(model)
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def compute_loss_4(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> Tensor:
+    """The mean loss of this rank's part of the batch."""
+    # TODO 4: Let the run end at the first failure, with its true cause.
+    ### BEGIN SOLUTION
+    return model(x, y)
+    ### STUDENT
+    # try:
+    #     return model(x, y)
+    # except RuntimeError:  # out of memory: go on without this batch
+    #     return torch.zeros((), requires_grad=True)
+    ### END SOLUTION
+
+
+def story_4() -> tuple[int, int]:
+    """The rank whose memory was too small, and for how many bytes it had asked."""
+    # TODO 4, again: what does the log say, once the cause is in it?
+    ### BEGIN SOLUTION
+    return 1, 4503599627370496
+    ### STUDENT
+    # return -1, 0
+    ### END SOLUTION
+
+
+# %%
+run = launch("story_4", setup_1, wrap_4, compute_loss_4)
+print(run, (run.folder / "torchrun.log").read_text(), sep="\n")
+for rank in range(2):
+    print(f"\n--- rank {rank}\n{run.log(rank, 8)}")
+
+# %% nbgrader={"grade": true, "grade_id": "test_4", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("11_when_it_hangs/4")
+
+# %% [markdown]
+# ## Story 5: two nodes that do not meet
+#
+# *"On one node it runs. On two, nothing happens for ten minutes; then: timed out, 4 of 8 joined."* All ranks meet at a
+# **store**, a small server that rank 0 starts at `MASTER_ADDR:MASTER_PORT`. A wrong address, port or interface looks
+# the same from everywhere: silence for minutes, then this. (Here after two seconds, at a port where nobody listens.)
+
+
+
+# %%
+def setup_5() -> tuple[int, int, int, torch.device]:
+    """Looks for the store at a port where nobody listens, for two seconds."""
+    dist.TCPStore("127.0.0.1", 9, world_size=2, is_master=False, timeout=timedelta(seconds=2))
+
+
+# %%
+run = launch("story_5", setup_5, nproc=2)
+print(run, run.log(0, 3), sep="\n")
+
+# %% [markdown]
+# The address must be the **first** node's, as seen from every node. In the colleague's batch file, each node finds it
+# out by itself. The judge runs it with stand-ins for Slurm's commands, which write down what each node would start.
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def meeting_place_5() -> tuple[str, str]:
+    """What the batch file does before it starts `srun`, and what each node does before its torchrun."""
+    # TODO 5: Let all nodes meet at one address. Only the batch file itself runs on the first node.
+    ### BEGIN SOLUTION
+    before = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    on_each_node = ":"
+    ### STUDENT
+    # before = ":"
+    # on_each_node = "export MASTER_ADDR=$(hostname)"
+    ### END SOLUTION
+    return before, on_each_node
+
+
+def story_5() -> tuple[int, str]:
+    """Of the job as it was given, on two nodes of four GPUs: how many ranks wait at the store of node 0; and what a rank
+    of node 1 meets at the address it was told, "a store", "nobody" or "an error"."""
+    # TODO 5, again: torchrun starts the store on node rank 0 only.
+    ### BEGIN SOLUTION
+    return 4, "nobody"
+    ### STUDENT
+    # return 0, ""
+    ### END SOLUTION
+
+
+# %%
+def batch_file_5() -> str:
+    """The whole batch file, for two nodes with four GPUs each."""
+    before, on_each_node = meeting_place_5()
+    return f"""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:4
+set -eo pipefail
+cd "$SLURM_SUBMIT_DIR"
+[ -d train ] || cd ..
+export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+{before}
+srun bash -c '{on_each_node}
+    exec torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node=4 \\
+    --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" train/when_it_hangs.py'
+"""
+
+
+print(batch_file_5())
+
+# %% nbgrader={"grade": true, "grade_id": "test_5", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("11_when_it_hangs/5")
+
+# %% [markdown]
+# **This is a good place to stop.** Part 2 is about runs that go on.
+#
+# # Part 2: it goes on, and is wrong or slow
+#
+# Here no rank complains. What helps is to **compare ranks**: what must be equal on all of them (weights, the order of
+# calls), what must differ (data), what must be finite, what must take equally long. A number of each rank, gathered
+# once in a while, finds most faults.
+#
+# ## Story 6: the batch that shrank
+#
+# *"The losses differ a little from those of one process. Rounding?"* Samples are checked by the processes that load
+# data, the loader's workers. An exception in a worker is raised again in its rank, with the worker's traceback; unless
+# somebody catches it before. The number to compare is the count of samples in a step: over all ranks it is the global
+# batch.
+
+
+# %%
+def checked(sample: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The sample, if it is sound. In this story those whose first word is number 22 are not."""
+    if sample[0][0] == 22:
+        raise ValueError(f"a sample that begins with word {sample[0][0]}: its checksum differs")
+    return sample
+
+
+def make_loaders_6(sets: tuple, samplers: tuple, args: Namespace, world_size: int) -> tuple:
+    """Loaders with a worker each, which checks samples."""
+    size = args.batch_size // world_size
+    return tuple(
+        DataLoader(part, size, sampler=sampler, drop_last=part is sets[0], num_workers=1, collate_fn=collate_6)
+        for part, sampler in zip(sets, samplers, strict=True)
+    )
+
+
+def compute_loss_6(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> Tensor:
+    """The loss; says how many samples it had."""
+    if model.training:
+        print(f"{len(x)} samples", flush=True)
+    return model(x, y)
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def collate_6(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """A batch of all `samples`."""
+    # TODO 6: Let no sample be lost unseen.
+    ### BEGIN SOLUTION
+    return default_collate([checked(sample) for sample in samples])
+    ### STUDENT
+    # sound = []
+    # for sample in samples:
+    #     try:
+    #         sound.append(checked(sample))
+    #     except ValueError:
+    #         pass
+    # return default_collate(sound)
+    ### END SOLUTION
+
+
+def story_6() -> tuple[str, str]:
+    """Once it is mended: the type of the exception that ends the run, and where the log says it was caught, "the main
+    process" or "a worker"."""
+    # TODO 6, again: what does the traceback say?
+    ### BEGIN SOLUTION
+    return "ValueError", "a worker"
+    ### STUDENT
+    # return "", ""
+    ### END SOLUTION
+
+
+# %%
+run = launch("story_6", setup_1, make_loaders_6, compute_loss_6)
+print(run)
+for rank in range(2):
+    print(f"\n--- rank {rank}\n{run.log(rank, 12)}")
+
+# %% nbgrader={"grade": true, "grade_id": "test_6", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("11_when_it_hangs/6")
+
+# %% [markdown]
+# ## Story 7: not a number
+#
+# *"The loss of the epoch is nan."* Which rank began, and when? After gradients have been averaged nobody knows: NaN plus
+# anything is NaN, so one step later all ranks have it. The number to compare is the norm of each rank's gradient
+# **before** the mean. (`torch.autograd.set_detect_anomaly(True)` then names the operation, and is slow.)
+
+
+# %%
+SEEN = []
+
+
+def make_optimizer_7(model: nn.Module, args: Namespace) -> Optimizer:
+    """Prints this rank's norm before the mean, then averages."""
+
+    def average(*_: Any) -> None:
+        gradients = [parameter.grad for parameter in model.parameters()]
+        print(f"norm {torch.cat([gradient.flatten() for gradient in gradients]).norm():.3f}", flush=True)
+        for gradient in gradients:
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size()
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    optimizer.register_step_pre_hook(average)
+    return optimizer
+
+
+def wrap_7(model: nn.Module, device: torch.device) -> nn.Module:
+    return model
+
+
+def compute_loss_7(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> Tensor:
+    """In this story, the third batch of rank 1 is nothing but padding."""
+    SEEN.append(1)
+    if dist.get_rank() == 1 and len(SEEN) == 3:
+        y = torch.full_like(y, IGNORE)
+    return masked_mean_7(F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none"), y.flatten())
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def masked_mean_7(losses_N: Tensor, y_N: Tensor) -> Tensor:
+    """The mean of the losses whose target is not IGNORE; 0, with a gradient of zeros, if there is none."""
+    counts_N = y_N != IGNORE
+    # TODO 7: Keep the promise for a batch of nothing but padding, too.
+    ### BEGIN SOLUTION
+    return (losses_N * counts_N).sum() / counts_N.sum().clamp(min=1)
+    ### STUDENT
+    # return (losses_N * counts_N).sum() / counts_N.sum()
+    ### END SOLUTION
+
+
+def story_7() -> tuple[int, int, int]:
+    """Of the run as it was given: the rank whose gradient is first not finite, in which step (from 1), and how many of
+    the two ranks have a finite gradient one step later."""
+    # TODO 7, again: what do the norms say?
+    ### BEGIN SOLUTION
+    return 1, 3, 0
+    ### STUDENT
+    # return -1, 0, -1
+    ### END SOLUTION
+
+
+# %%
+run = launch("story_7", setup_1, wrap_7, make_optimizer_7, compute_loss_7, flags="--log-every 100")
+print(run)
+for rank in range(2):
+    print(f"\n--- rank {rank}\n{run.log(rank, 7)}")
+
+# %% nbgrader={"grade": true, "grade_id": "test_7", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("11_when_it_hangs/7")
+
+# %% [markdown]
+# ## Story 8: one is slow, all are slow
+#
+# *"Half the speed of last week, on all ranks alike."* All ranks show the same time for a step, because they wait for
+# each other. Look at how they spend it: **the straggler is the rank that does not wait.** The report of a run
+# (`--record`, `./workbook report`) has each rank's step in parts. Time in which nothing but a message is under way is
+# called communication there, and most of it is waiting for others.
+
+
+# %%
+def histograms(model: nn.Module) -> None:
+    """For the dashboard: where the weights are."""
+    for _ in range(40):
+        torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).sort()
+
+
+def make_optimizer_8(model: nn.Module, args: Namespace) -> Optimizer:
+    optimizer, steps = torch.optim.AdamW(model.parameters(), lr=args.lr), []
+
+    def after_step(*_: Any) -> None:
+        steps.append(1)
+        note_8(model, len(steps), args.log_every)
+
+    optimizer.register_step_post_hook(after_step)
+    return optimizer
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def note_8(model: nn.Module, step: int, log_every: int) -> None:
+    """After each step: rank 0 draws `histograms` of the weights for every log_every-th step."""
+    # TODO 8: Do what the docstring says, and no more.
+    ### BEGIN SOLUTION
+    if dist.get_rank() == 0 and step % log_every == 0:
+        histograms(model)
+    ### STUDENT
+    # if dist.get_rank() == 0:
+    #     histograms(model)
+    ### END SOLUTION
+
+
+def story_8() -> tuple[int, str]:
+    """Of the run as it was given: the rank that all others wait for, and the part of a step in which the others spend
+    more time than it does."""
+    # TODO 8, again: what does the timeline say?
+    ### BEGIN SOLUTION
+    return 0, "communication"
+    ### STUDENT
+    # return -1, ""
+    ### END SOLUTION
+
+
+# %%
+run = launch("story_8", setup_1, make_optimizer_8, samples=240, flags="--record --log-every 20")
+print(run)
+
+from utils.report import pictures, runs
+
+pictures.draw_step(runs.read(run.folder / "out"))
+
+# %% nbgrader={"grade": true, "grade_id": "test_8", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("11_when_it_hangs/8")
+
+# %% [markdown]
+# ## Story 9: everybody reads the same
+#
+# *"Four GPUs, and the loss falls no faster than with one."* The colleague draws random windows of the text, with a
+# generator that is seeded alike on all ranks, so that runs can be repeated. The number to compare is a checksum of each
+# rank's batch. Here the fault is that it is **equal**: four ranks compute one gradient four times.
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def starts_9(step: int, batch_size: int, length: int, rank: int, world: int, seed: int) -> Tensor:
+    """Where this rank's windows of a step start, (batch_size // world,) int64, drawn from range(length).
+
+    All ranks together read what one process would read in this step, whatever their number.
+    """
+    generator = torch.Generator().manual_seed(1_000_003 * seed + step)
+    # TODO 9: Give each rank its own part of one draw.
+    ### BEGIN SOLUTION
+    return torch.randint(length, (batch_size,), generator=generator)[rank::world]
+    ### STUDENT
+    # return torch.randint(length, (batch_size // world,), generator=generator)
+    ### END SOLUTION
+
+
+def story_9() -> tuple[int, int]:
+    """With a batch of 12 on 4 ranks: how many draws a step is made of, as the story was given, and once it is mended."""
+    # TODO 9, again: what do the checksums below say?
+    ### BEGIN SOLUTION
+    return 3, 12
+    ### STUDENT
+    # return 0, 0
+    ### END SOLUTION
+
+
+# %%
+def make_samplers_9(sets: tuple, args: Namespace) -> tuple:
+    train, validation, test = sets
+    rank, world = dist.get_rank(), dist.get_world_size()
+    steps = [starts_9(step, args.batch_size, len(train), rank, world, args.seed) for step in range(4)]
+    sampler = ShardSampler(train, 0, 1)
+    sampler.indices = torch.cat(steps).tolist()
+    sampler.set_epoch = lambda epoch: None
+    return sampler, ShardSampler(validation), ShardSampler(test)
+
+
+def compute_loss_9(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> Tensor:
+    if model.training:
+        print(f"{len(x)} samples, checksum {(x * torch.arange(1, x.numel() + 1).view_as(x)).sum()}", flush=True)
+    return model(x, y)
+
+
+run = launch("story_9", setup_1, make_samplers_9, compute_loss_9, nproc=4)
+print(run)
+for rank in range(4):
+    print(f"rank {rank}:", *[line for line in run.log(rank).splitlines() if "checksum" in line], sep="\n  ")
+
+# %% nbgrader={"grade": true, "grade_id": "test_9", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("11_when_it_hangs/9")
+
+# %% [markdown]
+# ## Story 10: four models
+#
+# *"The loss falls, on every rank; but the checkpoint is bad."* The colleague averages gradients by hand, and sends rank
+# 0's first weights to all. Equal steps keep weights **as far apart as they were**. The number to compare is a checksum
+# of the weights; on all ranks it must be the same, to the last bit.
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def wrap_10(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model with rank 0's weights and buffers, on every rank."""
+    for received in model.state_dict().values():
+        # TODO 10: Let what is received arrive in the model.
+        ### BEGIN SOLUTION
+        dist.broadcast(received, src=0)
+        ### STUDENT
+        # dist.broadcast(received.clone(), src=0)  # of the weights alone, without their gradients
+        ### END SOLUTION
+    return model
+
+
+def story_10() -> tuple[bool, bool]:
+    """Of the run as it was given: whether every rank's loss falls; and whether the checksums of two ranks come closer to
+    each other than 1e-4 by the last step."""
+    # TODO 10, again: what do the logs say?
+    ### BEGIN SOLUTION
+    return True, False
+    ### STUDENT
+    # return False, True
+    ### END SOLUTION
+
+
+# %%
+def make_optimizer_10(model: nn.Module, args: Namespace) -> Optimizer:
+    """Averages gradients; each rank had drawn first weights of its own."""
+    torch.manual_seed(dist.get_rank())
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.02) if parameter.ndim > 1 else None
+    wrap_10(model, torch.device("cpu"))
+
+    def average(*_: Any) -> None:
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer.register_step_pre_hook(average)
+    return optimizer
+
+
+def compute_loss_10(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> Tensor:
+    loss = model(x, y)
+    if model.training:
+        print(f"loss {loss:.3f}, checksum {sum(p.double().sum() for p in model.parameters()):.6f}", flush=True)
+    return loss
+
+
+run = launch("story_10", setup_1, wrap_7, make_optimizer_10, compute_loss_10, samples=240)
+print(run)
+for rank in range(2):
+    lines = [line for line in run.log(rank).splitlines() if line.startswith("loss")]
+    print(f"\n--- rank {rank}", *lines[:2], "…", *lines[-2:], sep="\n")
+
+# %% nbgrader={"grade": true, "grade_id": "test_10", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("11_when_it_hangs/10")
+
+# %% [markdown]
+# ## Recap
+#
+# - A collective waits for all. Make the limit short, keep a log for each rank, and read all of them.
+# - The first error is the cause; `Connection reset by peer` and most others are consequences.
+# - A barrier, a longer limit or a `try` around the error hides a fault, and moves it.
+# - Calls meet by their number. What decides on a call, or on its order, must be the same on all ranks.
+# - Compare a number of each rank: weights equal, data different, gradients finite, samples complete, times alike.
+# - `./workbook run` watches a run for you, and says who waits for whom; `./workbook preflight` looks at nodes before it.
+#
+# Read on: torch's [flight recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html) and
+# [`TORCH_DISTRIBUTED_DEBUG`](https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications);
+# [py-spy](https://github.com/benfred/py-spy). How often it happens at scale: 466 interruptions of a job in 54 days, in
+# The Llama 3 Herd of Models, section 3.3.4, [2407.21783](https://arxiv.org/abs/2407.21783); hangs and stragglers at
+# 10,000 GPUs in MegaScale, [2402.15627](https://arxiv.org/abs/2402.15627).
+#
+# This was about faults. `resilient_training` is about failures that are nobody's fault, and how a run outlives them.
