@@ -12,6 +12,7 @@ LONG = {
     "test_tp_training": "50 steps and checkpoints on every grid",
     "test_pipeline_training": "50 steps of every schedule",
     "test_hybrid_training": "runs over four axes",
+    "test_resilience": "runs that are killed, and go on",
     "test_hostile": "a class full of cheats",
     "test_grade": "a class, killed and gone on with",
     "test_nbgrader": "nbgrader's own commands",

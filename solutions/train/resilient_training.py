@@ -2,7 +2,8 @@
 
 Two processes:  torchrun --nproc-per-node 2 train/resilient_training.py --save-every 20
 Go on:          the same line again, after whatever has ended it; also with another --nproc-per-node
-By itself:      torchrun --nproc-per-node 2 --max-restarts 3 train/resilient_training.py --save-every 20
+By itself:      export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # or the new ranks find the addresses of the old ones
+                torchrun --nproc-per-node 2 --max-restarts 3 train/resilient_training.py --save-every 20
 One process:    python train/resilient_training.py --save-every 20
 More nodes:     sbatch sbatch/resilient_training.sbatch              (JURECA)
                 qsub sbatch/resilient_training.pbs                   (Polaris)
@@ -143,7 +144,7 @@ def saved_batch_size(folder: Path) -> int | None:
     if "position.batch_size" not in saved_names(folder):
         return None
     saved = {"position": {"batch_size": 0}}
-    dcp.load(saved, checkpoint_id=folder, no_dist=True)  # each rank for itself
+    dcp.load(saved, checkpoint_id=folder)
     return saved["position"]["batch_size"]
 
 
