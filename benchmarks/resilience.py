@@ -107,8 +107,8 @@ def suffer(out: Path, fault: str) -> tuple[int, float, dict[int, float]]:
             run = start(out, ranks)
         reached = max(losses(out))
         log = out.parent / f"{out.name}.log"
-        said = wait_for(lambda: log.read_text().partition("goes on from ")[2], "it does not go on")
-        saved = int(said.split()[0].rpartition("-")[2])
+        said = wait_for(lambda: log.read_text().partition(f"goes on from {out}/step-")[2], "it does not go on")
+        saved = int(said.split()[0])
         # Its record is cut back to the checkpoint before the next line is written.
         wait_for(lambda: saved < max(losses(out), default=0) != reached, "it makes no step")
         seconds = time.monotonic() - struck
