@@ -4,7 +4,7 @@ worth.
     python benchmarks/kills.py                  # 20 moments, two of them in a save
     python benchmarks/kills.py --moments 40 --seed 7
 
-Each time `./workbook run fsdp_training` (solved) starts on two ranks and saves every few steps. One of its processes is
+Each time `./workbook run tp_training` (solved) starts on two ranks and saves every few steps. One of its processes is
 killed at a moment drawn over the whole length of a run, so also while torch is being imported, or as soon as a save has
 begun. Then the clock runs until neither torchrun nor a rank is left; the run is resumed from its newest whole
 checkpoint; and its losses are held against those of a run that nobody killed. The exit code is 1 if a process is left
@@ -61,8 +61,8 @@ def main() -> None:
     console.print(f"seed {args.seed}")
     with tempfile.TemporaryDirectory() as folder:
         course = Course(Path(folder) / "course")
-        todos = tuple(regions.titles(lessons.source_path("fsdp_training").read_text("utf-8")))
-        course.solve("fsdp_training", todos)
+        todos = tuple(regions.titles(lessons.source_path("tp_training").read_text("utf-8")))
+        course.solve("tp_training", todos)
         began = time.monotonic()
         finish(start(course, "whole"))
         length, wanted = time.monotonic() - began, losses(course.folder / "whole")
@@ -116,7 +116,7 @@ def killed(course: Course, name: str, whom: str, moment: float, save: int, wante
 
 def start(course: Course, name: str, *more: str) -> subprocess.Popen:
     said = (course.folder / "said").open("w")
-    command = course.command("run", "fsdp_training", "--nproc", "2", "--", *FLAGS, *more)
+    command = course.command("run", "tp_training", "--nproc", "2", "--", *FLAGS, *more)
     command += ["--out", str(course.folder / name)]
     return subprocess.Popen(command, cwd=course.folder, env=course.environment(), stdout=said, stderr=said)
 
