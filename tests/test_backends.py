@@ -169,12 +169,13 @@ def test_a_class_keeps_its_backend(tmp_path):
 
 
 def test_walls_around_gpus(monkeypatch):
-    monkeypatch.setattr(sandbox, "available", lambda: sandbox.LANDLOCK)
-    assert grade.guards_for("auto") is sandbox.LANDLOCK and grade.guards_for("auto", "nccl") is sandbox.NONE
+    monkeypatch.setattr(sandbox, "lacking", lambda guards: "")
+    assert grade.guards_for("landlock") is sandbox.LANDLOCK
+    assert grade.guards_for("bubblewrap", "nccl") is sandbox.BUBBLEWRAP
     with pytest.raises(sandbox.NoSandbox, match="by bubblewrap only"):
-        grade.guards_for("required", "nccl")
+        grade.guards_for("landlock", "nccl")
     for gpus in (False, True):
-        walls = sandbox.Sandbox(sandbox.NONE, COURSE, gpus)
+        walls = sandbox.Sandbox(sandbox.NONE, COURSE, gpus=gpus)
         walls.remove()
         assert ("no limit of addresses" in walls.guards.limits) == gpus
         assert walls.memory == sandbox.TOTAL_MEMORY + gpus * sandbox.GPU_MEMORY

@@ -1,5 +1,7 @@
 """Control groups: found in either version, and what they hold back in earnest, where this machine lets us make one."""
 
+import os
+import subprocess
 import textwrap
 
 import pytest
@@ -11,6 +13,7 @@ from grader.engine.ranks.job import Job
 from grader.engine.walls import cgroup, sandbox
 
 MIB = 1 << 20
+WALLS = sandbox.NONE if sandbox.lacking(sandbox.BUBBLEWRAP) else sandbox.BUBBLEWRAP
 
 
 def tree(root, files):
@@ -45,6 +48,15 @@ def test_none_where_it_may_not_be(tmp_path, own):
     assert not list(tmp_path.rglob("workbook-*"))
 
 
+def test_what_a_killed_worker_has_left_goes(tmp_path):
+    tree(tmp_path, {"cgroup.subtree_control": "memory pids"})
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (left := tmp_path / f"workbook-{gone.pid}-x").mkdir()
+    (ours := tmp_path / f"workbook-{os.getpid()}-y").mkdir()
+    assert cgroup.make(5, 7, tmp_path, "0::/\n") and not left.exists() and ours.exists()
+
+
 @pytest.fixture
 def held(monkeypatch):
     """An engine in a sandbox whose control group alone holds it back: the judge's own counts and the limits of a
@@ -59,7 +71,7 @@ def held(monkeypatch):
     monkeypatch.setattr(sandbox, "KEPT_MEMORY", 900 * MIB)
     monkeypatch.setattr(sandbox, "KEPT_PROCESSES", 60)
     monkeypatch.setattr(pulse, "SILENT_CPU", pulse.TOTAL_CPU)  # to be given so much memory may take a busy machine long
-    with Engine() as outside, Engine(outside, sandbox.available(), lessons.COURSE, ["tests.on_ranks"]) as inside:
+    with Engine() as outside, Engine(outside, WALLS, lessons.COURSE, ["tests.on_ranks"]) as inside:
         yield inside
         folders = inside.server.sandbox.group.folders
         assert "control groups" in inside.server.sandbox.guards.limits

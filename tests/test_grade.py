@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 import zipfile
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from course_copy import Course
-from grader.engine.classroom import grade, pages, records, submissions
+from grader.engine.classroom import grade, pages, records, submissions, worker
 from grader.engine.judge import seeds
 from grader.engine.lesson import lessons, notebooks, regions
 from grader.engine.ranks.engine import Engine
@@ -117,7 +118,7 @@ def test_another_seed_is_another_class(course, graded, handed_in):
     ("args", "said"),
     [
         (["nowhere", "--out", "o"], "no such folder"),
-        ([".", "--out", "o", "--sandbox", "yes"], "auto, required or off"),
+        ([".", "--out", "o", "--sandbox", "yes"], "bubblewrap, landlock or off"),
         ([".", "--out", "o", "--lessons", "02_nothing"], "no lesson"),
     ],
 )
@@ -181,6 +182,32 @@ def test_a_changed_submission_is_graded_anew_and_its_past_is_kept(course, tmp_pa
     for args in (["bob", f"{LESSON}/1"], ["ann", "ddp_training/1"]):
         done = course.run("mark", str(tmp_path / "out"), *args, "1", "--reason", "r")
         assert done.returncode == 2 and "marks in" in done.stderr or "was not graded" in done.stderr
+
+
+DIES = """
+import json, os, signal, sys
+task = json.loads(sys.stdin.readline())
+if not task["refuse"]:
+    os.kill(os.getpid(), {signal})
+open({heard!r}, "w").write(task["refuse"])
+print(json.dumps({{"student": task["student"], "over": True}}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("ending, says", [("ALRM", "took too long"), ("SEGV", "died of it")])
+def test_what_hangs_or_kills_the_judge_is_refused(tmp_path, monkeypatch, ending, says):
+    room = grade.open_class(tmp_path / "out", [LESSON], None, sandbox.NONE, 1)
+    text = DIES.format(signal=int(signal.Signals[f"SIG{ending}"]), heard=str(tmp_path / "heard"))
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    monkeypatch.setattr(grade, "start_worker", lambda room: subprocess.Popen([sys.executable, "-c", text], **pipes))
+    assert list(grade.run(room, {"all": tmp_path}, 1)) == [{"student": "all", "over": True}]
+    assert says in (tmp_path / "heard").read_text()
+
+
+def test_no_two_submissions_draw_the_same(tmp_path):
+    room = records.Class(tmp_path, [LESSON], "seed", sandbox.NONE, 1.0, tmp_path)
+    drawn = {worker.seed(room, {"student": s, "digest": d}) for s in ("ann", "bob") for d in ("first", "second")}
+    assert len(drawn) == 4 and not any(room.seed == seed for seed in drawn)
 
 
 def test_a_worker_that_dies_twice_is_no_zero(course, handed_in, tmp_path, monkeypatch):

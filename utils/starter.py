@@ -1,6 +1,7 @@
 """A process that ends when its launcher is gone, even by `kill -9`, which nothing can catch."""
 
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that the kernel sends when t
 POLL = 1.0  # seconds, where the kernel sends none
 
 
+@functools.cache  # once a process: main may run again, in a sandbox that does not show who the parent is
 def end_with_starter() -> None:
     """Let this process be killed when its launcher ends, or kill it now if that is too late.
 

@@ -27,7 +27,8 @@ KNOWN = {
     "FOUND": [],
     "ELSEWHERE": ["/nowhere"],
     "PORT": 1,
-}  # files that hold a canary, folders to write into, a port of the host
+    "KEPT": [],
+}  # files that hold a canary, folders to write into, a port of the host, addresses of services
 ROUNDS = "return (world - 1).bit_length()"
 TREE = """
 have = 1
@@ -144,6 +145,16 @@ def tar_header_bomb(path: Path) -> None:
     megabytes = gzip.compress(bytes(64 << 20), 9)  # members of a gzip file are read one after the other
     with open(f"{path}.tar.gz", "ab") as file:
         file.writelines(megabytes for _ in range(48))
+
+
+def million_entries(path: Path) -> None:
+    """A zip whose list names one entry again and again."""
+    zipped((NOTEBOOK, RIGHT))(path)
+    packed = Path(f"{path}.zip").read_bytes()
+    start, end = packed.index(b"PK\x01\x02"), packed.index(b"PK\x05\x06")
+    listed = packed[start:end] * 500_000
+    tail = packed[end : end + 8] + b"\xff\xff" * 2 + len(listed).to_bytes(4, "little") + packed[end + 16 :]
+    Path(f"{path}.zip").write_bytes(packed[:start] + listed + tail)
 
 
 def pax_digits(path: Path) -> None:
@@ -296,6 +307,106 @@ for _ in range(100):
     time.sleep(0.2)
 """
 )
+
+SERVICES = """
+import socket
+for make in (lambda: socket.socket(socket.AF_UNIX), lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)):
+    for place in KEPT:
+        try:
+            make().connect(place)
+            loot.append(place)
+        except OSError:
+            pass
+"""
+OTHERS_LIMITS = """
+import resource
+for pid in {os.getppid(), *range(2, os.getpid())} - {os.getpid()}:
+    try:
+        resource.prlimit(pid, resource.RLIMIT_CORE)
+        loot.append(pid)
+    except OSError:
+        pass
+"""
+
+IN_MEMORY = """
+import gc, types
+gc.unfreeze()
+for thing in gc.get_objects():
+    name = getattr(thing, '__module__', None) if isinstance(thing, types.FunctionType) else None
+    if isinstance(name, str) and (name.startswith(('utils.after_', 'utils.costs'))
+                                  or name.startswith('grader.test_') and not thing.__name__.endswith('_on_rank')):
+        loot.append(f'{name}.{thing.__name__}')
+"""
+IN_MODULES = """
+import importlib
+for name in ('utils.after_ddp', 'utils.after_fsdp', 'utils.costs', 'utils.costs.seconds', 'grader.test_01_collectives',
+             'grader.test_09_mesh', 'grader.mutants.01_collectives'):
+    try:
+        found = [word for word in vars(sys.modules.get(name) or importlib.import_module(name)) if word[0] != '_']
+        loot += [f'{name}.{word}' for word in found if hasattr(sys.modules[name], word) and not word.endswith('_on_rank')
+                 and getattr(getattr(sys.modules[name], word), '__module__', '') == name]
+    except (ImportError, OSError):
+        pass
+"""
+IN_FILES = """
+import utils
+for path in ('utils/after_ddp.py', 'utils/costs/seconds.py', 'grader/test_01_collectives.py', 'grader/sealed',
+             'grader/mutants/01_collectives.py', 'solutions', 'utils/__pycache__'):
+    try:
+        place = os.path.join(os.path.dirname(os.path.dirname(utils.__file__)), path)
+        loot += [f'{path}: {name}' for name in os.listdir(place)] if os.path.isdir(place) else [open(place).read(80)]
+    except OSError:
+        pass
+"""
+
+UNLINKED = """
+for place in (os.getcwd(), '/tmp', '/dev/shm', '/dev'):
+    held = []
+    try:
+        for n in range(32):
+            held.append(open(f'{place}/gone-{rank}-{n}', 'wb', buffering=0))
+            os.unlink(f'{place}/gone-{rank}-{n}')
+            for _ in range(3):
+                held[-1].write(bytes(1 << 24))
+    except OSError:
+        pass
+    if sum(os.fstat(file.fileno()).st_size for file in held) > 600 << 20:
+        loot.append(place)
+    for file in held:
+        file.close()
+"""
+DEEP_FILES = """
+at = os.open('.', os.O_RDONLY)
+for n in range(12_000):
+    os.mkdir(f'd{rank}', dir_fd=at)
+    inner = os.open(f'd{rank}', os.O_RDONLY, dir_fd=at)
+    os.close(at)
+    at = inner
+time.sleep(60)
+"""
+MANY_FILES = """
+for n in range(100_000):
+    open(f'{rank}-{n}', 'w').close()
+time.sleep(60)
+"""
+FOLDER_SWAPPED = """
+run = os.path.dirname(os.getcwd())
+for name, target in ((f'{run}/work', os.path.dirname(FOUND[0])), (run, os.path.dirname(FOUND[0]))):
+    try:
+        os.rename(name, f'{name}-aside-{rank}')
+        os.symlink(target, name)
+    except OSError:
+        pass
+"""
+FORGE_AT_ONCE = """
+from grader.engine.inside import observe
+def put(text):
+    stem = observe.Path.cwd().parent / f'evidence-{rank}'
+    stem.with_suffix('.safetensors').write_bytes(bytes.fromhex('0800000000000000') + b'{}      ')
+    stem.with_suffix('.json').write_text(text)
+    observe.Line.mine.say(e='end')
+    time.sleep(60)
+"""
 
 FILES_IN_MEMORY = """
 for folder in ('/dev/shm', '/tmp', '/dev', '/run', '/var', ''):
@@ -485,6 +596,49 @@ ATTACKS = [
             ' "t": 0}\\n\' * 10000)'
         ),
         says="more calls",
+    ),
+    Attack(
+        "unlinked files",
+        "1 GB in files without a name, in each place that can be written",
+        "memory of a fixed size in their place: the kernel refuses more",
+        raising(UNLINKED),
+        says=NOTHING,
+    ),
+    Attack(
+        "a folder too deep",
+        "files where no path reaches",
+        "the kernel counts what lies in /runs",
+        raising(DEEP_FILES),
+        says="files",
+    ),
+    Attack(
+        "a hundred thousand files",
+        "small ones: whoever walks there takes long",
+        "the kernel counts what lies in /runs",
+        broadcast(C + MANY_FILES),
+        says="more files",
+    ),
+    Attack(
+        "a link in place of the run's folder",
+        "leads the judge elsewhere: to read, to delete",
+        "the judge holds the folder open, not its name",
+        broadcast(C + FOLDER_SWAPPED, "return tensor"),
+    ),
+    Attack(
+        "a bomb of JSON",
+        "1 MB of brackets from each rank",
+        "a limit on evidence; the worker has a memory limit",
+        broadcast(C + FORGE_AT_ONCE + "put('[' + '[],' * 330_000 + '0]')", ""),
+    ),
+    Attack(
+        "sparse files",
+        "of 60 MB each, which hold nothing",
+        "what is kept of files has a size",
+        broadcast(
+            C
+            + "for n in range(6):\n    with open(f'sparse-{rank}-{n}', 'wb') as file:\n        file.truncate(60 << 20)"
+        ),
+        marks=1,
     ),
     Attack(
         "events of impossible shapes",
@@ -695,6 +849,47 @@ ATTACKS = [
             " torch.tensor([float(draw.randrange(1, 1000)) for _ in tensor])",
             "return tensor",
         ),
+    ),
+    # Answers that lie about
+    Attack(
+        "answers in memory",
+        "whatever gc finds of the check and of later lessons",
+        "no such thing is loaded where it runs",
+        raising(IN_MEMORY),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "answers among the modules",
+        "sys.modules, and what an import brings",
+        "a rank has the part of a check that runs on ranks",
+        raising(IN_MODULES),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "answers in files",
+        "the check, what is sealed, the library's later modules",
+        "the sandbox does not show them",
+        raising(IN_FILES),
+        says=NOTHING,
+    ),
+    # Services and processes of this machine
+    Attack(
+        "sockets with a path",
+        "asks the course's own kept server, or a container engine, to do it outside",
+        "no socket of that family; /tmp and /run of its own",
+        raising(SERVICES),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "limits for others",
+        "prlimit: a process of the same user gets no CPU time",
+        "seccomp: limits for oneself only",
+        raising(OTHERS_LIMITS),
+        says=NOTHING,
+        landlock=True,
     ),
     # Fooling what compares
     Attack(
@@ -960,6 +1155,14 @@ ATTACKS = [
         "sizes are looked at first",
         zipped((NOTEBOOK, bytes(50 << 20)), ("x", bytes(400 << 20))),
         says="unpacks to more",
+        state="refused",
+    ),
+    Attack(
+        "a zip of a million entries",
+        "takes the judge 10 s and a gigabyte",
+        "the length of the list is looked at first",
+        million_entries,
+        says="a list of more",
         state="refused",
     ),
     Attack(

@@ -1,5 +1,5 @@
-"""python tests/hostile/table.py [PART OF A NAME]…: the corpus, attack by attack: what it deserves, what it got, what
-stopped it.
+"""python tests/hostile/table.py [PART OF A NAME]…: the corpus, attack by attack: what it deserves, what it got, how long
+it took, what the worker held of memory at most, what stopped it.
 """
 
 import argparse
@@ -37,12 +37,14 @@ def main() -> int:
     ]
     guards = sandbox.LANDLOCK if args.landlock else sandbox.BUBBLEWRAP
     bad = 0
-    print(f"{'attack':50} {'deserved':>8} {'given':>5} {'s':>5}  guard")
+    print(f"{'attack':50} {'deserved':>8} {'given':>5} {'s':>5} {'MiB':>5}  guard")
     with tempfile.TemporaryDirectory() as folder:
         for trial in trials(Path(folder) / "class", guards, chosen):
             attack = trial.attack
             print(
-                f"{attack.name:50} {attack.marks:8} {trial.marks:5g} {trial.seconds:5.1f}  {attack.guard}", flush=True
+                f"{attack.name:50} {attack.marks:8} {trial.marks:5g} {trial.seconds:5.1f} {trial.peak >> 20:5} "
+                f" {attack.guard}",
+                flush=True,
             )
             if args.say:
                 print(f"    {said(trial.record)}")

@@ -24,6 +24,7 @@ from grader.engine.walls import sandbox
 from hostile import corpus
 
 GRACE = 5.0  # seconds for processes that were killed to be gone
+MEMORY = 1 << 30  # bytes, at most, of the worker
 LONGEST = 60.0  # seconds for one submission
 
 
@@ -34,6 +35,7 @@ class Trial:
     attack: corpus.Attack
     record: dict
     seconds: float
+    peak: int  # bytes of memory that the worker held
     wrong: list[str]
 
     @property
@@ -54,6 +56,10 @@ class Room:
         self.secret.write_text(self.canary)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
+        self.services = [socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
+        for service, place in zip(self.services, (str(folder / "service"), f"\0{self.canary}"), strict=True):
+            service.bind(place)
+            service.listen()
         self.room = grade.open_class(folder / "out", [corpus.LESSON], self.canary, guards, minutes=0.7)
         self.book = self.room.record("anna")
         self.book.write_text(json.dumps({"student": "anna", "why": self.canary}))
@@ -80,6 +86,7 @@ class Room:
                 )
             ],
             PORT=self.listener.getsockname()[1],
+            KEPT=[str(folder / "service"), f"\0{self.canary}"],
         )
         self.worker: subprocess.Popen | None = None
 
@@ -93,7 +100,8 @@ class Room:
         del os.environ["WORKBOOK_TEST_SECRET"], os.environ["TMPDIR"]
         if self.tmpdir:
             os.environ["TMPDIR"] = self.tmpdir
-        self.listener.close()
+        for service in (self.listener, *self.services):
+            service.close()
         if self.worker:
             self.worker.kill()
             self.worker.communicate()
@@ -113,19 +121,20 @@ class Room:
         if self.worker is None or self.worker.poll() is not None:
             self.worker = grade.start_worker(self.room)
             grade.talk(self.worker, "warm", self.submissions, queue.SimpleQueue())
+        forget_peak(self.worker.pid)
         before, began = self.outside(), time.monotonic()
         lived = grade.talk(self.worker, student, path, queue.SimpleQueue())
-        seconds = time.monotonic() - began
+        seconds, most = time.monotonic() - began, peak(self.worker.pid)
         record = records.read_record(self.room.record(student)) or records.failure(student, path, "no record")
         wrong = [] if lived else ["the worker died"]
         wrong += (
-            self.problems(attack, record, seconds)
+            self.problems(attack, record, seconds, most)
             + [f"outside: {what}" for what in sorted(before ^ self.outside())]
             + self.left()
         )
-        return Trial(attack, record, seconds, wrong)
+        return Trial(attack, record, seconds, most, wrong)
 
-    def problems(self, attack: corpus.Attack, record: dict, seconds: float) -> list[str]:
+    def problems(self, attack: corpus.Attack, record: dict, seconds: float, most: int) -> list[str]:
         written, wrong = json.dumps(record), []
         if record["state"] != attack.state:
             wrong.append(f"{record['state']} ({record.get('why')}), not {attack.state}")
@@ -136,6 +145,8 @@ class Room:
         if attack.flagged != bool(record["flags"]):
             wrong.append(f"flags: {record['flags']}")
         wrong += [f"says {word!r}" for word in (*attack.never, self.canary) if word in written]
+        if most > MEMORY:
+            wrong.append(f"the worker held {most >> 20} MiB")
         if seconds > LONGEST:
             wrong.append(f"took {seconds:.0f} s")
         try:
@@ -200,6 +211,20 @@ class Room:
             except psutil.Error:
                 continue
         return found
+
+
+def forget_peak(pid: int) -> None:
+    """The peak of a process's memory is counted from now on: proc(5), clear_refs."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak(pid: int) -> int:
+    """Bytes that a process has held at most; 0 if it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
 def said(record: dict) -> str:

@@ -278,17 +278,10 @@ def talk(
 
 
 def guards_for(wish: str, backend: str = "gloo") -> sandbox.Guards:
-    """`auto`: the best that this machine has; `required`: bubblewrap or Landlock, or NoSandbox; `off`: none."""
-    if wish == "off":
-        return sandbox.NONE
-    best = sandbox.available()
-    if backend == "nccl" and best is sandbox.LANDLOCK:  # which would have to know each file that CUDA opens
-        best = sandbox.NONE
-        if wish == "required":
-            raise sandbox.NoSandbox("on GPUs there are walls by bubblewrap only: apt-get install bubblewrap")
-    if wish == "required" and best is sandbox.NONE:
-        raise sandbox.NoSandbox(
-            "there is neither bubblewrap (apt-get install bubblewrap) nor Landlock here, and --sandbox required asks"
-            " for one"
-        )
-    return best
+    """The walls that are asked for, tried. Raises NoSandbox if they cannot be had here."""
+    guards = sandbox.BY_NAME[wish]
+    if guards is sandbox.LANDLOCK and backend == "nccl":  # it would have to know each file that CUDA opens
+        raise sandbox.NoSandbox("on GPUs there are walls by bubblewrap only: apt-get install bubblewrap")
+    if problem := sandbox.lacking(guards):
+        raise sandbox.NoSandbox(f"--sandbox {wish}: {problem}")
+    return guards

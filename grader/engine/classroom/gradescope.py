@@ -1,7 +1,8 @@
 """The course as a Gradescope autograder, https://gradescope-autograders.readthedocs.io/en/latest/specs/.
 
 The archive holds a release of the course, which has no solutions, and the two scripts that Gradescope calls. In its
-containers there is mostly no bubblewrap, so Landlock stands in; what it lacks is in grader/THREATS.md.
+containers bubblewrap mostly may not start, so Landlock stands in: each submission has a container of its own. What
+Landlock lacks is in grader/THREATS.md.
 """
 
 import tempfile
@@ -27,7 +28,9 @@ class=$(mktemp -d)
 trap 'rm -rf "$class"' EXIT
 mkdir -p "$class/submissions" "$root/results"
 cp -rP "$root/submission" "$class/submissions/submission"
-"$root/source/course/workbook" grade "$class/submissions" --out "$class/out" @LESSONS@
+walls=bubblewrap
+bwrap --unshare-user --unshare-pid --unshare-net --ro-bind / / true 2>/dev/null || walls=landlock
+"$root/source/course/workbook" grade --sandbox "$walls" "$class/submissions" --out "$class/out" @LESSONS@
 cp "$class/out/gradescope/submission.json" "$root/results/results.json"
 """
 

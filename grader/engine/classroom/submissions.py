@@ -28,6 +28,7 @@ MOST_FILE = 5_000_000  # bytes; a notebook full of pictures has one or two milli
 MOST_ARCHIVE = 50_000_000  # bytes, packed
 MOST_UNPACKED = 300_000_000  # bytes that the entries of an archive claim
 MOST_ENTRIES = 20_000
+MOST_LIST = 5_000_000  # bytes of a zip file's list
 MOST_REASONS = 30  # that are kept of why something was not taken
 # The machine's own failures; what else goes wrong with a file (its path is too long, say) is the submission's doing.
 OURS = {getattr(errno, name) for name in ("EIO", "ENOSPC", "EDQUOT", "ENOMEM", "EMFILE", "ENFILE", "ESTALE", "EROFS")}
@@ -144,6 +145,8 @@ def _archive(path: Path, taken: Taken) -> Iterator[tuple]:
     if path.stat().st_size > MOST_ARCHIVE:
         raise Refused(f"{path.name} is longer than {MOST_ARCHIVE // 1_000_000} MB")
     if path.name.lower().endswith(".zip"):
+        if listed(path) > MOST_LIST:  # zipfile reads all of the list, however long
+            raise Refused(f"{path.name} has a list of more than {MOST_LIST // 1_000_000} MB")
         with zipfile.ZipFile(path) as archive:
             entries = [
                 (
@@ -177,6 +180,18 @@ def _archive(path: Path, taken: Taken) -> Iterator[tuple]:
                 ),
                 taken,
             )
+
+
+def listed(path: Path) -> int:
+    """Bytes that the list of a zip file's entries has, as zipfile takes it from the record at the end.
+
+    https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.16; a file that is longer than 4 GB has -1 there.
+    """
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 65_557))
+        tail = file.read()
+    at = tail.rfind(b"PK\x05\x06")
+    return int.from_bytes(tail[at + 12 : at + 16], "little") if at >= 0 else 0
 
 
 class Limited:

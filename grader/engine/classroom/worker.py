@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import resource
 import shutil
 import signal
 import sys
@@ -19,15 +20,16 @@ from pathlib import Path
 from grader.engine.classroom import submissions
 from grader.engine.classroom.records import GRADED, NOT_HANDED_IN, REFUSED, VERSION, Class, failure, keep, load, longest
 from grader.engine.judge.judge import Judge
+from grader.engine.lesson import lessons
 from grader.engine.lesson.files import course_digest
 from grader.engine.ranks import backends
 from grader.engine.ranks.engine import Engine
 
-# In a worker
+MEMORY = 3 << 30  # bytes of a worker's own; torch and a large class's serial runs take a third of it
 
 
 def grade_one(
-    outside: Engine, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
+    outside: Engine, trusted: Engine, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
 ) -> dict:
     """The record of one submission; `heard` is told of each verdict. Raises only for the machine's own failures.
 
@@ -66,27 +68,50 @@ def grade_one(
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
-    modules = [f"grader.test_{stem}" for stem in room.stems]
-    backend = backends.for_a_class(room.backend)
-    with Engine(outside, room.guards, room.course, modules, backend=backend) as inside:
-        inside.server.until = time.monotonic() + 60 * room.minutes
-        for stem in room.stems:
-            judge = Judge(inside, stem, folder, seed=room.seed)
-            judge.unreadable = judge.unreadable.replace(f"{folder}/", "")
-            if judge.student is None and not any(Path(name).stem == stem for name in taken.files):
-                judge.unreadable = taken.refused[0] if record["state"] == REFUSED else NOT_HANDED_IN
-            for verdict in judge.verdicts():
-                if verdict.message == NOT_HANDED_IN:
-                    verdict.cause = "not_attempted"
-                record["verdicts"].append(verdict.as_dict())
-                heard({"lesson": stem, "todo": verdict.todo, "status": verdict.status})
-            record["drawn_again"] |= {f"{stem}/{number}": times for number, times in sorted(judge.draws.items())}
-            for suspicion in judge.student.suspicions if judge.student else ():
-                record["flags"].append({"lesson": stem, "reason": suspicion})
-        if inside.server.sandbox:
-            record["guards"] = dataclasses.asdict(inside.server.sandbox.guards)
+    until = time.monotonic() + 60 * room.minutes
+    for stem in room.stems:
+        judge_lesson(outside, trusted, room, stem, until, taken, record, heard)
     record["seconds"] = round(time.monotonic() - began, 2)
     return record
+
+
+def judge_lesson(
+    outside: Engine,
+    trusted: Engine,
+    room: Class,
+    stem: str,
+    until: float,
+    taken: submissions.Taken,
+    record: dict,
+    heard: Callable[[dict], None],
+) -> None:
+    """Judge one lesson of a submission, in a sandbox of its own, which holds nothing of this lesson's answers."""
+    folder, own = room.taken(record["student"]), seed(room, record)
+    backend = backends.for_a_class(room.backend)
+    packages = [package for package in [lessons.said_by_checks(stem, "PACKAGE")] if package]
+    with Engine(outside, room.guards, room.course, packages, stem, trusted, backend=backend) as inside:
+        inside.server.until = until
+        judge = Judge(inside, stem, folder, seed=own)
+        judge.unreadable = judge.unreadable.replace(f"{folder}/", "")
+        if judge.student is None and not any(Path(name).stem == stem for name in taken.files):
+            judge.unreadable = taken.refused[0] if record["state"] == REFUSED else NOT_HANDED_IN
+        for verdict in judge.verdicts():
+            if verdict.message == NOT_HANDED_IN:
+                verdict.cause = "not_attempted"
+            record["verdicts"].append(verdict.as_dict())
+            heard({"lesson": stem, "todo": verdict.todo, "status": verdict.status})
+        record["drawn_again"] |= {f"{stem}/{number}": times for number, times in sorted(judge.draws.items())}
+        for suspicion in judge.student.suspicions if judge.student else ():
+            record["flags"].append({"lesson": stem, "reason": suspicion})
+        if inside.server.sandbox:
+            record["guards"] = dataclasses.asdict(inside.server.sandbox.guards)
+
+
+def seed(room: Class, record: dict) -> str:
+    """What the checks of one submission draw from: what one student's feedback tells is of no use to another one, and
+    of none to the next submission.
+    """
+    return f"{room.seed}/{record['student']}/{record['digest']}"
 
 
 def work(out: str) -> None:
@@ -96,13 +121,17 @@ def work(out: str) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it never outlives the command that started it
     room = load(Path(out))
-    with Engine() as outside:
+    # The first forks all others and runs nothing, the second runs the course's own code: what that loads, answers among
+    # it, is in no sandbox.
+    with Engine() as outside, Engine(outside) as trusted:
         outside.start()
+        limit_memory()  # not of the ranks' server, which is there
         for line in sys.stdin:
             task = json.loads(line)
             signal.setitimer(signal.ITIMER_REAL, longest(room.minutes))  # SIGALRM, which ends it wherever it hangs
             grade_and_keep(
                 outside,
+                trusted,
                 room,
                 task["student"],
                 Path(task["path"]),
@@ -113,11 +142,20 @@ def work(out: str) -> None:
             print(json.dumps({"student": task["student"], "over": True}), flush=True)
 
 
+def limit_memory() -> None:
+    """What a submission makes the judge hold is a MemoryError, and so a verdict, before it is the machine's trouble."""
+    if sys.platform == "linux":
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most), most)
+        )
+
+
 def grade_and_keep(
-    outside: Engine, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
+    outside: Engine, trusted: Engine, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
 ) -> None:
     try:
-        record = grade_one(outside, room, student, path, refuse, heard)
+        record = grade_one(outside, trusted, room, student, path, refuse, heard)
     except Exception as error:  # the machine's, not the student's
         record = failure(student, path, f"{type(error).__name__}: {error}")
     keep(room, record)

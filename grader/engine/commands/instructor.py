@@ -147,8 +147,10 @@ def grade(
     ] = None,
     walls: Annotated[
         str,
-        typer.Option("--sandbox", metavar="auto|required|off", help="required: rather grade nobody than without walls"),
-    ] = "auto",
+        typer.Option(
+            "--sandbox", metavar="bubblewrap|landlock|off", help="landlock: fewer walls; off: for people you trust"
+        ),
+    ] = "bubblewrap",
     minutes: Annotated[float, typer.Option(min=0.1, help="for one submission")] = 10.0,
     backend: Annotated[
         str, typer.Option(metavar="auto|gloo|nccl", help="what ranks talk by: one for the whole class")
@@ -166,8 +168,10 @@ def grade(
     """Grade a class: strangers' code, each submission behind walls of its own."""
     if not submissions.is_dir():
         fail(f"{submissions}: no such folder")
-    if walls not in ("auto", "required", "off"):
-        fail(f"--sandbox {walls}: it is auto, required or off")
+    if walls not in ("bubblewrap", "landlock", "off"):
+        fail(f"--sandbox {walls}: it is bubblewrap, landlock or off")
+    if walls == "landlock" and jobs > 1 and not slurm:
+        fail("--sandbox landlock: one submission at a time, for one reaches the other's ports; leave --jobs away")
     stems = sorted({exercise_named(name) for name in names.split(",") if name} or exercises(), key=lessons.ORDER.index)
     for stem in [stem for stem in stems if lessons.lacking(stem)]:
         if names:

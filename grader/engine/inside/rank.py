@@ -8,9 +8,11 @@ what only this rank may see, its inputs, the judge sends over the rank's own lin
     units        [{name, text}]: the student's code, a script or a notebook's cells
     file         what `__file__` is to them
     argv         the command line: run the script as a whole;  or
-    module, function
-                 call this function, "its module:its name", with the student's
-                 module and the inputs; `module` is the check file's
+    function     call this function, "its module:its name", with the student's
+                 module and the inputs
+    check        the text of that module, as far as it runs on ranks, and its file
+    lesson       whose answers, and later ones', the library withholds
+    package      that the lesson needs beside the others
     world, nodes ranks, and how many nodes they pretend to be spread over
     group        make the process group before the call
     gpus         GPUs a node to pretend
@@ -20,6 +22,7 @@ what only this rank may see, its inputs, the judge sends over the rank's own lin
 import atexit
 import contextlib
 import functools
+import importlib
 import json
 import linecache
 import os
@@ -123,7 +126,6 @@ compiled: dict[tuple[str, str], types.CodeType] = {}  # (name, text) of a unit -
 
 def compile_units(job: dict) -> None:
     """In the server, before it forks: compile the job's units. What does not compile is left to the ranks to tell."""
-    taught()
     units = [(unit["name"], unit["text"]) for unit in job["units"]]
     for known in compiled.keys() - units:
         del compiled[known]
@@ -141,28 +143,56 @@ class Withheld(types.ModuleType):
     """In place of a module of the library that holds what a lesson teaches."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `inspect` asks every module for its file, and does not expect an ImportError
+            raise AttributeError(name)
         raise ImportError(f"{self.__name__} has what this lesson teaches, or a later one: write it yourself")
 
 
-taught = functools.cache(lessons.taught)  # the server has read it before it forks
+taught = functools.cache(lessons.taught)  # read before the first fork: a sandbox does not show it
 
 
 def withhold(lesson: str) -> None:
     """The library has what `lesson` and those after it teach; its students' code may not import that."""
-    ahead = lessons.ORDER[lessons.ORDER.index(lesson) :] if lesson in lessons.ORDER else ()
-    for path, teaches in taught().items():
-        if teaches in ahead:
-            name = lessons.module_name(path)
-            for below in [known for known in sys.modules if known.startswith(f"{name}.")]:
-                del sys.modules[below]
-            sys.modules[name] = Withheld(name)
-            package, _, own = name.rpartition(".")
+    for name in map(lessons.module_name, lessons.ahead(lesson, taught())):
+        for below in [known for known in sys.modules if known.startswith(f"{name}.")]:
+            del sys.modules[below]
+        sys.modules[name] = Withheld(name)
+        package, _, own = name.rpartition(".")
+        if package in sys.modules:
             vars(sys.modules[package]).pop(own, None)
+
+
+@functools.lru_cache(1)  # of the lesson whose turn it is
+def load_library(lesson: str) -> None:
+    """In the server: load what the students' code of a lesson may import of utils/. Not what this lesson teaches, or a
+    later one: whatever is in memory can be found there.
+    """
+    for name in [name for name, module in sys.modules.items() if isinstance(module, Withheld)]:
+        del sys.modules[name]
+    withhold(lesson)
+    for path in sorted((lessons.COURSE / "utils").rglob("*.py")):
+        if path.name != "__main__.py":
+            with contextlib.suppress(Exception):  # one that is withheld, needs such a one, or is broken: told on import
+                importlib.import_module(lessons.module_name(path))
+
+
+@functools.lru_cache(8)
+def check_loaded(name: str, file: str, text: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__file__ = file
+    exec(compile(text, file, "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def load_check(job: dict) -> None:
+    """In the server: load the part of a check file that runs on ranks, in place of the module."""
+    name = job["function"].partition(":")[0]
+    sys.modules[name] = check_loaded(name, job["check"]["file"], job["check"]["text"])
 
 
 def load(job: dict, line: observe.Line, name: str) -> types.ModuleType:
     """The student's units as one module. A cell that breaks spoils only itself; a script, all."""
-    withhold(job["module"].removeprefix("grader.test_"))
+    withhold(job["lesson"])
     module = types.ModuleType(name)
     module.__file__ = job["file"]
     sys.modules[name] = module

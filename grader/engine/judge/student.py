@@ -43,7 +43,7 @@ class Student:
 
     def seeds(self, world: int) -> Private:
         """A seed for each rank, from which it draws what the other ranks can only know if it tells them."""
-        return Private(self.draw("seeds").sample(range(1 << 40), world))
+        return Private(self.draw("seeds", world).sample(range(1 << 40), world))
 
     def call(
         self,
@@ -164,7 +164,7 @@ class Student:
         key = json.dumps([source, argv, files])
         if key not in SERIAL:
             unit = lessons.Unit(f"train/{lessons.BASELINE}.py", regions.compose(source), source)
-            SERIAL[key] = self._launch([unit], self.trusted, world=1, argv=argv, files=files)
+            SERIAL[key] = self._launch([unit], self.engine.trusted, world=1, argv=argv, files=files)
         if SERIAL[key].fault:
             raise Unjudged(f"the baseline itself fails: {SERIAL.pop(key).fault.message}")
         return SERIAL[key]
@@ -174,15 +174,11 @@ class Student:
         name = qualified(function)
         key = json.dumps([name, inputs])
         if key not in SERIAL:
-            SERIAL[key] = self._launch([], self.trusted, world=1, group=False, function=name, inputs=inputs)
+            how = dict(world=1, group=False, function=name, inputs=inputs)
+            SERIAL[key] = self._launch([], self.engine.trusted, **how)
         if SERIAL[key].fault:
             raise Unjudged(f"the check's own reference fails: {SERIAL.pop(key).fault.message}")
         return SERIAL[key].evidence[0]
-
-    @property
-    def trusted(self) -> Engine:
-        """Where the course's own code runs: never with a student's."""
-        return self.engine.outside or self.engine
 
     def _launch(self, units: list[lessons.Unit], engine: Engine | None = None, **how: Any) -> Run:
         began = time.perf_counter()

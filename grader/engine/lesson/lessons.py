@@ -122,6 +122,12 @@ def taught(course: Path = COURSE) -> dict[Path, str]:
     return {path: found[1] for path, found in modules.items() if found}
 
 
+def ahead(lesson: str, taught: dict[Path, str]) -> list[Path]:
+    """Of the modules that teach something, those that have what this lesson, or one after it, teaches."""
+    later = ORDER[ORDER.index(lesson) :] if lesson in ORDER else ()
+    return [path for path, teaches in taught.items() if teaches in later]
+
+
 def module_name(file: Path, course: Path = COURSE) -> str:
     """What an import calls a file of the course: utils/plots/base.py is utils.plots.base."""
     return ".".join(file.relative_to(course).with_suffix("").parts).removesuffix(".__init__")

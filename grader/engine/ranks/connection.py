@@ -35,15 +35,23 @@ class Connection:
         outside: the connection to the server from which this one is forked; then it and its ranks live in a sandbox
         guards: with these walls
         course: and see this course.
-        modules: what both servers have loaded.
+        packages: what both servers have loaded, beside what all need.
+        lesson: whose answers, and later ones', the sandbox does not show.
         kept: use the server of an earlier command, or leave one to the next, where that is wanted (see `keeper`).
     """
 
     def __init__(
-        self, outside: "Connection | None", guards: sandbox.Guards, course: Path, modules: Sequence[str], kept: bool
+        self,
+        outside: "Connection | None",
+        guards: sandbox.Guards,
+        course: Path,
+        packages: Sequence[str],
+        lesson: str,
+        kept: bool,
     ) -> None:
         self.kept = kept and keeper.wanted()
-        self.outside, self.guards, self.course, self.modules = outside, guards, course, list(modules)
+        self.outside, self.guards, self.course = outside, guards, course
+        self.packages, self.lesson = list(packages), lesson
         self.socket: socket.socket | None = None
         self.process: subprocess.Popen | None = None
         self.sandbox: sandbox.Sandbox | None = None
@@ -92,14 +100,15 @@ class Connection:
     def _start_inside(self, theirs: socket.socket, gpus: bool) -> None:
         self.outside.start()
         self.outside.await_ready()
-        self.sandbox = sandbox.Sandbox(self.guards, self.course, gpus=gpus)
+        self.sandbox = sandbox.Sandbox(self.guards, self.course, self.lesson, gpus)
         self.outside.ask(
             [theirs],
             enter=self.sandbox.first,
             doors=self.sandbox.group.doors() if self.sandbox.group else [],
             landlock=self.guards is sandbox.LANDLOCK,
             gpus=gpus,
-            modules=self.modules,
+            packages=self.packages,
+            lesson=self.lesson,
         )
         theirs.close()
         while "entered" not in (answer := self.outside.answer()):

@@ -19,7 +19,8 @@ class Engine:
 
     Args:
         outside: the engine from whose server this one's is forked; then its ranks run in a sandbox
-        guards, course, modules, kept: see `Connection`.
+        guards, course, lesson, packages, kept: see `Connection`.
+        trusted: where the course's own code runs; else outside. What that has loaded, a server forked from it has.
         backend: what the ranks talk by; it may be set later, too.
     """
 
@@ -28,12 +29,14 @@ class Engine:
         outside: "Engine | None" = None,
         guards: sandbox.Guards = sandbox.NONE,
         course: Path = lessons.COURSE,
-        modules: Sequence[str] = (),
+        packages: Sequence[str] = (),
+        lesson: str = "",
+        trusted: "Engine | None" = None,
         kept: bool = False,
         backend: backends.Backend = backends.GLOO,
     ) -> None:
-        self.outside, self.backend = outside, backend
-        self.server = Connection(outside and outside.server, guards, course, modules, kept)
+        self.outside, self.trusted, self.backend = outside, trusted or outside or self, backend
+        self.server = Connection(outside and outside.server, guards, course, packages, lesson, kept)
 
     def __enter__(self) -> "Engine":
         return self
@@ -79,14 +82,17 @@ class Engine:
         except ServerGone as gone:  # no rank was there yet
             why = f"{keeper.last_words()} (more in {keeper.log()})" if self.server.kept else gone
             raise RuntimeError(f"the fork-server does not start: {why}") from None
-        folder = Path(tempfile.mkdtemp(prefix="wb-", dir=self.server.sandbox and self.server.sandbox.folder))
+        inside = self.server.sandbox
+        folder = Path(tempfile.mkdtemp(prefix="wb-", dir=inside and inside.seen))
+        told = inside.folder / folder.name if inside else folder
         try:
             for name, text in job.files.items():
                 target = folder / "work" / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text)
             try:
-                return Session(self.server, job, folder, devices).watch()
+                with sandbox.held(folder) as seen:
+                    return Session(self.server, job, seen, told, devices).watch()
             except ServerGone:
                 raise
             except BaseException:  # an interrupt, say: what the server still owes us is unknown

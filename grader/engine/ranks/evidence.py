@@ -1,6 +1,7 @@
 """Evidence as the judge reads it: values only, whoever wrote them; `inside/evidence.py` says what is in the files."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import torch
 
 from grader.engine.walls.plain import plain_bytes
 
-LARGEST = 20_000_000  # bytes of one rank's evidence: a check needs some kilobytes
+# Bytes of one rank's evidence: a check needs a megabyte of tensors and some kilobytes of JSON, which may take fifty
+# times as much once it is read.
+LARGEST_TREE, LARGEST = 1_000_000, 20_000_000
 
 
 def read(stem: Path) -> Any:
     """Read what a rank wrote. Raises OSError if there is none, or no plain file of a likely size."""
-    tree = json.loads(plain_bytes(Path(f"{stem}.json"), LARGEST))
+    tree = json.loads(plain_bytes(Path(f"{stem}.json"), LARGEST_TREE))
     tensors = safetensors.torch.load(plain_bytes(Path(f"{stem}.safetensors"), LARGEST))
 
     def decode(item: Any) -> Any:
@@ -42,6 +45,8 @@ def whole(parts: list[Any]) -> torch.Tensor:
     """
     if isinstance(parts[0], torch.Tensor):
         return parts[0]
+    if math.prod(parts[0]["shape"]) * 4 > 4 * LARGEST:  # nothing that so many bytes can fill
+        raise ValueError(f"parts of a tensor of {parts[0]['shape']}")
     tensor = torch.full(parts[0]["shape"], float("nan"))
     for piece in parts:
         place = tuple(slice(first, first + size) for first, size in zip(piece["first"], piece["part"].shape))

@@ -1,10 +1,11 @@
 """What is to run on fresh ranks."""
 
+import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, slices
 
 
 class Private(list):
@@ -17,7 +18,7 @@ class Job:
 
     Args:
         units: a script, or a notebook's cells.
-        module: the check file's; the server loads it before it forks.
+        module: the check file's.
         world: how many ranks.
         nodes: that they pretend to be spread over.
         argv: the command line: run the script as a whole; or
@@ -46,7 +47,11 @@ class Job:
         each rank alone.
         """
         fields = {name: value for name, value in vars(self).items() if name not in ("inputs", "files", "on_gpus")}
+        lesson = self.module.removeprefix("grader.test_")
         return fields | dict(
+            lesson=lesson,
+            package=lessons.said_by_checks(lesson, "PACKAGE"),
+            check=check_of(self.function),
             folder=str(folder),
             units=[{"name": unit.name, "text": unit.text} for unit in self.units],
             file=str(lessons.COURSE / self.units[0].name.partition(",")[0]) if self.units else None,
@@ -56,3 +61,12 @@ class Job:
 
     def inputs_of(self, rank: int) -> dict[str, Any]:
         return {name: value[rank] if isinstance(value, Private) else value for name, value in self.inputs.items()}
+
+
+def check_of(function: str | None) -> dict[str, str] | None:
+    """The text of a check's function, and what it uses, for the ranks; None for the engine's and the kit's own."""
+    module, _, name = (function or "").partition(":")
+    if not module or module.startswith("grader.") and not module.startswith("grader.test_"):
+        return None
+    file = Path(importlib.import_module(module).__file__)
+    return {"file": str(file), "text": slices.slice_of(file, name)}

@@ -15,18 +15,12 @@ def excess(server: Connection) -> Fault | None:
     processes = server.inside()
     most_memory = server.sandbox.memory
     memory = resident(processes, most_memory)
-    files = sandbox.sizes(server.sandbox.folder)
-    written = sum(files)
+    files = server.sandbox.files()
     gib = sandbox.GIB
     for what, seen, most in (
         ("memory", f"{memory / gib:.1f} GiB", memory > most_memory and f"{most_memory // gib} GiB"),
         ("processes", f"{len(processes)}", len(processes) > sandbox.TOTAL_PROCESSES and f"{sandbox.TOTAL_PROCESSES}"),
-        (
-            "files",
-            f"{written / gib:.1f} GiB",
-            written > sandbox.TOTAL_WRITTEN and f"{sandbox.TOTAL_WRITTEN // gib} GiB",
-        ),
-        ("files", f"{len(files)}", len(files) > sandbox.TOTAL_FILES and f"{sandbox.TOTAL_FILES}"),
+        ("files", f"{files}", files > sandbox.TOTAL_FILES and f"{sandbox.TOTAL_FILES}"),
         ("time", "its end is not in sight", time.monotonic() > server.until and "its share"),
     ):
         if most:

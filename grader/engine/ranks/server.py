@@ -13,11 +13,11 @@ The judge speaks to it in JSON lines over one socket:
     server  {"gone": pid, "status": wait status}     once for each rank
     judge   {"sweep": true}                          kill the ranks and whatever they have left behind
     server  {"swept": true}
-    judge   {"enter": P, "doors": [...], "landlock": false, "gpus": false}
+    judge   {"enter": P, "doors": [...], "landlock": false, "gpus": false, "lesson": L, "packages": [...]}
                                                      fork a server like this one that lives in the sandbox whose first
                                                      process is P (see sandbox.py) and in the control group with these
-                                                     doors (see cgroup.py), with GPUs or without; beside the text comes
-                                                     its line
+                                                     doors (see cgroup.py), with GPUs or without, for a lesson that
+                                                     needs these packages; beside the text comes its line
     server  {"entered": pid}
 
 Ranks that were killed and have left nothing are not waited for: they run no
@@ -30,7 +30,6 @@ import gc
 import importlib
 import json
 import os
-import pkgutil
 import random
 import select
 import signal
@@ -48,19 +47,18 @@ import torch.distributed
 import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel
 import torch.nn.parallel
 import torch.utils.data.distributed
 
-import utils
 from grader.engine.inside import observe, rank
+from grader.engine.lesson import lessons
 from grader.engine.ranks import keeper
 from grader.engine.walls import sandbox
 from grader.engine.walls.landlock import confine
-from utils.optional import lacks
 
-for part in pkgutil.walk_packages(utils.__path__, "utils.", onerror=lambda _: None):  # what the students' code imports
-    with contextlib.suppress(Exception):  # of one that is broken, those hear whose code imports it
-        importlib.import_module(part.name)
+rank.load_library(lessons.ORDER[0])  # of what the students' code imports, that which teaches nothing
 
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -80,8 +78,8 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
     numpy.random.seed(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the judge decides when to stop
     kernels = observe.stand_before_collectives()  # noqa: F841  held until this process ends
+    importlib.import_module("grader.kit")  # and with it what a check needs
     if address:
-        importlib.import_module("grader.kit")  # and with it what a check needs
         keeper.keep(judge, Path(address), {keeper.ATTEND: attend, keeper.RUN: run_command})
     else:
         attend(judge)
@@ -139,14 +137,14 @@ def listen(judge: socket.socket, wake: tuple[int, int], landlock: bool, inside_a
                 judge.sendall(b'{"swept": true}\n')
                 continue
             if "enter" in job:
-                for module in job["modules"]:
-                    load_checks(module)
+                for package in job["packages"]:
+                    importlib.import_module(package)
                 inside.add(pid := fork_inside(job, lines[0], (judge.fileno(), *wake)))
                 os.close(lines[0])
                 judge.sendall(json.dumps({"entered": pid}).encode() + b"\n")
                 continue
             tidy = inside_a_sandbox
-            load_checks(job["module"])
+            load_checks(job)
             rank.compile_units(job)  # compiled before the fork, so compiled once
             gc.freeze()  # the collector would touch, and so copy, every page that the ranks share with this process
             pids = [fork(job, number, lines, (judge.fileno(), *wake), landlock) for number in range(job["world"])]
@@ -156,13 +154,15 @@ def listen(judge: socket.socket, wake: tuple[int, int], landlock: bool, inside_a
             judge.sendall(json.dumps({"pids": pids}).encode() + b"\n")
 
 
-def load_checks(name: str) -> None:
-    """Import a module of checks, and the package that it names: before the fork, so once, and only where it is asked
-    for.
-    """
-    package = getattr(importlib.import_module(name), "PACKAGE", "")
-    if package and not lacks(package):
-        importlib.import_module(package)
+def load_checks(job: dict) -> None:
+    """Load what a job's ranks need beside the student's code: before the fork, so once."""
+    rank.load_library(job["lesson"])
+    if job["package"]:
+        importlib.import_module(job["package"])
+    if job["check"]:
+        rank.load_check(job)
+    elif job["function"]:
+        importlib.import_module(job["function"].partition(":")[0])
 
 
 def hear(judge: socket.socket) -> tuple[dict | None, list[int]]:
@@ -236,6 +236,7 @@ def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nothing, descriptor)
+        rank.load_library(job["lesson"])  # here: a release inside may have earlier lessons' modules sealed
         sandbox.enter(job["enter"], job["doors"], job["gpus"])
         die_with_the_server()
         attend(socket.socket(fileno=line), job["landlock"], inside_a_sandbox=True)

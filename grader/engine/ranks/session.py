@@ -24,7 +24,7 @@ from grader.engine.ranks.run import Run
 from grader.engine.ranks.traces import Traces
 
 PATIENCE = 0.3  # seconds of the ranks' own time to hear who else comes to what is wrong already
-TOO_MUCH, TOO_MANY = 50_000_000, 100_000  # bytes and events that a rank may tell of what it does in one run
+TOO_MUCH, TOO_MANY = 5_000_000, 50_000  # bytes and events that a rank may tell of what it does in one run
 LINUX = sys.platform == "linux"
 SO_PASSCRED = 16  # asm-generic/socket.h: the kernel says which process sent something
 CREDENTIALS = struct.Struct("3i")  # process, user, group: struct ucred of linux/socket.h
@@ -42,8 +42,11 @@ def end_group(pid: int) -> None:
 class Session:
     """One run, from the fork of its ranks to the end of the last."""
 
-    def __init__(self, server: Connection, job: Job, folder: Path, devices: list[str]) -> None:
-        """`devices`: the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; none, and the ranks are on CPUs."""
+    def __init__(self, server: Connection, job: Job, folder: Path, told: Path, devices: list[str]) -> None:
+        """`folder` is the run's as the judge sees it, and `told` is what the ranks are told.
+
+        `devices`: the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; none, and the ranks are on CPUs.
+        """
         self.server = server
         self.world = world = job.world
         self.traces = Traces(folder, {unit.name for unit in job.units})
@@ -56,7 +59,7 @@ class Session:
                 line.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
         # Before the ranks can have said anything. What GPUs send one another does not go over the network.
         self.wire_before = server.sandbox.wire() if server.sandbox and not devices else None
-        server.ask([theirs for _, theirs in pairs], **job.message(folder, devices))
+        server.ask([theirs for _, theirs in pairs], **job.message(told, devices))
         for _, theirs in pairs:
             theirs.close()
         self.started = time.monotonic()

@@ -6,6 +6,7 @@ than that. Version 2 has one tree of groups (https://docs.kernel.org/admin-guide
 each kind of limit.
 """
 
+import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -46,7 +47,12 @@ def make(memory: int, processes: int, tree: Path = TREE, own: str | None = None)
     folders: list[Path] = []
     try:
         for parent, limits in places(memory, processes, tree, own or Path("/proc/self/cgroup").read_text()):
-            folders.append(Path(tempfile.mkdtemp(prefix="workbook-", dir=parent)))
+            for left in parent.glob("workbook-*"):  # by a worker that was killed
+                owner = left.name.split("-")[1]
+                if owner.isdigit() and not psutil.pid_exists(int(owner)):
+                    with suppress(OSError):
+                        left.rmdir()
+            folders.append(Path(tempfile.mkdtemp(prefix=f"workbook-{os.getpid()}-", dir=parent)))
             for name, most in limits.items():
                 (folders[-1] / name).write_text(str(most))
     except OSError:

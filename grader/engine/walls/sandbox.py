@@ -1,4 +1,4 @@
-"""Walls around a stranger's code: bubblewrap where it is, else Landlock and limits alone.
+"""Walls around a stranger's code: bubblewrap's, or, where somebody asks for them, Landlock's or limits alone.
 
 A fork-server takes seconds to load torch, a fork of it none. So one that is loaded and that has seen nothing of
 anybody forks another one for each submission, and this one steps into the namespaces of a sandbox that bubblewrap
@@ -6,8 +6,8 @@ has made: processes of its own, a network with nothing but loopback, no capabili
 
     the course        without solutions, read-only, at the place where the instructor's own course is
     Python, /usr      read-only
-    one folder        of its own, where its runs lie; the judge outside reads there what they left
-    /tmp, /dev/shm    its own, empty
+    /runs             its own, where its runs lie, in memory and of a size; the judge outside reads there what they left
+    /tmp, /dev/shm    its own, empty, the same
 
 What the judge draws, the references, other submissions and the gradebook are outside, and stay there.
 """
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from grader.engine.lesson import lessons
@@ -34,19 +34,18 @@ from grader.engine.walls.seccomp import forbid_calls
 GIB = 1 << 30
 MEMORY = 4 * GIB  # addresses of one process; torch alone takes three quarters of one
 LIBRARIES = 3 * GIB  # more of them where torch is one for CUDA: its libraries take so many before any code runs
-WRITTEN = GIB // 4  # bytes of one file
+WRITTEN = GIB // 16  # bytes of one file
 CPU = 180  # seconds of CPU of one process
 PROCESSES = 512  # of one user; without effect for root, whom the judge's own count stops
 DESCRIPTORS = 1024
 TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge counts
 GPU_MEMORY = 8 * GIB  # more of it where the ranks are on GPUs: CUDA and NCCL take some of the host's on each
 TOTAL_PROCESSES = 200
-TOTAL_WRITTEN = 1 * GIB
 TOTAL_FILES = 10_000
-IN_MEMORY = GIB // 4  # of /tmp, of /dev/shm, of /dev
+IN_MEMORY = {"/runs": GIB // 2, "/tmp": GIB // 4, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
 # What the kernel holds them to, where it can: more than the judge does, since it counts threads and what lies in /tmp,
 # too.
-KEPT_MEMORY, KEPT_PROCESSES = TOTAL_MEMORY + 3 * IN_MEMORY, 4 * TOTAL_PROCESSES
+KEPT_MEMORY, KEPT_PROCESSES = TOTAL_MEMORY + sum(IN_MEMORY.values()), 4 * TOTAL_PROCESSES
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 4, 38, 24  # linux/prctl.h
 CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
 
@@ -75,34 +74,40 @@ LIMITS = (
 # CUDA reserves addresses for all memory of all GPUs and of the host, so that a limit of them would end every rank.
 ON_GPUS = f"; on GPUs no limit of addresses, none of the GPUs' own memory, and {GPU_MEMORY // GIB} GiB more in all"
 BUBBLEWRAP = Guards(
-    "bubblewrap: the course without solutions, read-only; one folder of its own",
+    "bubblewrap: the course without solutions, read-only; folders of its own in memory, of a size",
     "its own namespace, no capability",
     "loopback of its own",
     LIMITS,
 )
 LANDLOCK = Guards(
-    "Landlock: reads Python, /usr and the course's library; writes its own folder",
+    "Landlock: reads Python, /usr and the course's library; writes its own folder. OPEN: its size, your files' rights",
     "no signal to the outside",
-    "OPEN: nothing keeps it from the network",
+    "OPEN: nothing keeps it from the network, nor from another submission's ports",
     LIMITS,
 )
 NONE = Guards(
-    "OPEN: all that you may read",
+    "OPEN: all that you may read and write",
     "OPEN: it may signal your processes",
     "OPEN: nothing keeps it from the network",
     LIMITS,
 )
 
 
-def available() -> Guards:
-    """The best walls of this machine, tried, not guessed."""
-    if sys.platform != "linux":
-        return NONE
-    if shutil.which("bwrap"):
-        works = subprocess.run(["bwrap", *NAMESPACES, "--ro-bind", "/", "/", "true"], capture_output=True, check=False)
-        if works.returncode == 0:
-            return BUBBLEWRAP
-    return LANDLOCK if landlock_version() >= 6 else NONE
+BY_NAME = {"bubblewrap": BUBBLEWRAP, "landlock": LANDLOCK, "off": NONE}
+
+
+def lacking(guards: Guards) -> str:
+    """Why these walls cannot be had on this machine, tried, not guessed; "" if they can."""
+    if guards is BUBBLEWRAP:
+        if not shutil.which("bwrap"):
+            return "bubblewrap is not installed (apt-get install bubblewrap)"
+        tried = subprocess.run(
+            ["bwrap", *NAMESPACES, "--ro-bind", "/", "/", "true"], capture_output=True, text=True, check=False
+        )
+        return f"it does not start here: {tried.stderr.strip()[:200]}" if tried.returncode else ""
+    if guards is LANDLOCK and landlock_version() < 6:
+        return "this system has no Landlock of version 6, as Linux 6.12 and later have"
+    return ""
 
 
 NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
@@ -112,7 +117,8 @@ class Sandbox:
     """Walls for one submission; ends with all that is inside.
 
     Attributes:
-        folder: where its runs lie.
+        folder: where its runs lie, as they are told.
+        seen: the same, as the judge sees it.
         guards: what walls it has, control groups among them where they can be had.
         group: of control; None where there is none.
         first: the process id of the first process inside; None without bubblewrap.
@@ -120,29 +126,39 @@ class Sandbox:
         gpus: whether the GPUs can be reached.
     """
 
-    def __init__(self, guards: Guards, course: Path, gpus: bool = False) -> None:
-        """`course`: the course that is shown inside, without solutions."""
+    def __init__(self, guards: Guards, course: Path, lesson: str = "", gpus: bool = False) -> None:
+        """`course`: the course that is shown inside, without solutions and checks, and without what the library has of
+        `lesson` and those after it.
+        """
         self.gpus = gpus
         more = GPU_MEMORY if gpus else 0
         self.memory = TOTAL_MEMORY + more
         self.group = cgroup.make(KEPT_MEMORY + more, KEPT_PROCESSES) if sys.platform == "linux" else None
         limits = guards.limits + (ON_GPUS if gpus else "") + ("; control groups" if self.group else "")
         self.guards = dataclasses.replace(guards, limits=limits)
-        self.folder = Path(tempfile.mkdtemp(prefix="wb-inside-"))
         self.process: subprocess.Popen | None = None
         self.first: int | None = None
-        if guards is BUBBLEWRAP:
-            try:
-                self._wrap(course)
-            except BaseException:
-                self.remove()
-                raise
+        self.folder: Path | None = None
+        self.door = -1  # to /runs
+        try:
+            if guards is BUBBLEWRAP:
+                self._wrap(course, lesson)
+                self.folder = Path("/runs")
+                # Opened before any code of a stranger's runs: whatever is put in its place, this is the one.
+                self.door = os.open(f"/proc/{self.first}/root/runs", os.O_RDONLY | os.O_DIRECTORY)
+                self.seen = descriptor(self.door)
+            else:
+                self.folder = self.seen = Path(tempfile.mkdtemp(prefix="wb-inside-"))
+        except BaseException:
+            self.end()
+            self.remove()
+            raise
 
-    def _wrap(self, course: Path) -> None:
+    def _wrap(self, course: Path, lesson: str) -> None:
         heard, told = os.pipe()
         command = ["bwrap", *NAMESPACES, "--die-with-parent", "--new-session", "--proc", "/proc"]
-        for place in ("/dev", "/dev/shm", "/tmp"):  # they lie in memory, which nobody counts
-            command += ["--size", str(IN_MEMORY), "--tmpfs", place]
+        for place, size in IN_MEMORY.items():
+            command += ["--size", str(size), "--tmpfs", place]
         for device in ("null", "zero", "full", "random", "urandom"):
             command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
         if self.gpus:  # and /sys, where NCCL reads what is wired to what
@@ -167,22 +183,14 @@ class Sandbox:
                 else ["--ro-bind-try", top, top]
             )
         command += ["--ro-bind", str(course), str(lessons.COURSE)]
+        for path in [*lessons.ahead(lesson, lessons.taught(course)), *(course / "grader").glob("test_*.py")]:
+            command += ["--ro-bind", "/dev/null", str(lessons.COURSE / path.relative_to(course))]
+        for folder in ("sealed", "mutants"):
+            if (course / "grader" / folder).is_dir():
+                command += ["--tmpfs", str(lessons.COURSE / "grader" / folder)]
         for place in python_folders():
             command += ["--ro-bind", os.path.realpath(place), place]
-        command += [
-            "--bind",
-            str(self.folder),
-            str(self.folder),
-            "--remount-ro",
-            "/",
-            "--chdir",
-            "/",
-            "--info-fd",
-            str(told),
-            "sh",
-            "-c",
-            "echo up; cat",
-        ]
+        command += ["--remount-ro", "/", "--chdir", "/", "--info-fd", str(told), "sh", "-c", "echo up; cat"]
         # cat ends when its input does, that is, with us
         self.process = subprocess.Popen(
             command, pass_fds=[told], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -208,6 +216,15 @@ class Sandbox:
             return None
         return int(loopback.split(":")[1].split()[8])
 
+    def files(self) -> int:
+        """How many files lie in /runs, at any depth and without a name, too: the kernel's count. 0 where it is on a
+        disk.
+        """
+        if self.door < 0:
+            return 0
+        about = os.fstatvfs(self.door)
+        return about.f_files - about.f_ffree
+
     def end(self) -> None:
         """With the first process of a namespace go all."""
         if self.process:
@@ -218,7 +235,10 @@ class Sandbox:
 
     def remove(self) -> None:
         """When nothing is left inside."""
-        remove(self.folder)
+        if self.door >= 0:
+            os.close(self.door)  # and with that, nothing of /runs is left
+        elif self.folder:
+            remove(self.folder)
         if self.group:
             self.group.remove()
 
@@ -242,27 +262,39 @@ def below(folder: Path) -> Iterator[os.DirEntry]:
             continue
 
 
-def sizes(folder: Path) -> list[int]:
-    """The bytes of all entries in a folder."""
-    found = []
-    for entry in below(folder):
-        with suppress(OSError):
-            found.append(entry.stat(follow_symlinks=False).st_size)
-    return found
-
-
 def plain_files(folder: Path) -> list[Path]:
     return [Path(entry.path) for entry in below(folder) if entry.is_file(follow_symlinks=False)]
 
 
+def descriptor(number: int) -> Path:
+    """The path of a folder that we have open, for us and for what we start."""
+    return Path(f"/proc/{os.getpid()}/fd/{number}")
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[Path]:
+    """A path by which a folder is this one, whatever a stranger's code moves or links to its place (on Linux)."""
+    if sys.platform != "linux":
+        yield folder
+        return
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor(number)
+    finally:
+        os.close(number)
+
+
 def remove(folder: Path) -> None:
-    """Delete a folder that a stranger's code wrote in: it may be too deep for Python, or closed to its owner."""
+    """Delete a folder that a stranger's code wrote in: it may be too deep for Python, closed to its owner, or a link
+    by now.
+    """
+    if not os.path.lexists(folder):  # it lay in a sandbox that is gone
+        return
     try:
         shutil.rmtree(folder)
     except (OSError, RecursionError):
-        subprocess.run(
-            ["sh", "-c", 'chmod -R u+rwx "$1"; rm -rf "$1"', "sh", str(folder)], stderr=subprocess.DEVNULL, check=False
-        )
+        command = '[ -L "$1" ] || chmod -R u+rwx "$1"; rm -rf "$1"'
+        subprocess.run(["sh", "-c", command, "sh", str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
 # Inside: what a forked server does to itself
@@ -295,7 +327,7 @@ def enter(first: int | None, doors: list[str], gpus: bool = False) -> None:
     if libc.capset(header, (ctypes.c_uint32 * 6)()):
         raise OSError(ctypes.get_errno(), "capset")
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    forbid_calls(libc)
+    forbid_calls(libc, services=first is not None)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no rank can look into the server's memory, or another rank's
     for what, most in (
         (resource.RLIMIT_AS, resource.RLIM_INFINITY if gpus else MEMORY + LIBRARIES * for_cuda()),

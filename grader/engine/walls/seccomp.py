@@ -43,6 +43,8 @@ CLONE3 = (
     435  # its flags lie in memory, where seccomp cannot look: it is not there, and the C library takes clone instead
 )
 CLONE_NEWUSER = 0x10000000
+SOCKET, PRLIMIT = (41, 198), (302, 261)
+AF_UNIX = 1
 PR_SET_SECCOMP, FILTER = 22, 2
 LOAD, EQUAL, ANY_BIT, RETURN = (
     0x20,
@@ -55,8 +57,11 @@ LOAD, EQUAL, ANY_BIT, RETURN = (
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # SECCOMP_RET_…; REFUSE | errno
 
 
-def forbid_calls(libc: ctypes.CDLL) -> None:
-    """From now on this process and its children cannot make these calls. Nothing where the processor is another one."""
+def forbid_calls(libc: ctypes.CDLL, services: bool) -> None:
+    """From now on this process and its children cannot make these calls. Nothing where the processor is another one.
+
+    `services`: whether the sockets with a path that it can reach are its own, and it may have such.
+    """
     machine = {"x86_64": 0, "aarch64": 1}.get(os.uname().machine)
     if sys.platform != "linux" or machine is None:
         return
@@ -76,8 +81,17 @@ def forbid_calls(libc: ctypes.CDLL) -> None:
         (LOAD, 0, 0, 16),
         (ANY_BIT, 0, 1, CLONE_NEWUSER),
         (RETURN, 0, 0, REFUSE | errno.EPERM),
-        (RETURN, 0, 0, ALLOW),
     ]
+    # No limits for other processes (its first argument is 0 for one's own), no services of this machine.
+    for number, allowed, first in ((PRLIMIT, True, 0), (SOCKET, False, AF_UNIX))[: 1 if services else 2]:
+        program += [
+            (LOAD, 0, 0, 0),
+            (EQUAL, 0, 3, number[machine]),
+            (LOAD, 0, 0, 16),
+            (EQUAL, int(allowed), int(not allowed), first),
+            (RETURN, 0, 0, REFUSE | errno.EPERM),
+        ]
+    program.append((RETURN, 0, 0, ALLOW))
     code = b"".join(struct.pack("HBBI", *step) for step in program)
     text = ctypes.create_string_buffer(code, len(code))
     if libc.prctl(PR_SET_SECCOMP, FILTER, struct.pack("HxxxxxxP", len(program), ctypes.addressof(text)), 0, 0):

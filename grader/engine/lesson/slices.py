@@ -1,0 +1,48 @@
+"""What of a check file runs on ranks: one function, and what of its file that function uses.
+
+The answers stand in the same file. In a process that runs a student's code `gc.get_objects()` finds whatever is there,
+however well hidden: so there they are not.
+"""
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@functools.cache
+def slice_of(file: Path, name: str) -> str:
+    """The source of a file with nothing but function `name` and what it needs, each on its own line as before."""
+    source = file.read_text("utf-8")
+    defined: dict[str, list[ast.stmt]] = {}
+    for statement in ast.parse(source).body:
+        for known in set(names_of(statement)):
+            defined.setdefault(known, []).append(statement)
+    left, kept = [name], set()
+    while left:
+        for statement in defined.pop(left.pop(), ()):
+            kept |= set(lines_of(statement))
+            left += (names := [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)])
+            if "globals" in names:  # it calls those that its inputs name
+                left += [known for known in defined if known.endswith("_on_rank")]
+    lines = source.split("\n")
+    return "\n".join(line if number in kept else "" for number, line in enumerate(lines, start=1))
+
+
+def names_of(statement: ast.stmt) -> Iterator[str]:
+    """What a statement of a module defines."""
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        yield statement.name
+    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+        for alias in statement.names:
+            yield alias.asname or alias.name.partition(".")[0]
+    else:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+
+
+def lines_of(statement: ast.stmt) -> range:
+    """The lines of a statement, its decorators included."""
+    first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+    return range(first, statement.end_lineno + 1)
