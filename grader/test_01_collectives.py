@@ -24,11 +24,12 @@ import torch.distributed as dist
 
 from grader.kit import (
     Private,
+    as_evidence,
     cases,
     check_answers,
+    check_tensor,
     expect,
     hinted,
-    kind_of,
     mark,
     merciless_messages,
     plain,
@@ -115,13 +116,6 @@ def test_todo1_three_collectives(student):
                 f"{len(held)} entries" if isinstance(held, list) else type(held).__name__,
             )
             for rank in range(world):
-                expect(
-                    isinstance(held[rank], torch.Tensor),
-                    f"{name} predicts no tensor for rank {rank} of {world}",
-                    "a tensor",
-                    type(held[rank]).__name__,
-                    rank,
-                )
                 right = {
                     "all_reduce": sums,
                     "all_gather": rows,
@@ -135,13 +129,12 @@ def test_todo1_three_collectives(student):
                     got,
                     rank,
                 )
-                guess = held[rank].double().tolist()
-                expect(
-                    guess == right,
-                    f"after a real {name} of {given}, rank {rank} of {world} does not hold what you predicted",
-                    right,
-                    guess,
-                    rank,
+                check_tensor(
+                    f"after a real {name} of {given}, your prediction for rank {rank} of {world}",
+                    held[rank],
+                    torch.tensor(right, dtype=torch.float64),
+                    rank=rank,
+                    than="what this rank holds",
                 )
             expect(
                 not seen[0]["shared"][name],
@@ -280,7 +273,7 @@ def collective_on_rank(code, rank, world, name, dtypes, mine):
     for dtype, vector in zip(dtypes, mine, strict=True):
         mark()
         result = getattr(code, name)(torch.tensor(vector, dtype=getattr(torch, dtype)), rank, world)
-        held.append(result.detach().clone() if isinstance(result, torch.Tensor) else kind_of(result))
+        held.append(as_evidence(result))
     return held
 
 
@@ -322,7 +315,8 @@ def check_collective(student, name, right, budget, rubbish=None, worlds=WORLDS):
                     "none",
                     rank,
                 )
-                check_value(what, rank, wanted, seen[rank][case], dtype)
+                held = f"{what}: what rank {rank} holds afterwards"
+                check_tensor(held, seen[rank][case], torch.tensor(wanted, dtype=getattr(torch, dtype)), rank=rank)
             a_number = getattr(torch, dtype).itemsize
             budget(what, messages, world, math.ceil(length / world), a_number)
 
@@ -337,27 +331,6 @@ def own_messages_only(what, events):
             calls,
             rank,
         )
-
-
-def check_value(what, rank, right, held, dtype):
-    expect(isinstance(held, torch.Tensor), f"{what}: rank {rank} returns no tensor", "a tensor", held, rank)
-    expect(
-        list(held.shape) == [len(right)],
-        f"{what}: rank {rank} holds a tensor of shape {tuple(held.shape)} afterwards, not ({len(right)},)",
-        torch.tensor(right),
-        held,
-        rank,
-    )
-    expect(
-        held.dtype == getattr(torch, dtype),
-        f"{what}: rank {rank} holds numbers in another dtype afterwards",
-        dtype,
-        str(held.dtype).removeprefix("torch."),
-        rank,
-    )
-    expect(
-        held.tolist() == right, f"{what}: rank {rank} holds the wrong numbers afterwards", right, held.tolist(), rank
-    )
 
 
 def pieces(vector, world):

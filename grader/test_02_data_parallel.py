@@ -28,13 +28,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from grader.kit import (
+    Given,
+    check_given,
     Fault,
     Line,
     Wrong,
     check_answers,
     collectives,
     expect,
-    kind_of,
+    as_evidence,
+    check_tensor,
+    moved_by,
+    near,
+    operations,
+    ring_bytes,
+    sent_by,
     mark,
     merciless_messages,
     place,
@@ -149,68 +157,34 @@ def parts(events, begin="mark"):
     return found
 
 
-def ring_bytes(events):
-    """The bytes that a rank sends for its collectives, if each is a ring."""
-    sent = 0.0
-    for event in events:
-        if event["e"] == "op":
-            world = len(event["group"])
-            factor = {"all_reduce": 2 * (world - 1) / world, "broadcast": 1, "reduce": 1}.get(event["op"], world - 1)
-            sent += 0 if event["op"] == "barrier" else factor * event["bytes"]
-    return sent
-
-
-def received(calls):
-    """Bytes that reach a rank in these calls, each done in the cheapest way: a broadcast brings its tensor once."""
-    found = 0.0
-    for event in calls:
-        world = len(event["group"])
-        factor = {"all_reduce": 2 * (world - 1) / world, "broadcast": 1, "recv": 1, "scatter": 1, "barrier": 0}
-        found += factor.get(event["op"], 0 if event["op"] in ("send", "reduce") else world - 1) * event["bytes"]
-    return found
-
-
 def ops(events):
     return [event for event in events if event["e"] == "op"]
 
 
-def check_gradients(what, seen, right, rank, world=WORLD):
+def check_gradients(what, seen, right, rank, world=WORLD, dtype=torch.float32):
     for name, wanted in right.items():
         grad = seen.get(name)
         expect(
             grad is not None, f"{what}: on rank {rank}, {name} has no gradient afterwards", "a gradient", "None", rank
         )
-        expect(
-            grad.shape == wanted.shape,
-            f"{what}: on rank {rank}, the gradient of {name} has the wrong shape",
-            tuple(wanted.shape),
-            tuple(grad.shape),
-            rank,
-        )
-        if not close(grad, name, right):
-            told = next(
-                (
-                    f"is {text}"
-                    for factor, text in (
-                        (world, "summed over the ranks, not averaged"),
-                        (1 / world, "divided once too often"),
-                    )
-                    if close(grad, name, right, factor)
-                ),
-                "is not that of one process with all samples",
-            )
-            hint = {
-                "is summed": "Every gradient is there, and N times too large: which division is missing? (In some"
+        wrongs = {
+            "summed over the ranks, not averaged": (
+                world * wanted,
+                "Every gradient is there, and N times too large: which division is missing? (In some"
                 " releases of torch, ReduceOp.AVG on gloo is a sum.)",
-                "is divided": "Every gradient is there, and too small by one factor: what is divided in two places?",
-            }.get(" ".join(told.split()[:2]), "")
-            raise Wrong(f"{what}: on rank {rank}, the gradient of {name} {told}", wanted, grad, rank, hint)
+            ),
+            "divided once too often": (
+                wanted / world,
+                "Every gradient is there, and too small by one factor: what is divided in two places?",
+            ),
+        }
+        told, than = f"{what}: on rank {rank}, the gradient of {name}", "that of one process with all samples"
+        check_tensor(told, grad, wanted, REL, rank, dtype=dtype, scale=scale_of(right), wrongs=wrongs, than=than)
 
 
-def close(grad, name, right, factor=1.0):
-    """Whether it is `factor` times the gradient `name` among the right ones."""
-    everything = math.sqrt(sum(float(wanted.norm()) ** 2 for wanted in right.values()))
-    return bool((grad - factor * right[name]).norm() <= factor * (REL * right[name].norm() + REL_OF_ALL * everything))
+def scale_of(right):
+    """Beside what a gradient may differ by REL where it is smaller: see REL_OF_ALL."""
+    return REL_OF_ALL / REL * math.sqrt(sum(float(wanted.norm()) ** 2 for wanted in right.values()))
 
 
 def check_waited(what, events):
@@ -250,7 +224,7 @@ def check_budget(what, events, rank, most, nbytes, unit, world=WORLD):
         len(calls),
         rank,
     )
-    budget, sent = 2 * (world - 1) / world * nbytes, ring_bytes(events)
+    budget, sent = ring_bytes(nbytes, world), sent_by(events, rank)
     padding = 2 * 4 * world  # where all gradients are cut into equal pieces
     expect(
         sent <= budget + padding,
@@ -286,13 +260,12 @@ def check_no_wait_inside(what, events, rank):
 def predictions_on_rank(code, rank, world, shares):
     """The student's predictions for the gradients of these shares; and the given gradients afterwards."""
     given = [[torch.tensor(gradient) for gradient in gradients_of_ranks] for gradients_of_ranks, _ in shares]
-    found = [
-        code.whole_gradient([*gradients_of_ranks], [*samples])
-        for gradients_of_ranks, (_, samples) in zip(given, shares, strict=True)
-    ]
-    return [
-        [g.clone() if isinstance(g, torch.Tensor) else kind_of(g), left] for g, left in zip(found, given, strict=True)
-    ]
+    seen = []
+    for gradients_of_ranks, (_, samples) in zip(given, shares, strict=True):
+        held = Given(gradients=gradients_of_ranks)
+        guess = code.whole_gradient([*gradients_of_ranks], [*samples])
+        seen.append([as_evidence(guess), held.changes()])
+    return seen
 
 
 @todo(
@@ -331,22 +304,11 @@ def test_todo1_predictions(student):
     shares, right = [*shares, [vectors, samples]], [*right, whole]
     steps = ((1000, 1), (1000, 2), (1000, 3), (1000, 4), (124_000_000, 1024))
     (seen,) = student.call(predictions_on_rank, world=1, group=False, shares=shares).evidence
-    for (gradients_of_ranks, samples), wanted, (guess, left) in zip(shares, right, seen, strict=True):
-        expect(isinstance(guess, torch.Tensor), "whole_gradient returns no tensor", wanted, guess)
-        expect(
-            guess.shape == torch.tensor(wanted).shape and torch.allclose(guess.float(), torch.tensor(wanted)),
-            f"whole_gradient({gradients_of_ranks}, {samples}) is not the gradient of all samples' mean",
-            wanted,
-            guess.tolist(),
-        )
-        left = [gradient.tolist() for gradient in left]
-        expect(
-            left == gradients_of_ranks,
-            f"whole_gradient({gradients_of_ranks}, {samples}) changes the gradients that it is given",
-            gradients_of_ranks,
-            left,
-            hint="An operation with an underscore, or one such as `*=`, writes into the tensor itself.",
-        )
+    for (gradients_of_ranks, samples), wanted, (guess, changes) in zip(shares, right, seen, strict=True):
+        call = f"whole_gradient({gradients_of_ranks}, {samples})"
+        check_tensor(call, guess, torch.tensor(wanted), 1e-6, than="the gradient of all samples' mean")
+        writes = "An operation with an underscore, or one such as `*=`, writes into the tensor itself."
+        check_given(call, changes, hint=writes)
     check_answers(
         student,
         {("step_bytes", step): 8 * (step[1] - 1) / step[1] * step[0] for step in steps},
@@ -415,14 +377,14 @@ def test_todo2_broadcast_state(student):
                 f"a rank that keeps its own {name}",
             )
             held = seen["after"].get(name)
-            expect(
-                held is not None and torch.equal(held, wanted),
-                f"after broadcast_state, rank {rank} has another {name} than rank 0 had: a {kind}"
-                f"{', which no state_dict has' if name == 'scale' else ''}"
-                f"{', which is frozen' if name.startswith('frozen') else ''}",
-                wanted.double(),
-                "none" if held is None else held.double(),
-                rank,
+            kind += ", which no state_dict has" if name == "scale" else ""
+            kind += ", which is frozen" if name.startswith("frozen") else ""
+            check_tensor(
+                f"after broadcast_state, {name} on rank {rank}, a {kind},",
+                held,
+                wanted,
+                rank=rank,
+                than="that of rank 0",
             )
         expect(
             not seen["replaced"] and seen["tied"] and seen["trained"] == ranks[0]["trained"],
@@ -435,8 +397,7 @@ def test_todo2_broadcast_state(student):
     most = sum(tensor.numel() * tensor.element_size() for tensor in right.values())
     for rank, events in enumerate(run.events):
         calls = ops(parts(events)[0])
-        seen = received(calls)
-        by = ", ".join(sorted({event["op"] for event in calls if event["bytes"]}))
+        seen, by = moved_by(calls, rank), operations(calls)
         expect(
             seen <= most,
             f"in broadcast_state {seen:,.0f} bytes reach rank {rank} by {by}, and the state has {most:,}: is each"
@@ -501,21 +462,23 @@ def test_todo3_naive(student):
             what = f"average_gradients on {world} ranks" + (f", in {dtype}" if dtype != "float32" else "")
             what += ["", ", where rank 1 does not use a layer", ", where no rank uses a layer"][case]
             right = student.reference(serial, passes=[[case, users]], seeds=[*seeds])
-            check_naive(what, right, case, run, sizes, world)
+            check_naive(what, right, case, run, sizes, world, getattr(torch, dtype))
 
 
-def check_naive(what, right, case, run, sizes, world):
+def check_naive(what, right, case, run, sizes, world, dtype):
     ranks = [seen[case] for seen in run.evidence]
     alike = [
         name
         for name in right
-        if all(name in seen["before"] and close(seen["before"][name], name, right) for seen in ranks)
+        if all(
+            name in seen["before"] and near(seen["before"][name], right[name], REL, scale_of(right)) for seen in ranks
+        )
     ]
     premise(not alike, f"a rank that keeps its own gradient of {alike[:1]}")
     check_waited(what, [parts(mine)[case] for mine in run.events])
     for rank, seen in enumerate(ranks):
         events = parts(run.events[rank])[case]
-        check_gradients(what, seen["after"], right, rank, world)
+        check_gradients(what, seen["after"], right, rank, world, dtype)
         expect(
             seen["frozen"],
             f"{what}: on rank {rank}, the frozen layer has a gradient afterwards",
@@ -972,7 +935,10 @@ def upto(events, what):
 
 def check_scaled(what, seen, right, rank, count):
     """A common error with its own message: sums over `count` micro-batches."""
-    if count > 1 and all(name in seen and close(seen[name], name, right, count) for name in right):
+    scale = count * scale_of(right)
+    if count > 1 and all(
+        name in seen and near(seen[name], count * wanted, REL, scale) for name, wanted in right.items()
+    ):
         raise Wrong(
             f"{what}: on rank {rank}, the gradients are {count} times those of the mean over all micro-batches: they"
             " add up",

@@ -25,9 +25,25 @@ import math
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
-from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, kind_of, mark, premise, todo
+from grader.kit import (
+    Given,
+    check_given,
+    Private,
+    as_evidence,
+    check_tensor,
+    near,
+    cases,
+    check_answers,
+    collectives,
+    expect,
+    kind_of,
+    mark,
+    premise,
+    todo,
+)
 from utils.memory import Storages, held
 from utils.model import TransformerLM
 
@@ -222,16 +238,16 @@ def cut_on_rank(code, rank, world, worlds):
             )
             found = {
                 "size": int(size),
-                "parts": [p.detach().clone() for p in parts],
-                "shards": [s.detach().clone() for s in shards],
-                "whole": whole.clone(),
+                "parts": as_evidence(parts),
+                "shards": as_evidence(shards),
+                "whole": as_evidence(whole),
                 "bytes": [s.untyped_storage().nbytes() for s in shards],
                 "dtype": str(short.dtype),
             }
             for part in parts:
                 part += 100
             found["written"] = tensor.clone()
-            found["shards afterwards"] = [s.clone() for s in shards]
+            found["shards afterwards"] = as_evidence(shards)
             seen.append(found)
     return seen
 
@@ -273,17 +289,9 @@ def test_todo2_shards(student):
         )
         for r in range(n):
             part, shard = tensor[r * size : (r + 1) * size], found["shards"][r]
-            expect(
-                found["parts"][r].tolist() == part.tolist(),
-                f"{what}: my_part gives rank {r} other numbers",
-                part.tolist(),
-                found["parts"][r].tolist(),
-                r,
-            )
-            right = part.tolist() + [0.0] * (size - len(part))
-            expect(
-                shard.tolist() == right, f"{what}: the shard of rank {r} is padded wrongly", right, shard.tolist(), r
-            )
+            check_tensor(f"{what}: my_part of rank {r}", found["parts"][r], part, rank=r)
+            right = F.pad(part, (0, size - len(part)))
+            check_tensor(f"{what}: the shard of rank {r}", shard, right, rank=r)
             expect(
                 found["bytes"][r] == 4 * size,
                 f"{what}: the shard of rank {r} keeps {found['bytes'][r]} bytes alive, its {size} numbers need"
@@ -293,10 +301,10 @@ def test_todo2_shards(student):
                 r,
             )
             expect(
-                found["shards afterwards"][r].tolist() == right,
+                near(found["shards afterwards"][r], right),
                 f"{what}: a shard changes when the tensor is written to: it has no memory of its own",
                 right,
-                found["shards afterwards"][r].tolist(),
+                found["shards afterwards"][r],
                 r,
             )
         expect(
@@ -311,12 +319,7 @@ def test_todo2_shards(student):
             (tensor + 100).tolist(),
             found["written"].view(-1).tolist(),
         )
-        expect(
-            list(found["whole"].shape) == list(shape) and found["whole"].view(-1).tolist() == tensor.tolist(),
-            f"{what}: joined does not give back the tensor",
-            tensor.view(shape).tolist(),
-            found["whole"].tolist(),
-        )
+        check_tensor(f"{what}: what joined puts together", found["whole"], tensor.view(shape))
 
 
 def lists_on_rank(code, rank, world, mine, dtype):
@@ -324,28 +327,20 @@ def lists_on_rank(code, rank, world, mine, dtype):
     dtype = getattr(torch, dtype)
     sizes = [math.ceil(math.prod(shape) / world) for shape in SHAPES]
     shards = [nn.Parameter(own_shard(size, number, mine).to(dtype)) for number, size in enumerate(sizes)]
-    given = [shard.detach().clone() for shard in shards]
+    tensors = [numbers(shape, number, mine).to(dtype) for number, shape in enumerate(SHAPES)]
+    given = Given(shards=shards, tensors=tensors)
     mark()
     gathered = code.gather_shards(shards, world)
-    tensors = [numbers(shape, number, mine).to(dtype) for number, shape in enumerate(SHAPES)]
     mark()
     reduced = code.reduce_to_shards(tensors, world)
-    kept = all(torch.equal(a, b) for a, b in zip(given, shards)) and all(
-        torch.equal(t, numbers(shape, number, mine).to(dtype)) for number, (t, shape) in enumerate(zip(tensors, SHAPES))
-    )
-    seen = {"gathered": listed_tensors(gathered), "reduced": listed_tensors(reduced), "kept": kept}
-    if isinstance(seen["reduced"], list):
-        distinct = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in reduced}
-        seen["bytes"] = sum(distinct.values())
-    return seen
-
-
-def listed_tensors(found):
-    """A list of tensors; anything else, in words."""
-    if not isinstance(found, (list, tuple)):
-        return kind_of(found)
-    strange = [type(one).__name__ for one in found if not isinstance(one, torch.Tensor)]
-    return f"a list with a {strange[0]} in it" if strange else list(found)
+    held = [part.untyped_storage() for part in reduced or () if isinstance(part, torch.Tensor)]
+    distinct = {storage.data_ptr(): storage.nbytes() for storage in held}
+    return {
+        "gathered": as_evidence(gathered),
+        "reduced": as_evidence(reduced),
+        "changes": given.changes(),
+        "bytes": sum(distinct.values()),
+    }
 
 
 def own_shard(size, number, mine):
@@ -394,7 +389,7 @@ def test_todo3_lists(student):
 
 
 def check_lists(run, of_rank, dtype):
-    world, a_number = len(of_rank), getattr(torch, dtype).itemsize
+    world, kind, a_number = len(of_rank), getattr(torch, dtype), getattr(torch, dtype).itemsize
     on = f"on {world} ranks" + (f", in {dtype}" if dtype != "float32" else "")
     marked = [collectives(case) for case in cases(run.events)]
     sizes = [math.ceil(math.prod(shape) / world) for shape in SHAPES]
@@ -408,37 +403,27 @@ def check_lists(run, of_rank, dtype):
                 rank,
             )
         for number, shape in enumerate(SHAPES):
-            right = torch.cat([own_shard(sizes[number], number, mine) for mine in of_rank]).tolist()
-            got = seen["gathered"][number].tolist()
-            expect(
-                got == right,
-                f"gather_shards {on}: rank {rank} gets other numbers for tensor {number} than the ranks' shards of it,"
-                " by rank",
-                right,
-                got,
-                rank,
+            check_tensor(
+                f"gather_shards {on}: what rank {rank} gets for tensor {number}",
+                seen["gathered"][number],
+                torch.cat([own_shard(sizes[number], number, mine) for mine in of_rank]),
+                rank=rank,
+                dtype=kind,
+                than="the ranks' shards of it, in the order of the ranks",
             )
-            mean = torch.stack([numbers(shape, number, mine) for mine in of_rank]).mean(dim=0).view(-1).tolist()
+            mean = torch.stack([numbers(shape, number, mine) for mine in of_rank]).mean(dim=0).view(-1)
             right = mean[rank * sizes[number] : (rank + 1) * sizes[number]]
-            right += [0.0] * (sizes[number] - len(right))
-            got = seen["reduced"][number].tolist()
-            summed = got == [world * x for x in right] and any(right)
-            expect(
-                got == right,
-                f"reduce_to_shards {on}: rank {rank} gets {'the sum, not the mean,' if summed else 'other numbers'} for"
-                f" tensor {number} of shape {shape}",
+            right = F.pad(right, (0, sizes[number] - len(right)))
+            summed = world * right, "The sum is there, in the right places: which division is missing?"
+            check_tensor(
+                f"reduce_to_shards {on}: what rank {rank} gets for tensor {number} of shape {shape}",
+                seen["reduced"][number],
                 right,
-                got,
-                rank,
-                hint="The sum is there, in the right places: which division is missing?" if summed else "",
+                rank=rank,
+                dtype=kind,
+                wrongs={"the sum, not the mean": summed} if right.any() else {},
             )
-        expect(
-            seen["kept"],
-            f"rank {rank}: gather_shards or reduce_to_shards changes its arguments",
-            "the same numbers",
-            "others",
-            rank,
-        )
+        check_given(f"gather_shards and reduce_to_shards {on}, rank {rank}", seen["changes"], rank)
         expect(
             seen["bytes"] == a_number * sum(sizes),
             f"rank {rank}: what reduce_to_shards returns keeps {seen['bytes']} bytes alive; its shards {on} need "
@@ -807,7 +792,7 @@ def check_weights(told, ranks, right, sharded):
             whose = "" if sharded else f" on rank {rank}"
             still = ": it has not changed" if moved and torch.equal(copy, first) else ""
             expect(
-                bool((copy - weight).norm() <= REL * max(moved, MOVED)),
+                near(copy - first, weight - first, REL, MOVED),
                 f"{told}, {name}{whose} is not what one process has after the last step{still}",
                 f"moved by {moved:.5g}",
                 f"moved by {(copy - first).norm():.5g}, and {(copy - weight).norm():.2g} away",
@@ -1381,14 +1366,8 @@ def check_unit(run, right, world, dtype):
             rank,
         )
         for name, weight in right["weights"].items():
-            got = seen["whole"][name]
-            expect(
-                got.shape == weight.shape and torch.equal(got, weight),
-                f"after unshard, {name} is not on rank {rank} what the ranks' shards say",
-                weight.tolist(),
-                got.tolist(),
-                rank,
-            )
+            told = f"after unshard {on}, {name} on rank {rank}"
+            check_tensor(told, seen["whole"][name], weight, rank=rank, than="what the ranks' shards say")
         expect(
             seen["same"],
             f"after unshard, rank {rank}'s module has other parameters than before: layers, hooks and the optimizer's"
@@ -1440,14 +1419,8 @@ def check_unit(run, right, world, dtype):
             rank,
         )
         for name, gradient in right["gradients"].items():
-            got = seen["gradients"].get(name)
-            expect(
-                got is not None and bool((got - gradient).norm() <= REL * gradient.norm()),
-                f"forward pass, reshard, unshard, backward pass: the gradient of {name} is wrong on rank {rank}",
-                gradient.tolist(),
-                None if got is None else got.tolist(),
-                rank,
-            )
+            told = f"forward pass, reshard, unshard, backward pass: the gradient of {name} on rank {rank}"
+            check_tensor(told, seen["gradients"].get(name), gradient, REL, rank)
         expect(
             seen["at last"]["weights"] == 0,
             f"after the last reshard, rank {rank} still has whole weights",
@@ -1690,13 +1663,13 @@ def test_todo10_mixed(student):
         premise(moved > 0, f"a {name} that never moves")
         seen = put_together([mine["masters"][name] for mine in ranks], master.shape)
         # Two numbers have the same sum in either order, so the difference is the rounding within a step.
-        if not bool((seen - master).norm() <= 1e-3 * moved):
-            raise Wrong(
-                f"{told}: after {steps} steps the masters of {name} are not those of one process",
-                f"moved by {moved:.5g}",
-                f"moved by {(seen - right['first'][name]).norm():.5g}, and {(seen - master).norm():.2g} away",
-                hint="Follow one number: gradient, mean, step, master. Where is it rounded, or another rank's?",
-            )
+        expect(
+            near(seen - right["first"][name], master - right["first"][name], 1e-3),
+            f"{told}: after {steps} steps the masters of {name} are not those of one process",
+            f"moved by {moved:.5g}",
+            f"moved by {(seen - right['first'][name]).norm():.5g}, and {(seen - master).norm():.2g} away",
+            hint="Follow one number: gradient, mean, step, master. Where is it rounded, or another rank's?",
+        )
         for rank, mine in enumerate(ranks):
             rounded = put_together([other["masters"][name] for other in ranks], master.shape).bfloat16()
             expect(
@@ -1722,7 +1695,7 @@ def check_mean_in_float32(student):
         # A gradient that is rounded once more, to the 8 bits of bfloat16, is wrong by 1e-3 of its norm; sums of three
         # numbers in a different order, and masters that are rounded to float32, differ by 1e-6 of it and less.
         expect(
-            bool((seen - master).norm() <= REL * max(moved, MOVED)),
+            near(seen - right["first"][name], master - right["first"][name], REL, MOVED),
             f"SGD on {world} ranks, weights in bfloat16: after a step the masters of {name} are not those of one"
             " process, which takes the mean of the gradients in float32",
             f"moved by {moved:.6g}",

@@ -31,11 +31,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from grader.kit import (
+    Given,
+    check_given,
     Private,
     check_answers,
     expect,
     hinted,
     kind_of,
+    as_evidence,
+    check_tensor,
+    near,
     mark,
     merciless_messages,
     premise,
@@ -510,16 +515,7 @@ def check_gradients(told, right, seen, rank, stage, rel):
             continue
         there = isinstance(got, torch.Tensor)
         expect(there, f"{what} is missing: no backward pass came here", "a gradient", "None", rank)
-        scale = gradient.abs().max().item()
-        off = (got - gradient).abs().max().item() if got.shape == gradient.shape else math.inf
-        zero = ": it is all zeros" if not got.any() else ""
-        expect(
-            off <= rel * scale,
-            f"{what} is not that of one process{zero}",
-            f"within {rel * scale:.1g} (values up to {scale:.3g})",
-            f"{off:.3g} off",
-            rank,
-        )
+        check_tensor(what, got, gradient, rel, rank, than="that of one process")
 
 
 def check_messages(told, events, sizes, collectives_allowed=False, more=0):
@@ -749,18 +745,15 @@ def split_on_rank(code, rank, world, cases):
     seen = []
     for rows, counted, m in cases:
         x, y = made_tokens(rows, 4, counted)
-        before = x.clone(), y.clone()
+        given = Given(x=x, y=y)
         parts = code.split(x, y, m)
         two = (
             isinstance(parts, (list, tuple))
             and len(parts) == 2
             and all(isinstance(p, (list, tuple)) and all(isinstance(t, torch.Tensor) for t in p) for p in parts)
         )
-        found = {
-            "xs": [t.clone() for t in parts[0]] if two else None,
-            "ys": [t.clone() for t in parts[1]] if two else None,
-        }
-        found["kept"] = torch.equal(x, before[0]) and torch.equal(y, before[1])
+        found = dict(zip(("xs", "ys"), as_evidence(parts))) if two else {"xs": None, "ys": None}
+        found["changes"] = given.changes()
         seen.append(found)
     return seen
 
@@ -771,11 +764,11 @@ def losses_on_rank(code, rank, world, cases):
     functions = [code.loss_of_batch(y) for _, y in batches]
     seen = []
     for (rows, _, m), (x, y), loss_of in zip(cases, batches, functions, strict=True):
-        before = x.clone(), y.clone()
+        given = Given(x=x, y=y)
         logits = torch.randn(rows, 4, 23, generator=torch.Generator().manual_seed(5))
         shares = [loss_of(logits[row : row + 1], y[row : row + 1]) for row in range(rows)]
         found = {"shares": plain_losses(shares)} | accumulated(code, x, y, m)
-        found["kept"] = torch.equal(x, before[0]) and torch.equal(y, before[1])
+        found["changes"] = given.changes()
         seen.append(found)
     return seen
 
@@ -847,7 +840,7 @@ def test_todo3_microbatches(student):
         for (rows, counted, m), found in zip(cases, seen, strict=True):
             what = f"split(x, y, {m}) of {rows} rows"
             check_split(what, found, rows, counted, m)
-            expect(found["kept"], f"{what} changes the batch itself", "the same tensors", "changed ones")
+            check_given(what, found["changes"])
     (seen,) = student.call(losses_on_rank, world=1, group=False, cases=cases).evidence
     for (rows, counted, m), found in zip(cases, seen, strict=True):
         told = f"a batch of {rows} rows of which {counted} targets count, in {m} micro-batch{'es' if m > 1 else ''}"
@@ -858,7 +851,7 @@ def test_todo3_microbatches(student):
             premise(abs(right["mean of means"] - right["loss"]) > 1e-4 * right["loss"], "a mean of means")
         with hinted("What happens to each micro-batch before the next one begins, and what is kept of it?"):
             check_accumulated(told, found, right, rows, counted, m)
-        expect(found["kept"], f"{told}: the batch itself is changed", "the same tensors", "changed ones")
+        check_given(f"accumulate, {told}", found["changes"])
 
 
 def check_split(what, found, rows, counted, m):
@@ -876,15 +869,9 @@ def check_split(what, found, rows, counted, m):
             [[size, 4]] * m,
             shapes,
         )
-        right, got = torch.cat([whole, torch.full((m * size - rows, 4), fill)]), torch.cat(list(parts))
-        expect(
-            torch.equal(got[:rows], right[:rows]),
-            f"{what}: the {name} are not the batch's rows in order",
-            right[:rows].tolist(),
-            got[:rows].tolist(),
-        )
-        padding = got[rows:].flatten().tolist()
-        expect(torch.equal(got, right), f"{what}: the padding rows have the wrong {name}", fill, padding)
+        got, padding = torch.cat(list(parts)), torch.full((m * size - rows, 4), fill)
+        check_tensor(f"{what}: the tensor of {name}", got[:rows], whole, than="the batch's rows in order")
+        check_tensor(f"{what}: the padding rows of the {name}", got[rows:], padding)
 
 
 def check_shares(told, found, rows, counted):
@@ -2005,7 +1992,7 @@ def parts_of(code, first, frozen, last):
         if last:
             one.output = one.output.square().sum()
         passed.append(one)
-    before = [None if gradient is None else gradient.clone() for gradient in gradients]
+    given = Given(gradients=gradients)
     inputs = [code.backward_input(one, gradient) for one, gradient in zip(passed, gradients)]
     early = [name for name, p in stage.named_parameters() if p.grad is not None]
     early += ["passed.input" for one in passed if one.input.grad is not None][:1]
@@ -2016,7 +2003,6 @@ def parts_of(code, first, frozen, last):
     gc.collect()
     gone = alive() is None
     code.backward_weights(passed.pop(0))
-    changed = any(a is not None and not torch.equal(a, b) for a, b in zip(before, gradients))
     return {
         "first": first,
         "frozen": frozen,
@@ -2029,7 +2015,7 @@ def parts_of(code, first, frozen, last):
         "gradients": gradients_of(stage),
         "right": right,
         "gone": gone,
-        "changed": changed,
+        "changes": given.changes(),
     }
 
 
@@ -2079,19 +2065,14 @@ def check_input_part(told, case):
             continue
         there = f"{what} nothing comes back for micro-batch {number}, whose input needs its gradient"
         expect(got is not None, there, f"{right.abs().max():.5g} at most", "None")
-        same = got.shape == right.shape and torch.allclose(got, right, rtol=1e-4, atol=1e-6)
-        off = f"off by {(got - right).abs().max():.3g}" if got.shape == right.shape else f"shape {list(got.shape)}"
-        wrong = f"{what} the gradient of the input of micro-batch {number} is wrong"
-        expect(same, wrong, f"{right.abs().max():.5g} at most", off)
+        check_tensor(f"{what} the gradient of the input of micro-batch {number}", got, right, 1e-4)
     expect(
         not case["early"],
         f"backward_input, {told}: it sets the grad of {', '.join(case['early'][:3])}",
         "no grad is changed",
         case["early"][:3],
     )
-    expect(
-        not case["changed"], f"backward_input, {told}: it changes the gradient that it is given", "the same", "changed"
-    )
+    check_given(f"backward_input, {told}", case["changes"])
     in_input = [call for call in case["in input"] if call[0] == "weights"]
     expect(
         not in_input,
@@ -2119,7 +2100,7 @@ def check_weights_part(told, case):
     for name in ("shift.one", "shift.other"):
         right, got = case["right"][name], case["gradients"][name]
         expect(
-            got is not None and torch.allclose(got, right, rtol=1e-4, atol=1e-6),
+            near(got, right, 1e-4),
             f"backward_weights, {told}: of two weights that are both added to the stream, one has the wrong gradient"
             " after two micro-batches; autograd may give both the same tensor: is it written into?",
             right,

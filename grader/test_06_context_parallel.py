@@ -26,6 +26,8 @@ import weakref
 import torch
 
 from grader.kit import (
+    Given,
+    check_given,
     Fault,
     Line,
     Wrong,
@@ -34,6 +36,9 @@ from grader.kit import (
     collectives,
     expect,
     kind_of,
+    as_evidence,
+    check_tensor,
+    near,
     mark,
     merciless_messages,
     place,
@@ -130,15 +135,6 @@ def tolerance(dtype, largest):
     return 16 * torch.finfo(DTYPES[dtype]).eps * (2 + largest)
 
 
-def plainly(value):
-    """What a function of the student returned, in a form fit for evidence."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, (list, tuple)):
-        return [plainly(part) for part in value]
-    return value if isinstance(value, (int, float)) else kind_of(value)
-
-
 def check_parts(what, seen, names, rank=None):
     """A tuple or list of as many tensors as there are names."""
     right = isinstance(seen, list) and len(seen) == len(names)
@@ -150,38 +146,11 @@ def check_parts(what, seen, names, rank=None):
     )
 
 
-def check_tensor(what, seen, right, rel, rank=None, dtype=None):
-    """`seen` is `right`, which is float64, up to the relative error `rel`."""
+def check_part(what, seen, right, rel, rank=None, dtype=None, wrongs=None):
+    """A tensor of this dtype is `right`, which is in float64."""
     at = f"on rank {rank}, " if rank is not None else ""
-    expect(isinstance(seen, torch.Tensor), f"{at}{what} is no tensor", "a tensor", seen, rank)
-    expect(seen.shape == right.shape, f"{at}{what} has the wrong shape", tuple(right.shape), tuple(seen.shape), rank)
-    if dtype:
-        spoken = str(seen.dtype).removeprefix("torch.")
-        expect(spoken == dtype, f"{at}{what} is {spoken}", dtype, spoken, rank)
-    expect(
-        not seen.isnan().any(),
-        f"{at}{what} has nan in it",
-        "numbers",
-        f"{int(seen.isnan().sum())} of {seen.numel()} are nan",
-        rank,
-    )
-    finite = right.isfinite()
-    expect(
-        torch.equal(seen.isfinite(), finite),
-        f"{at}{what} is infinite where it should not be, or finite where it should not",
-        right,
-        seen,
-        rank,
-    )
-    expect(torch.equal(seen[~finite].double(), right[~finite]), f"{at}{what} has the other infinity", right, seen, rank)
-    apart = (seen.double() - right)[finite].norm()
-    expect(
-        bool(apart <= rel * right[finite].norm().clamp(min=math.sqrt(right.numel()) / 10)),
-        f"{at}{what} is wrong",
-        right,
-        seen,
-        rank,
-    )
+    scale = math.sqrt(right.numel()) / 10
+    check_tensor(f"{at}{what}", seen, right, rel, rank, dtype=DTYPES[dtype], scale=scale, wrongs=wrongs)
 
 
 def check_ring(what, events, world, least, most):
@@ -289,9 +258,10 @@ def split_on_rank(code, rank, world, seed):
     for number, (_, _, dtype, _) in enumerate(SPLITS):
         q, k, v, mask, columns = split(seed, number)
         cast = [tensor.to(DTYPES[dtype]) for tensor in (q, k, v)]
+        given = Given(q_BHTK=cast[0], k_BHSK=cast[1], v_BHSK=cast[2], mask_TS=mask)
         masks = [None if mask is None else mask[:, piece] for piece in columns]
         attended = [
-            plainly(code.attend(cast[0], cast[1][:, :, piece], cast[2][:, :, piece], seen))
+            as_evidence(code.attend(cast[0], cast[1][:, :, piece], cast[2][:, :, piece], seen))
             for piece, seen in zip(columns, masks)
         ]
         right = [
@@ -300,13 +270,13 @@ def split_on_rank(code, rank, world, seed):
         ]
         merged, so_far = [], right[0]
         for n, piece in enumerate(right[1:], start=2):
-            merged.append(plainly(code.merge(*(tensor.clone() for tensor in (*so_far, *piece)))))
+            merged.append(as_evidence(code.merge(*(tensor.clone() for tensor in (*so_far, *piece)))))
             seen = None if mask is None else mask[:, : columns[n - 1].stop]
             so_far = [
                 tensor.to(DTYPES[dtype])
                 for tensor in reference(q, k[:, :, : columns[n - 1].stop], v[:, :, : columns[n - 1].stop], seen)
             ]
-        found.append({"attended": attended, "merged": merged})
+        found.append({"attended": attended, "merged": merged, "changes": given.changes()})
     return found
 
 
@@ -370,14 +340,15 @@ def test_todo1_pieces(student):
                     blind,
                 )
             for name, part, good in zip(("output", "log-sum-exp"), parts, right):
-                check_tensor(f"{told}: the {name}", part, good, rel, dtype=dtype)
+                check_part(f"{told}: the {name}", part, good, rel, dtype=dtype)
+        check_given(f"attend ({about})", found["changes"])
         for n, parts in enumerate(found["merged"], start=2):
             told = f"merge {'piece 1' if n == 2 else f'pieces 1 to {n - 1}'} with piece {n} ({about})"
             check_parts(told, parts, ("output", "log-sum-exp"))
             end = columns[n - 1].stop
             right = reference(q, k[:, :, :end], v[:, :, :end], None if mask is None else mask[:, :end])
             for name, part, good in zip(("output", "log-sum-exp"), parts, right):
-                check_tensor(f"{told}: the {name}", part, good, rel, dtype=dtype)
+                check_part(f"{told}: the {name}", part, good, rel, dtype=dtype)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -414,13 +385,13 @@ def start_on_rank(code, rank, world, seed):
     answer = code.start_to_pass_on(given, rank, world)
     mark()
     if not isinstance(answer, tuple) or len(answer) != 2:
-        return {"parts": plainly(answer) if isinstance(answer, tuple) else kind_of(answer)}
+        return {"parts": as_evidence(answer) if isinstance(answer, tuple) else kind_of(answer)}
     arriving, works = answer
     right = isinstance(works, (list, tuple)) and all(hasattr(work, "wait") for work in works)
     for work in works if right else ():
         if work in Line.mine.in_flight:  # a second wait for one message would never end
             work.wait()
-    return {"parts": [None, None], "arrived": plainly(arriving), "works": len(works) if right else kind_of(works)}
+    return {"parts": [None, None], "arrived": as_evidence(arriving), "works": len(works) if right else kind_of(works)}
 
 
 def ring_on_rank(code, rank, world, seed, forward, backward):
@@ -429,18 +400,19 @@ def ring_on_rank(code, rank, world, seed, forward, backward):
     found = []
     for number, (shape, dtype, loud, dealt, _) in enumerate(of_world(world)):
         q, k, v, grad = draw(seed + number, shape, dtype, 4, loud)
-        before = [tensor.clone() for tensor in (q, k, v)]
+        given = Given(q_BHTK=q, k_BHTK=k, v_BHTK=v, grad_out_BHTK=grad)
         blocks = blocks_of(rank, world, shape[2], dealt)
         mark()
         with watch_products((q, k, v)) as watch:
-            result = plainly(getattr(code, forward)(q, k, v, blocks, rank, world))
-        kept = all(torch.equal(a, b) for a, b in zip(before, (q, k, v)))
-        mine = {"result": result, "most": watch.most, "kept": kept, "grads": None}
+            result = as_evidence(getattr(code, forward)(q, k, v, blocks, rank, world))
+        mine = {"result": result, "most": watch.most, "changes": given.changes(), "grads": None}
         mark()
         if backward and isinstance(result, list) and len(result) == 2:
+            given_too = Given(out_BHTK=result[0], lse_BHT=result[1])
             with watch_products((q, k, v, *result, grad)) as watch:
-                mine["grads"] = plainly(getattr(code, backward)(q, k, v, *result, grad, blocks, rank, world))
+                mine["grads"] = as_evidence(getattr(code, backward)(q, k, v, *result, grad, blocks, rank, world))
             mine["most backward"] = watch.most
+            mine["changes backward"] = given.changes() | given_too.changes()
         found.append(mine)
     return found
 
@@ -475,10 +447,10 @@ def check_forward(student, name, backward=""):
             for rank in range(world):
                 seen, good = run.evidence[rank][number], right["ranks"][rank]
                 check_parts(what, seen["result"], ("output", "log-sum-exp"), rank)
-                check_tensor(f"the output of {what},", seen["result"][0], good["out"], rel, rank, dtype)
-                check_tensor(f"the log-sum-exp of {what},", seen["result"][1], good["lse"], rel, rank, dtype)
-                told_kept = f"{what}: rank {rank}'s queries, keys or values are written to"
-                expect(seen["kept"], told_kept, "the same numbers", "different numbers", rank)
+                check_part(f"the output of {what},", seen["result"][0], good["out"], rel, rank, dtype)
+                check_part(f"the log-sum-exp of {what},", seen["result"][1], good["lse"], rel, rank, dtype)
+                check_given(f"{what}, rank {rank}", seen["changes"], rank)
+                check_given(f"{backward} on {told}, rank {rank}", seen.get("changes backward", {}), rank)
             check_ring(what, marked[2 * number], world, 2 * (world - 1) * unit, 2 * (world - 1) * unit)
             if number == 0 and world >= 3:
                 alive[world] = [seen[0]["most"] for seen in run.evidence]
@@ -555,16 +527,8 @@ def test_todo2_ring(student):
                 rank,
             )
             for n, (got, good) in enumerate(zip(seen["arrived"], sent)):
-                expect(
-                    isinstance(got, torch.Tensor)
-                    and got.shape == good.shape
-                    and got.dtype == good.dtype
-                    and torch.equal(got, good),
-                    f"{what}: what arrives at rank {rank} as tensor {n} is not what rank {(rank - 1) % world} has sent",
-                    good,
-                    got,
-                    rank,
-                )
+                arrives = f"{what}: what arrives at rank {rank} as tensor {n}"
+                check_tensor(arrives, got, good, rank=rank, than=f"what rank {(rank - 1) % world} has sent")
         sound(what, [sum((case[rank] for case in cases(run.events)), []) for rank in range(world)])
     check_forward(student, "ring_forward")
 
@@ -578,8 +542,10 @@ def block_on_rank(code, rank, world, seed):
         grad = gradient_of(seed, number)
         piece = columns[-1]
         arguments = [q, k[:, :, piece], v[:, :, piece], lse, (grad * out).sum(dim=-1), grad]
-        q, k, v, *rows = (tensor.to(DTYPES[dtype]) for tensor in arguments)
-        found.append(plainly(code.attend_backward(q, k, v, None if mask is None else mask[:, piece], *rows)))
+        q, k, v, lse, delta, grad = (tensor.to(DTYPES[dtype]) for tensor in arguments)
+        given = Given(q_BHTK=q, k_BHSK=k, v_BHSK=v, lse_BHT=lse, delta_BHT=delta, grad_out_BHTK=grad)
+        seen = code.attend_backward(q, k, v, None if mask is None else mask[:, piece], lse, delta, grad)
+        found.append({"grads": as_evidence(seen), "changes": given.changes()})
     return found
 
 
@@ -620,7 +586,7 @@ def through_ring_on_rank(code, rank, world, seed):
             there = sum(watch.live().values())
             mark()
             out = code.RingAttention.apply(q, k, v, blocks, rank, world)
-            result = plainly(out)
+            result = as_evidence(out)
             saved, watch.most = sum(watch.live().values()) - there, 0
             saved -= result.untyped_storage().nbytes() if isinstance(result, torch.Tensor) else 0
             learns = isinstance(out, torch.Tensor) and out.requires_grad
@@ -639,7 +605,7 @@ def through_ring_on_rank(code, rank, world, seed):
                 "most": watch.most,
                 "learns": learns,
                 "kept": kept,
-                "grads": {name: plainly(t.grad) for name, t in zip("qkv", (q, k, v))},
+                "grads": {name: as_evidence(t.grad) for name, t in zip("qkv", (q, k, v))},
             }
         )
     return found
@@ -684,9 +650,10 @@ def test_todo3_backward(student):
         largest = (q @ k.transpose(-2, -1)).abs().max().item() / math.sqrt(shape[-1])
         masked = "" if number == 0 else ", masked"
         what = f"attend_backward, a block of {shape[2]} queries and {sizes[-1]} of {sum(sizes)} keys ({dtype}{masked})"
-        check_parts(what, seen[number], ("the gradients of q", "of k", "of v"))
-        for name, got, right in zip("qkv", seen[number], gradients[number]):
-            check_tensor(
+        check_parts(what, seen[number]["grads"], ("the gradients of q", "of k", "of v"))
+        check_given(what, seen[number]["changes"])
+        for name, got, right in zip("qkv", seen[number]["grads"], gradients[number]):
+            check_part(
                 f"{what}: the gradient of the {SPOKEN[name]}", got, right, 4 * tolerance(dtype, largest), dtype=dtype
             )
     saved, alive = {}, {}
@@ -699,7 +666,7 @@ def test_todo3_backward(student):
             rel = 4 * tolerance(dtype, right["largest"])  # a gradient is a sum of differences of such numbers
             for rank in range(world):
                 mine = run.evidence[rank][number]
-                check_tensor(f"the output of {what},", mine["out"], right["ranks"][rank]["out"], rel, rank, dtype)
+                check_part(f"the output of {what},", mine["out"], right["ranks"][rank]["out"], rel, rank, dtype)
                 told_learns = f"{what}: the output on rank {rank} needs no gradient, though q, k and v do"
                 expect(mine["learns"], told_learns, "requires_grad", "none", rank)
                 expect(
@@ -730,21 +697,13 @@ def check_gradients(what, seen, right, rel, dtype):
     world = len(seen)
     for name in "qkv":
         for rank in range(world):
-            got, good = seen[rank][name], right[rank][name]
-            fits = isinstance(got, torch.Tensor) and got.shape == good.shape
-            if fits and not bool(
-                (got.double() - good).norm() <= rel * good.norm().clamp(min=math.sqrt(good.numel()) / 10)
-            ):
-                for other in range(world):
-                    if other != rank and bool((got.double() - right[other][name]).norm() <= rel * good.norm()):
-                        raise Wrong(
-                            f"{what}: rank {rank} has the gradient of rank {other}'s {SPOKEN[name]}: it is not back "
-                            "yet",
-                            f"that of rank {rank}",
-                            f"that of rank {other}",
-                            rank,
-                        )
-            check_tensor(f"the gradient of the {SPOKEN[name]}, {what},", got, good, rel, rank, dtype)
+            others = {
+                f"that of rank {other}'s {SPOKEN[name]}: it is not back yet": right[other][name]
+                for other in range(world)
+                if other != rank
+            }
+            gradient = f"the gradient of the {SPOKEN[name]}, {what},"
+            check_part(gradient, seen[rank][name], right[rank][name], rel, rank, dtype, others)
 
 
 def check_hidden(what, events, world, least):
@@ -844,8 +803,8 @@ def test_todo5_overlap(student):
 
 def deal_on_rank(code, rank, world, lists):
     """Which pieces each rank has, where they are, and which blocks pairs of lists of pieces need."""
-    dealt = [[plainly(code.pieces_of(r, n)) for r in range(n)] for n in range(1, 9)]
-    where = [plainly(code.positions_of(list(mine), size)) for mine, _, size in lists]
+    dealt = [[as_evidence(code.pieces_of(r, n)) for r in range(n)] for n in range(1, 9)]
+    where = [as_evidence(code.positions_of(list(mine), size)) for mine, _, size in lists]
     blocks = []
     for mine, theirs, size in lists:
         found = code.causal_blocks(list(mine), list(theirs), size)
@@ -901,9 +860,9 @@ def dealt_on_rank(code, rank, world, seed, shape):
         mark()
         out.backward(grad)
     return {
-        "out": plainly(out),
-        "grads": {name: plainly(t.grad) for name, t in zip("qkv", (q, k, v))},
-        "positions": plainly(code.positions_of(list(mine[rank]), size)),
+        "out": as_evidence(out),
+        "grads": {name: as_evidence(t.grad) for name, t in zip("qkv", (q, k, v))},
+        "positions": as_evidence(code.positions_of(list(mine[rank]), size)),
     }
 
 
@@ -1003,9 +962,7 @@ def test_todo4_causal(student):
     for (mine, theirs, size), where, blocks in zip(lists, seen["where"], seen["blocks"], strict=True):
         right = [position for piece in mine for position in range(piece * size, (piece + 1) * size)]
         told = f"positions_of({mine}, {size})"
-        expect(isinstance(where, torch.Tensor), f"{told} is no tensor", "a tensor", where)
-        expect(where.dtype == torch.int64, f"{told} is {where.dtype}", "int64", where.dtype)
-        expect(where.tolist() == right, f"{told} is wrong", right, where.tolist())
+        check_tensor(told, where, torch.tensor(right))
         told = f"causal_blocks({mine}, {theirs}, {size})"
         expect(isinstance(blocks, list), f"{told} returns no list", "a list of blocks", blocks)
         covered, area = torch.zeros(len(mine) * size, len(theirs) * size), 0
@@ -1054,7 +1011,7 @@ def test_todo4_causal(student):
         size, (forward, _) = shape[2] // 2, cases(run.events)
         told = f"a causal ring on {spoken(shape, 'float32', world)}"
         for rank, mine in enumerate(run.evidence):
-            check_tensor(
+            check_part(
                 f"the output of {told}", mine["out"], right[rank]["out"], 4 * tolerance("float32", 4), rank, "float32"
             )
             made = sum(event["size"] for event in forward[rank] if event["e"] == "product") / (
@@ -1088,14 +1045,16 @@ def swaps_on_rank(code, rank, world, seed, shape, dtype):
     """Both exchanges, separately; causal attention, forward and backward; and bytes."""
     *given, grad = draw(seed, shape, dtype, 4)
     B, H, T, K = shape
-    there = plainly(code.tokens_to_heads(given[0], world))
     mine = draw(seed + 1, (B, H // world, world * T, K), dtype, 1)[0]
-    back = plainly(code.heads_to_tokens(mine, world))
+    swapped = {"tokens_to_heads": Given(x_BHTK=given[0]), "heads_to_tokens": Given(x_BHTK=mine)}
+    there = as_evidence(code.tokens_to_heads(given[0], world))
+    back = as_evidence(code.heads_to_tokens(mine, world))
+    changes = {name: one.changes() for name, one in swapped.items()}
     q, k, v = (tensor.requires_grad_() for tensor in given)
     with watch_products((q, k, v, grad)) as watch:
         mark()
         out = code.ulysses(q, k, v, world)
-        result = plainly(out)
+        result = as_evidence(out)
         mark()
         learns = isinstance(out, torch.Tensor) and out.requires_grad
         if learns:
@@ -1104,10 +1063,11 @@ def swaps_on_rank(code, rank, world, seed, shape, dtype):
     return {
         "there": there,
         "back": back,
+        "changes": changes,
         "out": result,
         "learns": learns,
         "most": {"forward": forward, "backward": watch.most} if learns else {},
-        "grads": {name: plainly(t.grad) for name, t in zip("qkv", (q, k, v))},
+        "grads": {name: as_evidence(t.grad) for name, t in zip("qkv", (q, k, v))},
     }
 
 
@@ -1191,8 +1151,9 @@ def test_todo6_ulysses(student):
                 ("tokens_to_heads", mine["there"], everyones[:, group]),
                 ("heads_to_tokens", mine["back"], of_heads[:, :, rank * T : (rank + 1) * T]),
             ):
-                check_tensor(f"what {name} returns on {told},", got, good.double(), 0.0, rank, dtype)
-            check_tensor(
+                check_given(f"{name} on {told}, rank {rank}", mine["changes"][name], rank)
+                check_part(f"what {name} returns on {told},", got, good.double(), 0.0, rank, dtype)
+            check_part(
                 f"the output of ulysses on {told}", mine["out"], right["ranks"][rank]["out"], 4 * rel, rank, dtype
             )
             expect(
@@ -1317,7 +1278,7 @@ def trained_on_rank(code, rank, world, seed):
     found = {"losses": [], "shares": [], "another": torch.equal(before, after)}
     for step in range(STEPS):
         share = code.my_share(*batch_of(seed, step, world), rank, world)
-        found["shares"].append(plainly(share))
+        found["shares"].append(as_evidence(share))
         if not (isinstance(share, tuple) and len(share) == 3 and all(isinstance(part, torch.Tensor) for part in share)):
             return found
         if step == 0:
@@ -1327,9 +1288,9 @@ def trained_on_rank(code, rank, world, seed):
             del loss
         optimizer.zero_grad()
         loss = code.backward_pass(model, *share)
-        found["losses"].append(loss if isinstance(loss, float) else plainly(loss))
+        found["losses"].append(loss if isinstance(loss, float) else as_evidence(loss))
         if step == 0:
-            found["gradients"] = {name: plainly(p.grad) for name, p in model.named_parameters()}
+            found["gradients"] = {name: as_evidence(p.grad) for name, p in model.named_parameters()}
         optimizer.step()
     found["weights"] = dict(model.named_parameters())
     with torch.no_grad():
@@ -1444,12 +1405,12 @@ def test_todo8_model(student):
                 )
                 for name, part, all_of_them in (("tokens", share[0], x), ("targets", share[1], y)):
                     good = all_of_them[:, places]
-                    expect(
-                        torch.equal(part, good),
-                        f"my_share {told}: the {name} of rank {rank} are not those at its positions",
-                        good,
+                    check_tensor(
+                        f"my_share {told}: rank {rank}'s tensor of {name}",
                         part,
-                        rank,
+                        good,
+                        rank=rank,
+                        than="what is at its positions",
                     )
                 taken[step] += places.tolist()
         for step, places in enumerate(taken):
@@ -1483,47 +1444,22 @@ def test_todo8_model(student):
                     check_loss(told, step, loss, good, rank)
             for name, good in right["gradients"].items():
                 got = mine["gradients"][name]
-                expect(
-                    isinstance(got, torch.Tensor),
-                    f"{told}, after the first backward_pass {name} has no gradient on rank {rank}",
-                    "a gradient",
-                    got,
-                    rank,
-                )
-                apart = (got - good).norm()
-                if not bool(apart <= REL * good.norm()):
-                    ratio = (got * good).sum() / (good * good).sum()
-                    times = (
-                        f": it is {ratio:.3g} times as large"
-                        if bool((got - ratio * good).norm() <= 1e-3 * got.norm())
-                        else ""
-                    )
-                    raise Wrong(
-                        f"{told}, after the first backward_pass the gradient of {name} on rank {rank} is not that of "
-                        f"one process{times}",
-                        good,
-                        got,
-                        rank,
-                    )
+                gradient = f"{told}, after the first backward_pass the gradient of {name} on rank {rank}"
+                check_tensor(gradient, got, good, REL, rank, than="that of one process")
             for step, (loss, good) in enumerate(zip(mine["losses"], right["losses"], strict=True), start=1):
                 check_loss(told, step, loss, good, rank)
             for name, good in right["weights"].items():
-                moved = (good - right["first"][name]).norm()
+                moved = good - right["first"][name]
                 expect(
-                    bool((mine["weights"][name] - good).norm() <= 10 * REL * moved),
+                    near(mine["weights"][name] - good + moved, moved, 10 * REL),
                     f"{told}, after {STEPS} steps {name} on rank {rank} is not that of one process",
                     good,
                     mine["weights"][name],
                     rank,
                 )
             good = right["logits"][:, mine["places"]]
-            expect(
-                mine["logits"].shape == good.shape and bool((mine["logits"] - good).norm() <= 10 * REL * good.norm()),
-                f"{told}, the logits under torch.no_grad() on rank {rank} are not those of one process",
-                good,
-                mine["logits"],
-                rank,
-            )
+            logits = f"{told}, the tensor of logits under torch.no_grad() on rank {rank}"
+            check_tensor(logits, mine["logits"], good, 10 * REL, rank, than="that of one process")
             # Up to copies of a layer's q, k and v that are contiguous: 3 of about 16 parts.
             most = round(1.25 * right["activations"])
             expect(

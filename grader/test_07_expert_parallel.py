@@ -23,7 +23,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from grader.kit import Private, Wrong, cases, check_answers, collectives, expect, hinted, kind_of, mark, premise, todo
+from grader.kit import (
+    Given,
+    check_given,
+    as_evidence,
+    check_sent,
+    check_shape,
+    check_tensor,
+    near,
+    Private,
+    cases,
+    check_answers,
+    expect,
+    hinted,
+    kind_of,
+    mark,
+    premise,
+    todo,
+)
 from utils.memory import Storages
 from utils.model import MLP, TransformerLM
 
@@ -37,58 +54,14 @@ REL = {"torch.float32": 1e-4, "torch.bfloat16": 3e-2, "torch.float64": 1e-4}
 # every choice was the same. So two logits may come nearer to each other by 5.2e-5; this is twice that.
 MARGIN = 1e-4
 MOVED = 1e-2
+NEEDED = "more than is needed elsewhere"
 
 
-def told(value):
-    """The form in which a rank's evidence can hold it: a tensor as it is, anything else in words."""
-    return value.detach().clone() if isinstance(value, torch.Tensor) else kind_of(value)
-
-
-def told_all(value, count):
-    """The same for a tuple of `count`."""
+def several(value, count):
+    """A tuple of so many as evidence; else in words what it is."""
     if not isinstance(value, (tuple, list)) or len(value) != count:
         return kind_of(value) + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
-    return [told(part) for part in value]
-
-
-def a_tensor(what, got, shape, dtype=None, rank=None):
-    """`got` is a tensor of this shape, and of this dtype if one is given."""
-    name = None if dtype is None else str(dtype).removeprefix("torch.")
-    right = f"a tensor of shape {tuple(shape)}" + (f" and dtype {name}" if dtype else "")
-    expect(
-        isinstance(got, torch.Tensor),
-        f"{what} is {got if isinstance(got, str) else kind_of(got)}, not a tensor",
-        right,
-        got,
-        rank,
-    )
-    seen = f"a tensor of shape {tuple(got.shape)} and dtype {str(got.dtype).removeprefix('torch.')}"
-    expect(tuple(got.shape) == tuple(shape), f"{what} has the wrong shape", right, seen, rank)
-    expect(dtype is None or got.dtype == dtype, f"{what} has another dtype", right, seen, rank)
-
-
-def close(got, right, rel, scale=None):
-    """To `rel` of the largest number there is, or of `scale`."""
-    if not right.numel():
-        return True
-    scale = right.abs().max() if scale is None else scale
-    return bool((got.double() - right.double()).abs().max() <= rel * max(float(scale), 1e-6)) and bool(
-        torch.isfinite(got).all()
-    )
-
-
-def same_numbers(what, got, right, rank=None, rel=1e-4, why=""):
-    """Values, whose shape is already right; the message has the one that differs most."""
-    if close(got, right, rel):
-        return
-    worst = int((got.double() - right.double()).abs().nan_to_num(math.inf).flatten().argmax())
-    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), right.shape))
-    raise Wrong(
-        f"{what}{why}: the number at {place if len(place) != 1 else place[0]} differs",
-        right.flatten()[worst].item(),
-        got.flatten()[worst].item(),
-        rank,
-    )
+    return as_evidence(value)
 
 
 def generator(seed):
@@ -160,8 +133,9 @@ def routed_on_rank(code, rank, world, trials):
     seen = []
     for kind, n, dim, experts, k, seed in trials:
         h, router = (part.requires_grad_() for part in route_inputs(kind, n, dim, experts, seed))
+        given = Given(h_ND=h, router_ED=router)
         outputs = code.route(h, router, k)
-        found = {"outputs": told_all(outputs, 3)}
+        found = {"outputs": several(outputs, 3), "changes": given.changes()}
         if isinstance(found["outputs"], list) and kind in ("random", "large"):
             draw = generator(seed + 1)
             weights = torch.randn(n, k, generator=draw), torch.randn(n, experts, generator=draw)
@@ -222,10 +196,10 @@ def test_todo1_route(student):
         expect(
             isinstance(outputs, list), f"{what} does not return three tensors", "gates, experts, probabilities", outputs
         )
+        check_given(what, found["changes"])
         gates, chosen, probs = outputs
-        a_tensor(f"{what}: the second result, experts,", chosen, (n, k), torch.int64)
-        a_tensor(f"{what}: the first result, gates,", gates, (n, k), torch.float32)
-        a_tensor(f"{what}: the third result, probabilities,", probs, (n, experts), torch.float32)
+        check_shape(f"{what}: the second result, experts,", chosen, (n, k), torch.int64)
+        check_shape(f"{what}: the first result, gates,", gates, (n, k), torch.float32)
         for token in range(n):
             got, due = chosen[token].tolist(), right[1][token].tolist()
             logits = [round(right[3][token, e].item(), 4) for e in due]
@@ -236,13 +210,12 @@ def test_todo1_route(student):
                 f"experts {due}, whose logits are {logits}",
                 f"experts {got}, whose logits are {others}",
             )
-        same_numbers(f"{what}, probabilities", probs, right[2].detach())
-        scale = (
-            ": gates are the probabilities themselves for k = 1"
-            if k == 1
-            else ": the gates of a token sum to 1 for k > 1"
+        float32 = dict(rel=1e-4, dtype=torch.float32)
+        check_tensor(f"{what}: the third result, probabilities,", probs, right[2].detach(), **float32)
+        than = (
+            "the probabilities themselves, for k = 1" if k == 1 else "what it should be: for k > 1, a token's sum to 1"
         )
-        same_numbers(f"{what}, gates", gates, right[0].detach(), why=scale)
+        check_tensor(f"{what}: the first result, gates,", gates, right[0].detach(), than=than, **float32)
         if kind not in ("random", "large") or not n:
             continue
         draw = generator(seed + 1)
@@ -260,7 +233,7 @@ def test_todo1_route(student):
                 )
                 # Softmax of large logits is nearly constant: its gradient is compared with the numbers it is made of.
                 expect(
-                    close(got, gradient, 1e-4, max(float(gradient.abs().max()), 1e-2 * size)),
+                    near(got, gradient, 1e-4, 1e-2 * size * math.sqrt(gradient.numel())),
                     f"{what}: the gradient that {spoken} give {of} is wrong",
                     gradient,
                     got,
@@ -348,8 +321,9 @@ def mixed_on_rank(code, rank, world, trials):
         gates = gates_for(seed + 1, n, k).requires_grad_()
         layers = [Expert(dim, seed + 2 + e, kind) for e in range(experts)]
         index = torch.tensor(chosen, dtype=torch.int64).view(n, k)
+        given = Given(h_ND=h, gates_NK=gates, experts_NK=index)
         out = code.mixture(h, gates, index, layers)
-        found = {"out": told(out), "kept": torch.equal(index, torch.tensor(chosen, dtype=torch.int64).view(n, k))}
+        found = {"out": as_evidence(out), "changes": given.changes()}
         if isinstance(out, torch.Tensor) and out.requires_grad and out.shape == h.shape:
             (out.float() * torch.randn(n, dim, generator=generator(seed - 1))).sum().backward()
         seen.append(
@@ -395,10 +369,10 @@ def test_todo2_mixture(student):
         layers = [Expert(dim, seed + 2 + e, kind).double() for e in range(experts)]
         right = right_mixture(h, gates, chosen, layers)
         (right * torch.randn(n, dim, generator=generator(seed - 1))).sum().backward()
-        a_tensor(f"{what}: the result", found["out"], (n, dim), kind)
-        expect(found["kept"], f"{what}: experts_NK was written to", "unchanged", "changed")
+        check_shape(f"{what}: the result", found["out"], (n, dim), kind)
+        check_given(what, found["changes"])
         check_work(what, found["experts"], [sum(row.count(e) for row in chosen) for e in range(experts)])
-        same_numbers(what, found["out"], right.detach(), rel=rel)
+        check_tensor(f"{what}: the result", found["out"], right.detach(), rel, dtype=kind)
         check_gradients(what, found, {"h": h, "gates": gates}, layers, rel)
 
 
@@ -437,20 +411,10 @@ def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0):
         due = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
         if not due.numel():
             continue
-        expect(
-            isinstance(seen[name], torch.Tensor),
-            f"{what}: no gradient reaches {spoken[name]}",
-            "a gradient",
-            "none",
-            rank,
-        )
-        expect(
-            close(seen[name], due, rel),
-            f"{what}: {spoken[name]} get a different gradient from that of one process",
-            due,
-            seen[name],
-            rank,
-        )
+        told = f"{what}: no gradient reaches {spoken[name]}"
+        expect(isinstance(seen[name], torch.Tensor), told, "a gradient", "none", rank)
+        told = f"{what}: the gradient of {spoken[name]}"
+        check_tensor(told, seen[name], due, rel, rank, dtype=seen[name].dtype, than="that of one process")
     for number, (mine, layer) in enumerate(zip(seen["experts"], layers, strict=True), first):
         for name in ("weight", "bias"):
             due = getattr(layer, name).grad
@@ -462,13 +426,8 @@ def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0):
                 "none",
                 rank,
             )
-            expect(
-                close(mine[name], due, rel, max(float(due.abs().max()), 1e-2)),
-                f"{what}: expert {number} gets a different gradient from that of one process",
-                due,
-                mine[name],
-                rank,
-            )
+            told, dtype = f"{what}: the gradient of expert {number}'s {name}", mine[name].dtype
+            check_tensor(told, mine[name], due, rel, rank, dtype=dtype, scale=0.1, than="that of one process")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -479,12 +438,8 @@ def sorted_on_rank(code, rank, world, trials):
     seen = []
     for chosen, shape, experts in trials:
         index = torch.tensor(chosen, dtype=torch.int64).view(shape)
-        seen.append(
-            {
-                "sorted": told_all(code.sort_slots(index, experts), 2),
-                "kept": torch.equal(index, torch.tensor(chosen, dtype=torch.int64).view(shape)),
-            }
-        )
+        given = Given(experts_NK=index)
+        seen.append({"sorted": several(code.sort_slots(index, experts), 2), "changes": given.changes()})
     return seen
 
 
@@ -506,21 +461,15 @@ def check_sort(student):
         expect(
             isinstance(found["sorted"], list), f"{what} does not return two tensors", "slots, counts", found["sorted"]
         )
-        a_tensor(f"{what}: the first result, slots,", found["sorted"][0], (len(slots),), torch.int64)
-        a_tensor(f"{what}: the second result, counts,", found["sorted"][1], (experts,), torch.int64)
-        expect(
-            found["sorted"][1].tolist() == counts,
-            f"{what}: the counts of the experts are wrong",
-            counts,
-            found["sorted"][1].tolist(),
-        )
+        check_shape(f"{what}: the first result, slots,", found["sorted"][0], (len(slots),), torch.int64)
+        check_tensor(f"{what}: the second result, counts,", found["sorted"][1], torch.tensor(counts))
         expect(
             found["sorted"][0].tolist() == slots,
             f"{what}: the slots are in the wrong order",
             slots,
             found["sorted"][0].tolist(),
         )
-        expect(found["kept"], f"{what}: experts_NK was written to", "unchanged", "changed")
+        check_given(what, found["changes"])
 
 
 # (ranks, experts per rank, ranks in a group): a group of fewer than all ranks has every second, or every third, one.
@@ -573,55 +522,18 @@ def exchanged_on_rank(code, rank, world, size, counts, arriving, offset):
     for number, (leaving_E, arriving_WL) in enumerate(zip(counts, arriving, strict=True)):
         each = len(leaving_E) // size
         mark()
-        found = {"counts": told(code.exchange_counts(torch.tensor(leaving_E), group))}
+        counts_E, arriving_table = torch.tensor(leaving_E), torch.tensor(arriving_WL).view(size, each)
+        given = Given(counts_E=counts_E, arriving_WL=arriving_table)
+        found = {"counts": as_evidence(code.exchange_counts(counts_E, group))}
         leaving = [sum(leaving_E[r * each : (r + 1) * each]) for r in range(size)]
         rows = row_numbers(offset, sum(leaving_E), ROW_DTYPES[number % 3])
         strided = rows.T.contiguous().T if number % 2 else rows
+        given_rows = Given(rows_RD=strided)
         mark()
         arrived = code.exchange_rows(strided, leaving, [sum(row) for row in arriving_WL], group)
-        found |= {
-            "rows": told(arrived),
-            "kept": torch.equal(strided, rows),
-            "regrouped": told(code.regroup(torch.tensor(arriving_WL).view(size, each))),
-        }
-        seen.append(found)
+        found |= {"rows": as_evidence(arrived), "regrouped": as_evidence(code.regroup(arriving_table))}
+        seen.append(found | {"changes": given_rows.changes() | given.changes()})
     return seen
-
-
-def sent_by(events, rank):
-    """Bytes that a rank sends to others in these events, by collectives and by messages."""
-    by_messages = sum(event["bytes"] for event in events[rank] if event["e"] == "op" and event["op"] == "send")
-    return sum(call.sent for call in collectives(events) if call.rank == rank) + by_messages
-
-
-def ways(events, rank):
-    """How it sends them, in words."""
-    ops = {
-        event["op"]
-        for event in events[rank]
-        if event["e"] == "op" and event["op"] != "recv" and len(event["group"]) > 1
-    }
-    return ", ".join(sorted(ops)) or "nothing"
-
-
-def check_sent(what, events, rank, most, least, of):
-    """Bytes that one rank sends, to 10 %."""
-    nbytes = sent_by(events, rank)
-    expect(
-        nbytes <= 1.1 * most,
-        f"{what}, rank {rank} sends {nbytes:,.0f} bytes of {of}, by {ways(events, rank)}: more than is needed "
-        "elsewhere",
-        f"{most:,} bytes",
-        f"{nbytes:,.0f} bytes",
-        rank,
-    )
-    expect(
-        nbytes >= 0.9 * least,
-        f"{what}, rank {rank} sends only {nbytes:,.0f} bytes of {of}, by {ways(events, rank)}",
-        f"{least:,} bytes",
-        f"{nbytes:,.0f} bytes",
-        rank,
-    )
 
 
 @todo(
@@ -683,15 +595,9 @@ def test_todo3_exchange(student):
                     found, mine = run.evidence[rank][number], slice(place * each, (place + 1) * each)
                     what = f"exchange_counts on {told_size}{kind}"
                     due = torch.tensor([row[mine] for row in table])
-                    a_tensor(what, found["counts"], (size, each), torch.int64, rank)
-                    expect(
-                        found["counts"].tolist() == due.tolist(),
-                        f"{what}: rank {rank} is told other counts",
-                        due.tolist(),
-                        found["counts"].tolist(),
-                        rank,
-                    )
-                    check_sent(what, marked[2 * number], rank, 8 * each * (size - 1), 4 * each * (size - 1), "counts")
+                    check_tensor(f"{what}: what rank {rank} is told", found["counts"], due, rank=rank)
+                    numbers = each * (size - 1)
+                    check_sent(what, marked[2 * number], 8 * numbers, 4 * numbers, NEEDED, [rank])
 
                     dtype = ROW_DTYPES[number % 3]
                     what = f"exchange_rows in {dtype} on {told_size}{kind}"
@@ -704,38 +610,16 @@ def test_todo3_exchange(student):
                             ]
                         )
                     due = torch.cat(pieces)
-                    a_tensor(what, found["rows"], due.shape, due.dtype, rank)
-                    expect(
-                        torch.equal(found["rows"], due),
-                        f"{what}: rank {rank} gets other rows, or in another order",
-                        due.tolist(),
-                        found["rows"].tolist(),
-                        rank,
-                    )
-                    expect(
-                        found["kept"], f"{what}: rank {rank}'s rows were written to", "as they were", "changed", rank
-                    )
-                    leaves = sum(table[place]) - sum(table[place][mine])
-                    check_sent(
-                        what,
-                        marked[2 * number + 1],
-                        rank,
-                        leaves * 3 * due.element_size(),
-                        leaves * 3 * due.element_size(),
-                        "rows",
-                    )
+                    than = "the others' rows for it, in the order of the ranks"
+                    check_tensor(f"{what}: what rank {rank} gets", found["rows"], due, rank=rank, than=than)
+                    check_given(f"{what}, rank {rank}", found["changes"], rank)
+                    leaves = 3 * due.element_size() * (sum(table[place]) - sum(table[place][mine]))
+                    check_sent(what, marked[2 * number + 1], leaves, leaves, NEEDED, [rank])
 
                     of_expert = [e for row in table for e, count in enumerate(row[mine]) for _ in range(count)]
                     due = sorted(range(len(of_expert)), key=lambda i: (of_expert[i], i))
                     what = f"regroup({[row[mine] for row in table]})"
-                    a_tensor(what, found["regrouped"], (len(due),), torch.int64, rank)
-                    expect(
-                        found["regrouped"].tolist() == due,
-                        f"{what} is the wrong order",
-                        due,
-                        found["regrouped"].tolist(),
-                        rank,
-                    )
+                    check_tensor(what, found["regrouped"], torch.tensor(due, dtype=torch.int64), rank=rank)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -761,10 +645,11 @@ def travelled_on_rank(code, rank, world, size, k, n, chosen, seeds, seed):
     gates = gates_for(seed + 1, n, k).requires_grad_()
     experts = [Expert(WIDTH, each) for each in seeds]
     index = torch.tensor(chosen, dtype=torch.int64).view(n, k)
+    given = Given(h_ND=h, gates_NK=gates, experts_NK=index)
     mark()
     out = code.parallel_mixture(h, gates, index, experts, group)
     mark()
-    found = {"out": told(out)}
+    found = {"out": as_evidence(out), "changes": given.changes()}
     if isinstance(out, torch.Tensor) and out.requires_grad and out.shape == h.shape:
         (out * torch.randn(n, WIDTH, generator=generator(seed + 2))).sum().backward()
     return found | {
@@ -781,7 +666,7 @@ def back_on_rank(code, rank, world, leaving, arriving, offset, backwards):
     weights = row_numbers(backwards, sum(arriving), "float32")
     (first,) = torch.autograd.grad((out * weights).sum(), rows, retain_graph=True, allow_unused=True)
     (second,) = torch.autograd.grad(out.sum(), rows, allow_unused=True)
-    return {"out": told(out), "first": told(first), "second": told(second)}
+    return {"out": as_evidence(out), "first": as_evidence(first), "second": as_evidence(second)}
 
 
 def check_exchange_gradient(student):
@@ -803,22 +688,17 @@ def check_exchange_gradient(student):
         due = torch.cat([weights[r][sum(arriving[r][:rank]) :][: table[rank][r]] for r in range(world)])
         for name, gradient, how in (("first", due, ""), ("second", torch.ones_like(due), " of a sum")):
             what = f"Exchange on {world} ranks: the gradient{how}"
-            a_tensor(what, found[name], gradient.shape, rank=rank)
-            same_numbers(
-                f"{what}, on rank {rank}",
-                found[name],
-                gradient,
-                rank,
-                why=": each row's gradient comes back to where the row came from",
-            )
+            than = "each row's, back where the row came from"
+            check_tensor(f"{what} on rank {rank}", found[name], gradient, 1e-4, rank, than=than)
 
 
 def combined_on_rank(code, rank, world, trials):
     seen = []
     for n, k, slots, dtype, seed in trials:
         rows = torch.randn(len(slots), 5, generator=generator(seed)).to(getattr(torch, dtype))
-        gates = gates_for(seed + 1, n, k)
-        seen.append(told(code.combine(rows, torch.tensor(slots, dtype=torch.int64), gates)))
+        gates, slots_R = gates_for(seed + 1, n, k), torch.tensor(slots, dtype=torch.int64)
+        given = Given(returned_RD=rows, slots_R=slots_R, gates_NK=gates)
+        seen.append({"out": as_evidence(code.combine(rows, slots_R, gates)), "changes": given.changes()})
     return seen
 
 
@@ -828,14 +708,15 @@ def check_combine(student):
         count = 0 if n == 3 else n * k - k  # one token, at least, has fewer rows
         trials.append([n, k, draw.sample(range(n * k), count), dtype, draw.randrange(1 << 40)])
     (seen,) = student.call(combined_on_rank, world=1, group=False, trials=trials).evidence
-    for got, (n, k, slots, dtype, seed) in zip(seen, trials, strict=True):
+    for found, (n, k, slots, dtype, seed) in zip(seen, trials, strict=True):
         what = f"combine of {len(slots)} rows in {dtype} for {n} tokens with {k} choice{s(k)}"
         rows = torch.randn(len(slots), 5, generator=generator(seed)).to(getattr(torch, dtype))
         gates, right = gates_for(seed + 1, n, k), torch.zeros(n, 5, dtype=torch.float64)
         for row, slot in zip(rows.double(), slots, strict=True):
             right[slot // k] += gates[slot // k, slot % k].double() * row
-        a_tensor(what, got, (n, 5), rows.dtype)
-        same_numbers(what, got, right, rel=REL[f"torch.{dtype}"], why=f": row i is the result for slot {slots}[i]")
+        than = f"what it should be: row i is the result for slot {slots}[i]"
+        check_tensor(what, found["out"], right, REL[f"torch.{dtype}"], dtype=rows.dtype, than=than)
+        check_given(what, found["changes"])
 
 
 @todo(
@@ -911,15 +792,17 @@ def check_journey(student, world, each, k, size, without):
             inputs[r], outs[r] = {"h": h, "gates": gates}, right_mixture(h, gates, chosen[r], layers)
         sum((outs[r] * torch.randn(ns[r], WIDTH, generator=generator(seeds[r] + 2))).sum() for r in ranks).backward()
         for r in ranks:
-            a_tensor(f"{what}: the result on rank {r}", run.evidence[r]["out"], (ns[r], WIDTH), torch.float32, r)
+            check_shape(f"{what}: the result on rank {r}", run.evidence[r]["out"], (ns[r], WIDTH), torch.float32, r)
         for place, r in enumerate(ranks):
             rows = [sum(row.count(e) for other in ranks for row in chosen[other]) for e in homes[r]]
             check_work(f"{what}, rank {r}", run.evidence[r]["experts"], rows, r, homes[r][0])
             most, least = traffic([chosen[other] for other in ranks], place, each, 4 * WIDTH)
-            check_sent(f"{what}, forward", forward, r, most + 8 * (experts - each), least, "rows and counts")
-            check_sent(f"{what}, backward", backward, r, most, least, "gradients")
+            check_sent(f"{what}, forward", forward, most + 8 * (experts - each), least, NEEDED, [r])
+            check_sent(f"{what}, backward", backward, most, least, NEEDED, [r])
         for r in ranks:
-            same_numbers(f"{what}, rank {r}", run.evidence[r]["out"], outs[r].detach(), r)
+            told = f"{what}: the result on rank {r}"
+            check_given(f"{what}, rank {r}", run.evidence[r]["changes"], r)
+            check_tensor(told, run.evidence[r]["out"], outs[r].detach(), 1e-4, r, dtype=torch.float32)
         for r in ranks:
             check_gradients(
                 f"{what}, rank {r}", run.evidence[r], inputs[r], [layers[e] for e in homes[r]], 1e-4, r, homes[r][0]
@@ -962,13 +845,11 @@ def dropped_on_rank(code, rank, world, trials):
     seen = []
     for chosen, shape, experts, limit, factor, shares in trials:
         index = torch.tensor(chosen, dtype=torch.int64).view(shape)
+        given = Given(experts_NK=index)
         result = code.drop(index, experts, limit)
-        before = torch.tensor(chosen, dtype=torch.int64).view(shape)
-        found = {"drop": told(result), "kept": torch.equal(index, before)}
-        found["shares"] = told(code.drop_in_shares(index, experts, factor, shares))
-        if isinstance(result, torch.Tensor):
-            result.fill_(-7)
-        seen.append(found | {"copied": torch.equal(index, before) or not found["kept"]})
+        found = {"drop": as_evidence(result), "shared": given.shared_with(result)}
+        found["shares"] = as_evidence(code.drop_in_shares(index, experts, factor, shares))
+        seen.append(found | {"changes": given.changes()})
     return seen
 
 
@@ -1033,16 +914,11 @@ def test_todo5_capacity(student):
         what = f"drop of {n} tokens with {k} choice{s(k)} of {experts} experts, limit {limit}" + (
             ", some of them -1" if any(-1 in row for row in chosen) else ""
         )
-        a_tensor(what, found["drop"], (n, k), torch.int64)
+        check_shape(what, found["drop"], (n, k), torch.int64)
+        check_given(what, found["changes"], hint="The balancing loss needs it as it was.")
         expect(
-            found["kept"],
-            f"{what}: experts_NK was written to, and the balancing loss needs the original",
-            "a copy",
-            "changed",
-        )
-        expect(
-            found["copied"],
-            f"{what} returns experts_NK itself: writing into the result changes what the balancing loss needs",
+            not found["shared"],
+            f"{what} returns experts_NK itself: who writes into the result, writes into what the balancing loss needs",
             "a copy",
             "the same memory",
         )
@@ -1056,7 +932,7 @@ def test_todo5_capacity(student):
             f"drop_in_shares of {n} tokens with {k} choice{s(k)} of {experts} experts, factor {factor}, "
             f"{shares} share{s(shares)}"
         )
-        a_tensor(what, found["shares"], (n, k), torch.int64)
+        check_shape(what, found["shares"], (n, k), torch.int64)
         compare_kept(what, found["shares"].tolist(), due, chosen)
 
 
@@ -1095,11 +971,10 @@ def balance_inputs(seed, n, experts, k, rank):
 
 def balanced_on_rank(code, rank, world, seed, n, experts, k):
     probs, chosen = balance_inputs(seed, n, experts, k, rank)
-    before = probs.clone()
-    probs.requires_grad_()
+    given = Given(probs_NE=probs.requires_grad_(), experts_NK=chosen)
     mark()
     loss = code.balancing_loss(probs, chosen, world)
-    found = {"loss": told(loss), "kept": torch.equal(probs.detach(), before)}
+    found = {"loss": as_evidence(loss), "changes": given.changes()}
     if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.dim() == 0:
         loss.backward()
     return found | {"grad": "none" if probs.grad is None else probs.grad}
@@ -1146,23 +1021,19 @@ def test_todo6_balance(student):
             f"experts, {k} a token"
         )
         for rank, found in enumerate(run.evidence):
-            a_tensor(what, found["loss"], (), torch.float32, rank)
-            got = float(found["loss"])
-            likely = (
-                ": a mean of the ranks' own losses?"
-                if math.isclose(got, sum(local) / world, rel_tol=1e-4)
-                else ": only of its own tokens?"
-                if math.isclose(got, local[rank], rel_tol=1e-4)
-                else ""
-            )
-            expect(
-                math.isclose(got, float(right), rel_tol=1e-4),
-                f"{what}: rank {rank} computes the wrong loss{likely}",
-                float(right),
-                got,
+            check_tensor(
+                f"{what}: what rank {rank} finds",
+                found["loss"],
+                right,
+                1e-4,
                 rank,
+                dtype=torch.float32,
+                wrongs={
+                    "a mean of the ranks' own losses": torch.tensor(sum(local) / world),
+                    "of its own tokens alone": torch.tensor(local[rank]),
+                },
             )
-            expect(found["kept"], f"{what}: rank {rank}'s probabilities were written to", "unchanged", "changed", rank)
+            check_given(f"{what}, rank {rank}", found["changes"], rank)
             if not ns[rank]:
                 continue
             expect(
@@ -1173,40 +1044,25 @@ def test_todo6_balance(student):
                 rank,
             )
             due = world * parts[rank][0].grad
-            if not close(found["grad"], due, 1e-4):
-                ratio = float(found["grad"].double().norm() / due.norm())
-                same_way = close(found["grad"] / max(ratio, 1e-9), due, 1e-3)
-                wrong = f"{ratio:.4g} times what it should be" if same_way else "wrong"
-                raise Wrong(
-                    f"{what}: the gradient of rank {rank}'s probabilities is {wrong}: it should be {world} times (the "
-                    "number of ranks) the derivative of the loss, so that the ranks' average is right",
-                    due,
-                    found["grad"],
-                    rank,
-                    hint="The loss's value comes from all ranks, and no gradient through the all-reduce. Which tensor"
-                    " of this rank has a gradient, and by what must it be multiplied? Adding a detached difference"
-                    " corrects its value.",
-                )
+            check_tensor(
+                f"{what}: the gradient of rank {rank}'s probabilities",
+                found["grad"],
+                due,
+                1e-4,
+                rank,
+                dtype=found["grad"].dtype,
+                than=f"what it should be: {world} times (the number of ranks) the derivative of the loss, so that the"
+                " ranks' average is right",
+                hint="The loss's value comes from all ranks, and no gradient through the all-reduce. Which tensor of"
+                " this rank has a gradient, and by what is it to be multiplied? Its value is put right by adding what"
+                " is detached.",
+            )
             (events,) = cases(run.events)
             most = (
                 2 * 2 * (world - 1) / world * 8 * (2 * experts + 2)
             )  # an all-reduce of float64 numbers, forward and backward
-            nbytes = sent_by(events, rank)
-            expect(
-                nbytes <= most,
-                f"{what}: rank {rank} sends {nbytes:,.0f} bytes, by {ways(events, rank)}; a few numbers for each "
-                "expert are enough, however many tokens there are",
-                f"at most {most:,.0f} bytes",
-                f"{nbytes:,.0f} bytes",
-                rank,
-            )
-            expect(
-                nbytes > 0 or world == 1,
-                f"{what}: rank {rank} sends nothing, so the others cannot know its tokens",
-                "some bytes",
-                "none",
-                rank,
-            )
+            enough = "a few numbers for each expert are enough, however many tokens there are"
+            check_sent(what, events, most, 1 if world > 1 else 0, enough, [rank])
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1218,7 +1074,7 @@ GROUPS = ((4, 2), (4, 1), (3, 3), (6, 3), (1, 1))
 def grouped_on_rank(code, rank, world, spread):
     made = code.make_groups(rank, world, spread)
     if not isinstance(made, (tuple, list)) or len(made) != 2:
-        return {"groups": told_all(made, 2)}
+        return {"groups": several(made, 2)}
     members = []
     for group in made:
         # A group that a rank is not in is a number to it.
@@ -1252,7 +1108,11 @@ def averaged_on_rank(code, rank, world, spread, seed):
     mark()
     code.average_gradients(lists[0], lists[1], copies, world)
     weights = all(bool((p == 1).all()) for parameters in lists for p in parameters)
-    return {"shared": [told(p.grad) for p in lists[0]], "experts": [told(p.grad) for p in lists[1]], "weights": weights}
+    return {
+        "shared": [as_evidence(p.grad) for p in lists[0]],
+        "experts": [as_evidence(p.grad) for p in lists[1]],
+        "weights": weights,
+    }
 
 
 @todo(
@@ -1315,24 +1175,16 @@ def test_todo7_gradients(student):
                 ]
                 spoken = "a shared parameter" if name == "shared" else "an expert's parameter"
                 for got, total in zip(found[name], sums, strict=True):
-                    a_tensor(f"{what}: the gradient of {spoken}", got, total.shape, total.dtype, rank)
-                    right = total / world
-                    if not close(got, right, 1e-5):
-                        by = next(
-                            (
-                                f": divided by {n}, not by {world}"
-                                for n in {1, len(holders), spread, world * world} - {world}
-                                if close(got, total / n, 1e-5)
-                            ),
-                            "",
-                        )
-                        raise Wrong(
-                            f"{what}: {spoken} on rank {rank} gets a different gradient from the sum over ranks"
-                            f" {[*who]}, divided by {world}{by}",
-                            right,
-                            got,
-                            rank,
-                        )
+                    divisors = {1, len(holders), spread, world * world} - {world}
+                    check_tensor(
+                        f"{what}: the gradient of {spoken} on rank {rank}",
+                        got,
+                        total / world,
+                        1e-5,
+                        rank,
+                        wrongs={f"divided by {n}, not by {world}": total / n for n in sorted(divisors)},
+                        than=f"the sum over ranks {[*who]}, divided by {world}",
+                    )
             expect(
                 found["weights"],
                 f"{what}: rank {rank}'s parameters themselves have changed",
@@ -1343,14 +1195,7 @@ def test_todo7_gradients(student):
             # The shared gradients, of two dtypes, may be joined in one message: then all of them are float64.
             size = 8 * sum(map(math.prod, SHARED)), 4 * sum(map(math.prod, OWN))
             most = 2 * (world - 1) / world * size[0] + 2 * (len(holders) - 1) / len(holders) * size[1]
-            nbytes = sent_by(events, rank)
-            expect(
-                nbytes <= most,
-                f"{what}: rank {rank} sends {nbytes:,.0f} bytes, by {ways(events, rank)}; all-reduces send {most:,.0f}",
-                f"{most:,.0f} bytes",
-                f"{nbytes:,.0f} bytes",
-                rank,
-            )
+            check_sent(what, events, most, 0, f"all-reduces send {most:,.0f}", [rank])
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1498,7 +1343,7 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
         or len(lists) != 2
         or not all(isinstance(part, (tuple, list)) for part in lists)
     ):
-        return {"lists": told_all(lists, 2)}
+        return {"lists": several(lists, 2)}
     shared, mine = lists
     names = {id(p): name for name, p in model.named_parameters()}
     found = {
@@ -1515,7 +1360,7 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
         both = code.whole_loss(model, *lm_batch(seed, step), WEIGHT)
         pair = isinstance(both, (tuple, list)) and len(both) == 2
         if not pair or not all(isinstance(part, torch.Tensor) and part.dim() == 0 for part in both):
-            return found | {"loss": str(told_all(both, 2))}
+            return found | {"loss": str(several(both, 2))}
         if not both[1].requires_grad:
             return found | {"loss": "what is to be minimized has no gradient"}
         losses.append(float(both[0]))
@@ -1529,9 +1374,9 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
         mark()
         if step == 0:
             found |= {
-                "gradients": {name: told(p.grad) for name, p in model.named_parameters()},
+                "gradients": {name: as_evidence(p.grad) for name, p in model.named_parameters()},
                 "total": float(both[1]),
-                "load": [told(getattr(block.mlp, "load", None)) for block in model.blocks],
+                "load": [as_evidence(getattr(block.mlp, "load", None)) for block in model.blocks],
             }
         optimizer.step()
     with torch.no_grad():
@@ -1646,13 +1491,10 @@ def check_training(student, world, spread, each, seeds, how, right):
     for rank, found in enumerate(run.evidence):
         for layer in range(2):
             due = right["load"][layer][rank]
-            a_tensor(f"{told_size}: block {layer}'s load", found["load"][layer], (len(due),), rank=rank)
-            expect(
-                found["load"][layer].tolist() == due,
-                f"{told_size}: block {layer}'s load is not how many of rank {rank}'s slots chose each expert",
-                due,
-                found["load"][layer].tolist(),
-                rank,
+            load, than = found["load"][layer], f"how many of rank {rank}'s slots chose each expert"
+            kind = load.dtype if isinstance(load, torch.Tensor) else torch.int64
+            check_tensor(
+                f"{told_size}: block {layer}'s load", load, torch.tensor(due), rank=rank, dtype=kind, than=than
             )
     for number, due in enumerate(right["losses"]):
         check_loss(told_size, run.evidence, number, due)
@@ -1665,8 +1507,8 @@ def check_training(student, world, spread, each, seeds, how, right):
         small = 2 * (
             8 * (how["experts"] - each) + 2 * 8 * (2 * how["experts"] + 2)
         )  # counts and balancing losses of two layers
-        check_sent(f"{told_size}, forward", forward, rank, most + small, least, "tokens")
-        check_sent(f"{told_size}, backward", backward, rank, most + small, least, "gradients")
+        check_sent(f"{told_size}, forward", forward, most + small, least, NEEDED, [rank])
+        check_sent(f"{told_size}, backward", backward, most + small, least, NEEDED, [rank])
 
 
 def check_loss(told_size, ranks, number, due):
@@ -1688,18 +1530,8 @@ def check_first_gradients(told_size, ranks, right, world, spread, each):
     for rank, found in enumerate(ranks):
         for name, got in found["gradients"].items():
             due = right["gradients"][in_serial(name, rank, spread, each)]
-            a_tensor(f"{told_size}: the first gradient of {name}", got, due.shape, rank=rank)
-            times = float(got.norm() / due.norm()) if due.norm() else 1.0
-            scaled = (
-                f": {times:.3g} times it" if close(got / max(times, 1e-9), due, 1e-3) and abs(times - 1) > 1e-3 else ""
-            )
-            expect(
-                close(got, due, 1e-4, max(float(due.abs().max()), 1e-4)),
-                f"{told_size}: the first gradient of {name} on rank {rank} is not that of one process{scaled}",
-                due,
-                got,
-                rank,
-            )
+            told = f"{told_size}: the first gradient of {name} on rank {rank}"
+            check_tensor(told, got, due, 1e-4, rank, scale=1e-3, than="that of one process")
 
 
 def check_last_weights(told_size, ranks, right, spread, each):
@@ -1709,7 +1541,7 @@ def check_last_weights(told_size, ranks, right, spread, each):
             weight, first = right["weights"][there], right["first"][there]
             moved = float((weight - first).norm())
             expect(
-                bool((got - weight).norm() <= 1e-4 * max(moved, MOVED)),
+                near(got - first, weight - first, 1e-4, MOVED),
                 f"{told_size}: {name} on rank {rank} is not what one process has after {STEPS} steps",
                 f"moved by {moved:.5g}",
                 f"moved by {float((got - first).norm()):.5g}, and {float((got - weight).norm()):.2g} away",

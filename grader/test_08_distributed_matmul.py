@@ -29,12 +29,17 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from grader.kit import (
+    Given,
+    check_given,
+    as_evidence,
+    check_tensor,
+    moved_by,
+    near,
     Fault,
     Private,
     Wrong,
     cases,
     check_answers,
-    collectives,
     expect,
     mark,
     merciless_messages,
@@ -104,13 +109,6 @@ def taken(mine, dtype):
     return torch.tensor(mine["numbers"], dtype=getattr(torch, dtype)).view(mine["shape"])
 
 
-def said(value):
-    """What the student's function returned, as evidence can hold it."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    return [said(part) for part in value] if isinstance(value, (list, tuple)) else repr(value)
-
-
 def check_results(told, names, ranks, rights, dtype="float32"):
     """What each rank's function returned, one tensor or as many as there are names, beside what is right of each."""
     if len(names) == 1:
@@ -121,42 +119,13 @@ def check_results(told, names, ranks, rights, dtype="float32"):
         expect(whole, f"{told}: {returned}", f"{len(names)} tensors", short(seen), rank)
     for number, name in enumerate(names):
         columns = [seen[number] for seen in ranks], [right[number] for right in rights]
-        good = [rank for rank, pair in enumerate(zip(*columns)) if same(*pair)]
+        good = [rank for rank, pair in enumerate(zip(*columns)) if near(*pair)]
         for rank, (seen, right) in enumerate(zip(*columns)):
-            check_tensor(f"{told}: {name} on rank {rank}", seen, right, rank, dtype)
-            if rank not in good:
-                place, expected, found = first_difference(seen, right)
-                also = f"; it is right on {spoken_ranks(good)}" if good else ", as on all ranks"
-                told_more = also if len(ranks) > 1 else ""
-                raise Wrong(
-                    f"{told}: {name} is wrong on rank {rank}{told_more}",
-                    f"{expected:g} at {place}",
-                    f"{found:g} there",
-                    rank,
-                )
-
-
-def check_tensor(told, seen, right, rank, dtype):
-    expected = f"a tensor of shape {tuple(right.shape)}, {dtype}"
-    expect(isinstance(seen, torch.Tensor), f"{told} is no tensor", expected, short(seen), rank)
-    found = f"shape {tuple(seen.shape)}, {str(seen.dtype).removeprefix('torch.')}"
-    expect(seen.shape == right.shape, f"{told} has another shape", expected, found, rank)
-    expect(
-        seen.dtype == getattr(torch, dtype), f"{told} has another dtype than what it is made of", expected, found, rank
-    )
-
-
-def same(seen, right):
-    if not isinstance(seen, torch.Tensor) or seen.shape != right.shape:
-        return False
-    return bool((seen.double() == right.double()).all())
-
-
-def first_difference(seen, right):
-    """Where two tensors differ first, and both numbers there."""
-    number = (seen.double() != right.double()).reshape(-1).tolist().index(True)
-    place = divmod(number, right.shape[-1]) if right.dim() == 2 else number
-    return place, right.reshape(-1)[number].item(), seen.reshape(-1)[number].item()
+            than = "what it should be"
+            if len(ranks) > 1:
+                than += f" ({f'it is right on {spoken_ranks(good)}' if good else 'it is wrong on all ranks'})"
+            what = f"{told}: {name} on rank {rank}"
+            check_tensor(what, seen, right, rank=rank, dtype=getattr(torch, dtype), than=than)
 
 
 def spoken_ranks(ranks):
@@ -172,46 +141,17 @@ def short(value):
 
 def check_kept(told, ranks):
     for rank, mine in enumerate(ranks):
-        expect(
-            mine["kept"],
-            f"{told}: rank {rank} changes a tensor that it was given",
-            "the same numbers as before",
-            "others",
-            rank,
-        )
+        check_given(f"{told}, rank {rank}", mine["changes"], rank)
 
 
 # ---------------------------------------------------------------------------------------------------
 # What is sent, and what is alive
 
 
-def moved(events):
-    """Bytes that each rank moves in these events.
-
-    Collectives are done by rings, as in lesson 01. A broadcast counts where it arrives, a sum towards one rank where it
-    leaves, a message where it arrives.
-    """
-    totals = [0.0] * len(events)
-    for call in collectives(events):
-        if call.op not in ("broadcast", "reduce", "scatter", "gather"):
-            totals[call.rank] += call.sent
-    for rank, mine in enumerate(events):
-        for event in mine:
-            if event["e"] == "op" and event["op"] == "recv":
-                totals[rank] += event["bytes"]
-            elif (
-                event["e"] == "op"
-                and event["op"] in ("broadcast", "reduce", "scatter", "gather")
-                and len(event["group"]) > 1
-            ):
-                root = event["group"][int(event["detail"].removeprefix("root "))]
-                totals[rank] += event["bytes"] if rank != root else 0
-    return totals
-
-
 def check_moved(told, events, most, why, whose="sends"):
     """`most` has the bytes of each rank; those of rings, so that there are fractions of bytes."""
-    for rank, (found, limit) in enumerate(zip(moved(events), most, strict=False)):
+    for rank, limit in enumerate(most):
+        found = moved_by(events[rank], rank)
         expect(
             found <= limit + 1e-6,
             f"{told}: rank {rank} {whose} {found:,.0f} bytes; {why}",
@@ -359,12 +299,12 @@ def one_axis_on_rank(code, rank, world, todo):
                 continue
             x, w, dy = (taken(part, case["dtype"]) for part in case[cut])
             shape = (tuple(case["shape"]),) if cut == "rows" else ()
-            before = [t.clone() for t in (x, w, dy)]
+            all_given = Given(x=x, w=w, dy=dy)
             mark()
             y = getattr(code, f"by_{cut}")(x, w, *shape)
             mark()
             gradients = getattr(code, f"by_{cut}_backward")(dy, x, w, *shape)
-            found[cut] = {"y": said(y), "gradients": said(gradients), "kept": all(map(torch.equal, before, (x, w, dy)))}
+            found[cut] = {"y": as_evidence(y), "gradients": as_evidence(gradients), "changes": all_given.changes()}
         seen.append(found)
     return seen
 
@@ -442,7 +382,7 @@ def test_todo2_one_axis(student):
         right = [one_axis_blocks(x, w, dy, ranks, rank) for rank in range(ranks)]
         if ranks > 1:
             part = right[0]["inner"][0]
-            premise(not same(part[0] @ part[1], x @ w), "a product of parts that are not added up")
+            premise(not near(part[0] @ part[1], x @ w), "a product of parts that are not added up")
         for cut in CUTS:
             told = f"by_{cut} on {ranks} rank{'s' * (ranks > 1)}, m = {m}, k = {k}, n = {n}, {dtype}"
             seen = [run.evidence[rank][number][cut] for rank in range(ranks)]
@@ -497,7 +437,7 @@ def cannon_on_rank(code, rank, world, todo):
             continue
         x, w, dy = (taken(part, case["dtype"]) for part in case["blocks"])
         grid = code.Grid(tuple(case["shape"]), rank, case["ranks"])
-        before = [t.clone() for t in (x, w, dy)]
+        all_given = Given(x=x, w=w, dy=dy)
         if case["merciless"]:
             merciless_messages()
         mark()
@@ -507,17 +447,11 @@ def cannon_on_rank(code, rank, world, todo):
             most = peak.most
         else:
             y, most = code.cannon(x, w, case["sizes"][1], grid), 0
-        y = said(y)
+        y = as_evidence(y)
         mark()
-        gradients = said(code.cannon_backward(dy, x, w, tuple(case["sizes"]), grid))
+        gradients = as_evidence(code.cannon_backward(dy, x, w, tuple(case["sizes"]), grid))
         seen.append(
-            {
-                "y": y,
-                "gradients": gradients,
-                "most": most,
-                "limit": case["limit"],
-                "kept": all(map(torch.equal, before, (x, w, dy))),
-            }
+            {"y": y, "gradients": gradients, "most": most, "limit": case["limit"], "changes": all_given.changes()}
         )
     return seen
 
@@ -533,7 +467,7 @@ def refused_on_rank(code, rank, world, shape, blocks):
         raise
     except Exception as error:
         return {"type": type(error).__name__, "text": str(error), "returned": None}
-    return {"type": None, "text": "", "returned": said(y)}
+    return {"type": None, "text": "", "returned": as_evidence(y)}
 
 
 def check_refusal(student, shape):
@@ -662,7 +596,7 @@ def test_todo3_cannon(student):
             held = [two_axes_blocks(x, w, dy, (side, side), rank)[0] for rank in range(ranks)]
             unskewed = sum(held[column][0] @ held[side * column + 1][1] for column in range(1, side))
             premise(
-                unskewed.shape != right[1][0].shape or not same(unskewed, right[1][0]), "a product without the skew"
+                unskewed.shape != right[1][0].shape or not near(unskewed, right[1][0]), "a product without the skew"
             )
         forward, _ = next(calls), next(calls)
         check_results(told, ["Y"], [mine["y"] for mine in seen], [mine[0] for mine in right], dtype)
@@ -711,7 +645,7 @@ def summa_on_rank(code, rank, world, todo):
             continue
         x, w, dy = (taken(part, case["dtype"]) for part in case["blocks"])
         grid = code.Grid(tuple(case["shape"]), rank, case["ranks"])
-        before = [t.clone() for t in (x, w, dy)]
+        all_given = Given(x=x, w=w, dy=dy)
         mark()
         with Peak([x, w], case["limits"][0]) as peak:
             y = code.summa(x, w, case["k"], grid)
@@ -722,9 +656,9 @@ def summa_on_rank(code, rank, world, todo):
         backward = {"most": peak.most, "limit": case["limits"][1]}
         seen.append(
             {
-                "y": said(y),
-                "gradients": said(gradients),
-                "kept": all(map(torch.equal, before, (x, w, dy))),
+                "y": as_evidence(y),
+                "gradients": as_evidence(gradients),
+                "changes": all_given.changes(),
                 "forward": forward,
                 "backward": backward,
             }
@@ -887,14 +821,14 @@ def three_axes_on_rank(code, rank, world, todo):
             continue
         x, w, dy = (taken(part, case["dtype"]) for part in case["blocks"])
         grid = code.Grid(tuple(case["shape"]), rank, case["ranks"])
-        before = [t.clone() for t in (x, w, dy)]
         x.requires_grad_(), w.requires_grad_()
+        all_given = Given(x=x, w=w, dy=dy)
         mark()
         with Storages([x, w]) as storages:
             y = code.Product.apply(x, w, tuple(case["of_w"]), code.Axes(*case["axes"]), grid)
             if not (isinstance(y, torch.Tensor) and y.shape == dy.shape):
                 mark()
-                seen.append({"y": said(y), "gradients": [None, None], "extra": 0, "kept": True})
+                seen.append({"y": as_evidence(y), "gradients": [None, None], "extra": 0, "changes": {}})
                 continue
             extra = 0
             for _ in range(100):  # gloo's own thread lets go of a tensor a moment after its message is over
@@ -902,12 +836,12 @@ def three_axes_on_rank(code, rank, world, todo):
                 if not extra:
                     break
                 time.sleep(0.001)
-        found = {"y": said(y), "extra": extra, "gradients": [None, None]}
+        found = {"y": as_evidence(y), "extra": extra, "gradients": [None, None]}
         mark()
         if y.requires_grad:
             y.backward(dy)
-            found["gradients"] = [said(t.grad) for t in (x, w)]
-        seen.append(found | {"kept": all(map(torch.equal, before, (x.detach(), w.detach(), dy)))})
+            found["gradients"] = [as_evidence(t.grad) for t in (x, w)]
+        seen.append(found | {"changes": all_given.changes(gradients=False)})
     return seen
 
 
@@ -1083,7 +1017,7 @@ def corners_on_rank(code, rank, world, todo):
             else:
                 y = Reduced.apply(x @ w.view(shape))
             y.backward(dy)
-            found.append([said(t) for t in (y, x.grad, w.grad)])
+            found.append([as_evidence(t) for t in (y, x.grad, w.grad)])
         seen.append(found)
     return seen
 
@@ -1105,7 +1039,7 @@ def check_corners(student):
     run = student.call(corners_on_rank, world=world, todo=todo)
     calls = iter(cases(run.events))
     for number, (layer, shape) in enumerate(corners.items()):
-        own, theirs = moved(next(calls)), moved(next(calls))
+        own, theirs = ([moved_by(mine, rank) for rank, mine in enumerate(next(calls))] for _ in range(2))
         told = f"on {spoken(shape)} ranks Product is no {layer} layer"
         pairs = [run.evidence[rank][number] for rank in range(world)]
         check_results(told, ["Y", "dX", "the shard of dW"], [a for a, _ in pairs], [b for _, b in pairs])
@@ -1184,7 +1118,7 @@ def mlp_on_rank(code, rank, world, todo):
             found["losses"].append(loss.double().item())
             of_its_block = (y.detach().double() - target.double()).square().sum() / case["numbers"]
             found["parts"].append([mine.double().item(), of_its_block.item()])
-            found["gradients"].append([said(g) for g in gradients])
+            found["gradients"].append([as_evidence(g) for g in gradients])
             with torch.no_grad():
                 for one, g in zip(shards, gradients):
                     if g is not None and g.shape == one.shape:
@@ -1313,7 +1247,7 @@ def test_todo6_mlp(student):
             for rank, mine in enumerate(seen):
                 loss, found = right["losses"][step], mine["losses"][step]
                 if step == 0:
-                    check_gradients(told, mine["gradients"][0], right["gradients"][0], shape, rank)
+                    check_gradients(told, mine["gradients"][0], right["gradients"][0], shape, rank, dtype)
                 expect(
                     abs(found - loss) <= CLOSE * loss,
                     f"{told}: the loss of step {step + 1} on rank {rank} differs from one process's",
@@ -1330,7 +1264,8 @@ def test_todo6_mlp(student):
                     rank,
                 )
                 if step == STEPS - 1:
-                    check_gradients(f"{told}, step {STEPS}", mine["gradients"][-1], right["gradients"][-1], shape, rank)
+                    last = mine["gradients"][-1], right["gradients"][-1]
+                    check_gradients(f"{told}, step {STEPS}", *last, shape, rank, dtype)
             check_moved(f"{told}, a step", next(calls), [most] * ranks, "more than the products and the loss need")
 
 
@@ -1339,25 +1274,19 @@ def weight_block(w, layer, shape, at):
     return w[piece(w.shape[0], shape[inner], at[inner]), piece(w.shape[1], shape[outer], at[outer])]
 
 
-def check_gradients(told, seen, right, shape, rank):
+def check_gradients(told, seen, right, shape, rank, dtype):
     at = coordinates(rank, shape)
     for layer, (found, whole) in enumerate(zip(seen, right, strict=True)):
         expected = shard(weight_block(whole, layer, shape, at), shape[2], at[2])
-        expect(
-            isinstance(found, torch.Tensor) and found.shape == expected.shape,
-            f"{told}: layer {layer} has no gradient on rank {rank}",
-            f"{len(expected)} numbers",
-            "none",
+        check_tensor(
+            f"{told}: the gradient of layer {layer} on rank {rank}",
+            found,
+            expected,
+            CLOSE,
             rank,
-        )
-        scale = max(expected.norm().item(), whole.norm().item() / math.prod(shape) ** 0.5)
-        apart = (found.double() - expected).norm().item()
-        expect(
-            apart <= CLOSE * scale,
-            f"{told}: the gradient of layer {layer} on rank {rank} is not its shard of one process's",
-            f"norm {expected.norm():.6g}",
-            f"norm {found.double().norm():.6g}, {apart:.2g} away",
-            rank,
+            dtype=getattr(torch, dtype),
+            scale=whole.norm().item() / math.prod(shape) ** 0.5,
+            than="its shard of one process's",
         )
 
 

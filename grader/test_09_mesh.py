@@ -11,16 +11,32 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from grader.kit import Fault, Wrong, cases, collectives, expect, hinted, mark, plain, premise, todo
+from grader.kit import (
+    as_evidence,
+    a_number,
+    known,
+    near,
+    same_numbers,
+    check_sent,
+    written,
+    Fault,
+    Wrong,
+    cases,
+    expect,
+    hinted,
+    mark,
+    plain,
+    premise,
+    todo,
+)
 
 BUILDS = "the mesh: the order of its axes, which rank reads what, each axis's gradients, one norm over all of them"
 
@@ -100,57 +116,6 @@ def mesh_of(sizes):
     return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def said(value):
-    """What the student's function returned, as evidence can hold it."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {str(key): said(part) for key, part in value.items()}
-    return [said(part) for part in value] if isinstance(value, (list, tuple)) else plain(value)
-
-
-def number(value):
-    """A number that came as such or as a tensor of one; None for anything else."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def same(got, right):
-    """To rounding errors of float64: these are formulas."""
-    if isinstance(right, dict):
-        return isinstance(got, dict) and got.keys() == right.keys() and all(same(got[k], right[k]) for k in right)
-    if isinstance(right, (tuple, list)):
-        return isinstance(got, list) and len(got) == len(right) and all(map(same, got, right))
-    found = number(got)
-    return found is not None and math.isclose(found, right, rel_tol=1e-9, abs_tol=1e-15)
-
-
-def written(value):
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {written(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "(" + ", ".join(map(written, value)) + ")"
-    if number(value) is None:
-        return str(value)
-    return f"{value:,.8g}" if abs(value) < 1e6 and value % 1 else f"{value:,.3f}".removesuffix(".000")
-
-
-def known(got: Any, wrongs: dict[str, Any], close: Callable = same) -> str:
-    """What was done, where the answer is one of these wrong values, which go by name; else nothing."""
-    return next((f": {words}" for words, wrong in wrongs.items() if close(got, wrong)), "")
-
-
-def moved(events):
-    """Bytes that each rank sends in these events."""
-    totals = [0.0] * len(events)
-    for call in collectives(events):
-        totals[call.rank] += call.sent
-    for rank, mine in enumerate(events):
-        totals[rank] += sum(event["bytes"] for event in mine if event["e"] == "op" and event["op"] == "send")
-    return totals
-
-
 # ---------------------------------------------------------------------------------------------------
 # TODO 1: bytes between nodes
 
@@ -159,7 +124,7 @@ def orders_on_rank(code, rank, world, asked):
     return [
         {
             "bytes": [plain(code.bytes_between_nodes(tuple(order), dict(sizes), sent, node)) for order in orders],
-            "best": said(code.best_order(dict(sizes), sent, node)),
+            "best": as_evidence(code.best_order(dict(sizes), sent, node)),
         }
         for sizes, sent, node, orders in asked
     ]
@@ -230,7 +195,7 @@ def test_todo1_orders(student):
         for order, count in zip(orders, found["bytes"], strict=True):
             placed = {axis: sizes[axis] for axis in order}
             right = crossing(placed, sent, node)
-            if not same(count, right):
+            if not same_numbers(count, right):
                 ends = {
                     "along pp the last stage sends on to the first": crossing(placed, sent, node, rings=AXES),
                     "pp is taken for a ring like the other axes": crossing(
@@ -244,7 +209,7 @@ def test_todo1_orders(student):
                     "stages?"
                 )
                 raise Wrong(
-                    f"bytes_between_nodes in the order {' × '.join(order)} is wrong for {told}{taken}",
+                    f"bytes_between_nodes in the order {' × '.join(order)} is wrong for {told}{taken and f': {taken}'}",
                     written(right),
                     written(count),
                     hint=look if "pp" in taken else "",
@@ -275,7 +240,7 @@ def meshes_on_rank(code, rank, world, wanted, given):
         mesh = code.make_mesh(dict(sizes), sent, node)
         names, ranks = getattr(mesh, "mesh_dim_names", None), getattr(mesh, "mesh", None)
         meshes.append({"names": plain(list(names or ())), "ranks": plain(ranks), "kind": type(mesh).__name__})
-    return {"meshes": meshes, "neighbours": [said(code.stage_neighbours(mesh_of(sizes))) for sizes in given]}
+    return {"meshes": meshes, "neighbours": [as_evidence(code.stage_neighbours(mesh_of(sizes))) for sizes in given]}
 
 
 @todo(
@@ -375,7 +340,11 @@ def samples_on_rank(code, rank, world, todo):
             epochs.append([plain(sample) for sample in sampler] if hasattr(sampler, "__iter__") else repr(sampler))
         x, y = words_of(case)
         found.append(
-            {"place": said(code.data_place(mesh)), "epochs": epochs, "tokens": said(code.my_tokens(x, y, mesh))}
+            {
+                "place": as_evidence(code.data_place(mesh)),
+                "epochs": epochs,
+                "tokens": as_evidence(code.my_tokens(x, y, mesh)),
+            }
         )
     return found
 
@@ -580,7 +549,7 @@ def gradients_on_rank(code, rank, world, todo):
         dist.barrier()
         found.append(
             {
-                "gradients": {name: said(p.grad) for name, p in piece.parameters.items()},
+                "gradients": {name: as_evidence(p.grad) for name, p in piece.parameters.items()},
                 "facts": {name: list(fact) for name, fact in piece.facts.items()},
                 "before": {name: grad.norm().item() for name, grad in before.items()},
                 "kept": {name: plain(torch.equal(p.grad, before[name])) for name, p in piece.parameters.items()},
@@ -714,7 +683,6 @@ def check_gradients(student, case, ranks, events):
     parallel = "with" if case["sequence_parallel"] else "without"
     told = f"{spoken_mesh(sizes)}, {parallel} sequence parallel"
     serial = student.reference(serial_gradients, case=case)
-    sent = moved(events)
     apart, shared = 0.0, False
     for rank, (mine, place) in enumerate(zip(ranks, box(sizes), strict=True)):
         most = 0.0
@@ -732,10 +700,10 @@ def check_gradients(student, case, ranks, events):
                 what = "cut" if cut else "whole, used on some tokens" if some else "whole"
                 wrongs = {"it is left as this rank had it": got} if mine["kept"][name] else {}
                 wrongs |= taken_for(right, parts, sizes, cut, some, tied)
-                done = known(got.double(), wrongs, lambda a, b: (a - b).norm() <= CLOSE * right.norm())
+                done = known(got, wrongs, partial(near, rel=CLOSE))
                 raise Wrong(
                     f"{told}: the gradient of {name} ({what}{', tied' if tied else ''}) on rank {rank} differs from"
-                    f" one process's: {ratio(got, right)}{done}",
+                    f" one process's: {ratio(got, right)}{done and f': {done}'}",
                     f"norm {right.norm():.5g}",
                     f"norm {got.double().norm():.5g}",
                     rank,
@@ -743,13 +711,7 @@ def check_gradients(student, case, ranks, events):
             lengths = [sizes.get(axis, 1) for axis in ("dp", "shard", "cp")]
             lengths += [sizes["tp"] if some and not cut else 1, 2 if tied and sizes["pp"] > 1 else 1]
             most += sum(2 * (length - 1) / length * 4 * right.numel() for length in lengths)
-        expect(
-            sent[rank] <= most + 1e-6,
-            f"{told}: rank {rank} sends {sent[rank]:,.0f} bytes for its gradients, more than needed",
-            f"at most {most:,.0f} bytes",
-            f"{sent[rank]:,.0f} bytes",
-            rank,
-        )
+        check_sent(f"{told}, the gradients", events, most, 0, "more than needed", [rank])
         shared = shared or most > 0
     premise(not shared or apart > 0.05, "gradients that are left as they are")
 
@@ -798,7 +760,7 @@ def norm_on_rank(code, rank, world, todo):
         norm = code.gradient_norm(parameters, facts, mesh)
         mark()
         kept = all(p.grad is not None and torch.equal(p.grad, before[name]) for name, p in parameters.items())
-        found.append({"norm": said(norm), "kept": kept})
+        found.append({"norm": as_evidence(norm), "kept": kept})
     return found
 
 
@@ -872,7 +834,7 @@ def test_todo5_norm(student):
             told = f"gradient_norm {spoken_mesh(case['sizes'])}, gradients in {case['dtype']}"
             right, close = norm_of(case, case["tensors"]), partial(math.isclose, rel_tol=1e-5)
             for rank, mine in enumerate(run.evidence):
-                got = number(mine[number_of_case]["norm"])
+                got = a_number(mine[number_of_case]["norm"])
                 expect(
                     got is not None,
                     f"{told}: is no number on rank {rank}",
@@ -883,18 +845,13 @@ def test_todo5_norm(student):
                 # Sums in float32 differ by 1e-7 of the result; those in bfloat16, of 8 bits, by 1e-2 and more.
                 if not close(got, right):
                     done = known(got, wrong_norms(case, rank), close)
-                    raise Wrong(f"{told}: is wrong on rank {rank}{done}", f"{right:.6g}", f"{got:.6g}", rank)
+                    raise Wrong(
+                        f"{told}: is wrong on rank {rank}{done and f': {done}'}", f"{right:.6g}", f"{got:.6g}", rank
+                    )
                 expect(
                     mine[number_of_case]["kept"], f"{told}: changes a gradient", "the same gradients", "others", rank
                 )
-            for rank, count in enumerate(moved(events[2 * number_of_case])):
-                expect(
-                    count <= 400,
-                    f"{told}: rank {rank} sends {count:,.0f} bytes; some numbers are enough",
-                    "at most 400 bytes",
-                    f"{count:,.0f} bytes",
-                    rank,
-                )
+            check_sent(told, events[2 * number_of_case], 400, 0, "some numbers are enough")
 
 
 def norm_of(case, tensors, count=lambda cut, tied: 1):

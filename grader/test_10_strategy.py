@@ -14,49 +14,14 @@ not asked for.
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from functools import lru_cache, partial
-from typing import Any
 
-import torch
 
-from grader.kit import Wrong, expect, hinted, plain, premise, todo
+from grader.kit import as_evidence, known, same_numbers, written, Wrong, expect, hinted, premise, todo
 from utils.plan import Link, Machine, Model, Plan
 
 BUILDS = "memory, messages and time of a plan; the best plan for a model and a machine; when to stop adding GPUs"
-
-
-def said(value):
-    """What the student's function returned, as evidence can hold it."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {str(key): said(part) for key, part in value.items()}
-    return [said(part) for part in value] if isinstance(value, (list, tuple)) else plain(value)
-
-
-def number(value):
-    """A number that came as such or as a tensor of one; None for anything else."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def same(got, right):
-    """To rounding errors of float64: these are formulas."""
-    if isinstance(right, dict):
-        return isinstance(got, dict) and got.keys() == right.keys() and all(same(got[k], right[k]) for k in right)
-    if isinstance(right, (tuple, list)):
-        return isinstance(got, list) and len(got) == len(right) and all(map(same, got, right))
-    found = number(got)
-    return found is not None and math.isclose(found, right, rel_tol=1e-9, abs_tol=1e-15)
-
-
-def known(got: Any, wrongs: dict[str, Any], close: Callable = same) -> str:
-    """What was done, where the answer is one of these wrong values, which go by name; nothing where two of them fit."""
-    fitting = [words for words, wrong in wrongs.items() if close(got, wrong)]
-    return f": {fitting[0]}" if len(fitting) == 1 else ""
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -70,7 +35,7 @@ def asked_on_rank(code, rank, world, calls):
     found = []
     for name, arguments in calls:
         answer = getattr(code, name)(*map(built, arguments))
-        found.append({"plan": asdict(answer)} if isinstance(answer, Plan) else said(answer))
+        found.append({"plan": asdict(answer)} if isinstance(answer, Plan) else as_evidence(answer))
     return found
 
 
@@ -103,16 +68,6 @@ def shown(value):
     return repr(value)
 
 
-def written(value):
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {written(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "(" + ", ".join(map(written, value)) + ")"
-    if number(value) is None:
-        return str(value)
-    return f"{value:,.8g}" if abs(value) < 1e6 and value % 1 else f"{value:,.3f}".removesuffix(".000")
-
-
 def check_formulas(student, right, hints={}, wrongs={}):
     """`right` has (name, arguments, answer). Of a dictionary the first kind that differs is named.
 
@@ -130,20 +85,20 @@ def check_formulas(student, right, hints={}, wrongs={}):
             found += [(name, *told)] if told else []
     if found:
         name, message, taken, expected, got = next((one for one in found if one[2]), found[0])
-        raise Wrong(message + taken, expected, got, hint=hints.get(name, ""))
+        raise Wrong(message + (taken and f": {taken}"), expected, got, hint=hints.get(name, ""))
 
 
 def difference(call, arguments, answer, got, wrongs):
     """(message, the name of the mistake or "", expected, seen); None if the answer is right."""
     if not isinstance(answer, dict):
         taken = known(got, {words: wrong(*arguments) for words, wrong in wrongs.items()})
-        return None if same(got, answer) else (f"{call} is wrong", taken, written(answer), written(got))
+        return None if same_numbers(got, answer) else (f"{call} is wrong", taken, written(answer), written(got))
     keys = {str(key): part for key, part in answer.items()}
     if not isinstance(got, dict) or got.keys() != keys.keys():
         has = ", ".join(got) if isinstance(got, dict) else got
         return f"{call} has the wrong entries", "", ", ".join(keys), has
     for key, part in keys.items():
-        if not same(got[key], part):
+        if not same_numbers(got[key], part):
             taken = known(got[key], {words: wrong(*arguments)[key] for words, wrong in wrongs.items()})
             return f'{call}: "{key}" is wrong', taken, written(part), written(got[key])
     return None

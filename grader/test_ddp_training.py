@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from grader.kit import (
+    check_tensor,
     Fault,
     Private,
     Wrong,
@@ -580,32 +581,30 @@ def check_wrap(student, nodes, world, seeds):
                 sorted(seen["weights"])[:3],
                 rank,
             )
-            expect(
-                torch.equal(seen["weights"][name], ranks[0]["weights"][name]),
-                f"rank {rank} of {world} starts from other weights than rank 0 ({name})",
-                "equal first weights",
-                "different ones",
-                rank,
+            check_tensor(
+                f"the first {name} on rank {rank} of {world}",
+                seen["weights"][name],
+                ranks[0]["weights"][name],
+                rank=rank,
+                than="that of rank 0",
             )
     for rank, seen in enumerate(ranks):
         for name, right in mean.items():
             grad = seen["grads"][name]
             expect(grad is not None, f"{name} has no gradient on rank {rank}", "a gradient", None, rank)
-            # float32 sums in a different order: 1e-6 measured.
-            if not torch.allclose(grad, right, rtol=1e-4, atol=1e-6):
-                if torch.allclose(grad, own[rank][name], rtol=1e-4, atol=1e-6):
-                    what = "it has only its own batch's gradient: nothing is averaged over the ranks"
-                elif torch.allclose(grad, right * world, rtol=1e-4, atol=1e-6):
-                    what = f"the gradients are summed over the {world} ranks, not averaged"
-                else:
-                    what = "it is not the gradient of one process on the whole batch"
-                raise Wrong(
-                    f"after backward on rank {rank} of {world}, the gradient of {name} is wrong: {what}",
-                    right,
-                    grad,
-                    rank,
-                    hint="All ranks' gradients are in the sum: by what must it be divided?" if "summed" in what else "",
-                )
+            summed = right * world, "All ranks' gradients are in the sum: by what must it be divided?"
+            check_tensor(
+                f"after backward on rank {rank} of {world}, the gradient of {name}",
+                grad,
+                right,
+                1e-4,  # float32 sums in a different order: 1e-6 measured
+                rank,
+                wrongs={
+                    "its own batch's alone: nothing is averaged over the ranks": own[rank][name],
+                    f"summed over the {world} ranks, not averaged": summed,
+                },
+                than="that of one process on the whole batch",
+            )
     held = sum(grad.numel() * grad.element_size() for grad in mean.values())
     for rank, events in enumerate(run.events):
         sent = sum(e["bytes"] for e in events if e["e"] == "op")

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from grader.kit import (
+    near,
     REL,
     Wrong,
     check_checkpoint,
@@ -112,11 +113,6 @@ def own_module(model):
             return torch.optim.SGD(self.parameters(), lr=0.5)
 
     return Module()
-
-
-def close(a, b):
-    """float32 sums in another order: 1e-6 measured, 1e-3 and more for a wrong one."""
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -284,7 +280,7 @@ def test_todo2_optimizer(student):
             len(wanted),
             seen["moved"],
         )
-        wrong = [name for name in wanted if not close(seen["weights"][name], wanted[name])]
+        wrong = [name for name in wanted if not near(seen["weights"][name], wanted[name], REL)]
         expect(
             not wrong,
             f"{told}, two steps of the optimizer lead to other weights: is it the right kind, and has it both numbers?",
@@ -513,7 +509,7 @@ def test_todo5_strategy(student):
             rank,
         )
     for rank, seen in enumerate(ranks):
-        wrong = [name for name in right if not close(seen["weights"][name], right[name])]
+        wrong = [name for name in right if not near(seen["weights"][name], right[name], REL)]
         if wrong:
             apart = any(
                 not torch.equal(other["weights"][name], ranks[0]["weights"][name]) for other in ranks for name in right

@@ -26,6 +26,8 @@ import torch.distributed as dist
 from torch import nn
 
 from grader.kit import (
+    check_tensor,
+    a_number,
     REL,
     Fault,
     Peak,
@@ -156,22 +158,6 @@ def parameters_of(stages):
     return {name: p for stage in stages for name, p in stage.submod.named_parameters()}
 
 
-def close(a, b, rel=REL):
-    """float32 sums in another order: 4e-7 of a gradient's norm was measured, 1e-3 and more for a wrong one."""
-    return tuple(a.shape) == tuple(b.shape) and bool((a - b).norm() <= rel * b.norm())
-
-
-def number(value):
-    """A number or a tensor of one as a float; None for anything else."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def described(value):
-    return kind_of(value)
-
-
 # ---------------------------------------------------------------------------------------------------
 # TODO 1: cut by cost
 
@@ -185,7 +171,7 @@ def plain_ranges(value):
     if isinstance(value, (list, tuple)) and all(isinstance(part, (range, list, tuple)) for part in value):
         kinds = [[int(i) for i in part] for part in value]
         return {"blocks": kinds, "ranges": all(isinstance(part, range) for part in value)}
-    return described(value)
+    return kind_of(value)
 
 
 def slowest_of(numbers, head):
@@ -311,7 +297,7 @@ def stages_on_rank(code, rank, world, grids):
         with Peak() as peak:
             stages = code.make_stages(model, mesh, CPU, args)
         if not isinstance(stages, (list, tuple)) or not all(hasattr(stage, "submod") for stage in stages):
-            left.append(described(stages))
+            left.append(kind_of(stages))
             continue
         left.append([left_of(stage, model) | {"peak": peak.most // 4} for stage in stages])
         mark(name="back")
@@ -569,7 +555,7 @@ def loss_on_rank(code, rank, world, seed):
             if tensor and loss.requires_grad:
                 loss.backward()
             grads = [torch.zeros(0) if t.grad is None else t.grad for t in (h, layers.head.weight)]
-            left.append({"loss": loss.item() if tensor else described(loss), "grads": grads})
+            left.append({"loss": loss.item() if tensor else kind_of(loss), "grads": grads})
     return left
 
 
@@ -674,7 +660,7 @@ def schedule_on_rank(code, rank, world, seed, kind, m):
             toy.rows, toy.begun = [], 0
         schedule.step(x, target=y, losses=losses)
     grads = [torch.zeros(0) if toy.weight.grad is None else toy.weight.grad for toy in toys]
-    rows, losses = [toy.rows for toy in toys], [number(loss) for loss in losses]
+    rows, losses = [toy.rows for toy in toys], [a_number(loss) for loss in losses]
     return {"log": log, "rows": rows, "grads": grads, "losses": losses}
 
 
@@ -722,12 +708,7 @@ def check_loss_of(student):
             raise Wrong(f"{told} returns {what}", wanted["loss"], loss)
         for name, grad, wanted_grad in zip(("h", "the head's weight"), seen["grads"], wanted["grads"], strict=True):
             expect(grad.numel() > 0, f"{told} gives {name} no gradient", "a gradient", "none")
-            expect(
-                close(grad, wanted_grad, rel_grad),
-                f"{told} gives {name} a gradient that is not that of one process",
-                wanted_grad,
-                grad,
-            )
+            check_tensor(f"{told}: the gradient of {name}", grad, wanted_grad, rel_grad, than="that of one process")
     exact, rough = left[0]["loss"], left[len(right)]["loss"]
     expect(
         exact != rough,
@@ -792,13 +773,10 @@ def check_toys(told, ranks, right, m, world):
         for chunk, grad in enumerate(seen["grads"]):
             stage, wanted = rank + chunk * world, right["grads"][rank + chunk * world]
             expect(grad.numel() > 0, f"{told} stage {stage} gets no gradient", "a gradient", "none", rank)
-            if not close(grad, wanted):
-                what = (
-                    "divided by the number of micro-batches: the loss is a sum, so nothing is to be scaled"
-                    if close(grad * m, wanted)
-                    else ("divided by it twice" if close(grad * m * m, wanted) else "not that of the sum of all losses")
-                )
-                raise Wrong(f"{told} the gradient of stage {stage} is {what}", wanted, grad, rank)
+            divided = "divided by the number of micro-batches: the loss is a sum, so nothing is to be scaled"
+            wrongs = {divided: wanted / m, "divided by the number of micro-batches twice": wanted / m**2}
+            than = "that of the sum of all losses"
+            check_tensor(f"{told} the gradient of stage {stage}", grad, wanted, REL, rank, wrongs=wrongs, than=than)
     seen = ranks[-1]["losses"]
     expect(
         len(seen) == m
@@ -832,7 +810,7 @@ def train_on_rank(code, rank, world, seed, turns):
             mark(name="")
             graph = isinstance(loss, torch.Tensor) and loss.requires_grad
             grads = {name: p.grad for name, p in parameters_of(stages).items() if p.grad is not None}
-            left[-1].append({"loss": number(loss), "kind": described(loss), "graph": graph, "grads": grads})
+            left[-1].append({"loss": a_number(loss), "kind": kind_of(loss), "graph": graph, "grads": grads})
     return left
 
 
@@ -913,10 +891,8 @@ def check_batches(student, seed, ranks, second, many):
 def check_trained(told, seen, right, rank):
     for name, grad in seen["grads"].items():
         goal = right["grads"][name]
-        if not close(grad, goal):
-            what = "it is zero" if not grad.any() else "some micro-batch is missing, or counts twice, or is scaled"
-            wrong = f"{told} the gradient of {name} is not that of the sum of all losses: {what}"
-            raise Wrong(wrong, goal, grad, rank)
+        than = "that of the sum of all losses"
+        check_tensor(f"{told} the gradient of {name}", grad, goal, REL, rank, than=than)
     expect(
         not seen["graph"],
         f"{told} what train_batch returns still has its graph, which keeps all activations alive",
@@ -1102,12 +1078,9 @@ def check_sums(grid, ranks, calls, right):
         for name, goal in goals["right"].items():
             grad = seen["grads"].get(name, torch.zeros(0))
             expect(grad.numel() > 0, f"{told} {name} has no gradient any more", "a gradient", "none", rank)
-            if not close(grad, goal):
-                what = next(
-                    (words for kind, words in wrong if close(grad, goals[kind][name])),
-                    "not the sum over its row, divided by the row's targets",
-                )
-                raise Wrong(f"{told} the gradient of {name} is {what}", goal, grad, rank)
+            wrongs = {words: goals[kind][name] for kind, words in wrong}
+            than = "the sum over its row, divided by the row's targets"
+            check_tensor(f"{told} the gradient of {name}", grad, goal, REL, rank, wrongs=wrongs, than=than)
     for rank, seen in enumerate(ranks):
         changed = f"{told} the caller's n_targets is changed on rank {rank}"
         expect(seen["kept"], changed, "as it was", "the sum", rank)
@@ -1144,7 +1117,7 @@ def clip_on_rank(code, rank, world, seed, grid):
         give_gradients(stages, drawn_for([stage.submod for stage in stages], seed + 10 * mesh["pp"].get_local_rank()))
         norm = code.clip_gradients(stages, mesh, made_args(code, "--clip", str(clip), pp=pp, data=data))
         grads = {name: p.grad for name, p in parameters_of(stages).items() if p.grad is not None}
-        left.append({"norm": norm if isinstance(norm, (int, float)) else described(norm), "grads": grads})
+        left.append({"norm": norm if isinstance(norm, (int, float)) else kind_of(norm), "grads": grads})
     return left
 
 
@@ -1208,11 +1181,9 @@ def check_clipped(told, grid, clip, seen, right, grads, rank):
         raise Wrong(f"{told_norm} returns the wrong norm on rank {rank}: {what}", right, norm, rank)
     factor = min(1.0, clip / right) if clip else 1.0
     for name, grad in seen["grads"].items():
-        if not close(grad, grads[name] * factor):
-            untouched = close(grad, grads[name])
-            what = "is not clipped" if untouched else "is not the whole gradient's, scaled by one number"
-            wanted = f"norm {grads[name].norm() * factor:.4g}"
-            raise Wrong(f"{told} the gradient of {name} {what}", wanted, f"norm {grad.norm():.4g}", rank)
+        wrongs = {"not clipped": grads[name]} if factor < 1 else {}
+        than = "the whole gradient's, scaled by one number"
+        check_tensor(f"{told} the gradient of {name}", grad, grads[name] * factor, REL, rank, wrongs=wrongs, than=than)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1293,7 +1264,7 @@ def mesh_on_rank(code, rank, world, pipelines):
         mesh = code.make_mesh(CPU, world, made_args(code, pp=pp, data=world // pp))
         names = getattr(mesh, "mesh_dim_names", None)
         axes = {name: mesh[name].mesh.flatten().tolist() for name in names or ()}
-        meshes.append({"axes": axes, "kind": described(mesh)})
+        meshes.append({"axes": axes, "kind": kind_of(mesh)})
     return meshes
 
 
@@ -1303,7 +1274,7 @@ def samplers_on_rank(code, rank, world, seed, grid):
     args = made_args(code, "--seed", str(seed), pp=pp, data=data)
     samplers = code.make_samplers(sets, made_mesh(*grid), args)
     if not isinstance(samplers, (tuple, list)) or len(samplers) != 3:
-        return described(samplers)
+        return kind_of(samplers)
     epochs = []
     for epoch in range(3):
         if hasattr(samplers[0], "set_epoch"):

@@ -5,10 +5,13 @@
 | another answer, in grader/mutants/ | `Answer` |
 | a check and its verdict | `todo`, `expect`, `premise`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with a hint of its own |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it |
-| questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise |
-| what came back is nothing that can be judged | `kind_of` |
+| questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`; `known`, the mistake that gives just this |
+| the same tensor or not | `check_tensor`, `check_shape`; `near`, `difference`, in words |
+| what a function has done to what it was given | on a rank `Given`; `check_given` |
+| on a rank: what the student's code returned | `as_evidence`; `kind_of`, in words |
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
+| bytes that ranks send | `check_sent`; `sent_by`, `moved_by`, `operations`, `ring_bytes` |
 | what ranks did | `sound`, `cases`, `collectives`, `rehearse`, `Run` |
 | batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`; `ends`; `Unit` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `one_writer`, `on_nodes`, `REL`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
@@ -29,8 +32,8 @@ from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, rehearse
 from grader.engine.ranks.run import Run
 from grader.kit.messages import sound
-from grader.kit.on_rank import answers_on_rank, mains_on_rank, plain, plain_name
-from grader.kit.predictions import check_answers
+from grader.kit.on_rank import Given, answers_on_rank, as_evidence, mains_on_rank, plain, plain_name
+from grader.kit.predictions import a_number, check_answers, known, same_numbers, written
 from grader.kit.scripts import (
     REL,
     check_checkpoint,
@@ -46,4 +49,6 @@ from grader.kit.scripts import (
     together,
     training,
 )
+from grader.kit.tensors import check_given, check_shape, check_tensor, difference, name_of, near
+from grader.kit.traffic import check_sent, moved_by, operations, ring_bytes, sent_by
 from utils.memory import Peak

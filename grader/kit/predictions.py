@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import expect
 from grader.kit.on_rank import answers_on_rank
@@ -46,3 +48,43 @@ def spoken(value: Any) -> str:
         shown = [spoken(part) for part in value]
         return f"({', '.join(shown if len(shown) < 6 else [*shown[:4], '…', shown[-1]])})"
     return f"{value:,.10g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)
+
+
+def a_number(value: Any) -> float | None:
+    """A number that came as such or as a tensor of one; None for anything else."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def same_numbers(seen: Any, right: Any) -> bool:
+    """Whether a number, or several in lists and dictionaries, are right, to rounding errors of float64."""
+    if isinstance(right, dict):
+        return (
+            isinstance(seen, dict)
+            and seen.keys() == right.keys()
+            and all(same_numbers(seen[k], right[k]) for k in right)
+        )
+    if isinstance(right, (tuple, list)):
+        return isinstance(seen, list) and len(seen) == len(right) and all(map(same_numbers, seen, right))
+    found = a_number(seen)
+    return found is not None and math.isclose(found, right, rel_tol=1e-9, abs_tol=1e-15)
+
+
+def known(seen: Any, wrongs: dict[str, Any], same: Callable[[Any, Any], bool] = same_numbers) -> str:
+    """The mistake that gives just this, of `wrongs`: what was done -> what comes of it. "" where none or
+    several fit.
+    """
+    fitting = [words for words, wrong in wrongs.items() if same(seen, wrong)]
+    return fitting[0] if len(fitting) == 1 else ""
+
+
+def written(value: Any) -> str:
+    """Numbers for a verdict, in lists and dictionaries, with commas in the thousands."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {written(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(map(written, value)) + ")"
+    if a_number(value) is None:
+        return str(value)
+    return f"{value:,.8g}" if abs(value) < 1e6 and value % 1 else f"{value:,.3f}".removesuffix(".000")

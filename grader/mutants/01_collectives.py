@@ -106,7 +106,6 @@ return torch.cat(held)
 """
 
 RING_COST = "return 2 * (world - 1), 2 * (world - 1) * nbytes / world"
-TREE_COST = "return 2 * (world - 1).bit_length(), 2 * (world - 1).bit_length() * nbytes"
 EQUAL = """
 levels = (world - 1).bit_length()
 return alpha / beta * (world - 1 - levels) / (levels - (world - 1) / world)
@@ -121,13 +120,11 @@ SECONDS = "return cost[0] * alpha + cost[1] * beta"
 
 
 WRONG = [
-    Answer(
-        1, "each rank keeps its own input", ["return [x.clone() for x in inputs]", GATHER, SCATTER], says="all_reduce"
-    ),
+    Answer(1, "each rank keeps its own input", ["return [x.clone() for x in inputs]", None, None], says="all_reduce"),
     Answer(
         1,
         "the mean instead of the sum",
-        ["total = torch.stack(inputs).mean(dim=0)\nreturn [total.clone() for _ in inputs]", GATHER, SCATTER],
+        ["total = torch.stack(inputs).mean(dim=0)\nreturn [total.clone() for _ in inputs]", None, None],
         says="all_reduce",
     ),
     Answer(
@@ -148,28 +145,21 @@ WRONG = [
         [REDUCE, "return [torch.cat(inputs[r:] + inputs[:r]) for r in range(len(inputs))]", SCATTER],
         says="all_gather",
     ),
-    Answer(1, "gathered as a list", [REDUCE, "return [list(inputs) for _ in inputs]", SCATTER], says="no tensor"),
+    Answer(1, "gathered as a list", swap=("torch.cat", "list"), says="is a list, not a tensor"),
     Answer(1, "every rank the whole sum after a reduce-scatter", [REDUCE, GATHER, REDUCE], says="reduce_scatter"),
     Answer(
         1,
         "scattered without the sum",
-        [REDUCE, GATHER, "return [x.chunk(len(inputs))[r].clone() for r, x in enumerate(inputs)]"],
+        [None, None, "return [x.chunk(len(inputs))[r].clone() for r, x in enumerate(inputs)]"],
         says="reduce_scatter",
     ),
     Answer(
         1,
         "chunks by stride",
-        [
-            REDUCE,
-            GATHER,
-            (
-                "total = torch.stack(inputs).sum(dim=0)\nreturn [total[r::len(inputs)].clone() for r in"
-                " range(len(inputs))]"
-            ),
-        ],
+        swap=("chunk.clone() for chunk in total.chunk", "total[r::len(inputs)].clone() for r in range"),
         says="reduce_scatter",
     ),
-    Answer(1, "the third is not written", [REDUCE, GATHER, "raise NotImplementedError"]),
+    Answer(1, "the third is not written", [None, None, "raise NotImplementedError"]),
     Answer(
         2,
         "node and local rank exchanged",
@@ -195,7 +185,7 @@ WRONG = [
         says="rank_at",
     ),
     Answer(2, "a ring of one node leaves it", [NODE, AT, "return nodes"], says="links_between_nodes(1, 4)"),
-    Answer(2, "the last rank has no neighbour", [NODE, AT, "return nodes - 1"], says="links_between_nodes(2"),
+    Answer(2, "the last rank has no neighbour", swap=("if nodes > 1 else 0", "- 1"), says="links_between_nodes(2"),
     Answer(
         2,
         "the prediction is not written",
@@ -204,12 +194,12 @@ WRONG = [
     ),
     Answer(3, "rounds rounded down", ["return int(math.log2(world))", TREE], says="tree_rounds(3)"),
     Answer(3, "as many rounds as receivers", ["return world - 1", TREE], says="tree_rounds(4)"),
-    Answer(3, "nothing is sent", [ROUNDS, "return tensor"], says="receives nothing"),
+    Answer(3, "nothing is sent", [None, "return tensor"], says="receives nothing"),
     Answer(
         3,
         "rank 0 sends to all",
         [
-            ROUNDS,
+            None,
             """
         if rank:
             dist.recv(tensor, 0)
@@ -224,7 +214,7 @@ WRONG = [
         3,
         "passed along a chain",
         [
-            ROUNDS,
+            None,
             """
         if rank:
             dist.recv(tensor, rank - 1)
@@ -238,7 +228,7 @@ WRONG = [
         3,
         "the near ones first",
         [
-            ROUNDS,
+            None,
             """
         if rank == 0:
             for other in (1, 2):
@@ -253,7 +243,7 @@ WRONG = [
         says="takes 3 rounds",
     ),
     Answer(3, "only for powers of two", [ROUNDS, TREE.replace(" and rank + have < world", "")]),
-    Answer(3, "the library does it", [ROUNDS, "dist.broadcast(tensor, 0)\nreturn tensor"], says="dist.broadcast"),
+    Answer(3, "the library does it", [None, "dist.broadcast(tensor, 0)\nreturn tensor"], says="dist.broadcast"),
     Answer(
         3,
         "nobody waits for what is sent",
@@ -270,7 +260,7 @@ WRONG = [
         3,
         "every rank receives in every round",
         [
-            ROUNDS,
+            None,
             """
         have = 1
         while have < world:
@@ -288,7 +278,7 @@ WRONG = [
     Answer(
         3,
         "a new tensor that nobody gets",
-        [ROUNDS, TREE.replace("return tensor", "")],
+        [None, TREE.replace("return tensor", "")],
         says="tree_broadcast returns None",
     ),
     Answer(
@@ -300,16 +290,16 @@ WRONG = [
         4,
         "its own piece first",
         [FIRST, REDUCING.replace("rank - 1 - step", "rank - step").replace("rank - 2 - step", "rank - 1 - step")],
-        says="wrong numbers",
+        says="holds afterwards is not what it should be",
     ),
     Answer(
         4,
         "whole tensors go round",
-        [FIRST, WHOLE + "return total.tensor_split(world)[rank]"],
+        [None, WHOLE + "return total.tensor_split(world)[rank]"],
         says="more than one piece",
     ),
     Answer(4, "all send first", [FIRST, REDUCING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
-    Answer(4, "even ranks send first", [FIRST, REDUCING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
+    Answer(4, "even ranks send first", [None, REDUCING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
     Answer(
         4,
         "nobody waits for what is sent",
@@ -325,14 +315,14 @@ WRONG = [
     Answer(
         4,
         "added before it is there",
-        [FIRST, REDUCING.replace(WAIT + "    growing += arriving\n", "    growing += arriving\n" + WAIT)],
-        says="wrong numbers",
+        [None, REDUCING.replace(WAIT + "    growing += arriving\n", "    growing += arriving\n" + WAIT)],
+        says="holds afterwards is not what it should be",
     ),
     Answer(
         4,
         "one tensor is sent and received into",
         [
-            FIRST,
+            None,
             """
         pieces = tensor.tensor_split(world)
         moving = torch.zeros(len(pieces[0]))
@@ -350,27 +340,23 @@ WRONG = [
     Answer(
         4,
         "straight to whom it belongs",
-        [FIRST, EXCHANGE.replace("torch.cat(held)", "torch.stack(held).sum(dim=0)")],
+        [None, EXCHANGE.replace("torch.cat(held)", "torch.stack(held).sum(dim=0)")],
         says="no neighbour",
     ),
-    Answer(4, "chunks, which are cut otherwise", [FIRST, REDUCING.replace("tensor_split", "chunk")]),
-    Answer(
-        4, "pieces of one length", [FIRST, REDUCING.replace("tensor.tensor_split(world)", "tensor.view(world, -1)")]
-    ),
+    Answer(4, "chunks, which are cut otherwise", swap=("tensor.tensor_split", "tensor.chunk")),
+    Answer(4, "pieces of one length", swap=("tensor.tensor_split(world", "tensor.view(world, -1")),
     Answer(
         4,
         "the library does it",
-        [FIRST, "dist.all_reduce(tensor)\nreturn tensor.tensor_split(world)[rank]"],
+        [None, "dist.all_reduce(tensor)\nreturn tensor.tensor_split(world)[rank]"],
         says="dist.all_reduce",
     ),
-    Answer(
-        4, "the sums of all pieces", [FIRST, REDUCING.replace("return pieces[rank]", "return tensor")], says="of shape"
-    ),
+    Answer(4, "the sums of all pieces", swap=("pieces[rank]", "tensor"), says="holds afterwards has shape"),
     Answer(
         4,
         "the pieces are overwritten",
         [FIRST, REDUCING.replace("growing += arriving", "growing.copy_(arriving)")],
-        says="wrong numbers",
+        says="holds afterwards is not what it should be",
     ),
     Answer(
         5,
@@ -380,25 +366,25 @@ WRONG = [
     ),
     Answer(5, "predicted: what is sent", ["return (rank - step) % world", GATHERING], says="arriving_piece(0, 0, 2)"),
     Answer(5, "always its own piece", [ARRIVING, GATHERING.replace("pieces[(rank - step) % world]", "pieces[rank]")]),
-    Answer(5, "all send first", [ARRIVING, GATHERING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
-    Answer(5, "even ranks send first", [ARRIVING, GATHERING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
+    Answer(5, "all send first", [None, GATHERING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
+    Answer(5, "even ranks send first", [None, GATHERING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
     Answer(
         5,
         "nobody waits for what is sent",
-        [ARRIVING, GATHERING.replace(BOTH, SEND_NOT_WAITED)],
+        [None, GATHERING.replace(BOTH, SEND_NOT_WAITED)],
         says="isend to rank 1 is still in flight",
     ),
     Answer(
         5,
         "only the last round is waited for",
-        [ARRIVING, GATHERING.replace(WAIT, "").replace("return tensor", WAIT_AT_THE_END)],
+        [None, GATHERING.replace(WAIT, "").replace("return tensor", WAIT_AT_THE_END)],
         says="in flight",
     ),
     Answer(
         5,
         "waited for all at the end",
         [
-            ARRIVING,
+            None,
             "works = []\n"
             + GATHERING.strip()
             .replace("works = [", "works += [")
@@ -416,13 +402,13 @@ WRONG = [
                 BOTH, "    arriving = torch.empty_like(growing)\n" + BOTH + "    growing += arriving\n"
             ),
         ],
-        says="wrong numbers",
+        says="holds afterwards is nan",
     ),
     Answer(
         5,
         "straight to all",
         [
-            ARRIVING,
+            None,
             """
         pieces = tensor.tensor_split(world)
         works = []
@@ -451,41 +437,37 @@ WRONG = [
     Answer(
         6,
         "the finished piece is not there",
-        [
-            ALL_BYTES,
-            """
-        ring_reduce_scatter(tensor.clone(), rank, world)
-        return ring_all_gather(tensor, rank, world)""",
-        ],
-        says="wrong numbers",
+        swap=(
+            "piece = ring_reduce_scatter(tensor, rank, world)\ntensor.tensor_split(world)[rank].copy_(piece)",
+            "ring_reduce_scatter(tensor.clone(), rank, world)",
+        ),
+        says="holds afterwards is not what it should be",
     ),
     Answer(
         6,
         "the finished piece at the beginning",
-        [
-            ALL_BYTES,
-            """
-        piece = ring_reduce_scatter(tensor, rank, world)
-        total = torch.zeros_like(tensor)
-        total[: len(piece)] = piece
-        return ring_all_gather(total, rank, world)""",
-        ],
-        says="wrong numbers",
+        swap=(
+            "tensor.tensor_split(world)[rank].copy_(piece)\nreturn ring_all_gather(tensor, rank, world)",
+            "total = torch.zeros_like(tensor)\ntotal[: len(piece)] = piece\nreturn ring_all_gather(total, rank, world)",
+        ),
+        says="holds afterwards is not what it should be",
     ),
-    Answer(6, "a ring of whole tensors", [ALL_BYTES, WHOLE + "return total"], says="more than one piece"),
-    Answer(6, "the first half only", [ALL_BYTES, "return ring_reduce_scatter(tensor, rank, world)"], says="of shape"),
-    Answer(6, "the library does it", [ALL_BYTES, "dist.all_reduce(tensor)\nreturn tensor"], says="dist.all_reduce"),
+    Answer(6, "a ring of whole tensors", [None, WHOLE + "return total"], says="more than one piece"),
     Answer(
         6,
-        "all twice",
-        [ALL_BYTES, ALL.replace("return ", "ring_all_gather(total, rank, world)\nreturn ")],
-        says="messages",
+        "the first half only",
+        [None, "return ring_reduce_scatter(tensor, rank, world)"],
+        says="holds afterwards has shape",
+    ),
+    Answer(6, "the library does it", [None, "dist.all_reduce(tensor)\nreturn tensor"], says="dist.all_reduce"),
+    Answer(
+        6, "all twice", [None, ALL.replace("return ", "ring_all_gather(total, rank, world)\nreturn ")], says="messages"
     ),
     Answer(
         6,
         "by rank 0",
         [
-            ALL_BYTES,
+            None,
             """
         if rank:
             dist.send(tensor, 0)
@@ -519,7 +501,7 @@ WRONG = [
         7,
         "the smaller of a pair first",
         [
-            EXCHANGE_BYTES,
+            None,
             """
         pieces = tensor.tensor_split(world)
         held = [pieces[rank].clone() for _ in range(world)]
@@ -541,19 +523,19 @@ WRONG = [
             EXCHANGE_BYTES,
             EXCHANGE.replace("torch.cat(held)", "torch.cat([held[(rank - step) % world] for step in range(world)])"),
         ],
-        says="wrong numbers",
+        says="holds afterwards is not what it should be",
     ),
     Answer(
         7,
         "without its own piece",
         [EXCHANGE_BYTES, EXCHANGE.replace("held[rank].copy_(pieces[rank])\n", "")],
-        says="wrong numbers",
+        says="holds afterwards is not what it should be",
     ),
     Answer(
         7,
         "all of it to all",
         [
-            EXCHANGE_BYTES,
+            None,
             """
         held = [tensor.clone() for _ in range(world)]
         works = []
@@ -582,7 +564,7 @@ WRONG = [
         7,
         "the library does it",
         [
-            EXCHANGE_BYTES,
+            None,
             """
         held = [torch.empty_like(tensor) for _ in range(world)]
         dist.all_gather(held, tensor)
@@ -593,46 +575,38 @@ WRONG = [
     Answer(
         8,
         "as many rounds as ranks",
-        ["return 2 * world, 2 * (world - 1) * nbytes / world", TREE_COST, EQUAL],
+        ["return 2 * world, 2 * (world - 1) * nbytes / world", None, None],
         says="ring_cost",
     ),
     Answer(
-        8,
-        "a ring of whole tensors",
-        ["return 2 * (world - 1), 2 * (world - 1) * nbytes", TREE_COST, EQUAL],
-        says="ring_cost",
+        8, "a ring of whole tensors", ["return 2 * (world - 1), 2 * (world - 1) * nbytes", None, None], says="ring_cost"
     ),
     Answer(
         8,
         "the messages of all ranks",
-        ["return 2 * (world - 1) * world, 2 * (world - 1) * nbytes", TREE_COST, EQUAL],
+        ["return 2 * (world - 1) * world, 2 * (world - 1) * nbytes", None, None],
         says="ring_cost",
     ),
     Answer(
         8,
         "levels rounded down",
-        [RING_COST, "return 2 * int(math.log2(world)), 2 * int(math.log2(world)) * nbytes", EQUAL],
+        [None, "return 2 * int(math.log2(world)), 2 * int(math.log2(world)) * nbytes", None],
         says="tree_cost",
     ),
     Answer(
         8,
         "the way there only",
-        [RING_COST, "return (world - 1).bit_length(), (world - 1).bit_length() * nbytes", EQUAL],
+        [None, "return (world - 1).bit_length(), (world - 1).bit_length() * nbytes", None],
         says="tree_cost",
     ),
+    Answer(8, "the tree's bytes once", [None, "return 2 * (world - 1).bit_length(), nbytes", None], says="tree_cost"),
     Answer(
-        8, "the tree's bytes once", [RING_COST, "return 2 * (world - 1).bit_length(), nbytes", EQUAL], says="tree_cost"
-    ),
-    Answer(
-        8,
-        "alpha and beta exchanged",
-        [RING_COST, TREE_COST, EQUAL.replace("alpha / beta", "beta / alpha")],
-        says="equal_size",
+        8, "alpha and beta exchanged", [None, None, EQUAL.replace("alpha / beta", "beta / alpha")], says="equal_size"
     ),
     Answer(
         8,
         "one number for two",
-        ["return 2 * (world - 1) * nbytes / world", TREE_COST, EQUAL],
+        ["return 2 * (world - 1) * nbytes / world", None, None],
         says="does not return 2 numbers",
     ),
     Answer(
@@ -651,19 +625,16 @@ WRONG = [
     Answer(
         9,
         "through the first and the last point",
-        [
-            "beta = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])\nreturn seconds[0] - beta * sizes[0], beta",
-            SECONDS,
-        ],
+        ["beta = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])\nreturn seconds[0] - beta * sizes[0], beta", None],
         says="fit(",
     ),
     Answer(
         9,
         "through 0",
-        ["beta = sum(x * y for x, y in zip(sizes, seconds)) / sum(x * x for x in sizes)\nreturn 0.0, beta", SECONDS],
+        ["beta = sum(x * y for x, y in zip(sizes, seconds)) / sum(x * x for x in sizes)\nreturn 0.0, beta", None],
         says="fit(",
     ),
-    Answer(9, "beta and alpha", [FIT.replace("return alpha, beta", "return beta, alpha"), SECONDS], says="fit("),
+    Answer(9, "beta and alpha", [FIT.replace("return alpha, beta", "return beta, alpha"), None], says="fit("),
     Answer(
         9,
         "in float32",
@@ -671,14 +642,14 @@ WRONG = [
             """
         line = torch.stack([torch.ones(len(sizes)), torch.tensor(sizes, dtype=torch.float32)], dim=1)
         return tuple(torch.linalg.lstsq(line, torch.tensor(seconds, dtype=torch.float32)).solution.tolist())""",
-            SECONDS,
+            None,
         ],
         says="fit(",
     ),
     Answer(
         9,
         "the mean of seconds per byte",
-        ["rates = [y / x for x, y in zip(sizes, seconds) if x]\nreturn seconds[0], sum(rates) / len(rates)", SECONDS],
+        ["rates = [y / x for x, y in zip(sizes, seconds) if x]\nreturn seconds[0], sum(rates) / len(rates)", None],
         says="fit(",
     ),
     Answer(9, "one latency for all rounds", [FIT, "return alpha + cost[1] * beta"], says="predicted_seconds"),
@@ -686,7 +657,7 @@ WRONG = [
     Answer(
         1,
         "chunks of two numbers",
-        [REDUCE, GATHER, "return list(torch.stack(inputs).sum(dim=0).split(2))"],
+        [None, None, "return list(torch.stack(inputs).sum(dim=0).split(2))"],
         says="reduce_scatter",
     ),
     Answer(
@@ -694,36 +665,31 @@ WRONG = [
         "added up in float32",
         [
             "total = torch.zeros(len(inputs[0]))\nfor x in inputs:\n    total += x\nreturn [total.clone() for _ in inputs]",
-            GATHER,
-            SCATTER,
+            None,
+            None,
         ],
         says="all_reduce",
     ),
-    Answer(
-        1, "only ranks 0 to 2", [REDUCE, "return [torch.cat(inputs[:3]) for _ in inputs]", SCATTER], says="all_gather"
-    ),
-    Answer(2, "nodes of two, backwards", [NODE, "return 2 * node + local_rank", LINKS], says="rank_at"),
+    Answer(1, "only ranks 0 to 2", swap=("torch.cat(inputs", "torch.cat(inputs[:3]"), says="all_gather"),
+    Answer(2, "nodes of two, backwards", swap=("node * ranks_a_node", "2 * node"), says="rank_at"),
     Answer(2, "the way there and back", [NODE, AT, "return 2 * (nodes - 1)"], says="links_between_nodes(5, 3)"),
     Answer(
         3,
         "for four ranks at most",
-        [ROUNDS, TREE.replace("have = 1\nwhile have < world:", "for have in (1, 2):").replace("    have *= 2\n", "")],
+        [None, TREE.replace("have = 1\nwhile have < world:", "for have in (1, 2):").replace("    have *= 2\n", "")],
         says="on 5 ranks: rank 4 receives nothing",
     ),
     Answer(
         3,
         "for eight ranks at most",
-        [
-            ROUNDS,
-            TREE.replace("have = 1\nwhile have < world:", "for have in (1, 2, 4):").replace("    have *= 2\n", ""),
-        ],
+        [None, TREE.replace("have = 1\nwhile have < world:", "for have in (1, 2, 4):").replace("    have *= 2\n", "")],
         says="on 9 ranks",
     ),
     Answer(
         3,
         "two are split off at a time: a round too many on 7",
         [
-            ROUNDS,
+            None,
             """
         low, high = 0, world
         while high - low > 1:
@@ -747,14 +713,9 @@ WRONG = [
         4,
         "added up in float32",
         [FIRST, REDUCING.replace("growing += arriving", "growing.copy_(growing.float() + arriving.float())")],
-        says="in float64: rank 0 holds the wrong numbers",
+        says="in float64: what rank 0 holds afterwards is not",
     ),
-    Answer(
-        4,
-        "returned as float32",
-        [FIRST, REDUCING.replace("return pieces[rank]", "return pieces[rank].float()")],
-        says="in float64",
-    ),
+    Answer(4, "returned as float32", swap=("rank]", "rank].float()"), says="in float64"),
     Answer(
         4,
         "a barrier in place of the waits",
@@ -782,24 +743,24 @@ WRONG = [
         6,
         "the mean",
         [
-            ALL_BYTES,
+            None,
             ALL.replace(
                 "return ring_all_gather(total, rank, world)", "return ring_all_gather(total, rank, world) / world"
             ),
         ],
-        says="holds the wrong numbers",
+        says="holds afterwards is 0.5 times what it should be",
     ),
     Answer(
         6,
         "gathered in float32",
-        [ALL_BYTES, ALL.replace("torch.empty_like(tensor)", "torch.empty(len(tensor))")],
+        [None, ALL.replace("torch.empty_like(tensor)", "torch.empty(len(tensor))")],
         says="in float64",
     ),
     Answer(
         7,
         "received into what is still to be sent",
         [
-            EXCHANGE_BYTES,
+            None,
             """
         pieces, works = tensor.tensor_split(world), []
         for other in range(world):
@@ -814,13 +775,11 @@ WRONG = [
     Answer(
         7,
         "joined by step",
-        [
-            EXCHANGE_BYTES,
-            EXCHANGE.replace(
-                "return torch.cat(held)", "return torch.cat([held[(rank - step) % world] for step in range(world)])"
-            ),
-        ],
-        says="holds the wrong numbers",
+        swap=(
+            ("torch.empty_like", "torch.zeros_like"),
+            ("torch.cat(held", "torch.cat([held[(rank - step) % world] for step in range(world)]"),
+        ),
+        says="holds afterwards is not what it should be",
     ),
     Answer(
         8,
@@ -831,7 +790,7 @@ WRONG = [
     Answer(
         9,
         "a parabola",
-        ["import numpy\n_, beta, alpha = numpy.polyfit(sizes, seconds, 2)\nreturn alpha, beta", SECONDS],
+        ["import numpy\n_, beta, alpha = numpy.polyfit(sizes, seconds, 2)\nreturn alpha, beta", None],
         says="fit(",
     ),
     Answer(
@@ -910,15 +869,10 @@ WRONG = [
     Answer(
         9,
         "a fit of relative errors",
-        [
-            """
-        x, y = (torch.tensor(values, dtype=torch.float64) for values in (sizes, seconds))
-        table = torch.stack([torch.ones_like(x), x], dim=1) / y[:, None]
-        alpha, beta = torch.linalg.lstsq(table, torch.ones_like(y)[:, None]).solution[:, 0].tolist()
-        return alpha, beta
-        """,
-            None,
-        ],
+        swap=(
+            "beta = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()\nalpha = y.mean() - beta * x.mean()\nreturn alpha.item(), beta.item()",
+            "table = torch.stack([torch.ones_like(x), x], dim=1) / y[:, None]\nalpha, beta = torch.linalg.lstsq(table, torch.ones_like(y)[:, None]).solution[:, 0].tolist()\nreturn alpha, beta",
+        ),
     ),
     Answer(
         1,
@@ -1015,12 +969,12 @@ RIGHT = [
     Answer(
         1,
         "one from the others",
-        ["pieces = reduce_scatter(inputs)\nreturn [torch.cat(pieces) for _ in inputs]", GATHER, SCATTER],
+        ["pieces = reduce_scatter(inputs)\nreturn [torch.cat(pieces) for _ in inputs]", None, None],
     ),
     Answer(
         1,
         "chunks that are views, but of other memory each",
-        [REDUCE, GATHER, "return list(torch.stack(inputs).sum(dim=0).chunk(len(inputs)))"],
+        [None, None, "return list(torch.stack(inputs).sum(dim=0).chunk(len(inputs)))"],
     ),
     Answer(
         2,
@@ -1062,7 +1016,7 @@ RIGHT = [
         4,
         "to the left, the receive called first",
         [
-            FIRST,
+            None,
             """
         pieces = [piece.clone() for piece in tensor.tensor_split(dist.get_world_size())]
         for step in range(world - 1):
@@ -1079,7 +1033,7 @@ RIGHT = [
         5,
         "pieces in a list",
         [
-            ARRIVING,
+            None,
             """
         pieces = list(tensor.tensor_split(world))
         for step in range(world - 1):
@@ -1183,7 +1137,7 @@ RIGHT = [
         4,
         "one buffer for all rounds, and a copy at the end",
         [
-            FIRST,
+            None,
             REDUCING.replace("for step", "room = torch.empty_like(pieces[0])\nfor step")
             .replace("torch.empty_like(growing)", "room[: len(growing)]")
             .replace("return pieces[rank]", "return pieces[rank].clone()"),
@@ -1192,13 +1146,10 @@ RIGHT = [
     Answer(
         5,
         "tagged messages, the receive first",
-        [
-            ARRIVING,
-            GATHERING.replace(
-                "[dist.isend(leaving, right), dist.irecv(arriving, left)]",
-                "[dist.irecv(arriving, left, tag=step), dist.isend(leaving, right, tag=step)]",
-            ),
-        ],
+        swap=(
+            "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]",
+            "leaving, arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]\n    works = [dist.irecv(arriving, left, tag=step), dist.isend(leaving, right, tag=step)]",
+        ),
     ),
     Answer(
         7,
@@ -1211,11 +1162,7 @@ RIGHT = [
             ),
         ],
     ),
-    Answer(
-        8,
-        "by the logarithm, rounded up",
-        [RING_COST, "rounds = 2 * math.ceil(math.log2(world))\nreturn rounds, rounds * nbytes", EQUAL],
-    ),
+    Answer(8, "by the logarithm, rounded up", [RING_COST, None, EQUAL]),
     Answer(
         1,
         "running sums",
@@ -1266,29 +1213,13 @@ RIGHT = [
         """,
         ],
     ),
-    Answer(
-        6,
-        "the gather goes on in the memory that was given",
-        [
-            None,
-            """
-        piece = ring_reduce_scatter(tensor, rank, world)
-        tensor.tensor_split(world)[rank].copy_(piece)
-        return ring_all_gather(tensor, rank, world)
-        """,
-        ],
-    ),
+    Answer(6, "the gather goes on in the memory that was given", [None, None]),
     Answer(
         9,
         "by torch.linalg.lstsq",
-        [
-            """
-        x, y = (torch.tensor(values, dtype=torch.float64) for values in (sizes, seconds))
-        scale = x.max().clamp(min=1)
-        found = torch.linalg.lstsq(torch.stack([torch.ones_like(x), x / scale], dim=1), y[:, None]).solution[:, 0]
-        return found[0].item(), (found[1] / scale).item()
-        """,
-            None,
-        ],
+        swap=(
+            "beta = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()\nalpha = y.mean() - beta * x.mean()\nreturn alpha.item(), beta.item()",
+            "scale = x.max().clamp(min=1)\nfound = torch.linalg.lstsq(torch.stack([torch.ones_like(x), x / scale], dim=1), y[:, None]).solution[:, 0]\nreturn found[0].item(), (found[1] / scale).item()",
+        ),
     ),
 ]

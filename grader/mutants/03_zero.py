@@ -2,7 +2,6 @@
 
 from grader.kit import Answer
 
-EACH = 'return {"float32": (4, 4, 8), "mixed": (2, 2, 12)}[precision]'
 BYTES = """
 each = bytes_a_parameter(precision)
 return tuple(n * parameters / (world if stage >= first else 1) for n, first in zip(each, (3, 2, 1)))
@@ -140,82 +139,59 @@ for p in parameters:
 
 
 WRONG = [
-    Answer(
-        1,
-        "no master weights",
-        ['return (4, 4, 8) if precision == "float32" else (2, 2, 8)', BYTES],
-        says="bytes_a_parameter",
-    ),
-    Answer(
-        1,
-        "gradients in float32 beside the masters",
-        ['return (4, 4, 8) if precision == "float32" else (2, 4, 12)', BYTES],
-        says="bytes_a_parameter",
-    ),
+    Answer(1, "no master weights", swap=(" 12", " 8"), says="bytes_a_parameter"),
+    Answer(1, "gradients in float32 beside the masters", swap=("2, 2", "2, 4"), says="bytes_a_parameter"),
     Answer(
         1,
         "stage 2 shares nothing but the state",
-        [EACH, BYTES.replace("(3, 2, 1)", "(3, 3, 1)")],
+        [None, BYTES.replace("(3, 2, 1)", "(3, 3, 1)")],
         says="predicted_bytes",
     ),
-    Answer(1, "weights before gradients", [EACH, BYTES.replace("(3, 2, 1)", "(2, 3, 1)")], says="predicted_bytes"),
-    Answer(1, "stage 3 keeps the weights", [EACH, BYTES.replace("(3, 2, 1)", "(4, 2, 1)")], says="predicted_bytes"),
-    Answer(1, "one sum", [EACH, BYTES.replace("tuple(", "sum(")], says="predicted_bytes"),
-    Answer(2, "rounded down", ["return numel // world", PART, FILLED, JOINED], says="shard_size"),
-    Answer(2, "always one more", ["return numel // world + 1", PART, FILLED, JOINED], says="shard_size"),
+    Answer(1, "weights before gradients", [None, BYTES.replace("(3, 2, 1)", "(2, 3, 1)")], says="predicted_bytes"),
+    Answer(1, "stage 3 keeps the weights", [None, BYTES.replace("(3, 2, 1)", "(4, 2, 1)")], says="predicted_bytes"),
+    Answer(1, "one sum", [None, BYTES.replace("tuple(", "sum(")], says="predicted_bytes"),
+    Answer(2, "rounded down", swap=("-(-numel // world)", "numel // world"), says="shard_size"),
+    Answer(2, "always one more", swap=("-(-numel // world)", "numel // world + 1"), says="shard_size"),
     Answer(
         2,
         "as evenly as may be",
-        [SIZE, "return tensor.view(-1).tensor_split(world)[rank]", FILLED, JOINED],
-        says="other numbers",
+        [None, "return tensor.view(-1).tensor_split(world)[rank]", None, None],
+        says="my_part of rank 1 has shape (2,), not (3,)",
     ),
-    Answer(2, "in turns", [SIZE, "return tensor.view(-1)[rank::world]", FILLED, JOINED], says="other numbers"),
-    Answer(2, "the part is a copy", [SIZE, PART.rstrip() + ".clone()", FILLED, JOINED], says="it is a copy"),
     Answer(
         2,
-        "the part is one of a copy",
-        [SIZE, PART.replace("tensor.view(-1)[", "tensor.clone().view(-1)["), FILLED, JOINED],
-        says="it is a copy",
+        "in turns",
+        [None, "return tensor.view(-1)[rank::world]", None, None],
+        says="my_part of rank 0 is not what it should be",
     ),
+    Answer(2, "the part is a copy", swap=("size]", "size].clone()"), says="it is a copy"),
+    Answer(2, "the part is one of a copy", swap=("tensor.view", "tensor.clone().view"), says="it is a copy"),
     Answer(
         2,
         "a shard that is full is a view",
-        [SIZE, PART, "return part if len(part) == size else F.pad(part, (0, size - len(part)))", JOINED],
+        [None, None, "return part if len(part) == size else F.pad(part, (0, size - len(part)))", None],
         says="no memory of its own",
     ),
-    Answer(2, "not filled up", [SIZE, PART, "return part.clone()", JOINED], says="padded wrongly"),
-    Answer(
-        2,
-        "always float32",
-        [SIZE, PART, "shard = torch.zeros(size)\nshard[: len(part)] = part\nreturn shard", JOINED],
-        says="another dtype",
-    ),
+    Answer(2, "not filled up", [None, None, "return part.clone()", None], says="the shard of rank 1 has shape"),
+    Answer(2, "always float32", swap=("part.new_zeros", "torch.zeros"), says="another dtype"),
     Answer(
         2,
         "too long, then cut",
-        [SIZE, PART, "return torch.cat([part, part.new_zeros(size)])[:size]", JOINED],
+        [None, None, "return torch.cat([part, part.new_zeros(size)])[:size]", None],
         says="view of something larger",
     ),
-    Answer(2, "joined as a vector", [SIZE, PART, FILLED, "return shards[: shape.numel()]"], says="joined"),
-    Answer(2, "joined from behind", [SIZE, PART, FILLED, "return shards[-shape.numel() :].view(shape)"], says="joined"),
+    Answer(2, "joined as a vector", swap=(".view(shape)", ""), says="joined"),
+    Answer(2, "joined from behind", swap=(": shape.numel()", "-shape.numel() :"), says="joined"),
     Answer(
         3,
         "rows for columns",
-        [
-            GATHER.replace(
-                "table.split([len(shard) for shard in shards], dim=1)",
-                "table.view(-1).split([world * len(s) for s in shards])",
-            ),
-            REDUCE,
-        ],
+        swap=(
+            "table.split([len(shard) for shard in shards], dim=1",
+            "table.view(-1).split([world * len(s) for s in shards]",
+        ),
         says="gather_shards",
     ),
-    Answer(
-        3,
-        "the columns transposed",
-        [GATHER.replace("columns.reshape(-1)", "columns.T.reshape(-1)"), REDUCE],
-        says="gather_shards",
-    ),
+    Answer(3, "the columns transposed", swap=("columns.reshape", "columns.T.reshape"), says="gather_shards"),
     Answer(
         3,
         "its own shard from all",
@@ -233,30 +209,25 @@ WRONG = [
             dist.all_gather(list(table), shard.detach())
             gathered.append(table.view(-1))
         return gathered""",
-            REDUCE,
+            None,
         ],
         says="gather_shards of 6 tensors takes 6 collectives",
     ),
     Answer(
         3,
         "gathered by a sum of zeros and shards",
-        [
-            """
-        mine = torch.cat(shards)
-        table = mine.new_zeros(world, len(mine))
-        table[dist.get_rank()] = mine
-        dist.all_reduce(table)
-        return [columns.reshape(-1) for columns in table.split([len(shard) for shard in shards], dim=1)]""",
-            REDUCE,
-        ],
+        swap=(
+            "table = mine.new_empty(world, len(mine))\ndist.all_gather(list(table), mine)",
+            "table = mine.new_zeros(world, len(mine))\ntable[dist.get_rank()] = mine\ndist.all_reduce(table)",
+        ),
         says="in all_reduce",
     ),
-    Answer(3, "the sum, not the mean", [GATHER, REDUCE.replace("mine /= world\n", "")], says="the sum, not the mean"),
+    Answer(3, "the sum, not the mean", [None, REDUCE.replace("mine /= world\n", "")], says="the sum, not the mean"),
     Answer(
         3,
         "all-reduced, then cut",
         [
-            GATHER,
+            None,
             """
         rank = dist.get_rank()
         sizes = [shard_size(t.numel(), world) for t in tensors]
@@ -271,7 +242,7 @@ WRONG = [
         3,
         "a collective for each, to reduce",
         [
-            GATHER,
+            None,
             """
         reduced = []
         for tensor in tensors:
@@ -287,7 +258,7 @@ WRONG = [
         3,
         "cut as one vector",
         [
-            GATHER,
+            None,
             """
         flat = torch.cat([t.reshape(-1) for t in tensors])
         size = sum(shard_size(t.numel(), world) for t in tensors)
@@ -302,25 +273,23 @@ WRONG = [
         3,
         "each rank has its own shards",
         [
-            GATHER,
-            (
-                "rank = dist.get_rank()\nreturn [filled(my_part(t, rank, world), shard_size(t.numel(), world)) for t in"
-                " tensors]"
-            ),
+            None,
+            "rank = dist.get_rank()\nreturn [filled(my_part(t, rank, world), shard_size(t.numel(), world)) for t in"
+            " tensors]",
         ],
         says="reduce_to_shards",
     ),
     Answer(
         3,
         "its inputs are divided",
-        [GATHER, "for t in tensors:\n    t /= world\n" + REDUCE.strip().replace("mine /= world\n", "")],
-        says="changes its arguments",
+        [None, "for t in tensors:\n    t /= world\n" + REDUCE.strip().replace("mine /= world\n", "")],
+        says="which it is given, is written into",
     ),
     Answer(
         3,
         "the reduced ones are views of all rows",
         [
-            GATHER,
+            None,
             """
         sizes = [shard_size(t.numel(), world) for t in tensors]
         table = torch.stack([torch.cat([filled(my_part(t, r, world), size) for t, size in zip(tensors, sizes)]) for r in range(world)])
@@ -369,24 +338,20 @@ WRONG = [
     Answer(
         4,
         "the parts are copies",
-        [PARTS.replace("my_part(p.detach(), rank, world)", "my_part(p.detach(), rank, world).clone()"), SHARE, WEIGHTS],
+        [PARTS.replace("my_part(p.detach(), rank, world)", "my_part(p.detach(), rank, world).clone()"), None, None],
         says="does not write into the parameter",
     ),
-    Answer(
-        4, "the parts need no gradient", [PARTS.replace(".requires_grad_()", ""), SHARE, WEIGHTS], says="leaf tensors"
-    ),
-    Answer(4, "the parts are no leaves", [PARTS.replace("p.detach()", "p"), SHARE, WEIGHTS]),
-    Answer(4, "the options are lost", [PARTS.replace("{**group, ", "{"), SHARE, WEIGHTS], says="options"),
+    Answer(4, "the parts need no gradient", [PARTS.replace(".requires_grad_()", ""), None, None], says="leaf tensors"),
+    Answer(4, "the parts are no leaves", [PARTS.replace("p.detach()", "p"), None, None]),
+    Answer(4, "the options are lost", [PARTS.replace("{**group, ", "{"), None, None], says="options"),
     Answer(
         4,
         "all in one group",
         [
-            (
-                'return [{"params": [my_part(p.detach(), rank, world).requires_grad_() for group in groups for p in'
-                ' group["params"]]}]'
-            ),
-            SHARE,
-            WEIGHTS,
+            'return [{"params": [my_part(p.detach(), rank, world).requires_grad_() for group in groups for p in'
+            ' group["params"]]}]',
+            None,
+            None,
         ],
         says="options",
     ),
@@ -398,8 +363,8 @@ WRONG = [
         for group in groups:
             group["params"] = [my_part(p.detach(), rank, world).requires_grad_() for p in group["params"]]
         return groups""",
-            SHARE,
-            WEIGHTS,
+            None,
+            None,
         ],
         says="have changed",
     ),
@@ -407,11 +372,11 @@ WRONG = [
         4,
         "each rank has its own gradients",
         [
-            PARTS,
+            None,
             """
         for p, part in zip(parameters, parts):
             part.grad = my_part(p.grad, dist.get_rank(), world).clone()""",
-            WEIGHTS,
+            None,
         ],
         says="of gradients in a step",
     ),
@@ -419,30 +384,26 @@ WRONG = [
         4,
         "all-reduced: three rings for two",
         [
-            PARTS,
+            None,
             PLAIN_SHARE
             + """
 for p, part in zip(parameters, parts):
     part.grad = my_part(p.grad, dist.get_rank(), world)
 """,
-            WEIGHTS,
+            None,
         ],
         says="by all_reduce",
     ),
     Answer(
         4,
         "a collective for each parameter",
-        [
-            PARTS,
-            """
-        for p, part in zip(parameters, parts):
-            (shard,) = reduce_to_shards([p.grad], world)
-            part.grad = shard[: len(part)]""",
-            WEIGHTS,
-        ],
+        swap=(
+            "shards = reduce_to_shards([p.grad for p in parameters], world)\nfor part, shard in zip(parts, shards, strict=True):",
+            "for p, part in zip(parameters, parts):\n    (shard,) = reduce_to_shards([p.grad], world)",
+        ),
         says="collectives for gradients",
     ),
-    Answer(4, "the weights are not gathered", [PARTS, SHARE, "pass"], says="of weights in a step"),
+    Answer(4, "the weights are not gathered", [None, None, "pass"], says="of weights in a step"),
     Answer(
         4,
         "gathered, and thrown away",
@@ -452,17 +413,16 @@ for p, part in zip(parameters, parts):
     Answer(
         4,
         "gathered from rank 0 only",
-        [PARTS, SHARE, "for p in parameters:\n    dist.broadcast(p, 0)"],
+        [None, None, "for p in parameters:\n    dist.broadcast(p, 0)"],
         says="of weights in a step",
     ),
     Answer(
         4,
         "the reduced gradients are kept",
-        [
-            PARTS,
-            "global kept\nkept = " + SHARE.strip().replace("shards =", "", 1) + "",
-            WEIGHTS.replace("shards =", "shards ="),
-        ],
+        swap=(
+            "shards = reduce_to_shards([p.grad for p in parameters], world)\nfor part, shard in zip(parts, shards, strict=True):",
+            "global kept\nkept =  reduce_to_shards([p.grad for p in parameters], world)\nfor part, shard in zip(parts, shards):",
+        ),
         edits=(("for part, shard in zip(parts, shards):", "for part, shard in zip(parts, kept):"),),
         says="beside weights",
     ),
@@ -475,10 +435,10 @@ for p, part in zip(parameters, parts):
     Answer(
         5,
         "groups without their parameters",
-        [WHOLE.replace("**state_dict,", '"param_groups": [{"lr": 0.01}, {"lr": 0.02}],'), OF_PARTS],
+        [WHOLE.replace("**state_dict,", '"param_groups": [{"lr": 0.01}, {"lr": 0.02}],'), None],
         says="a group in “param_groups” that has no list “params”",
     ),
-    Answer(5, "the state alone is loaded", [WHOLE, OF_PARTS.replace("{**whole, ", "{")], says="without the list"),
+    Answer(5, "the state alone is loaded", [None, OF_PARTS.replace("{**whole, ", "{")], says="without the list"),
     Answer(5, "the state of this rank's parts", ["return state_dict", "return whole"], says="not as large"),
     Answer(
         5,
@@ -488,7 +448,7 @@ for p, part in zip(parameters, parts):
                 "joined(gather_shards([filled(value, size)], world)[0], shape)",
                 "gather_shards([filled(value, size)], world)[0]",
             ),
-            OF_PARTS,
+            None,
         ],
         says="not as large",
     ),
@@ -499,7 +459,7 @@ for p, part in zip(parameters, parts):
             WHOLE.replace("state = {}\n", 'state = state_dict["state"]\n').replace(
                 "state[number] = {", "state[number] |= {"
             ),
-            OF_PARTS,
+            None,
         ],
     ),
     Answer(
@@ -510,7 +470,7 @@ for p, part in zip(parameters, parts):
                 "joined(gather_shards([filled(value, size)], world)[0], shape)",
                 "joined(filled(value, size).repeat(world), shape)",
             ),
-            OF_PARTS,
+            None,
         ],
         says="is not that of a plain optimizer",
     ),
@@ -522,7 +482,7 @@ for p, part in zip(parameters, parts):
                 'return {**state_dict, "state": state}',
                 'return {"state": state, "param_groups": state_dict["param_groups"][:1]}',
             ),
-            OF_PARTS,
+            None,
         ],
         says="groups",
     ),
@@ -531,23 +491,23 @@ for p, part in zip(parameters, parts):
         "single numbers are forgotten",
         [
             WHOLE.replace("for name, value in values.items()}", "for name, value in values.items() if is_long(value)}"),
-            OF_PARTS,
+            None,
         ],
         says="step",
     ),
-    Answer(5, "whole tensors are kept alive", [WHOLE, OF_PARTS.replace(".clone()", "")], says="keeps"),
+    Answer(5, "whole tensors are kept alive", [None, OF_PARTS.replace(".clone()", "")], says="keeps"),
     Answer(
         5,
         "rank 0's part for all",
-        [WHOLE, OF_PARTS.replace("my_part(value, rank, world)", "my_part(value, 0, world)")],
+        [None, OF_PARTS.replace("my_part(value, rank, world)", "my_part(value, 0, world)")],
         says="of which this rank's part has",
     ),
-    Answer(5, "nothing is loaded", [WHOLE, 'return {**whole, "state": {}}'], says="loss"),
+    Answer(5, "nothing is loaded", [None, 'return {**whole, "state": {}}'], says="loss"),
     Answer(
         5,
         "what was saved is overwritten",
         [
-            WHOLE,
+            None,
             """
         for values in whole["state"].values():
             for name, value in values.items():
@@ -611,25 +571,25 @@ for p, part in zip(parameters, parts):
     Answer(
         6,
         "a view of the whole gradient",
-        [
-            READY.replace(
-                "(shard,) = reduce_to_shards([parameter.grad], world)",
-                "dist.all_reduce(parameter.grad)\n    parameter.grad /= world\n    shard = my_part(parameter.grad,"
-                " dist.get_rank(), world)",
-            )
-        ],
+        swap=(
+            (
+                "def reduce(parameter: Tensor, part: Tensor) -> None:\n    (shard,) = reduce_to_shards([parameter.grad], world)",
+                "def reduce(parameter, part):\n    dist.all_reduce(parameter.grad)\n    parameter.grad /= world\n    shard = my_part(parameter.grad, dist.get_rank(), world)",
+            ),
+            ("parts, strict=True", "parts"),
+        ),
         says="after the first of them, rank 0 holds",
     ),
     Answer(
         6,
         "all-reduced",
-        [
-            READY.replace(
-                "(shard,) = reduce_to_shards([parameter.grad], world)",
-                "dist.all_reduce(parameter.grad)\n    parameter.grad /= world\n    shard = my_part(parameter.grad,"
-                " dist.get_rank(), world).clone()",
-            )
-        ],
+        swap=(
+            (
+                "def reduce(parameter: Tensor, part: Tensor) -> None:\n    (shard,) = reduce_to_shards([parameter.grad], world)",
+                "def reduce(parameter, part):\n    dist.all_reduce(parameter.grad)\n    parameter.grad /= world\n    shard = my_part(parameter.grad, dist.get_rank(), world).clone()",
+            ),
+            ("parts, strict=True", "parts"),
+        ),
         says="by all_reduce",
     ),
     Answer(
@@ -659,7 +619,7 @@ for p, part in zip(parameters, parts):
         ["return {0: 2, 1: 2, 2: 1, 3: 3}[stage] * (world - 1) / world * nbytes"],
         says="sent_bytes",
     ),
-    Answer(8, "nothing is freed", [UNSHARD, "pass"], says="whole weights"),
+    Answer(8, "nothing is freed", [None, "pass"], says="whole weights"),
     Answer(
         8,
         "filled with zeros, not freed",
@@ -672,18 +632,13 @@ for p, part in zip(parameters, parts):
     Answer(
         8,
         "what was there before, not the shards",
-        [
-            """
-        if not hasattr(unit, "kept"):
-            unit.kept = [torch.ones_like(s) for s in unit.shards]
-        if unit.parameters[0].untyped_storage().nbytes():
-            return
-        for parameter, shards in zip(unit.parameters, gather_shards(unit.kept, unit.world)):
-            parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
-            parameter.data.copy_(joined(shards, parameter.shape))
-        """,
-            RESHARD,
-        ],
+        swap=(
+            (
+                "if unit.parameters[0].untyped_storage().nbytes():",
+                'if not hasattr(unit, "kept"):\n    unit.kept = [torch.ones_like(s) for s in unit.shards]\nif unit.parameters[0].untyped_storage().nbytes():',
+            ),
+            ("unit.shards, unit.world), strict=True", "unit.kept, unit.world)"),
+        ),
         says="what the ranks' shards say",
     ),
     Answer(
@@ -694,29 +649,22 @@ for p, part in zip(parameters, parts):
                 "    parameter.data.copy_(joined(shards, parameter.shape))",
                 "    with torch.no_grad():\n        parameter.copy_(joined(shards, parameter.shape))",
             ),
-            RESHARD,
+            None,
         ],
     ),
     Answer(
         8,
         "gathered each time",
-        [UNSHARD.replace("if unit.parameters[0].untyped_storage().nbytes():\n    return\n", ""), RESHARD],
+        [UNSHARD.replace("if unit.parameters[0].untyped_storage().nbytes():\n    return\n", ""), None],
         says="once more",
     ),
     Answer(
         8,
         "a collective for each parameter",
-        [
-            """
-        if unit.parameters[0].untyped_storage().nbytes():
-            return
-        for parameter, shard in zip(unit.parameters, unit.shards):
-            (shards,) = gather_shards([shard], unit.world)
-            parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
-            parameter.data.copy_(joined(shards, parameter.shape))
-        """,
-            RESHARD,
-        ],
+        swap=(
+            "for parameter, shards in zip(unit.parameters, gather_shards(unit.shards, unit.world), strict=True):",
+            "for parameter, shard in zip(unit.parameters, unit.shards):\n    (shards,) = gather_shards([shard], unit.world)",
+        ),
         says="unshard takes 3 collectives",
     ),
     Answer(
@@ -754,31 +702,29 @@ for p, part in zip(parameters, parts):
     Answer(
         8,
         "its own shard, repeated",
-        [
-            UNSHARD.replace(
-                "gather_shards(unit.shards, unit.world)", "[s.detach().repeat(unit.world) for s in unit.shards]"
-            ),
-            RESHARD,
-        ],
+        swap=(
+            "gather_shards(unit.shards, unit.world), strict=True",
+            "[s.detach().repeat(unit.world) for s in unit.shards]",
+        ),
         says="what the ranks' shards say",
     ),
     Answer(
         9,
         "never freed after the forward pass",
-        [FINISH, ATTACH.replace("unit.module.register_forward_hook(lambda module, args, output: reshard(unit))\n", "")],
+        [None, ATTACH.replace("unit.module.register_forward_hook(lambda module, args, output: reshard(unit))\n", "")],
         says="whole weights",
     ),
     Answer(
         9,
         "everything is gathered before the first step",
         [
-            FINISH,
+            None,
             "unshard(unit)\n"
             + COUNT.replace("        finish(unit)\n", "        finish(unit)\n        unshard(unit)\n"),
         ],
         says="nothing is sharded",
     ),
-    Answer(9, "not gathered for the backward pass", [FINISH, FORWARD + COUNT]),
+    Answer(9, "not gathered for the backward pass", [None, FORWARD + COUNT]),
     Answer(
         9,
         "gradients are not reduced",
@@ -788,43 +734,43 @@ for p, part in zip(parameters, parts):
                 "[filled(my_part(p.grad, dist.get_rank(), unit.world), shard_size(p.numel(), unit.world)) for p, _ in"
                 " trained]",
             ),
-            ATTACH,
+            None,
         ],
         says="of gradients in a step",
     ),
-    Answer(9, "whole gradients are kept", [FINISH.replace("    p.grad = None\n", ""), ATTACH], says="gradients"),
+    Answer(9, "whole gradients are kept", [FINISH.replace("    p.grad = None\n", ""), None], says="gradients"),
     Answer(
         9,
         "whole weights are kept after the backward pass",
-        [FINISH.replace("reshard(unit)", "pass"), ATTACH],
+        [FINISH.replace("reshard(unit)", "pass"), None],
         says="nothing is sharded",
     ),
     Answer(
         9,
         "only the last pass counts",
-        [FINISH.replace("mean if shard.grad is None else shard.grad + mean", "mean"), ATTACH],
+        [FINISH.replace("mean if shard.grad is None else shard.grad + mean", "mean"), None],
         says="loss",
     ),
     Answer(
-        9, "finished with the first gradient", [FINISH, ATTACH.replace("len(there) == len(trained)", "len(there) == 1")]
+        9, "finished with the first gradient", [None, ATTACH.replace("len(there) == len(trained)", "len(there) == 1")]
     ),
-    Answer(9, "counted once", [FINISH, ATTACH.replace("        there.clear()\n", "")]),
+    Answer(9, "counted once", [None, ATTACH.replace("        there.clear()\n", "")]),
     Answer(
         9,
         "frozen ones are waited for",
-        [FINISH, ATTACH.replace("len(there) == len(trained)", "len(there) == len(unit.parameters)")],
+        [None, ATTACH.replace("len(there) == len(trained)", "len(there) == len(unit.parameters)")],
     ),
     Answer(
         9,
         "finished by the module's backward hook: too early where the input needs no gradient",
         [
-            FINISH,
+            None,
             FORWARD
             + BACKWARD
             + "unit.module.register_full_backward_hook(lambda module, grad_input, grad_output: finish(unit))\n",
         ],
     ),
-    Answer(9, "frozen ones have a gradient", [FINISH.replace(" if p.requires_grad]", "]"), ATTACH]),
+    Answer(9, "frozen ones have a gradient", [FINISH.replace(" if p.requires_grad]", "]"), None]),
     Answer(
         9,
         "a collective for each gradient",
@@ -833,7 +779,7 @@ for p, part in zip(parameters, parts):
                 "means = reduce_to_shards([p.grad for p, _ in trained], unit.world)",
                 "means = [reduce_to_shards([p.grad], unit.world)[0] for p, _ in trained]",
             ),
-            ATTACH,
+            None,
         ],
         says="collectives for gradients",
     ),
@@ -852,7 +798,7 @@ for p, part in zip(parameters, parts):
     Answer(
         10,
         "bfloat16 masters",
-        [MASTERS.replace(".float()", ".clone()"), SHARE32.replace(".float()", ""), BACK],
+        [MASTERS.replace(".float()", ".clone()"), SHARE32.replace(".float()", ""), None],
         says="the masters are torch.bfloat16",
     ),
     Answer(
@@ -874,59 +820,54 @@ for p, part in zip(parameters, parts):
         "the masters are views of a whole float32 copy",
         [
             MASTERS.replace("my_part(p.detach(), rank, world).float()", "my_part(p.detach().float(), rank, world)"),
-            SHARE32,
-            BACK,
+            None,
+            None,
         ],
         says="bytes of optimizer state",
     ),
     Answer(
         10,
         "gradients added up in bfloat16",
-        [
-            MASTERS,
-            SHARE32.replace(".float()", "").replace("shard[: len(master)]", "shard[: len(master)].float()"),
-            BACK,
-        ],
+        [None, SHARE32.replace(".float()", "").replace("shard[: len(master)]", "shard[: len(master)].float()"), None],
         says="added up in bfloat16",
     ),
     Answer(
         10,
         "masters are set back to what was rounded",
-        [MASTERS, SHARE32, BACK + "    master.copy_(my_part(parameter, rank, world))\n"],
+        [None, None, BACK + "    master.copy_(my_part(parameter, rank, world))\n"],
         says="not those of one process",
     ),
-    Answer(10, "not written back", [MASTERS, SHARE32, "pass"]),
+    Answer(10, "not written back", [None, None, "pass"]),
     Answer(
         10,
         "written back by rank 0's place",
         [
-            MASTERS,
-            SHARE32,
+            None,
+            None,
             "for parameter, master in zip(parameters, masters):\n    parameter.view(-1)[: len(master)] = master",
         ],
     ),
     Answer(
         10,
         "the weights become float32",
-        [
-            MASTERS,
-            SHARE32,
-            "for parameter in parameters:\n    parameter.data = parameter.data.float()\n" + BACK.strip(),
-        ],
+        swap=(
+            "for parameter, master in zip(parameters, masters, strict=True):",
+            "for parameter in parameters:\n    parameter.data = parameter.data.float()\nfor parameter, master in zip(parameters, masters):",
+        ),
     ),
     Answer(
         10,
         "float32 gradients are kept",
         [
-            MASTERS,
+            None,
             "for p in parameters:\n    p.grad_dtype = None\n    p.grad = p.grad.float()\n"
             + SHARE32.strip()
             + "\nglobal kept\nkept = [p.grad for p in parameters]",
-            BACK,
+            None,
         ],
         says="beside weights",
     ),
-    Answer(10, "the options are lost", [MASTERS.replace("{**group, ", "{"), SHARE32, BACK], says="options"),
+    Answer(10, "the options are lost", [MASTERS.replace("{**group, ", "{"), None, None], says="options"),
     Answer(
         1,
         "a gradient of mixed precision in float32",
@@ -946,22 +887,14 @@ for p, part in zip(parameters, parts):
         says="returns a list",
     ),
     Answer(
-        3,
-        "divided by three",
-        [GATHER, REDUCE.replace("mine /= world", "mine /= 3")],
-        says="reduce_to_shards on 2 ranks",
+        3, "divided by three", [None, REDUCE.replace("mine /= world", "mine /= 3")], says="reduce_to_shards on 2 ranks"
     ),
-    Answer(
-        3,
-        "gathered in float32",
-        [GATHER.replace("torch.cat(shards)", "torch.cat(shards).float()"), REDUCE],
-        says="in float64",
-    ),
+    Answer(3, "gathered in float32", swap=("shards)", "shards).float()"), says="in float64"),
     Answer(
         3,
         "reduced in float32",
         [
-            GATHER,
+            None,
             REDUCE.replace("torch.cat([", "torch.cat([torch.empty(0), *")
             .replace("for t, size in zip(tensors, sizes)]", "for t, size in zip(tensors, sizes)]")
             .replace(
@@ -972,18 +905,13 @@ for p, part in zip(parameters, parts):
         ],
         says="in float64",
     ),
-    Answer(
-        3,
-        "a list of None",
-        [GATHER.replace("return [columns.reshape(-1)", "return [None"), REDUCE],
-        says="does not return a list with a tensor for each",
-    ),
+    Answer(3, "a list of None", swap=("columns.reshape(-1)", "None"), says="is None, not a tensor"),
     Answer(
         4,
         "the last part is left out",
         [
-            PARTS,
-            SHARE,
+            None,
+            None,
             WEIGHTS.replace("for p in parameters]\n", "for p in parameters[:-1]]\n").replace(
                 "zip(parameters, gather", "zip(parameters[:-1], gather"
             ),
@@ -993,13 +921,13 @@ for p, part in zip(parameters, parts):
     Answer(
         5,
         "the state alone",
-        [WHOLE.replace('return {**state_dict, "state": state}', "return state"), OF_PARTS],
+        [WHOLE.replace('return {**state_dict, "state": state}', "return state"), None],
         says="whole_state returns a dictionary without the list",
     ),
     Answer(
         5,
         "nothing is returned",
-        [WHOLE, OF_PARTS.replace('return {**whole, "state": state}', "")],
+        [None, OF_PARTS.replace('return {**whole, "state": state}', "")],
         says="state_of_parts returns None",
     ),
     Answer(
@@ -1009,7 +937,7 @@ for p, part in zip(parameters, parts):
             WHOLE.replace("state = {}", "state = {}", 1).replace(
                 'return {**state_dict, "state": state}', 'return {**state_dict, "state": list(state.values())}'
             ),
-            OF_PARTS,
+            None,
         ],
         says="without the dict",
     ),
@@ -1023,14 +951,14 @@ for p, part in zip(parameters, parts):
     Answer(
         8,
         "memory for float32",
-        [UNSHARD.replace("parameter.numel() * parameter.element_size()", "parameter.numel() * 4"), RESHARD],
+        [UNSHARD.replace("parameter.numel() * parameter.element_size()", "parameter.numel() * 4"), None],
         says="in bfloat16, rank 0's weights take",
     ),
     Answer(
         9,
         "freed only while training",
         [
-            FINISH,
+            None,
             ATTACH.replace(
                 "lambda module, args, output: reshard(unit)",
                 "lambda module, args, output: reshard(unit) if module.training else None",
@@ -1042,7 +970,7 @@ for p, part in zip(parameters, parts):
         9,
         "freed only where gradients are on",
         [
-            FINISH,
+            None,
             ATTACH.replace(
                 "lambda module, args, output: reshard(unit)",
                 "lambda module, args, output: reshard(unit) if torch.is_grad_enabled() else None",
@@ -1053,7 +981,7 @@ for p, part in zip(parameters, parts):
     Answer(
         9,
         "never reduced to the shards",
-        [FINISH.replace("    shard.grad = mean if shard.grad is None else shard.grad + mean\n", ""), ATTACH],
+        [FINISH.replace("    shard.grad = mean if shard.grad is None else shard.grad + mean\n", ""), None],
         says="none has come to what its optimizer trains",
     ),
     Answer(
@@ -1071,16 +999,13 @@ for p, part in zip(parameters, parts):
     Answer(
         10,
         "sums rounded to bfloat16",
-        [
-            MASTERS,
-            SHARE32.replace(
-                "master.grad = shard[: len(master)]", "master.grad = shard[: len(master)].bfloat16().float()"
-            ),
-            BACK,
-        ],
+        swap=(
+            "for master, shard in zip(masters, shards, strict=True):\n    master.grad = shard[: len(master)]",
+            "for master, shard in zip(masters, shards):\n    master.grad = shard[: len(master)].bfloat16().float()",
+        ),
         says="the masters of",
     ),
-    Answer(1, "no master weight", ['return (4, 4, 8) if precision == "float32" else (2, 2, 8)', None]),
+    Answer(1, "no master weight", swap=(" 12", " 8")),
     Answer(2, "a shard that is float32 whatever was given", swap=("part.new_zeros(size)", "torch.zeros(size)")),
     Answer(3, "a mean that is rounded", swap=("mine /= world", "mine.div_(world).round_()")),
     Answer(
@@ -1119,32 +1044,18 @@ for p, part in zip(parameters, parts):
     Answer(
         8,
         "frozen weights stay",
-        [
-            None,
-            """
-        for parameter in unit.parameters:
-            if parameter.requires_grad:
-                parameter.untyped_storage().resize_(0)
-        """,
-        ],
+        swap=(
+            "parameter.untyped_storage().resize_(0)",
+            "if parameter.requires_grad:\n        parameter.untyped_storage().resize_(0)",
+        ),
     ),
     Answer(
         9,
         "a frozen weight's shard gets a gradient of zeros",
-        [
-            """
-        trained = [(p, shard) for p, shard in zip(unit.parameters, unit.shards, strict=True) if p.requires_grad]
-        means = reduce_to_shards([p.grad for p, _ in trained], unit.world)
-        for (p, shard), mean in zip(trained, means, strict=True):
-            shard.grad = mean if shard.grad is None else shard.grad + mean
-            p.grad = None
-        for p, shard in zip(unit.parameters, unit.shards, strict=True):
-            if not p.requires_grad:
-                shard.grad = torch.zeros_like(shard)
-        reshard(unit)
-        """,
-            None,
-        ],
+        swap=(
+            "p.grad = None",
+            "p.grad = None\nfor p, shard in zip(unit.parameters, unit.shards, strict=True):\n    if not p.requires_grad:\n        shard.grad = torch.zeros_like(shard)",
+        ),
     ),
     Answer(10, "masters in float64", swap=(".float().requires_grad_()", ".double().requires_grad_()")),
     Answer(
@@ -1156,47 +1067,25 @@ for p, part in zip(parameters, parts):
     Answer(
         4,
         "an empty part gets no gradient",
-        [
-            None,
-            """
-        shards = reduce_to_shards([p.grad for p in parameters], world)
-        for part, shard in zip(parts, shards, strict=True):
-            if part.numel():
-                part.grad = shard[: part.numel()]
-        """,
-            None,
-        ],
+        swap=("part.grad = shard[: len(part)]", "if part.numel():\n        part.grad = shard[: part.numel()]"),
         says="no state for its part of gain",
     ),
     Answer(
         6,
         "an empty part is left without a gradient",
-        """
-        def reduce(parameter: Tensor, part: Tensor) -> None:
-            (shard,) = reduce_to_shards([parameter.grad], world)
-            parameter.grad = None
-            if len(part):
-                part.grad = shard[: len(part)] + (0 if part.grad is None else part.grad)
-
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.register_post_accumulate_grad_hook(lambda p, part=part: reduce(p, part))
-        """,
+        swap=(
+            "mine = shard[: len(part)]\n    part.grad = mine if part.grad is None else part.grad + mine\n    parameter.grad = None",
+            "parameter.grad = None\n    if len(part):\n        part.grad = shard[: len(part)] + (0 if part.grad is None else part.grad)",
+        ),
         says="no state for its part of gain",
     ),
     Answer(
         6,
         "a first gradient is a view of the whole one",
-        """
-        def reduce(parameter: Tensor, part: Tensor) -> None:
-            (shard,) = reduce_to_shards([parameter.grad], world)
-            mine = my_part(parameter.grad, dist.get_rank(), world)
-            mine.copy_(shard[: len(part)])
-            part.grad = mine if part.grad is None else part.grad + mine
-            parameter.grad = None
-
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.register_post_accumulate_grad_hook(lambda p, part=part: reduce(p, part))
-        """,
+        swap=(
+            "mine = shard[: len(part)]",
+            "mine = my_part(parameter.grad, dist.get_rank(), world)\n    mine.copy_(shard[: len(part)])",
+        ),
         says="after the first of them, rank 0 holds",
     ),
     Answer(
@@ -1208,15 +1097,7 @@ for p, part in zip(parameters, parts):
     Answer(
         10,
         "an empty master gets no gradient",
-        [
-            None,
-            """
-        shards = reduce_to_shards([p.grad.float() for p in parameters], world)
-        for master, shard in zip(masters, shards, strict=True):
-            master.grad = shard[: len(master)] if len(master) else None
-        """,
-            None,
-        ],
+        swap=("master)]", "master)] if len(master) else None"),
         says="no state for its part of gain",
     ),
 ]
@@ -1226,7 +1107,7 @@ RIGHT = [
         1,
         "case by case",
         [
-            'return (4, 4, 8) if precision == "float32" else (2, 2, 12)',
+            None,
             """
         w, g, o = bytes_a_parameter(precision)
         held = [w * parameters, g * parameters, o * parameters]
@@ -1272,7 +1153,7 @@ RIGHT = [
         3,
         "all to all, added up here",
         [
-            GATHER,
+            None,
             """
         sizes = [shard_size(t.numel(), world) for t in tensors]
         rows = [torch.cat([filled(my_part(t, r, world), size) for t, size in zip(tensors, sizes)]) for r in range(world)]
@@ -1459,7 +1340,7 @@ RIGHT = [
                 "unit.parameters[0].untyped_storage().nbytes()",
                 "all(p.untyped_storage().nbytes() for p in unit.parameters)",
             ).replace("parameter.element_size()", "unit.shards[0].element_size()"),
-            RESHARD,
+            None,
         ],
     ),
     Answer(

@@ -381,7 +381,7 @@ WRONG = [
         return (s - top[..., None]).exp() @ v_BHSK, s.logsumexp(dim=-1)""",
             None,
         ],
-        says="the output is wrong",
+        says="the output is not what it should be",
     ),
     Answer(
         1,
@@ -390,7 +390,7 @@ WRONG = [
             "return weights_BHTS @ v_BHSK, lse_BHT",
             "return (weights_BHTS.float() @ v_BHSK.float()), lse_BHT.float()",
         ),
-        says="is float32",
+        says="is in float32, not in float64",
     ),
     Answer(
         1,
@@ -408,7 +408,7 @@ WRONG = [
         1,
         "nan where both are hidden",
         swap=("(lse - finite(both_BHT)).exp()", "(lse - both_BHT).exp()"),
-        says="has nan in it",
+        says="is nan at",
     ),
     Answer(
         1,
@@ -489,7 +489,7 @@ WRONG = [
         2,
         "sent into the same place",
         swap=("arriving = [torch.empty_like(tensor) for tensor in leaving]", "arriving = leaving"),
-        says="are written to",
+        says="which it is given, is written into",
     ),
     Answer(
         2,
@@ -897,7 +897,7 @@ return everything[:, mine]""",
         8,
         "targets are not dealt like tokens",
         swap=("y_BT[:, positions], positions", "y_BT.chunk(world, dim=1)[rank], positions"),
-        says="the targets of rank",
+        says="tensor of targets is not what is at its positions",
     ),
     Answer(
         8,
@@ -955,7 +955,7 @@ return everything[:, mine]""",
             "    dist.all_reduce(parameter.grad)",
             "    dist.all_reduce(parameter.grad)\n    parameter.grad /= dist.get_world_size()",
         ),
-        says="times as large",
+        says="0.5 times that of one process",
     ),
     Answer(
         8,
@@ -977,6 +977,12 @@ return everything[:, mine]""",
         "all blocks, and all of the sequence: every rank runs the whole model",
         ["places = torch.arange(x_BT.shape[1])\nreturn x_BT, y_BT, places", "pass", None],
         says="my_share",
+    ),
+    Answer(
+        3,
+        "delta is negated in place",
+        swap=("(grad_weights_BHTS - delta[..., None])", "(grad_weights_BHTS + delta.neg_()[..., None])"),
+        says="delta_BHT, which it is given, is written into",
     ),
 ]
 

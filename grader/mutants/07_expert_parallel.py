@@ -204,9 +204,14 @@ WRONG = [
         1,
         "gates in the tokens' dtype",
         swap=("return gates_NK, experts_NK", "return gates_NK.to(h_ND.dtype), experts_NK"),
-        says="another dtype",
+        says="the first result, gates, is in bfloat16, not in float32",
     ),
-    Answer(1, "int32", swap=("return gates_NK, experts_NK", "return gates_NK, experts_NK.int()"), says="another dtype"),
+    Answer(
+        1,
+        "int32",
+        swap=("return gates_NK, experts_NK", "return gates_NK, experts_NK.int()"),
+        says="the second result, experts, is in int32, not in int64",
+    ),
     Answer(
         1,
         "no probabilities",
@@ -260,7 +265,7 @@ WRONG = [
             ("torch.zeros_like(h_ND)", "torch.zeros_like(h_ND, dtype=torch.float32)"),
             (".to(h_ND.dtype)", ".float()"),
         ),
-        says="another dtype",
+        says="the result is in float32, not in bfloat16",
     ),
     Answer(
         2,
@@ -291,7 +296,10 @@ WRONG = [
     ),
     Answer(3, "-1 is not left out", swap=("[(~chosen).sum() :]", "")),
     Answer(
-        3, "-1 counts for expert 0", swap=("experts_S[chosen]", "experts_S.clamp(min=0)"), says="counts of the experts"
+        3,
+        "-1 counts for expert 0",
+        swap=("experts_S[chosen]", "experts_S.clamp(min=0)"),
+        says="the second result, counts, is not what it should be",
     ),
     Answer(3, "counts end with the last expert that was chosen", swap=(", minlength=n_experts", "")),
     Answer(
@@ -320,7 +328,7 @@ WRONG = [
         3,
         "its own counts",
         swap=("dist.all_to_all_single(arriving_E, counts_E, group=group)", "arriving_E.copy_(counts_E)"),
-        says="is told other counts",
+        says="what rank 0 is told is not what it should be",
     ),
     Answer(
         3,
@@ -380,19 +388,19 @@ WRONG = [
         3,
         "not regrouped",
         swap=("expert_R.argsort(stable=True)", "torch.arange(len(expert_R))"),
-        says="the wrong order",
+        says=") is not what it should be",
     ),
     Answer(
         3,
         "the inverse of the order",
         swap=("expert_R.argsort(stable=True)", "expert_R.argsort(stable=True).argsort()"),
-        says="the wrong order",
+        says=") is not what it should be",
     ),
     Answer(
         3,
         "sources and experts mixed up",
         swap=("torch.arange(L).repeat(W).repeat_interleave", "torch.arange(W).repeat_interleave(L).repeat_interleave"),
-        says="the wrong order",
+        says=") is not what it should be",
     ),
     Answer(
         3,
@@ -401,7 +409,7 @@ WRONG = [
             "expert_R.argsort(stable=True)",
             "(expert_R * (len(expert_R) + 1) - torch.arange(len(expert_R))).argsort()",
         ),
-        says="the wrong order",
+        says=") is not what it should be",
     ),
     Answer(
         3,
@@ -480,7 +488,7 @@ first = dist.get_rank(group) * len(mine)
 local = (experts_NK >= first) & (experts_NK < first + len(mine))
 return combine(returned_RD, slots_R, torch.where(local, gates_NK, gates_NK.detach()))""",
         ),
-        says="the gates get a different gradient",
+        says="the gradient of the gates is not that of one process",
     ),
     Answer(
         4,
@@ -623,7 +631,7 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
             "return experts_KN.where(before_S.view_as(experts_KN) < limit, -1).T",
             "experts_KN[before_S.view_as(experts_KN) >= limit] = -1\nreturn experts_NK",
         ),
-        says="written to",
+        says="which it is given, is written into",
     ),
     Answer(
         5,
@@ -1011,6 +1019,22 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
         "the balance has no gradient",
         swap=("block.mlp.balance for block", "block.mlp.balance.detach() for block"),
         says="gradient",
+    ),
+    # What a function is given stays as it is.
+    Answer(
+        2,
+        "writes into the gates",
+        swap=("return out_ND", "gates_NK.data[experts_NK < 0] = 0.0\nreturn out_ND"),
+        says="gates_NK, which it is given, is written into",
+    ),
+    Answer(
+        4,
+        "the rows are gated in place",
+        swap=(
+            "gated_RD = gates_NK.flatten()[slots_R, None] * returned_RD",
+            "gated_RD = returned_RD.mul_(gates_NK.flatten()[slots_R, None].to(returned_RD.dtype))",
+        ),
+        says="returned_RD, which it is given, is written into",
     ),
 ]
 

@@ -237,7 +237,7 @@ WRONG = [
         2,
         "its own shard for the whole",
         second(rows="return x_mK @ shard.repeat(dist.get_world_size())[: math.prod(shape)].view(shape)"),
-        says="Y is wrong",
+        says="Y on rank 0 is not what it should be",
     ),
     Answer(
         2,
@@ -247,13 +247,13 @@ WRONG = [
         dw = x_mK.T @ dy_mN
         return dy_mN @ gather(shard, shape).T, shard_of(dw, dist.get_world_size(), dist.get_rank())"""
         ),
-        says="the shard of dW is wrong",
+        says="the shard of dW on rank 0 is not what it should be",
     ),
     Answer(
         2,
         "the gradient of W is averaged",
         swap=("reduce_to_shard(x_mK.T @ dy_mN)", "reduce_to_shard(x_mK.T @ dy_mN) / dist.get_world_size()"),
-        says="the shard of dW is wrong",
+        says="the shard of dW on rank 0 is 0.125 times what it should be",
     ),
     Answer(
         2,
@@ -275,10 +275,12 @@ WRONG = [
         dist.all_reduce(dw)
         return dy_mN @ gather(shard, shape).T, dw"""
         ),
-        says="another shape",
+        says="the shard of dW on rank 0 has shape",
     ),
-    Answer(2, "dX is not added up", swap=("dist.all_reduce(dx_MK)\n", ""), says="dx_MK is wrong"),
-    Answer(2, "Y is not added up", swap=("dist.all_reduce(y_MN)\n", ""), says="Y is wrong"),
+    Answer(
+        2, "dX is not added up", swap=("dist.all_reduce(dx_MK)\n", ""), says="dx_MK on rank 0 is not what it should be"
+    ),
+    Answer(2, "Y is not added up", swap=("dist.all_reduce(y_MN)\n", ""), says="Y on rank 0 is not what it should be"),
     Answer(
         2,
         "g's all-reduce in the backward pass, too",
@@ -288,7 +290,7 @@ WRONG = [
         dist.all_reduce(dy_MN)
         return dy_MN @ w_kN.T, x_Mk.T @ dy_MN"""
         ),
-        says="dx_Mk is wrong",
+        says="dx_Mk on rank 0 is 8 times what it should be",
     ),
     Answer(
         2,
@@ -330,7 +332,7 @@ WRONG = [
         dy_Mn.zero_()
         return dx_MK, dw_Kn"""
         ),
-        says="changes a tensor",
+        says="which it is given, is written into",
     ),
     Answer(
         2,
@@ -369,7 +371,7 @@ WRONG = [
                 "    if x_mk.shape[1] == len(w_kn):\n        y_mn += x_mk @ w_kn\nreturn",
             ),
         ],
-        says="Y is wrong",
+        says="Y on rank 1 is not what it should be",
     ),
     Answer(3, "X is skewed by its column", swap=("(row, column) if step == 0", "(column, row) if step == 0")),
     Answer(
@@ -387,8 +389,18 @@ WRONG = [
     ),
     Answer(3, "the inner index of the skew alone", ["return (row + column) % side", None], says="inner_index"),
     Answer(3, "the inner index goes down", ["return (row + column - step) % side", None], says="inner_index"),
-    Answer(3, "one step too few", [None, CANNON.replace("range(1, side)", "range(1, side - 1)")], says="Y is wrong"),
-    Answer(3, "only the last product", swap=("y_mn += x_mk @ w_kn", "y_mn = x_mk @ w_kn"), says="Y is wrong"),
+    Answer(
+        3,
+        "one step too few",
+        [None, CANNON.replace("range(1, side)", "range(1, side - 1)")],
+        says="Y on rank 0 is not what it should be",
+    ),
+    Answer(
+        3,
+        "only the last product",
+        swap=("y_mn += x_mk @ w_kn", "y_mn = x_mk @ w_kn"),
+        says="Y on rank 0 is not what it should be",
+    ),
     Answer(3, "whole rows and columns of blocks are gathered", [None, WHOLE_CANNON], says="bytes of tensors at once"),
     Answer(
         3, "any table of ranks is taken", swap=("if grid.shape[0] != grid.shape[1]:", "if False:"), says="is no square"
@@ -502,13 +514,13 @@ WRONG = [
         4,
         "the panel is taken from the block's beginning",
         swap=("x_mk[:, panel.begin - first : panel.end - first]", "x_mk[:, : panel.end - panel.begin]"),
-        says="Y is wrong",
+        says="Y on rank 0 is not what it should be",
     ),
     Answer(
         4,
         "no broadcast of W",
         swap=("dist.broadcast(piece, src=grid.lines[0][panel.row], group=grid.groups[0])\n", "piece.zero_()\n"),
-        says="Y is wrong",
+        says="Y on rank 0 is all zeros, and so not what it should be",
     ),
     Answer(4, "whole strips are gathered first", [None, None, None, STRIPS, None], says="bytes of tensors at once"),
     Answer(
@@ -548,7 +560,7 @@ WRONG = [
         4,
         "dW is not added up",
         swap=("dist.reduce(dw_panel, dst=grid.lines[0][panel.row], group=grid.groups[0])", "pass"),
-        says="dW is wrong",
+        says="dW on rank 0 is not what it should be",
     ),
     Answer(
         4,
@@ -630,7 +642,10 @@ WRONG = [
         swap=("dist.all_reduce(y_mn, group=grid.groups[axes.inner])", "dist.all_reduce(y_mn)"),
     ),
     Answer(
-        5, "Y is not added up", swap=("dist.all_reduce(y_mn, group=grid.groups[axes.inner])\n", ""), says="Y is wrong"
+        5,
+        "Y is not added up",
+        swap=("dist.all_reduce(y_mn, group=grid.groups[axes.inner])\n", ""),
+        says="Y on rank 0 is not what it should be",
     ),
     Answer(
         5,
@@ -638,7 +653,10 @@ WRONG = [
         swap=("dist.all_reduce(dx_mk, group=groups[axes.outer])", "dist.all_reduce(dx_mk, group=groups[axes.inner])"),
     ),
     Answer(
-        5, "dX is not added up", swap=("dist.all_reduce(dx_mk, group=groups[axes.outer])\n", ""), says="dX is wrong"
+        5,
+        "dX is not added up",
+        swap=("dist.all_reduce(dx_mk, group=groups[axes.outer])\n", ""),
+        says="dX on rank 0 is not what it should be",
     ),
     Answer(
         5,
@@ -647,7 +665,7 @@ WRONG = [
             "reduce_to_shard(x_mk.T @ dy_mn, groups[axes.depth])",
             "shard_of(x_mk.T @ dy_mn, ctx.grid.shape[axes.depth], ctx.grid.place[axes.depth])",
         ),
-        says="dW is wrong",
+        says="the shard of dW on rank 0 is not what it should be",
     ),
     Answer(
         5,
@@ -656,7 +674,7 @@ WRONG = [
             "reduce_to_shard(x_mk.T @ dy_mn, groups[axes.depth])",
             "reduce_to_shard(x_mk.T @ dy_mn, groups[axes.depth]) / ctx.grid.shape[axes.depth]",
         ),
-        says="dW is wrong",
+        says="the shard of dW on rank 0 is 0.5 times what it should be",
     ),
     Answer(
         5,

@@ -1,0 +1,137 @@
+"""The same tensor or not: one comparison for all checks, and the words for how two differ."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from grader.engine.judge.verdict import Wrong, expect
+from grader.kit.predictions import known
+
+SIMPLE = [n for k in range(2, 33) for n in (float(k), 1 / k)]  # factors that are told of a single number
+
+
+def check_shape(
+    what: str,
+    seen: Any,
+    shape: Sequence[int],
+    dtype: torch.dtype | None = None,
+    rank: int | None = None,
+    hint: str = "",
+) -> None:
+    """`seen` is a tensor of this shape, and of this dtype if one is given."""
+    right = f"a tensor of shape {tuple(shape)}" + (f" and dtype {name_of(dtype)}" if dtype else "")
+    kind = seen if isinstance(seen, str) else "None" if seen is None else f"a {type(seen).__name__}"
+    expect(isinstance(seen, torch.Tensor), f"{what} is {kind}, not a tensor", right, kind, rank, hint)
+    got = f"a tensor of shape {tuple(seen.shape)}" + (f" and dtype {name_of(seen.dtype)}" if dtype else "")
+    expect(
+        tuple(seen.shape) == tuple(shape),
+        f"{what} has shape {tuple(seen.shape)}, not {tuple(shape)}",
+        right,
+        got,
+        rank,
+        hint,
+    )
+    expect(
+        dtype is None or seen.dtype == dtype,
+        f"{what} is in {name_of(seen.dtype)}, not in {name_of(dtype)}",
+        right,
+        got,
+        rank,
+        hint,
+    )
+
+
+def check_tensor(
+    what: str,
+    seen: Any,
+    right: torch.Tensor,
+    rel: float = 0.0,
+    rank: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    scale: float = 0.0,
+    wrongs: dict[str, torch.Tensor | tuple[torch.Tensor, str]] | None = None,
+    than: str = "what it should be",
+    hint: str = "",
+) -> None:
+    """`seen` is `right`: a tensor of its shape and dtype, and its numbers but for rounding.
+
+    Args:
+        what: in words, the subject of the verdict's sentence.
+        rel: the norm of the difference beside the norm of `right`, or beside `scale` where that is larger; 0: equal.
+        dtype: where `right` is more precise than what is asked for.
+        wrongs: what was done -> the tensor that comes of it, or that and a hint. It is told if it alone fits.
+        than: what `right` is, in words.
+    """
+    check_shape(what, seen, right.shape, dtype or right.dtype, rank, hint)
+    if not near(seen, right, rel, scale):
+        mistakes = {
+            words: wrong if isinstance(wrong, tuple) else (wrong, hint) for words, wrong in (wrongs or {}).items()
+        }
+        done = known(seen, mistakes, lambda seen, mistake: near(seen, mistake[0], max(rel, 1e-6), scale))
+        told = f"is {done}" if done else difference(seen, right, rel, scale, than)
+        raise Wrong(f"{what} {told}", right, seen, rank, mistakes[done][1] if done else hint)
+
+
+def near(seen: torch.Tensor, right: torch.Tensor, rel: float = 0.0, scale: float = 0.0) -> bool:
+    """Whether two tensors are of one shape, and equal but for rounding. What is infinite must be so in both."""
+    if not isinstance(seen, torch.Tensor) or seen.shape != right.shape:
+        return False
+    a, b = seen.double(), right.double()
+    finite = b.isfinite()
+    if not torch.equal(a.isfinite(), finite) or not torch.equal(a[b.isinf()], b[b.isinf()]):
+        return False
+    apart = (a - b)[finite].norm().item()
+    return apart <= rel * max(b[finite].norm().item(), scale) if rel else apart == 0
+
+
+def difference(
+    seen: torch.Tensor, right: torch.Tensor, rel: float = 0.0, scale: float = 0.0, than: str = "what it should be"
+) -> str:
+    """How it differs from a tensor of its shape, in words: "is twice what it should be"."""
+    nans = int((seen.isnan() & ~right.isnan()).sum())
+    if nans:
+        return f"is nan at {'each place' if nans == seen.numel() else f'{nans} of {seen.numel()} places'}"
+    if right.any() and not seen.any():
+        return f"is all zeros, and so not {than}"
+    factor = factor_of(seen, right)
+    if factor:
+        return f"is {'twice' if factor == 2 else f'{factor:.4g} times'} {than}"
+    return f"is not {than}{places(seen, right, rel, scale)}"
+
+
+def factor_of(seen: torch.Tensor, right: torch.Tensor) -> float:
+    """How many times `right` it is, if that is all that is wrong; 0.0 otherwise. Of one number everything is a
+    multiple: there it must be a simple one.
+    """
+    a, b = seen.double().flatten(), right.double().flatten()
+    if not b.any() or not (a.isfinite().all() and b.isfinite().all()):
+        return 0.0
+    factor = ((a * b).sum() / b.square().sum()).item()
+    if abs(factor - 1) < 1e-3 or not near(a, factor * b, 1e-3):
+        return 0.0
+    simple = next((n for n in (*SIMPLE, -1.0) if math.isclose(n, factor, rel_tol=1e-4)), 0.0)
+    return simple or (factor if int(b.count_nonzero()) > 1 else 0.0)
+
+
+def places(seen: torch.Tensor, right: torch.Tensor, rel: float, scale: float) -> str:
+    """Where it differs: the first place, and how many there are."""
+    gap = (seen.double() - right.double()).abs().nan_to_num(math.inf, math.inf)
+    wrong = gap > max(rel * max(right.double().abs().nan_to_num(0, 0, 0).max().item(), scale), 0.0)
+    count = int(wrong.sum())
+    if count in (0, seen.numel()) or not seen.dim():  # rounding that has added up, or all of it
+        return ""
+    first = wrong.nonzero()[0].tolist()
+    return f", first at {first}" + (f" ({count} of {seen.numel()} numbers differ)" if count > 1 else "")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def check_given(told: str, changes: dict[str, str], rank: int | None = None, hint: str = "") -> None:
+    """What a function was given is as it was. `changes` are those that `Given` found."""
+    for name, change in changes.items():
+        raise Wrong(f"{told}: {name}, which it is given, {change}", "as it was", change, rank, hint)

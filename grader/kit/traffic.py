@@ -1,0 +1,67 @@
+"""Bytes that ranks send, by collectives and by messages; and the budgets for them."""
+
+from collections.abc import Sequence
+
+from grader.engine.judge.verdict import expect
+from grader.engine.ranks.messages import collectives
+
+ROOTED = ("broadcast", "reduce", "scatter", "gather")  # collectives in which one rank differs from the others
+
+
+def sent_by(mine: list[dict], rank: int) -> float:
+    """Bytes that a rank sends in its events. Collectives are done by rings; one with a root sends the whole tensor."""
+    messages = sum(event["bytes"] for event in mine if event["e"] == "op" and event["op"] == "send")
+    return messages + sum(call.sent for call in collectives([[]] * rank + [mine]))
+
+
+def moved_by(mine: list[dict], rank: int) -> float:
+    """Bytes that a rank moves: as `sent_by`, but a broadcast counts where it arrives, a sum towards one rank where it
+    leaves, a message where it arrives.
+    """
+    total = sum(call.sent for call in collectives([[]] * rank + [mine]) if call.op not in ROOTED)
+    for event in mine:
+        if event["e"] == "op" and event["op"] == "recv":
+            total += event["bytes"]
+        elif event["e"] == "op" and event["op"] in ROOTED and len(event["group"]) > 1:
+            root = event["group"][int(event["detail"].removeprefix("root "))]
+            total += event["bytes"] if rank != root else 0
+    return total
+
+
+def operations(mine: list[dict]) -> str:
+    """What a rank calls to send, by name."""
+    ops = {event["op"] for event in mine if event["e"] == "op" and event["op"] != "recv" and event["bytes"]}
+    return " and ".join(sorted(ops)) or "nothing"
+
+
+def ring_bytes(nbytes: float, world: int) -> float:
+    """Bytes that a rank sends in an all-reduce of so many."""
+    return 2 * (world - 1) / world * nbytes
+
+
+def check_sent(
+    told: str,
+    events: Sequence[list[dict]],
+    most: float | Sequence[float],
+    least: float | Sequence[float] = 0.0,
+    why: str = "fewer are enough",
+    ranks: Sequence[int] | None = None,
+) -> None:
+    """`most` and `least` are bytes that each rank sends, or each of these ranks: a number for all, or one for each."""
+    for rank in range(len(events)) if ranks is None else ranks:
+        limit, due = (bound if isinstance(bound, (int, float)) else bound[rank] for bound in (most, least))
+        sent, by = sent_by(events[rank], rank), operations(events[rank])
+        expect(
+            sent <= limit + 0.5,
+            f"{told}: rank {rank} sends {sent:,.0f} bytes, by {by}; {why}",
+            f"at most {limit:,.0f} bytes",
+            f"{sent:,.0f} bytes",
+            rank,
+        )
+        expect(
+            sent >= due - 0.5,
+            f"{told}: rank {rank} sends only {sent:,.0f} bytes, by {by}",
+            f"{due:,.0f} bytes or more",
+            f"{sent:,.0f} bytes",
+            rank,
+        )
