@@ -606,7 +606,7 @@ WRONG = [
     Answer(
         8,
         "one number for two",
-        ["return 2 * (world - 1) * nbytes / world", None, None],
+        ["return 2 * (world - 1) * nbytes / world", None, EQUAL],
         says="does not return 2 numbers",
     ),
     Answer(

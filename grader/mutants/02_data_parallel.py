@@ -3,6 +3,7 @@
 from grader.kit import Answer
 
 WHOLE = "return sum(g * n for g, n in zip(gradients, samples)) / sum(samples)"
+BYTES = "return 8 * parameters * (world - 1) / world"
 
 STATE = """
 for tensor in (*model.parameters(), *model.buffers()):
@@ -114,29 +115,29 @@ def replaced(body: str, *pairs: tuple[str, str]) -> str:
 
 
 WRONG = [
-    Answer(1, "the mean of means", ["return torch.stack(gradients).mean(dim=0)", None], says="[3, 1]"),
+    Answer(1, "the mean of means", ["return torch.stack(gradients).mean(dim=0)", BYTES], says="[3, 1]"),
     Answer(
         1,
         "the sum",
-        ["return sum(g * n for g, n in zip(gradients, samples))", None],
+        ["return sum(g * n for g, n in zip(gradients, samples))", BYTES],
         says="is 10 times the gradient of all samples' mean",
     ),
     Answer(
         1,
         "divided by the ranks",
-        ["return sum(g * n for g, n in zip(gradients, samples)) / len(samples)", None],
+        ["return sum(g * n for g, n in zip(gradients, samples)) / len(samples)", BYTES],
         says="is 5 times the gradient",
     ),
     Answer(
         1,
         "the largest share decides",
-        ["return gradients[samples.index(max(samples))]", None],
+        ["return gradients[samples.index(max(samples))]", BYTES],
         says="is not the gradient of all",
     ),
     Answer(
         1,
         "only ranks with samples count, but alike",
-        ["return torch.stack([g for g, n in zip(gradients, samples) if n]).mean(dim=0)", None],
+        ["return torch.stack([g for g, n in zip(gradients, samples) if n]).mean(dim=0)", BYTES],
         says="[3, 1]",
     ),
     Answer(1, "whole gradients to all", [WHOLE, "return 4 * parameters * (world - 1)"], says="step_bytes"),
@@ -192,14 +193,14 @@ WRONG = [
         replaced(STATE, ("src=0", "src=dist.get_world_size() - 1")),
         says="on rank 0, a parameter, is not that of rank 0",
     ),
-    Answer(2, "each from itself", swap=("src=0", "src=dist.get_rank()"), says="different roots"),
+    Answer(2, "each from itself", replaced(STATE, ("src=0", "src=dist.get_rank()")), says="different roots"),
     Answer(
         2,
         "only rank 0 calls",
         "if dist.get_rank() == 0:\n" + STATE.strip().replace("for", "    for").replace("    dist", "        dist"),
         says="rank 0",
     ),
-    Answer(2, "nobody waits", swap=("src=0", "src=0, async_op=True"), says="never waits for its broadcast"),
+    Answer(2, "nobody waits", replaced(STATE, ("src=0", "src=0, async_op=True")), says="never waits for its broadcast"),
     Answer(
         2,
         "copies are sent",
@@ -379,13 +380,13 @@ WRONG = [
         says="communication_ends",
     ),
     Answer(
-        4, "after the backward pass", [None, "return lambda: average_gradients(model)"], says="does not begin before"
+        4, "after the backward pass", [ENDS, "return lambda: average_gradients(model)"], says="does not begin before"
     ),
     Answer(
         4,
         "hooks that wait",
         [
-            None,
+            ENDS,
             """
         def average(p):
             dist.all_reduce(p.grad)
@@ -402,7 +403,7 @@ WRONG = [
         4,
         "a tensor hook, which sees one pass only",
         [
-            None,
+            ENDS,
             """
         started = []
 
@@ -427,20 +428,20 @@ WRONG = [
         4,
         "a tensor hook, and the gradient that it does not see yet",
         [
-            None,
+            ENDS,
             replaced(
                 HOOKS, ("p.register_post_accumulate_grad_hook(start)", "p.register_hook(lambda grad, p=p: start(p))")
             ),
         ],
     ),
     Answer(
-        4, "nobody waits", [None, replaced(HOOKS, ("        work.wait()\n", ""))], says="never waits for its all_reduce"
+        4, "nobody waits", [ENDS, replaced(HOOKS, ("        work.wait()\n", ""))], says="never waits for its all_reduce"
     ),
     Answer(
         4,
         "only the last one is waited for",
         [
-            None,
+            ENDS,
             replaced(
                 HOOKS, ("        work.wait()\n", ""), ("def finish():\n", "def finish():\n    started[-1][0].wait()\n")
             ),
@@ -450,20 +451,20 @@ WRONG = [
     Answer(
         4,
         "what was waited for is kept",
-        [None, replaced(HOOKS, ("    started.clear()\n", ""))],
+        [ENDS, replaced(HOOKS, ("    started.clear()\n", ""))],
         says="in a second pass",
     ),
     Answer(
         4,
         "the sum",
-        [None, replaced(HOOKS, ("        p.grad /= dist.get_world_size()\n", ""))],
+        [ENDS, replaced(HOOKS, ("        p.grad /= dist.get_world_size()\n", ""))],
         says="summed over the ranks",
     ),
     Answer(
         4,
         "divided while it is under way",
         [
-            None,
+            ENDS,
             replaced(
                 HOOKS,
                 (
@@ -478,7 +479,7 @@ WRONG = [
         4,
         "divided right after the start",
         [
-            None,
+            ENDS,
             replaced(
                 HOOKS,
                 ("        p.grad /= dist.get_world_size()\n", ""),
@@ -490,19 +491,19 @@ WRONG = [
     Answer(
         4,
         "the parameter instead of its gradient",
-        [None, replaced(HOOKS, ("all_reduce(p.grad, ", "all_reduce(p.detach(), "))],
+        [ENDS, replaced(HOOKS, ("all_reduce(p.grad, ", "all_reduce(p.detach(), "))],
     ),
     Answer(
         4,
         "hooks on frozen parameters",
-        [None, replaced(HOOKS, ("    if p.requires_grad:\n        p.reg", "    p.reg"))],
+        [ENDS, replaced(HOOKS, ("    if p.requires_grad:\n        p.reg", "    p.reg"))],
         says="hook",
     ),
     Answer(
         4,
         "each one when the next is ready",
         [
-            None,
+            ENDS,
             replaced(
                 HOOKS,
                 (
@@ -524,7 +525,7 @@ def begin(p):
         4,
         "all when the first parameter is ready",
         [
-            None,
+            ENDS,
             replaced(
                 HOOKS,
                 (
@@ -542,7 +543,7 @@ def begin(p):
         ],
         says="does not begin before that of",
     ),
-    Answer(4, "nothing", [None, "return lambda: None"], says="is not that of one process"),
+    Answer(4, "nothing", [ENDS, "return lambda: None"], says="is not that of one process"),
     Answer(
         5,
         "from the first to the last",
@@ -606,14 +607,14 @@ def begin(p):
     Answer(
         6,
         "all of it in finish",
-        [replaced(INIT, ("    p.register_post_accumulate_grad_hook(self.ready)", "    pass")), None, None],
+        [replaced(INIT, ("    p.register_post_accumulate_grad_hook(self.ready)", "    pass")), TAKE, FINISH],
         says="are under way when the last gradient",
     ),
     Answer(
         6,
         "in whatever order they are full",
         [
-            None,
+            INIT,
             """
         number = self.number[parameter]
         self.missing[number].discard(parameter)
@@ -634,44 +635,44 @@ def begin(p):
         ],
     ),
     Answer(
-        6, "what is not full is not sent", [None, None, replaced(FINISH, ("        self.fill(p)\n", "        pass\n"))]
+        6, "what is not full is not sent", [INIT, TAKE, replaced(FINISH, ("        self.fill(p)\n", "        pass\n"))]
     ),
     Answer(
         6,
         "zeros for what this pass did not use",
-        [None, None, replaced(FINISH, ("        self.fill(p)\n", "        p.grad = None\n        self.fill(p)\n"))],
+        [INIT, TAKE, replaced(FINISH, ("        self.fill(p)\n", "        p.grad = None\n        self.fill(p)\n"))],
         says="that an earlier one did",
     ),
     Answer(
         6,
         "sync is ignored",
-        [replaced(INIT, ("(self.ready)", "(self.fill)")), None, None],
+        [replaced(INIT, ("(self.ready)", "(self.fill)")), TAKE, FINISH],
         says="although sync is False",
     ),
     Answer(
         6,
         "counts are not reset",
-        [None, None, replaced(FINISH, ("self.missing = [set(members) for members in self.members]\n", ""))],
+        [INIT, TAKE, replaced(FINISH, ("self.missing = [set(members) for members in self.members]\n", ""))],
     ),
-    Answer(6, "works are not reset", [None, None, replaced(FINISH, ("self.started = []", ""))]),
+    Answer(6, "works are not reset", [INIT, TAKE, replaced(FINISH, ("self.started = []", ""))]),
     Answer(
         6,
         "not divided",
-        [None, None, replaced(FINISH, ("    vector /= dist.get_world_size()\n", ""))],
+        [INIT, TAKE, replaced(FINISH, ("    vector /= dist.get_world_size()\n", ""))],
         says="summed over the ranks",
     ),
     Answer(
         6,
         "not copied back",
-        [None, None, replaced(FINISH, ("        p.grad = piece.view_as(p)", "        pass"))],
+        [INIT, TAKE, replaced(FINISH, ("        p.grad = piece.view_as(p)", "        pass"))],
         says="is not that of one process",
     ),
     Answer(
         6,
         "copied back only where there was a gradient",
         [
-            None,
-            None,
+            INIT,
+            TAKE,
             replaced(FINISH, ("        p.grad = piece", "        if p.grad is not None:\n            p.grad = piece")),
         ],
         says="has no gradient afterwards",
@@ -680,8 +681,8 @@ def begin(p):
         6,
         "copied back before it is there",
         [
-            None,
-            None,
+            INIT,
+            TAKE,
             replaced(
                 FINISH,
                 ("    work.wait()\n    vector /= dist.get_world_size()\n", ""),
@@ -694,14 +695,14 @@ def begin(p):
     Answer(
         6,
         "nobody waits",
-        [None, None, replaced(FINISH, ("    work.wait()\n", ""))],
+        [INIT, TAKE, replaced(FINISH, ("    work.wait()\n", ""))],
         says="never waits for its all_reduce",
     ),
     Answer(
         6,
         "each gradient by itself",
         [
-            None,
+            INIT,
             "self.started.append((dist.all_reduce(parameter.grad, async_op=True), parameter))",
             """
         for work, p in self.started:
@@ -727,14 +728,14 @@ def begin(p):
     Answer(
         6,
         "a hook that waits",
-        [None, TAKE + "    self.started[-1][0].wait()\n", None],
+        [INIT, TAKE + "    self.started[-1][0].wait()\n", FINISH],
         says="waits inside of the backward pass",
     ),
     Answer(
         6,
         "each bucket when the next is full",
         [
-            None,
+            INIT,
             replaced(
                 TAKE,
                 (
@@ -742,7 +743,7 @@ def begin(p):
                     "not any(self.missing[len(self.started):len(self.started) + 2]):",
                 ),
             ),
-            None,
+            FINISH,
         ],
         says="are under way when the last gradient",
     ),
@@ -750,7 +751,7 @@ def begin(p):
         6,
         "sent before the last gradient is in it",
         [
-            None,
+            INIT,
             replaced(
                 TAKE,
                 (
@@ -763,7 +764,7 @@ if len(self.missing[number]) < 2:
 """,
                 ),
             ),
-            None,
+            FINISH,
         ],
     ),
     Answer(
@@ -777,8 +778,8 @@ if len(self.missing[number]) < 2:
                     "p.register_hook(lambda grad, p=p: self.ready(p))",
                 ),
             ),
-            None,
-            None,
+            TAKE,
+            FINISH,
         ],
         says="all zeros, and so not that of one process",
     ),
@@ -786,13 +787,13 @@ if len(self.missing[number]) < 2:
         6,
         "written to while it is under way",
         [
-            None,
+            INIT,
             TAKE + "    vector /= dist.get_world_size()\n",
             replaced(FINISH, ("    vector /= dist.get_world_size()\n", "")),
         ],
         says="before that is over",
     ),
-    Answer(6, "no communication at all", [None, "pass", "pass"], says="is not that of one process"),
+    Answer(6, "no communication at all", [INIT, "pass", "pass"], says="is not that of one process"),
     Answer(
         7,
         "synchronised in each pass",
@@ -982,7 +983,7 @@ if len(self.missing[number]) < 2:
     Answer(
         1,
         "for two ranks",
-        ["return (gradients[0] * samples[0] + gradients[-1] * samples[-1]) / sum(samples)", None],
+        ["return (gradients[0] * samples[0] + gradients[-1] * samples[-1]) / sum(samples)", BYTES],
         says="0.3333 times the gradient",
     ),
     Answer(
@@ -999,10 +1000,11 @@ if len(self.missing[number]) < 2:
     Answer(
         2,
         "all gathered, then rank 0's",
-        swap=(
-            "dist.broadcast(tensor.detach(), src=0)",
-            "held = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]\n    dist.all_gather(held, tensor.detach())\n    tensor.detach().copy_(held[0])",
-        ),
+        """
+        for tensor in (*model.parameters(), *model.buffers()):
+            held = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+            dist.all_gather(held, tensor.detach())
+            tensor.detach().copy_(held[0])""",
         says="is each tensor broadcast once",
     ),
     Answer(
@@ -1029,11 +1031,11 @@ if len(self.missing[number]) < 2:
         ),
         says="is not that of one process",
     ),
-    Answer(4, "for three ranks", [None, replaced(HOOKS, ("dist.get_world_size()", "3"))], says="on 2 ranks"),
+    Answer(4, "for three ranks", [ENDS, replaced(HOOKS, ("dist.get_world_size()", "3"))], says="on 2 ranks"),
     Answer(
         4,
         "matrices only",
-        [None, replaced(HOOKS, ("if p.requires_grad:", "if p.requires_grad and p.dim() > 1:"))],
+        [ENDS, replaced(HOOKS, ("if p.requires_grad:", "if p.requires_grad and p.dim() > 1:"))],
         says="the gradient of norm.weight is not that",
     ),
     Answer(
@@ -1054,11 +1056,11 @@ if len(self.missing[number]) < 2:
         replaced(FILL, ("reversed(range(len(sizes)))", "sorted(range(len(sizes)), key=lambda i: -sizes[i])")),
         says="from the last parameter to the first",
     ),
-    Answer(6, "for three ranks", [None, None, replaced(FINISH, ("dist.get_world_size()", "3"))], says="on 2 ranks"),
+    Answer(6, "for three ranks", [INIT, TAKE, replaced(FINISH, ("dist.get_world_size()", "3"))], says="on 2 ranks"),
     Answer(
         6,
         "room for four buckets",
-        [None, replaced(TAKE, ("len(self.started) < len(self.buckets)", "len(self.started) < 4")), None],
+        [INIT, replaced(TAKE, ("len(self.started) < len(self.buckets)", "len(self.started) < 4")), FINISH],
         says="IndexError",
     ),
     Answer(
@@ -1072,8 +1074,8 @@ if len(self.missing[number]) < 2:
                     "    handle = []\n    handle.append(p.register_post_accumulate_grad_hook(lambda p, h=handle: self.ready(p) or h[0].remove()))",
                 ),
             ),
-            None,
-            None,
+            TAKE,
+            FINISH,
         ],
         says="are under way when",
     ),
@@ -1123,28 +1125,53 @@ if len(self.missing[number]) < 2:
         "import torch.distributed._functional_collectives as funcol\nfor p in model.parameters():\n    if p.requires_grad:\n        grad = torch.zeros_like(p) if p.grad is None else p.grad\n        out = torch.ops._c10d_functional.all_reduce(grad, 'sum', dist.group.WORLD.group_name)\n        p.grad = out / dist.get_world_size()",
         says="never waits for its all_reduce",
     ),
-    Answer(1, "a rank without samples counts in the mean", swap=(" sum", " max(samples) / len")),
+    Answer(
+        1,
+        "a rank without samples counts in the mean",
+        [
+            """
+        weighted = [gradient * count for gradient, count in zip(gradients, samples, strict=True)]
+        return torch.stack(weighted).sum(dim=0) / max(samples) / len(samples)
+        """,
+            None,
+        ],
+    ),
     Answer(2, "the last rank's state", swap=("src=0", "src=dist.get_world_size() - 1")),
     Answer(
         3,
         "sums in bfloat16",
-        swap=(
-            "dist.all_reduce(parameter.grad)\n        parameter.grad /= dist.get_world_size()",
-            "short = parameter.grad.bfloat16()\n        dist.all_reduce(short)\n        parameter.grad.copy_(short.to(parameter.dtype) / dist.get_world_size())",
-        ),
+        """
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                short = parameter.grad.bfloat16()
+                dist.all_reduce(short)
+                parameter.grad.copy_(short.to(parameter.dtype) / dist.get_world_size())
+        """,
     ),
     Answer(4, "all wait for the last gradient", ["return max(ready, default=0.0) + sum(seconds)", None]),
     Answer(5, "a bucket that would be just full is not filled", swap=("sizes[index] > room", "sizes[index] >= room")),
     Answer(
         6,
         "each bucket waits for the one before",
-        swap=(
-            ("  # while it is in the cache", ""),
-            (
-                "while len(self.works) < len(self.buckets) and self.missing[len(self.works)] == 0:",
-                "while len(self.works) < len(self.buckets) and self.missing[len(self.works)] == 0:\n    if self.works:\n        self.works[-1].wait()",
-            ),
-        ),
+        [
+            None,
+            """
+        number, piece = self.places[parameter]
+        if parameter.grad is None:
+            piece.zero_()
+        else:
+            torch.div(parameter.grad, dist.get_world_size(), out=piece)
+        self.filled.add(parameter)
+        self.missing[number] -= 1
+        while len(self.works) < len(self.buckets) and self.missing[len(self.works)] == 0:
+            if self.works:
+                self.works[-1].wait()
+            self.works.append(dist.all_reduce(self.vectors[len(self.works)], async_op=True))
+        """,
+            None,
+        ],
     ),
     Answer(
         7,
@@ -1189,7 +1216,7 @@ if len(self.missing[number]) < 2:
         """,
             None,
         ],
-        says="changes the gradients that it is given",
+        says="which it is given, is written into",
     ),
     Answer(1, "whole pieces only", [None, "return 2 * (world - 1) * (4 * parameters // world)"], says="(1000, 3)"),
     Answer(
@@ -1206,10 +1233,12 @@ if len(self.missing[number]) < 2:
     Answer(
         8,
         "the loss is weighted in place",
-        swap=(
-            "return loss * (count * dist.get_world_size() / total)",
-            "loss *= count * dist.get_world_size() / total\nreturn loss",
-        ),
+        """
+        total = torch.tensor(float(count), device=loss.device)
+        dist.all_reduce(total)
+        loss *= count * dist.get_world_size() / total
+        return loss
+        """,
         says="writes into the loss",
     ),
     Answer(
