@@ -411,7 +411,7 @@ WRONG = [
         """,
             None,
         ],
-        says="some micro-batch is missing",
+        says="not that of the sum of all losses",
     ),
     Answer(
         5, "x for a target", swap=("schedule.step(x, target=y", "schedule.step(x, target=x"), says="not that of the sum"
