@@ -289,7 +289,7 @@ WRONG = [
             parameter.register_post_accumulate_grad_hook(average)
         return model
         """,
-        says="starts from other weights",
+        says="is not that of rank 0",
     ),
     Answer(
         8,
