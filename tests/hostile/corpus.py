@@ -370,7 +370,7 @@ for place in (os.getcwd(), '/tmp', '/dev/shm', '/dev'):
                 held[-1].write(bytes(1 << 24))
     except OSError:
         pass
-    if sum(os.fstat(file.fileno()).st_size for file in held) > 600 << 20:
+    if sum(os.fstat(file.fileno()).st_size for file in held) > 1200 << 20:
         loot.append(place)
     for file in held:
         file.close()
@@ -599,7 +599,7 @@ ATTACKS = [
     ),
     Attack(
         "unlinked files",
-        "1 GB in files without a name, in each place that can be written",
+        "1.5 GB in files without a name, in each place that can be written",
         "memory of a fixed size in their place: the kernel refuses more",
         raising(UNLINKED),
         says=NOTHING,
@@ -1137,8 +1137,9 @@ ATTACKS = [
     Attack(
         "a header of digits",
         "of pax: a regular expression takes 25 s for it",
-        "archives are opened in a worker, which has a time",
+        "a header has a likely length, or the archive is refused",
         pax_digits,
+        says="a header of",
         state="refused",
     ),
     Attack(

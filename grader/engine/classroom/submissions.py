@@ -28,6 +28,14 @@ MOST_FILE = 5_000_000  # bytes; a notebook full of pictures has one or two milli
 MOST_ARCHIVE = 50_000_000  # bytes, packed
 MOST_UNPACKED = 300_000_000  # bytes that the entries of an archive claim
 MOST_ENTRIES = 20_000
+MOST_HEADER = 10_000  # bytes of what a tar says of one entry
+HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
 MOST_LIST = 5_000_000  # bytes of a zip file's list
 MOST_REASONS = 30  # that are kept of why something was not taken
 # The machine's own failures; what else goes wrong with a file (its path is too long, say) is the submission's doing.
@@ -165,7 +173,10 @@ def _archive(path: Path, taken: Taken) -> Iterator[tuple]:
         )
         # A stream: nothing is read before it was looked at. A tar's headers may be as long as they like, hence the
         # limit.
-        with unpack(path, "rb") as packed, tarfile.open(fileobj=Limited(packed, path.name), mode="r|") as archive:
+        with (
+            unpack(path, "rb") as packed,
+            tarfile.open(fileobj=Limited(packed, path.name), mode="r|", tarinfo=Header) as archive,
+        ):
             yield from _safe(
                 path,
                 (
@@ -192,6 +203,15 @@ def listed(path: Path) -> int:
         tail = file.read()
     at = tail.rfind(b"PK\x05\x06")
     return int.from_bytes(tail[at + 12 : at + 16], "little") if at >= 0 else 0
+
+
+class Header(tarfile.TarInfo):
+    """A header of a tar, of a likely length: tarfile looks through a long one of pax again from each of its digits."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:  # made to be overridden, its comment says
+        if self.type in HEADERS and self.size > MOST_HEADER:
+            raise Refused(f"a header of {self.size} bytes")
+        return super()._proc_member(archive)
 
 
 class Limited:

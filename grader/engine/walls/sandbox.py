@@ -42,7 +42,7 @@ TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge 
 GPU_MEMORY = 8 * GIB  # more of it where the ranks are on GPUs: CUDA and NCCL take some of the host's on each
 TOTAL_PROCESSES = 200
 TOTAL_FILES = 10_000
-IN_MEMORY = {"/runs": GIB // 2, "/tmp": GIB // 4, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
+IN_MEMORY = {"/runs": GIB, "/tmp": GIB // 4, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
 # What the kernel holds them to, where it can: more than the judge does, since it counts threads and what lies in /tmp,
 # too.
 KEPT_MEMORY, KEPT_PROCESSES = TOTAL_MEMORY + sum(IN_MEMORY.values()), 4 * TOTAL_PROCESSES
