@@ -10,7 +10,7 @@ More nodes:     sbatch sbatch/pipeline_training.sbatch          (JURECA)
 
 With FSDP every rank runs all layers and fetches their weights for it. Here each rank keeps some layers, and the
 activations travel: forward from stage to stage, and their gradients back. While a message is on its way, both ranks can
-work on other micro-batches, so stages may be on different nodes. What comes out is what one process would have computed.
+work on other micro-batches, so stages may be on different nodes. The result is what one process would have computed.
 
 It builds on 05_pipeline_parallel, part 1 (stages, micro-batches, schedules), and starts as the solution of
 fsdp_training.py, less what it does not need (what came before that is in utils/after_ddp.py). It runs at every stage:
@@ -25,7 +25,7 @@ have the same layers and share the batch. Shapes: B sequences of a batch, b of a
     mesh["pp"].get_group()             the process group of the ranks along this axis, to be given as group=…
     PipelineStage(module, number, n_stages, device, group=…)
                                        a stage for torch's schedules, which talks to the ranks of the group
-    module.to_empty(device=device)     memory, not yet filled, for a module on the device "meta", where tensors have none
+    module.to_empty(device=device)     memory, not yet filled, for a module on the device "meta", which has none
     schedule.step(x, target=y, losses=a_list, return_outputs=False)
                                        cuts x and y into micro-batches and does all passes; all ranks make this call.
                                        The first stage takes x, the last one y, and leaves its losses in the list
