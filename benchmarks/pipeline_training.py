@@ -14,7 +14,7 @@ from grader.engine.judge.student import Student
 from grader.engine.lesson import lessons
 from grader.engine.ranks.engine import Engine
 from grader.kit import corpus, reported
-from utils.pipeline import SCHEDULES
+from utils.pipeline_flags import SCHEDULES
 
 LONG = [*checks.ARGV, "--epochs", "25", "--optimizer", "adamw", "--lr", "2e-3"]
 PIPELINES = ((2, 2, 6), (4, 4, 4), (4, 2, 3))  # ranks, of them in a pipeline, micro-batches

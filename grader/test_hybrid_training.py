@@ -124,8 +124,8 @@ def made_batch(seed, sizes, rows=None):
 
 
 def cut_by_check(model, stage, n_stages):
-    from utils.after_pipeline import Layers
-    from utils.pipeline import by_number
+    from utils.after_pipeline_training import Layers
+    from utils.pipeline_flags import by_number
 
     return Layers(model, by_number(len(model.blocks), n_stages)[stage])
 
@@ -133,7 +133,7 @@ def cut_by_check(model, stage, n_stages):
 def split_by_check(layers, mesh, sequence):
     from torch.distributed.tensor.parallel import parallelize_module
 
-    from utils.after_tp import plan_of, stream_layout
+    from utils.after_tp_training import plan_of, stream_layout
 
     layout = stream_layout(Namespace(sequence_parallel=sequence))
     here = [name for name, _ in layers.named_children()]
@@ -179,7 +179,7 @@ def stages_by_check(mesh, sizes, sequence=False, seed=0, turns=1):
 
 
 def own_by_check(mesh, sizes, sequence=False, seed=0):
-    from utils.hybrid import joined
+    from utils.checkpoints import joined
 
     return joined([stage.submod for stage in stages_by_check(mesh, sizes, sequence, seed)])
 

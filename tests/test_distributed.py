@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from utils import distributed
-from utils.after_ddp import setup
+from utils.after_ddp_training import setup
 from utils.arguments import SIZES, training_parser
 from utils.distributed import LAUNCHERS, cleanup, launch_environment, print0, save0, set_batch_size
 
@@ -176,7 +176,7 @@ def test_a_size_sets_what_was_not_given():
 RANKS = """
 import torch, torch.distributed as dist
 from utils.data import ShardSampler
-from utils.after_ddp import setup
+from utils.after_ddp_training import setup
 from utils.arguments import SIZES, training_parser
 from utils.distributed import cleanup, print0
 rank, local_rank, world_size, device = setup()

@@ -14,7 +14,7 @@ from grader import test_hybrid_training as checks
 from grader.engine.lesson import lessons, regions
 from grader.kit import Student, corpus, mains_on_rank, reported, same_report
 from utils.arguments import training_parser
-from utils.hybrid import add_hybrid_flags, check_hybrid
+from utils.hybrid_flags import add_hybrid_flags, check_hybrid
 from utils.model import TransformerLM
 
 ADAM = [*checks.ARGV, *"--layers 4 --optimizer adamw --lr 1e-2 --epochs 2".split()]  # the last of a flag counts

@@ -12,7 +12,7 @@ from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.job import Job
 from grader.kit import Student, corpus, mains_on_rank, reported, same_report
 from utils.arguments import training_parser
-from utils.pipeline import SCHEDULES, add_pipeline_flags, check_pipeline
+from utils.pipeline_flags import SCHEDULES, add_pipeline_flags, check_pipeline
 
 ADAM = [*checks.ARGV, *"--optimizer adamw --lr 1e-2 --epochs 2".split()]  # the last of a flag counts
 

@@ -185,13 +185,13 @@ def test_part_of_a_solution_is_no_leak(course, tmp_path):
     assert release.leaks(tmp_path / "out") == []
 
 
-LATER = FSDP.replace("def make_sampler", "from utils.after_ddp import stop\n\n\ndef make_sampler")
+LATER = FSDP.replace("def make_sampler", "from utils.after_ddp_training import stop\n\n\ndef make_sampler")
 AFTER = f'TAUGHT_IN = "ddp_training"\n\n\ndef sampler():\n    {FIRST_LINE}\n    {SECOND_LINE}\n'
 
 
 def test_a_lesson_that_gives_another_away_is_sealed_until_that_is_right(course, tmp_path, monkeypatch):
     (course / "solutions" / "train" / "fsdp_training.py").write_text(LATER)
-    (course / "utils" / "after_ddp.py").write_text(AFTER)
+    (course / "utils" / "after_ddp_training.py").write_text(AFTER)
     said = release.release(tmp_path / "both")
     assert said[0].startswith("fsdp_training is sealed until 3 TODOs of ddp_training are right")
     assert not any("fsdp_training." in name and "sealed" not in name for name in contents(tmp_path / "both"))
@@ -202,28 +202,30 @@ def test_a_lesson_that_gives_another_away_is_sealed_until_that_is_right(course, 
     assert seals.sealed() == {"fsdp_training": ["ddp_training/1", "ddp_training/2", "ddp_training/3"]}
     assert "when ddp_training/2-3 are right" in seals.waits_for("fsdp_training", {"ddp_training/1"})
     assert seals.unseal_due({"ddp_training/1", "ddp_training/2"}) == []
-    (tmp_path / "both" / "utils" / "after_ddp.py").write_text("mine\n")  # what is there is never written over
+    (tmp_path / "both" / "utils" / "after_ddp_training.py").write_text("mine\n")  # what is there is never written over
     assert seals.unseal_due({"ddp_training/1", "ddp_training/2", "ddp_training/3"}) == ["fsdp_training"]
     assert (tmp_path / "both" / "train" / "fsdp_training.py").read_text() == regions.compose(LATER)
-    assert (tmp_path / "both" / "utils" / "after_ddp.py").read_text() == "mine\n"
+    assert (tmp_path / "both" / "utils" / "after_ddp_training.py").read_text() == "mine\n"
     assert "fsdp_training" in lessons.stems() and seals.sealed() == {}
 
 
 def test_a_lesson_is_opened_with_all_that_it_imports(course, tmp_path, monkeypatch):
     """Also with what only the library asks for."""
-    (course / "solutions" / "train" / "fsdp_training.py").write_text("from utils.after_fsdp import more\n")
-    (course / "utils" / "after_fsdp.py").write_text('TAUGHT_IN = "ddp_training"\nfrom utils.after_ddp import sampler\n')
-    (course / "utils" / "after_ddp.py").write_text(AFTER)
+    (course / "solutions" / "train" / "fsdp_training.py").write_text("from utils.after_fsdp_training import more\n")
+    (course / "utils" / "after_fsdp_training.py").write_text(
+        'TAUGHT_IN = "ddp_training"\nfrom utils.after_ddp_training import sampler\n'
+    )
+    (course / "utils" / "after_ddp_training.py").write_text(AFTER)
     release.release(tmp_path / "out")
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
-    assert {"utils/after_ddp.py", "utils/after_fsdp.py"} <= set(seals.unseal("fsdp_training"))
+    assert {"utils/after_ddp_training.py", "utils/after_fsdp_training.py"} <= set(seals.unseal("fsdp_training"))
 
 
 def test_nothing_is_sealed_for_a_lesson_that_does_not_go_out(course, tmp_path):
     (course / "solutions" / "train" / "fsdp_training.py").write_text(LATER)
-    (course / "utils" / "after_ddp.py").write_text(AFTER)
+    (course / "utils" / "after_ddp_training.py").write_text(AFTER)
     assert len(release.release(tmp_path / "alone", ["fsdp_training"])) == 1
-    assert {"utils/after_ddp.py", "train/fsdp_training.py"} <= contents(tmp_path / "alone")
+    assert {"utils/after_ddp_training.py", "train/fsdp_training.py"} <= contents(tmp_path / "alone")
 
 
 MORE = 'TAUGHT_IN = "10_strategy"\n'  # the rest of the package

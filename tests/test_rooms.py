@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine.lesson import build, contents
+from grader.engine.lesson import build, contents, lessons
 from grader.engine.lesson.lessons import COURSE
 
 GRADER = COURSE / "grader"
@@ -86,6 +86,13 @@ def test_a_check_file_imports_from_the_kit_alone(file):
 @pytest.mark.parametrize("file", LIBRARY, ids=lambda file: file.relative_to(COURSE).as_posix())
 def test_the_library_does_not_know_the_grader(file):
     assert not [name for name in imported(file) if name.startswith("grader")]
+
+
+def test_what_a_lesson_has_taught_is_named_after_it():
+    taught = lessons.taught()
+    named = [path for path in LIBRARY if path.name.startswith("after_")]
+    assert len(named) > 4
+    assert all(path.stem == f"after_{taught[path]}" for path in named)
 
 
 def test_the_test_sees_imports():

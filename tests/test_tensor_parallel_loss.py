@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from utils import loss
-from utils.after_tensor_parallel import vocab_parallel_head_loss
+from utils.after_04_tensor_parallel import vocab_parallel_head_loss
 from utils.loss import head_loss
 
 IGNORE = -100

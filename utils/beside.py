@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from utils.distributed import print0
 from utils.memory import Peak, held
-from utils.pipeline import stages_a_rank
+from utils.pipeline_flags import stages_a_rank
 from utils.report.runs import COMPARED
 from utils.whole import write_whole
 

@@ -8,8 +8,8 @@ has the same name and the same size.
 
 import argparse
 import json
-import os
 import math
+import os
 import pickle
 import shutil
 import signal
@@ -235,3 +235,17 @@ def check_chunks(own: nn.Module) -> None:
             f"track of, and could not be saved: take a --tp that divides {rows} (1 always does), at most 2 shards, or "
             f"a vocabulary padded to {rows + -rows % math.prod(cuts)} words"
         )
+
+
+def joined(parts: list[nn.Module]) -> nn.Module:
+    """One module of all that this rank trains, with the names of the whole model. It shares the weights, and is never
+    run: for the optimizer and for checkpoints.
+    """
+    own = nn.Module()
+    own.blocks = nn.ModuleDict()
+    for part in parts:
+        own.blocks.update(part.blocks)
+        for name, child in part.named_children():
+            if name != "blocks":
+                own.add_module(name, child)
+    return own

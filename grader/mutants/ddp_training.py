@@ -37,7 +37,10 @@ WRONG = [
         1,
         "what later lessons import",
         edits=(
-            ("from utils.arguments import", "from utils.after_ddp import setup as join\nfrom utils.arguments import"),
+            (
+                "from utils.arguments import",
+                "from utils.after_ddp_training import setup as join\nfrom utils.arguments import",
+            ),
             ("    rank, local_rank, world_size, device = setup()", "    rank, local_rank, world_size, device = join()"),
         ),
         says="has what this lesson teaches",

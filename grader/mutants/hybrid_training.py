@@ -485,7 +485,7 @@ RIGHT = [
         [
             None,
             """
-            from utils.after_tensor_parallel import vocab_parallel_head_loss
+            from utils.after_04_tensor_parallel import vocab_parallel_head_loss
             weight, n = layers.head.weight, (y != IGNORE).sum()
             if args.tp == 1:
                 return head_loss(h, weight, y, IGNORE) * n

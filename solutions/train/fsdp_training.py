@@ -13,8 +13,8 @@ rank holds a part of them, and a layer's weights are gathered when the layer nee
 what one process would have computed: the same losses, with less memory on each device.
 
 It builds on 03_zero (shards, stages, mixed precision). It starts as the solution of ddp_training.py (what that lesson
-taught is now in utils/after_ddp.py), and runs at every stage. Fill the TODOs in the order of their numbers, which is
-not always the order of the lines; `./workbook check fsdp_training` says how far you are.
+taught is now in utils/after_ddp_training.py), and runs at every stage. Fill the TODOs in the order of their numbers,
+which is not always the order of the lines; `./workbook check fsdp_training` says how far you are.
 
 A DeviceMesh arranges ranks in a grid with named axes. A DTensor is a tensor that knows how it is distributed over a
 mesh. On the device "meta" tensors have shapes and no memory. DCP is torch.distributed.checkpoint.
@@ -61,7 +61,7 @@ from torch.utils.data.distributed import DistributedSampler
 # The course's folder is the nearest one above this file that holds utils/.
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
-from utils.after_ddp import global_mean, setup
+from utils.after_ddp_training import global_mean, setup
 from utils.arguments import given, training_parser, whole
 from utils.checkpoints import saved_whole, to_resume
 from utils.data import IGNORE, ShardSampler

@@ -20,10 +20,10 @@ A rank has a place on each of four axes, and each axis divides something differe
     tp      samples and layers             each layer                   the stream, several times a layer (all-reduce)
 
 It builds on 09_mesh (axes), 10_strategy (plans), pipeline_training and tp_training: it starts as the solution of
-tp_training.py, with the stages and schedules of pipeline_training.py (what these have taught is in utils/after_tp.py
-and utils/after_pipeline.py), and runs at every stage: as given, the ranks of an axis that you have not come to yet all
-do the same work. Fill the TODOs in the order of their numbers, which is not always the order of the lines;
-`./workbook check hybrid_training` says how far you are.
+tp_training.py, with the stages and schedules of pipeline_training.py (what these have taught is in
+utils/after_tp_training.py and utils/after_pipeline_training.py), and runs at every stage: as given, the ranks of an
+axis that you have not come to yet all do the same work. Fill the TODOs in the order of their numbers, which is not
+always the order of the lines; `./workbook check hybrid_training` says how far you are.
 
 Words: the *stream* is the tensor (B, T, D) that flows from block to block; a *mesh* is a grid of ranks with named axes; a
 *DTensor* knows how it is cut over a mesh; a tensor on the *meta device* has a shape and takes no memory; DCP is
@@ -64,23 +64,23 @@ from torch.utils.data.distributed import DistributedSampler
 # The course's folder is the nearest one above this file that holds utils/.
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
-from utils.after_ddp import global_mean, setup
-from utils.after_fsdp import in_step, precision, recompute, send_first_weights
-from utils.after_pipeline import Layers, fill, make_schedule, train_batch
+from utils.after_ddp_training import global_mean, setup
+from utils.after_fsdp_training import in_step, precision, recompute, send_first_weights
+from utils.after_pipeline_training import Layers, fill, make_schedule, train_batch
 from utils.after_resilient import find_epoch
-from utils.after_tp import plan_of, shared_head_loss, stream_layout
+from utils.after_tp_training import plan_of, shared_head_loss, stream_layout
 from utils.arguments import given, training_parser, whole
 from utils.beside import Beside
-from utils.checkpoints import check_chunks, saved_whole, to_resume
+from utils.checkpoints import check_chunks, joined, saved_whole, to_resume
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.distributed import cleanup, fail, launch_environment, print0, save0
-from utils.hybrid import add_hybrid_flags, check_hybrid, joined
+from utils.hybrid_flags import add_hybrid_flags, check_hybrid
 from utils.job import prepare, say_what_runs
 from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.pipeline import by_number, stages_a_rank
+from utils.pipeline_flags import by_number, stages_a_rank
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
 
 # What must match to resume: the order of the samples depends on it, or the optimizer keeps it.

@@ -13,9 +13,9 @@ activations travel: forward from stage to stage, and their gradients back. While
 work on other micro-batches, so stages may be on different nodes. The result is what one process would have computed.
 
 It builds on 05_pipeline_parallel, part 1 (stages, micro-batches, schedules), and starts as the solution of
-fsdp_training.py, less what it does not need (what came before that is in utils/after_ddp.py). It runs at every stage:
-until the last TODO there is one pipeline stage, and all ranks share the batch. Fill the TODOs in the order of their
-numbers, which is not always that of the lines; `./workbook check pipeline_training` says how far you are.
+fsdp_training.py, less what it does not need (what came before that is in utils/after_ddp_training.py). It runs at
+every stage: until the last TODO there is one pipeline stage, and all ranks share the batch. Fill the TODOs in the order
+of their numbers, which is not always that of the lines; `./workbook check pipeline_training` says how far you are.
 
 The ranks are a grid, a DeviceMesh with two axes: along "pp" are the stages of one pipeline, along "data" the ranks that
 have the same layers and share the batch. Shapes: B sequences of a batch, b of a micro-batch, T tokens, D width.
@@ -78,7 +78,7 @@ from torch.utils.data.distributed import DistributedSampler
 # The course's folder is the nearest one above this file that holds utils/.
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
-from utils.after_ddp import global_mean, setup
+from utils.after_ddp_training import global_mean, setup
 from utils.arguments import training_parser
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
@@ -87,7 +87,7 @@ from utils.job import prepare, say_what_runs
 from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.pipeline import add_pipeline_flags, by_number, check_pipeline, stages_a_rank
+from utils.pipeline_flags import add_pipeline_flags, by_number, check_pipeline, stages_a_rank
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
 
 

@@ -12,7 +12,7 @@ The folder --out is the run: the script goes on from the newest checkpoint in it
 none. Whatever happens in between, the losses are those of a run that was never stopped.
 
 It builds on fsdp_training (sharded checkpoints by DCP, torch.distributed.checkpoint). It starts as that
-script's solution with --sharding full (what that lesson taught is now in utils/after_fsdp.py), and runs at
+script's solution with --sharding full (what that lesson taught is now in utils/after_fsdp_training.py), and runs at
 every stage. Fill the TODOs in the order of their numbers, which is not always the order of the lines;
 `./workbook check resilient_training` says how far you are.
 
@@ -57,8 +57,8 @@ from torch.utils.data.distributed import DistributedSampler
 # The course's folder is the nearest one above this file that holds utils/.
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
-from utils.after_ddp import global_mean, setup
-from utils.after_fsdp import first_weights, in_step, precision, recompute
+from utils.after_ddp_training import global_mean, setup
+from utils.after_fsdp_training import first_weights, in_step, precision, recompute
 from utils.arguments import training_parser, whole
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory

@@ -9,8 +9,8 @@ More nodes:                         sbatch sbatch/tp_training.sbatch            
                                     qsub sbatch/tp_training.pbs                   (Polaris)
 
 It builds on 04_tensor_parallel (the layers) and on fsdp_training: it starts as that script's solution (what it has
-taught is in utils/after_fsdp.py now), and runs at every stage. Fill the TODOs in the order of their numbers, which is
-not always the order of the lines; `./workbook check tp_training` says how far you are.
+taught is in utils/after_fsdp_training.py now), and runs at every stage. Fill the TODOs in the order of their numbers,
+which is not always the order of the lines; `./workbook check tp_training` says how far you are.
 
 Words: the *stream* is the tensor (B, T, D) that flows from block to block: B sequences of T tokens, D numbers each. A
 *mesh* is a grid of ranks with named axes. A *DTensor* is a tensor that knows how it is cut over a mesh. A tensor on the
@@ -67,10 +67,10 @@ from torch.utils.data.distributed import DistributedSampler
 # The course's folder is the nearest one above this file that holds utils/.
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
-from utils.after_ddp import global_mean, setup
-from utils.after_fsdp import first_weights, in_step, load_sharded, precision, recompute, save_sharded
+from utils.after_ddp_training import global_mean, setup
+from utils.after_fsdp_training import first_weights, in_step, load_sharded, precision, recompute, save_sharded
 from utils.after_resilient import find_epoch
-from utils.after_tensor_parallel import vocab_parallel_head_loss
+from utils.after_04_tensor_parallel import vocab_parallel_head_loss
 from utils.arguments import given, training_parser, whole
 from utils.checkpoints import check_chunks, saved_whole, to_resume
 from utils.data import IGNORE, ShardSampler

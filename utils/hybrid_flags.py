@@ -1,14 +1,12 @@
-"""A run over four axes: its flags, and what they must fulfil; what a rank holds under the whole model's names."""
+"""The flags of a run over four axes, and what they must fulfil."""
 
 import argparse
 import importlib.util
 
-from torch import nn
-
 from utils.arguments import whole
 from utils.beside import WATCHED
 from utils.distributed import fail, set_batch_size
-from utils.pipeline import SCHEDULES, check_pipeline
+from utils.pipeline_flags import SCHEDULES, check_pipeline
 
 
 def add_hybrid_flags(parser: argparse.ArgumentParser) -> None:
@@ -53,17 +51,3 @@ def check_hybrid(args: argparse.Namespace, ranks: int) -> None:
     set_batch_size(args, args.dp * args.shard, f"ranks of the data axes (--dp {args.dp} × --shard {args.shard})")
     args.microbatches = args.microbatches or args.pp
     check_pipeline(args, ranks // args.tp)
-
-
-def joined(parts: list[nn.Module]) -> nn.Module:
-    """One module of all that this rank trains, with the names of the whole model. It shares the weights, and is never
-    run: for the optimizer and for checkpoints.
-    """
-    own = nn.Module()
-    own.blocks = nn.ModuleDict()
-    for part in parts:
-        own.blocks.update(part.blocks)
-        for name, child in part.named_children():
-            if name != "blocks":
-                own.add_module(name, child)
-    return own

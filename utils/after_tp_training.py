@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, PrepareModuleInput, RowwiseParallel
 from torch.distributed.tensor.placement_types import Placement
 
-from utils.after_tensor_parallel import vocab_parallel_head_loss
+from utils.after_04_tensor_parallel import vocab_parallel_head_loss
 
 TAUGHT_IN = "tp_training"  # no rank of that lesson can import this
 
