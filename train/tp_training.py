@@ -69,7 +69,7 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 
 from utils.after_ddp_training import global_mean, setup
 from utils.after_fsdp_training import first_weights, in_step, load_sharded, precision, recompute, save_sharded
-from utils.after_resilient import find_epoch
+from utils.after_resilient_training import find_epoch
 from utils.after_04_tensor_parallel import vocab_parallel_head_loss
 from utils.arguments import given, training_parser, whole
 from utils.checkpoints import check_chunks, saved_whole, to_resume

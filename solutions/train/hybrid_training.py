@@ -67,7 +67,7 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 from utils.after_ddp_training import global_mean, setup
 from utils.after_fsdp_training import in_step, precision, recompute, send_first_weights
 from utils.after_pipeline_training import Layers, fill, make_schedule, train_batch
-from utils.after_resilient import find_epoch
+from utils.after_resilient_training import find_epoch
 from utils.after_tp_training import plan_of, shared_head_loss, stream_layout
 from utils.arguments import given, training_parser, whole
 from utils.beside import Beside
