@@ -300,7 +300,7 @@ WRONG = [
         2,
         "a gradient of ones in place of the one that is sent",
         swap=("output.backward(gradient)", "output.backward(torch.ones_like(output))"),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(
         2,
@@ -315,7 +315,7 @@ WRONG = [
         2,
         "the activation is sent in place of the gradient",
         swap=("dist.send(x.grad, rank - 1)", "dist.send(x.detach(), rank - 1)"),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(
         2,
@@ -400,7 +400,7 @@ WRONG = [
         2,
         "the last rank's gradient, averaged over the ranks",
         swap=("loss.backward()", "(loss / world).backward()"),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(
         3,
@@ -496,12 +496,7 @@ WRONG = [
         swap=("torch.stack(losses).sum()", "torch.stack(losses).mean()"),
         says="the loss is not the whole batch's",
     ),
-    Answer(
-        3,
-        "divided by m once more",
-        swap=("loss.backward()", "(loss / m).backward()"),
-        says="is not that of one process",
-    ),
+    Answer(3, "divided by m once more", swap=("loss.backward()", "(loss / m).backward()"), says="that of one process"),
     Answer(
         3, "the last loss", swap=("torch.stack(losses).sum()", "losses[-1]"), says="the loss is not the whole batch's"
     ),
@@ -510,7 +505,7 @@ WRONG = [
         3,
         "gradients of the last micro-batch",
         swap=("    loss.backward()", "    model.zero_grad()\n    loss.backward()"),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(
         3,
@@ -831,7 +826,7 @@ WRONG = [
             "self.batch.loss_of(passed.output, self.batch.ys[j])",
             "self.batch.loss_of(passed.output, self.batch.ys[j]) / len(self.batch.xs)",
         ),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(
         5,
@@ -980,7 +975,7 @@ WRONG = [
                 "arrived, work = arriving.pop(next((k for k in arriving if k[0] == place[0] and k[2] == place[2]), None), (None, None))",
             ),
         ),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(
         6,
@@ -1246,7 +1241,7 @@ WRONG = [
         9,
         "the last micro-batch counts",
         swap=("new if weight.grad is None else weight.grad + new", "new"),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(9, "no weights' gradients", [None, "pass"], says="no backward pass came here"),
     Answer(
@@ -1309,7 +1304,7 @@ WRONG = [
             "return found[0] if inputs else None",
             "if gradient is not None:\n    gradient.mul_(1.5)\nreturn found[0] if inputs else None",
         ),
-        says="it changes the gradient",
+        says="which it is given, is written into",
     ),
     Answer(10, "1F1B with I and W side by side", swap=(" and action.microbatch >= rank", ""), says="takes"),
     Answer(
@@ -1421,14 +1416,9 @@ WRONG = [
         swap=(("total += counted * sum(", "total += sum("), ("count += counted", "count += 1")),
         says="the mean of the batches' means",
     ),
+    Answer(12, "what is ignored counts", swap=("int((y != IGNORE).sum())", "y.numel()"), says="that of one process"),
     Answer(
-        12, "what is ignored counts", swap=("int((y != IGNORE).sum())", "y.numel()"), says="is not that of one process"
-    ),
-    Answer(
-        12,
-        "the first batch",
-        swap=("for batch in batches:", "for batch in batches[:1]:"),
-        says="is not that of one process",
+        12, "the first batch", swap=("for batch in batches:", "for batch in batches[:1]:"), says="that of one process"
     ),
     Answer(
         12,
@@ -1472,7 +1462,7 @@ WRONG = [
                 "def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, world: int, so_far=[0.0, 0]) -> float:",
             ),
         ),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(
         12,
@@ -1521,7 +1511,7 @@ WRONG = [
         2,
         "the gradient of the output for the input's",
         swap=("dist.send(x.grad, rank - 1)", "dist.send(gradient if rank < world - 1 else x.grad, rank - 1)"),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(3, "ceil by one too many", swap=("math.ceil(len(x) / m)", "len(x) // m + 1"), says="have the wrong shapes"),
     Answer(
@@ -1594,7 +1584,7 @@ WRONG = [
             "return backward(self.passed.pop((j, stage)), arrived)",
             "return backward(self.passed.pop((j, stage)), arrived if arrived is None else arrived * (1 if stage else 1.01))",
         ),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(
         5,
@@ -1603,7 +1593,7 @@ WRONG = [
             "if passed.output.requires_grad:",
             "if stage == self.stages - 1 and torch.is_grad_enabled():\n        passed.output.backward(retain_graph=True)\n    if passed.output.requires_grad:",
         ),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(
         5,
@@ -1681,7 +1671,7 @@ WRONG = [
                 "for layer, output in passed.layers:\n    gradient = layer.kept",
             ),
         ),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(
         9,
@@ -1699,7 +1689,7 @@ WRONG = [
             "inputs + outputs, gradient, retain_graph=True)",
             "inputs + outputs, torch.ones_like(passed.output), retain_graph=True)",
         ),
-        says="is wrong",
+        says="is not what it should be",
     ),
     Answer(
         10,
@@ -1751,7 +1741,7 @@ WRONG = [
             "counted = sum(int((y != IGNORE).sum()) for y in batch.ys)",
             "counted = sum(int((y != IGNORE).sum()) for y in batches[0].ys)",
         ),
-        says="is not that of one process",
+        says="that of one process",
     ),
     Answer(
         12,

@@ -343,7 +343,7 @@ WRONG = [
         dist.all_reduce(dx_MK)
         return dx_MK"""
         ),
-        says="are not what is returned",
+        says="not returned on rank 0",
     ),
     Answer(
         3, "the skew is forgotten", swap=("(row, column) if step == 0 else (1, 1)", "(0, 0) if step == 0 else (1, 1)")
