@@ -1,4 +1,4 @@
-"""The command line itself, and what its arguments name: lessons and TODOs."""
+"""The command line, and the lessons and TODOs that its arguments name."""
 
 import difflib
 import shutil
@@ -38,13 +38,14 @@ Todo = Annotated[str, typer.Argument(metavar="LESSON/TODO", help="such as ddp_tr
 Backend = Annotated[
     str,
     typer.Option(
-        metavar="auto|gloo|nccl", help="what ranks talk by: nccl between GPUs, gloo between CPUs; auto: nccl if it can"
+        metavar="auto|gloo|nccl",
+        help="the library for communication: nccl on GPUs, gloo on CPUs; auto: nccl where possible",
     ),
 ]
 
 
 def backend_named(wish: str) -> "backends.Backend":
-    """Also says in a line which it is, where there was a choice. It loads torch."""
+    """Also prints which backend it is, if there was a choice. It loads torch."""
     from grader.engine.ranks import backends
 
     try:
@@ -68,7 +69,7 @@ def lesson_named(name: str) -> str:
 
 def exercise_named(name: str) -> str:
     if not titles(lesson_named(name)):
-        fail(f"{name} has no TODOs, it runs as it is given; there are {', '.join(exercises())}")
+        fail(f"{name} has no TODOs, it runs as given; these have TODOs: {', '.join(exercises())}")
     return name
 
 
@@ -78,7 +79,7 @@ def todo_named(name: str) -> tuple[str, int]:
     if not number:
         fail(f"which TODO? {lesson} has {lesson}/1 to {lesson}/{max(known)}")
     if not number.isdecimal() or int(number) not in known:
-        fail(f"{name} is no TODO; {lesson} has 1 to {max(known)}: {lesson}/1 is the first")
+        fail(f"there is no TODO {name}; {lesson} has 1 to {max(known)}: {lesson}/1 is the first")
     return lesson, int(number)
 
 
@@ -100,7 +101,7 @@ def say_next(track: str = "all") -> None:
 
 
 def own_file(lesson: str, number: int | None = None) -> str:
-    """The student's file, or that of one TODO: a batch file for this machine's scheduler, if it is in those."""
+    """The student's file, or the file of one TODO: a batch file for this machine's scheduler, if the TODO is in one."""
     if number is not None and (
         batch := [u.name for u in lessons.batch_units(lesson) if number in lessons.regions.titles(u.source)]
     ):

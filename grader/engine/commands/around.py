@@ -37,7 +37,7 @@ def book(folder: Annotated[Path, typer.Argument(metavar="DIR", help="new or empt
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def slides(
     lesson: Lesson,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="otherwise LESSON.html, in this folder")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="default: LESSON.html, in this folder")] = None,
 ) -> None:
     """Make slides of a notebook: one HTML file that needs no network. Press S for the speaker's notes."""
     stem = lesson_named(lesson)

@@ -1,4 +1,4 @@
-"""The commands to begin with: start, data, lab."""
+"""The first commands: start, data, lab."""
 
 import os
 import sys
@@ -71,13 +71,13 @@ def lab(
     install(prefix=str(folder), kernel_name=KERNEL["name"], display_name=KERNEL["display_name"])
     paths = [str(folder / "share" / "jupyter"), os.environ.get("JUPYTER_PATH", "")]
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, paths))
-    # It would ask whether it may fetch news, each new user and each browser, before anything can be read.
+    # It would ask each new user and each browser whether it may fetch news, before anything can be read.
     settings = folder / "settings"
     settings.mkdir(exist_ok=True)
     (settings / "overrides.json").write_text(
         '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}\n'
     )
-    os.chdir(lessons.COURSE)  # the root is the course, for the notebooks show pictures of images/
+    os.chdir(lessons.COURSE)  # the root is the course, because the notebooks show pictures from images/
     options = [
         f"--ServerApp.root_dir={lessons.COURSE}",
         "--LabApp.default_url=/lab/tree/notebooks",
@@ -86,6 +86,6 @@ def lab(
     given = args or []
     if os.geteuid() == 0 and "--allow-root" not in given:
         fail("JupyterLab does not start for root: log in as a user, or, in a container, ./workbook lab -- --allow-root")
-    if no_browser:  # below errors it logs thirty lines of its start, and among them the address
+    if no_browser:  # at levels below errors it logs thirty lines at its start, one of them the address
         options += ["--no-browser", "--ServerApp.log_level=ERROR", "--LabApp.log_level=ERROR"]
     os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options, *given])

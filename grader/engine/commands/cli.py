@@ -1,7 +1,7 @@
 """./workbook COMMAND: the one command line of the course.
 
-Each command is a few lines; what it does lies in a module of its own, imported
-when it is needed, so that `./workbook --help` need not wait for torch.
+Each command is a few lines; its work is in a separate module, imported
+when needed, so that `./workbook --help` does not wait for torch.
 """
 
 import os
@@ -19,12 +19,12 @@ from grader.engine.ranks.diagnose import Unjudged
 
 def main() -> NoReturn:
     try:
-        # Otherwise a mistake would be told in a box of five lines.
+        # Otherwise a mistake would be reported in a box of five lines.
         code = app(prog_name="./workbook", standalone_mode=False)
     except TyperException as mistake:
         message = mistake.format_message()
         if "No such option" in message:
-            message += ". What is meant for the script or for pytest goes after --"
+            message += ". Arguments for the script or for pytest go after --"
         if message:  # none after the help that `./workbook` alone gives
             typer.echo(f"workbook: {message} (--help explains the commands)", err=True)
         code = 2

@@ -1,4 +1,4 @@
-"""The commands of instructors and maintainers: test, build, release, grade and what follows, mutants."""
+"""The commands of instructors and maintainers: test, build, release, grading, mutants."""
 
 import os
 import sys
@@ -20,16 +20,19 @@ def test(
     args: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[LESSON]... | -- ARGS", help="lessons, with --seeds or --seed; else for pytest: -- -k build"
+            metavar="[LESSON]... | -- ARGS",
+            help="lessons, with --seeds or --seed; otherwise arguments for pytest: -- -k build",
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="also what takes long: every wrong answer, a class of cheats, real Slurm, …")
+        bool, typer.Option("--all", help="also slow tests: every wrong answer, a class of cheats, real Slurm, …")
     ] = False,
     seeds: Annotated[
-        int, typer.Option(min=0, metavar="N", help="only: judge all right answers with N drawn seeds")
+        int, typer.Option(min=0, metavar="N", help="only judge all right answers, with N drawn seeds")
     ] = 0,
-    seed: Annotated[list[str] | None, typer.Option(metavar="SEED", help="the same with this one; repeatable")] = None,
+    seed: Annotated[
+        list[str] | None, typer.Option(metavar="SEED", help="the same with this seed; may be repeated")
+    ] = None,
 ) -> None:
     """Test the workbook: its own tests, then the checks on the reference solutions; or only the files in ARGS."""
     import subprocess
@@ -41,7 +44,7 @@ def test(
         stems = [exercise_named(name) for name in args or []] or exercises()
         chosen = [*(seed or []), *(trials.drawn() for _ in range(seeds))]
         raise typer.Exit(not trials.trial(stems, chosen, True, lambda line: say(escape(line))))
-    workers = str(min(os.cpu_count() or 1, 4))  # a test waits much: for ranks to start, for a kernel
+    workers = str(min(os.cpu_count() or 1, 4))  # a test mostly waits: for ranks to start, for a kernel
     named = any((lessons.COURSE / arg.partition("::")[0]).exists() for arg in args or [] if not arg.startswith("-"))
     own = [*["tests"] * (not named), "-n", workers, "--dist", "worksteal", *["--all"] * everything]
     suites = [own] if (lessons.COURSE / "tests").is_dir() else []
@@ -56,7 +59,7 @@ def test(
         for suite in suites
     ]
     nothing_selected = 5
-    if everything and lessons.has_solutions():  # new ones each time: what a class may draw
+    if everything and lessons.has_solutions():  # new ones each time, as a class may draw them
         chosen = [trials.drawn() for _ in range(2)]
         codes.append(int(not trials.trial(exercises(), chosen, False, lambda line: say(escape(line)))))
     failed = [code for code in codes if code not in (0, nothing_selected)]
@@ -68,9 +71,9 @@ def build(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[LESSON]...", help="with --check: only these lessons")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="also over edited files, which are kept aside")] = False,
+    force: Annotated[bool, typer.Option("--force", help="also overwrite edited files; copies are kept")] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="write nothing; say what is wrong with sources and checks")
+        bool, typer.Option("--check", help="write nothing; report problems in sources and checks")
     ] = False,
 ) -> None:
     """Write the student files from solutions/."""
@@ -112,13 +115,13 @@ def build(
 def release(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty")],
     only: Annotated[
-        list[str] | None, typer.Option("--with", metavar="LESSON", help="only this one; may be repeated")
+        list[str] | None, typer.Option("--with", metavar="LESSON", help="only this lesson; may be repeated")
     ] = None,
     reveal: Annotated[
         bool, typer.Option("--reveal", help="with the reference solutions, each sealed until its TODO is right")
     ] = False,
 ) -> None:
-    """Write the students' course: without solutions, and proven to be."""
+    """Write the course for students, without solutions; a gate proves that none is left."""
     from grader.engine.lesson import release as releaser
 
     needs_solutions()
@@ -136,14 +139,12 @@ def grade(
         Path, typer.Argument(metavar="SUBMISSIONS", help="a folder with a folder or archive of each student")
     ],
     out: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="where records, marks and feedback go; one that was begun is gone on with"),
+        Path, typer.Option(metavar="DIR", help="for records, marks and feedback; an interrupted run continues")
     ],
-    jobs: Annotated[int, typer.Option(min=1, help="so many submissions at a time")] = 1,
-    names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these; otherwise all")] = "",
+    jobs: Annotated[int, typer.Option(min=1, help="submissions graded at the same time")] = 1,
+    names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these lessons; default: all")] = "",
     seed: Annotated[
-        str | None,
-        typer.Option(help="what the checks draw from; otherwise drawn, tried on the solutions, and kept in DIR"),
+        str | None, typer.Option(help="seed of the checks; default: drawn, tested on the solutions, and kept in DIR")
     ] = None,
     walls: Annotated[
         str,
@@ -153,19 +154,17 @@ def grade(
     ] = "bubblewrap",
     minutes: Annotated[float, typer.Option(min=0.1, help="for one submission")] = 10.0,
     backend: Annotated[
-        str, typer.Option(metavar="auto|gloo|nccl", help="what ranks talk by: one for the whole class")
+        str, typer.Option(metavar="auto|gloo|nccl", help="the backend, the same for the whole class")
     ] = "gloo",
-    again: Annotated[
-        bool, typer.Option("--again", help="also those that are graded; what was there stays in their history")
-    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="grade again; earlier results stay in the history")] = False,
     slurm: Annotated[
-        bool, typer.Option("--slurm", help="in an array of --jobs jobs, instead of on this machine")
+        bool, typer.Option("--slurm", help="as an array of --jobs jobs, instead of on this machine")
     ] = False,
     slurm_options: Annotated[
         str, typer.Option(metavar="A=B,…", help="for these jobs, such as partition=batch,account=mine")
     ] = "",
 ) -> None:
-    """Grade a class: strangers' code, each submission behind walls of its own."""
+    """Grade a class. Submissions are untrusted code, and each runs in isolation."""
     if not submissions.is_dir():
         fail(f"{submissions}: no such folder")
     if walls not in ("bubblewrap", "landlock", "off"):
@@ -187,7 +186,7 @@ def grade(
     from grader.engine.walls.sandbox import NoSandbox
 
     if not (found := students(submissions)):
-        fail(f"{submissions}: there is no submission in it, that is, no folder and no archive")
+        fail(f"{submissions}: there is no submission in it: no folder and no archive")
     try:
         # On a cluster the GPUs are where the jobs run, and a job that finds none says so in its records.
         backend = backend if slurm and backend == "nccl" else backends.for_a_class(backend).name
@@ -211,25 +210,25 @@ def grade(
     except grading.NoCluster as problem:
         fail(f"--slurm: {problem}")
     except KeyboardInterrupt:
-        say("\nstopped; the same command goes on with the rest")
+        say("\nstopped; the same command continues with the rest")
         raise typer.Exit(130) from None
     for path in pages.write(room):
         say(f"{path}")
     failed = [name for name in found if records.read_record(room.record(name))["state"] == records.FAILED]
     if failed:
         fail(
-            f"{len(failed)} could not be graded, by no fault of theirs: {', '.join(map(records.shown, failed[:5]))};"
-            " the same command tries them once more",
+            f"{len(failed)} could not be graded, through no fault of the students: {', '.join(map(records.shown, failed[:5]))};"
+            " the same command tries again",
             code=1,
         )
 
 
 def seed_for_a_class(stems: list[str]) -> str:
-    """One with which right answers pass: it is tried on the reference solutions, by gloo."""
+    """A seed with which right answers pass: it is tested on the reference solutions, with gloo."""
     from grader.engine.judge.seeds import fit_for_a_class
     from grader.engine.ranks.engine import Engine
 
-    say("[dim]trying the seed of this class on the reference solutions[/]")
+    say("[dim]testing the seed of this class on the reference solutions[/]")
     with Engine() as engine:
         engine.start()
         return fit_for_a_class(engine, stems, lambda line: say(escape(line)))
@@ -237,13 +236,13 @@ def seed_for_a_class(stems: list[str]) -> str:
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def mark(
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="what grade --out was given")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of grade --out")],
     student: Annotated[str, typer.Argument(metavar="STUDENT")],
     todo: Todo,
     points: Annotated[float, typer.Argument(min=0, metavar="POINTS")],
-    reason: Annotated[str, typer.Option(help="kept with the mark, and shown to the student")],
+    reason: Annotated[str, typer.Option(help="stored with the mark, and shown to the student")],
 ) -> None:
-    """Give another mark than the judge's, with a reason."""
+    """Override the judge's mark, with a reason."""
     from grader.engine.classroom import pages
 
     room = graded_class(out)
@@ -257,7 +256,7 @@ def mark(
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def gradebook(
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="what grade --out was given")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of grade --out")],
     root: Annotated[Path, typer.Option(metavar="DIR", help="nbgrader's folder")] = lessons.COURSE
     / ".workbook"
     / "nbgrader",
@@ -266,7 +265,7 @@ def gradebook(
     from grader.engine.classroom import gradebook as book
 
     room = graded_class(out)
-    with console.status("the gradebook is written …") as status:
+    with console.status("writing the gradebook …") as status:
 
         def heard(name: str) -> None:
             if console.is_terminal:
@@ -287,7 +286,7 @@ def graded_class(out: Path) -> records.Class:
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def autograder(
     file: Annotated[Path, typer.Argument(metavar="FILE.zip")],
-    names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these; otherwise all")] = "",
+    names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these lessons; default: all")] = "",
 ) -> None:
     """Make the course a Gradescope autograder: an archive to upload there."""
     from grader.engine.classroom import gradescope
@@ -304,9 +303,9 @@ def autograder(
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def mutants(
     names: Annotated[list[str] | None, typer.Argument(metavar="[LESSON | LESSON/TODO]...")] = None,
-    seed: Annotated[str, typer.Option(help="what the checks draw their numbers from; otherwise that of practice")] = "",
+    seed: Annotated[str, typer.Option(help="seed of the checks' numbers; default: the seed for practice")] = "",
 ) -> None:
-    """Grade the grader: wrong answers it must reject, other right ones it must accept."""
+    """Grade the grader: it must reject wrong answers and accept other right ones."""
     needs_solutions()
     chosen: dict[str, list[int]] = {}  # lesson -> TODOs; none: all of them
     for name in names or exercises():

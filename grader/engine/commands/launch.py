@@ -1,4 +1,4 @@
-"""How a script is started, here or as a job, and reported on when it is over."""
+"""Start a script, here or as a job, and write a report when it ends."""
 
 import itertools
 import os
@@ -20,7 +20,7 @@ def run_once(script: Path, nproc: int, args: list[str], out: Path, dry_run: bool
     """Run a script in `nproc` processes, recorded; its exit code. `most`: processes of the largest run to compare."""
     from grader.engine.jobs import machine
 
-    # Each process would take all cores for itself; and runs compare if a process has the same in all of them.
+    # Each process would use all cores; and runs are comparable only if a process has the same number in all of them.
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // max(nproc, most))))
     options = [] if str(out) == str(out_folder(args, f"runs/{script.stem}")) else ["--out", str(out)]
     options += ["--record"] * ("--record" not in args)
@@ -52,7 +52,7 @@ def submit(stem: str, nodes: int, batch: str, args: list[str], dry_run: bool = F
     kinds = scheduler.kinds()
     if not kinds and not dry_run:
         fail(
-            "there is neither sbatch nor qsub here: go to a login node of a cluster; --dry-run shows what would be"
+            "there is neither sbatch nor qsub here: use a login node of a cluster; --dry-run shows what would be"
             " submitted"
         )
     try:
@@ -77,28 +77,28 @@ def follow(kind: str, job: str) -> "State | None":
         fail(problem, code=1)
     except KeyboardInterrupt:
         stop = "scancel" if kind == "sbatch" else "qdel"
-        say(f"\njob {job} goes on; {stop} {job} ends it")
+        say(f"\njob {job} continues; {stop} {job} ends it")
         return None
 
 
 def values_of(option: str, args: list[str]) -> list[str]:
-    """What a script is given for one of its own options."""
+    """The value that a script gets for one of its options."""
     given = [after for flag, after in itertools.pairwise(args) if flag == option]
     return given + [arg.removeprefix(f"{option}=") for arg in args if arg.startswith(f"{option}=")]
 
 
 def out_folder(args: list[str], default: str) -> Path:
-    """Where a script writes, by its own --out."""
+    """The folder that a script writes to: its --out."""
     return Path(([default] + values_of("--out", args))[-1])
 
 
 def say_report(out: Path, began: float) -> None:
-    """Write the report of a run, unless it stopped before it had a loss to report, and say where it is."""
+    """Write the report of a run, unless it stopped before its first loss, and say where it is."""
     from grader.engine.jobs.machine import shown
     from utils.report import page, results, runs
 
     with suppress(ValueError):
-        if runs.newest(out) < began - 1:  # not of this run; a file system's clock may lag
+        if runs.newest(out) < began - 1:  # from an earlier run; a file system's clock may lag
             return
         say(f"report:     {escape(shown([str(page.write(out))]))}")
         say(f"loss curve: {escape(shown([str(out / 'loss.png')]))}")

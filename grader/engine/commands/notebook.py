@@ -1,6 +1,6 @@
 """What a notebook asks for: a check, or a run of one of its functions on ranks.
 
-Either takes the saved file, with the cells as they were last run laid over it.
+Both use the saved file, updated with the cells as they were last run.
 """
 
 import atexit
@@ -25,7 +25,7 @@ atexit.register(engine.close)
 
 
 def take(wish: str) -> None:
-    """Let the ranks talk by this backend from now on; say which it is where that is news. Raises ValueError."""
+    """Use this backend from now on, and print it if it has changed. Raises ValueError."""
     chosen = backends.choose(wish)
     if chosen != engine.backend and (chosen.story() or engine.backend.gpus):
         print(chosen.story() or "backend: gloo, on CPUs")
@@ -33,10 +33,10 @@ def take(wish: str) -> None:
 
 
 def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto") -> Verdict:
-    """The verdict on `lesson/number`. `cells`: what was last run, and when, by cell id."""
+    """The verdict on `lesson/number`. `cells`: the last executed version of each cell, and when, by cell id."""
     lesson, _, number = name.partition("/")
     if lesson not in checked_lessons() or not number.isdigit():
-        raise ValueError(f"{name}: no such TODO; a TODO is named LESSON/NUMBER, as 01_collectives/1")
+        raise ValueError(f"{name}: no such TODO; write LESSON/NUMBER, such as 01_collectives/1")
     engine.start()
     take(backend)
     passed = Passed(lesson, engine.backend)
@@ -48,7 +48,7 @@ def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto
 
 
 def afterwards(name: str) -> str:
-    """The reference's lines of `lesson/number`, and what is to be said about them; "" where there are no solutions."""
+    """The reference's lines of `lesson/number`, with comments on them; "" if there are no solutions."""
     lesson, _, number = name.partition("/")
     lines = reference.reference(lesson, int(number))
     if lines is None:
@@ -77,7 +77,7 @@ def own_run(
     """`lesson/function` on a rank for each input."""
     lesson, _, function = name.partition("/")
     if lesson not in lessons.stems() or not function.isidentifier():
-        raise ValueError(f"{name}: a function is named LESSON/FUNCTION, as 01_collectives/ring_all_reduce")
+        raise ValueError(f"{name}: write LESSON/FUNCTION, such as 01_collectives/ring_all_reduce")
     if not inputs:
         raise ValueError("inputs is empty: it has one entry for each rank")
     try:

@@ -1,4 +1,4 @@
-"""The command that plans a training: all ways to spread a model over a machine, and what each costs."""
+"""The command that plans a training run: all ways to distribute a model over a machine, and their costs."""
 
 import math
 import os
@@ -47,19 +47,24 @@ def plan(
             help="jureca, polaris, h100, …; a file like those in utils/machines; or here, which is measured",
         ),
     ] = "jureca",
-    batch: Annotated[int | None, typer.Option(metavar="N", help="sequences in a step  [default: 4 a device]")] = None,
+    batch: Annotated[int | None, typer.Option(metavar="N", help="sequences per step  [default: 4 per device]")] = None,
     sequence: Annotated[
-        int | None, typer.Option(metavar="N", help="tokens of a sequence  [default: the model's]")
+        int | None, typer.Option(metavar="N", help="tokens per sequence  [default: the model's]")
     ] = None,
     tokens: Annotated[
-        str, typer.Option(metavar="N", help="of the whole training, as 300B or 15T: days, GPU-hours, energy")
+        str,
+        typer.Option(
+            metavar="N", help="tokens of the whole training, such as 300B or 15T: shows days, GPU-hours, energy"
+        ),
     ] = "",
-    check: Annotated[str, typer.Option(metavar="PLAN", help="one plan, as dp=64,tp=8,pp=16, and what it costs")] = "",
+    check: Annotated[
+        str, typer.Option(metavar="PLAN", help="only this plan, such as dp=64,tp=8,pp=16, with its costs by kind")
+    ] = "",
     schedule: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="of a pipeline: gpipe, 1f1b, interleaved, zero-bubble  [default: 1f1b or interleaved, the faster]",
+            help="pipeline schedule: gpipe, 1f1b, interleaved, zero-bubble  [default: the faster of 1f1b and interleaved]",
         ),
     ] = "",
     precision: Annotated[
@@ -71,10 +76,10 @@ def plan(
         ),
     ] = "",
     compiled: Annotated[
-        bool, typer.Option("--compile", help="what is no product is fused, as by torch.compile")
+        bool, typer.Option("--compile", help="fuse all operations but matrix products, as torch.compile does")
     ] = False,
-    fp8: Annotated[bool, typer.Option("--fp8", help="the blocks' products in 8 bits")] = False,
-    async_tp: Annotated[bool, typer.Option("--async-tp", help="tensor-parallel messages beside the products")] = False,
+    fp8: Annotated[bool, typer.Option("--fp8", help="matrix products of the blocks in 8 bits")] = False,
+    async_tp: Annotated[bool, typer.Option("--async-tp", help="tensor-parallel messages overlap the products")] = False,
     best: Annotated[int, typer.Option(metavar="N", help="plans to show")] = 10,
     rejected: Annotated[bool, typer.Option("--rejected", help="show each rejected plan, too")] = False,
     out: Annotated[
@@ -82,7 +87,7 @@ def plan(
         typer.Option(metavar="FILE", help="a .png, .svg, .csv or .json  [default: runs/plan/NAME.png and .csv]"),
     ] = None,
 ) -> None:
-    """Plan a training: all ways to spread a model over devices, the fastest first, and why not the others."""
+    """Plan a training run: all ways to distribute a model, the fastest first, and why others are rejected."""
     try:
         from utils.costs import AXES, SETTINGS, distinct, plans
     except ImportError:
@@ -92,7 +97,7 @@ def plan(
     if best < 1:
         fail(f"--best {best}: at least one")
     if out and out.suffix not in ENDINGS:
-        fail(f"--out {out}: by its ending, one of {', '.join(ENDINGS)}")
+        fail(f"--out {out}: the name must end in one of {', '.join(ENDINGS)}")
     if out and not out.absolute().parent.is_dir():
         fail(f"--out {out}: there is no folder {out.parent}")
     if out and out.is_dir():
@@ -106,7 +111,7 @@ def plan(
     like = with_schedule(training.like, schedule)
     training = replace(training, like=replace(like, compiled=compiled, fp8=fp8, overlap_tp=async_tp))
     if fp8 and not training.machine.peak_fp8:
-        fail(f"--fp8: {training.machine.name} has no products in 8 bits")
+        fail(f"--fp8: {training.machine.name} cannot compute in 8 bits")
     one = plan_of(training, settled) if settled else None
     planned.introduce(training)
     if one:
@@ -187,7 +192,7 @@ def settings_of(check: str) -> dict[str, int | str]:
     for part in filter(None, (part.strip() for part in check.split(","))):
         name, sign, value = part.partition("=")
         if not sign:
-            fail(f"--check {check}: {part} is no setting, such as tp=8")
+            fail(f"--check {check}: {part} is not a setting such as tp=8")
         if name in found:
             fail(f"--check {check}: {name} twice")
         if name in WORDS:
@@ -240,7 +245,7 @@ def devices_here() -> int:
 
 
 def measured(gpus: int | None) -> "Machine":
-    """This machine, by so many ranks, at most one on each device or core."""
+    """This machine, measured with this many ranks, at most one per device or core."""
     from grader.engine.jobs import machine
     from utils import this_machine
 
@@ -252,5 +257,5 @@ def measured(gpus: int | None) -> "Machine":
         machine.launch_command(script, gpus or here, [], quiet=True), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        fail(f"this machine could not be measured: {(done.stderr.strip() or 'it says nothing').splitlines()[-1]}")
+        fail(f"this machine could not be measured: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
     return this_machine.from_json(done.stdout.strip().splitlines()[-1])

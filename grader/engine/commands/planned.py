@@ -1,4 +1,4 @@
-"""What `plan` says and writes: tables, files, and how far off they may be."""
+"""The output of `plan`: tables, files, and the expected error."""
 
 import csv
 import json
@@ -30,14 +30,14 @@ MOST_ROWS = 1_000_000  # of a file
 
 @dataclass(frozen=True)
 class Training:
-    """A training that is to be planned."""
+    """A training run to plan."""
 
     model: "Model"
     machine: "Machine"
     gpus: int
     batch: int
     like: "Plan"
-    tokens: float  # of the whole training; 0: not said
+    tokens: float  # of the whole training; 0: not given
     title: str
 
 
@@ -64,7 +64,7 @@ def introduce(training: Training) -> None:
 
 
 def tell(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice]", rejected: bool) -> None:
-    """The plans that can be, and why the others cannot."""
+    """The possible plans, and why the others are rejected."""
     if shown:
         show(training, shown)
         tell_of_roomy(training, found, shown)
@@ -104,14 +104,14 @@ def show(training: Training, choices: "Sequence[Choice]") -> None:
 
 
 def settings_in_words(plan: "Plan") -> str:
-    """The micro-batch, ZeRO's stage, the pipeline's schedule, how context parallel attends, what is computed again."""
+    """The micro-batch, ZeRO's stage, the pipeline's schedule, the kind of context parallel, and recomputation."""
     words = [f"{plan.micro_batch} at a time", *([f"ZeRO-{plan.zero}"] if plan.shard > 1 else [])]
     if plan.pp > 1:
         words.append(f"{plan.schedule} × {plan.chunks}" if plan.chunks > 1 else plan.schedule)
     if plan.cp > 1:
         words.append(plan.context)
     if plan.tp > 1 and plan.sequence_parallel == "regather":
-        words.append("gather again")
+        words.append("reshard")
     if plan.recompute != "none":
         words.append(f"recompute {plan.recompute}")
     return ", ".join(words)
@@ -126,7 +126,7 @@ def beside_products(seconds: dict[str, float]) -> str:
 
 
 def tell_of_roomy(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice]") -> None:
-    """The fastest that leaves a tenth of the limit free, if it is not the fastest of all."""
+    """The fastest plan that leaves a tenth of the limit free, if it is not the fastest of all."""
     if costs.roomy(shown[0], training.machine):
         return
     roomy = next((choice for choice in found if not choice.rejected and costs.roomy(choice, training.machine)), None)
@@ -140,7 +140,7 @@ def tell_of_roomy(training: Training, found: "Sequence[Choice]", shown: "Sequenc
 
 
 def tell_of_training(training: Training, choice: "Choice") -> None:
-    """Days, GPU-hours and energy of all tokens, by the fastest plan."""
+    """Days, GPU-hours and energy for all tokens, with the fastest plan."""
     steps = training.tokens / (training.batch * training.model.sequence)
     hours = steps * choice.step / 3600
     energy = f", {hours * training.gpus * training.machine.power / 1e9:,.3g} GWh" if training.machine.power else ""
@@ -148,20 +148,22 @@ def tell_of_training(training: Training, choice: "Choice") -> None:
         energy = f", {hours * training.gpus * training.machine.power / 1e6:,.3g} MWh"
     by = f" by the boards' {training.machine.power:.0f} W" if training.machine.power else ""
     say(
-        f"{training.tokens:.3g} tokens by the first plan: {steps:,.0f} steps, {hours / 24:,.3g} days,"
+        f"{training.tokens:.3g} tokens with the first plan: {steps:,.0f} steps, {hours / 24:,.3g} days,"
         f" {hours * training.gpus:,.0f} GPU-hours{energy}{by}; without restarts, checkpoints and evaluation."
     )
 
 
 def tell_of_errors(training: Training, choice: "Choice") -> None:
-    """What the planner predicted of published runs on such devices, and what follows for a plan."""
+    """How well the planner predicted published runs on such devices, and what follows for a plan."""
     families = published.families_of(training.machine)
     low, high = published.span(choice.step, families)
-    say(f"As far off as it is for published runs, these {choice.step:.3g} s are {low:.3g} to {high:.3g} s.")
+    say(f"With the error seen in published runs, {choice.step:.3g} s means {low:.3g} to {high:.3g} s.")
     if families[0].name == "others":
-        say(f"[dim]Of {training.machine.chip or 'such devices'} no run is in the table. How far off, elsewhere:[/]")
+        say(
+            f"[dim]The table has no run on {training.machine.chip or 'such devices'}. Predicted by published time, elsewhere:[/]"
+        )
     else:
-        say("[dim]How far off, for published runs on such devices:[/]")
+        say("[dim]Predicted by published time, for runs on such devices:[/]")
     for family in families:
         say(f"[dim]  {family.told()}[/]")
 
@@ -179,7 +181,7 @@ def one(training: Training, plan: "Plan") -> int:
     """What one plan costs, by kind. Returns the exit code."""
     choice = costs.judge(training.model, plan, training.machine)
     if reason := costs.does_not_divide(training.model, plan) or choice.rejected:
-        say(f"{spoken(plan)} cannot be: {escape(reason)}")
+        say(f"{spoken(plan)} is not possible: {escape(reason)}")
     if not choice.memory:
         return 1
     table = Table("memory of the fullest device", "GiB", **STYLE)

@@ -1,4 +1,4 @@
-"""A class while it is graded: who is at what, what they have, how long it takes yet."""
+"""A class while it is graded: the current TODO of each submission, its marks so far, and the time left."""
 
 import sys
 import time
@@ -72,5 +72,5 @@ def line(record: dict) -> str:
     if record["state"] == records.REFUSED:
         said += f", refused: {escape(record['refused'][0])}"
     if record["flags"]:
-        said += f"[yellow], for a person to look at: {escape(record['flags'][0]['reason'])}[/]"
+        said += f"[yellow], please check: {escape(record['flags'][0]['reason'])}[/]"
     return said

@@ -1,4 +1,4 @@
-"""The commands that run a script, look at nodes before that, or show what a run was like: run, preflight, report."""
+"""The commands that run a script, test the nodes before that, or show a run: run, preflight, report."""
 
 import json
 import os
@@ -30,12 +30,12 @@ def run(
     ] = "",
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="submit the batch file as a job of N nodes, and follow its output"),
+        typer.Option(min=1, metavar="N", help="submit the batch file as a job on N nodes, and follow its output"),
     ] = None,
     batch: Annotated[str, typer.Option(metavar="OPTIONS", help='for sbatch or qsub, such as "--time=00:10:00"')] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show the command")] = False,
 ) -> None:
-    """Run a lesson's script in several processes on this machine, or by its batch file on several nodes."""
+    """Run a lesson's script in several processes on this machine, or with its batch file on several nodes."""
     if lessons.is_notebook(lesson_named(lesson)):
         fail(f"{lesson} is a notebook: ./workbook lab opens it")
     if nodes:
@@ -62,7 +62,7 @@ def run(
 @app.command(rich_help_panel=LEARN)
 def preflight(
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="such as -- --out FOLDER")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="as a job of N nodes; else here")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="as a job on N nodes; default: here")] = None,
     batch: Annotated[str, typer.Option(metavar="OPTIONS", help='for sbatch or qsub, such as "-A <budget>"')] = "",
 ) -> None:
     """Before a long run: versions, devices, links, storage and clocks of each node, and what is wrong with them."""

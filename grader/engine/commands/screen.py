@@ -1,4 +1,4 @@
-"""How the commands speak: reports on stdout, one line about a mistake on stderr."""
+"""Output of the commands: reports on stdout, one line about a mistake on stderr."""
 
 import textwrap
 from typing import NoReturn
@@ -25,20 +25,20 @@ def fail(message: object, code: int = 2) -> NoReturn:
 
 
 def say(text: str = "") -> None:
-    """Print text with rich's markup; flushed, since somebody may read it through a pipe."""
+    """Print text with rich's markup; flushed, because it may be read through a pipe."""
     console.print(text)
     console.file.flush()
 
 
 def say_reference(lesson: str, number: int) -> None:
-    """The reference solution of a TODO beside the student's lines (below them where both do not fit), and what there
-    is to say about it.
+    """The reference solution of a TODO beside the student's lines (or below them, if both do not fit), with comments
+    on it.
     """
     mine, theirs = reference.own(lesson, number), reference.reference(lesson, number) or ""
     widths = [max((len(line) for line in text.splitlines()), default=0) for text in (mine, theirs)]
     if reference.same(mine, theirs):
-        say(f"[dim]Yours is the reference's, line by line:[/]\n{escape(theirs)}\n")
-    elif sum(widths) + 6 > console.width:  # a line of code that is folded is hard to read, and one that is cut is lost
+        say(f"[dim]Yours is the same as the reference, line by line:[/]\n{escape(theirs)}\n")
+    elif sum(widths) + 6 > console.width:  # a folded line of code is hard to read, and a cut one is lost
         say(f"[bold]yours[/]\n{escape(mine)}\n\n[bold]the reference[/]\n{escape(theirs)}\n")
     else:
         table = Table("yours", "the reference", box=box.SIMPLE_HEAD, padding=(0, 1), expand=console.is_terminal)
@@ -49,8 +49,8 @@ def say_reference(lesson: str, number: int) -> None:
 
 
 def say_verdict(verdict: Verdict, brief: bool = False) -> None:
-    """A line, and for a failure what is wrong, where, why it matters and what to try; `brief`: of one that was not
-    begun, no more than the line.
+    """A line, and for a failure what is wrong, where, why it matters and what to try; `brief`: only the line for a TODO
+    that was not started.
     """
     if verdict.cause == "no_python":
         say(f"[{COLOURS['fail']}]✗ {escape(verdict.message)}[/]")

@@ -33,7 +33,7 @@ from utils.whole import write_whole
 def status(
     only: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, all lessons")] = None,
     track: Annotated[
-        str, typer.Option(metavar="half|day|two|all", help="those TODOs that fit into half a day, a day, two days")
+        str, typer.Option(metavar="half|day|two|all", help="the TODOs that fit into half a day, a day, two days")
     ] = "all",
 ) -> None:
     """List the lessons and their TODOs: what is done, what is next, how long it takes."""
@@ -100,7 +100,7 @@ def check(
                 judge = Judge(engine, stem, folder, passed=None if folder else Passed(stem, engine.backend))
                 for verdict in judge.verdicts() if number is None else [judge.verdict(number)]:
                     told = verdict.cause == "no_python" and any(v.cause == "no_python" for v in found)
-                    if not told:  # once: it is nobody's TODO
+                    if not told:  # once: it belongs to no TODO
                         say_verdict(verdict, brief=any(before.status == "fail" for before in found))
                     found.append(verdict)
     if not found:
@@ -119,7 +119,7 @@ def check(
 
 
 def existing_folder(target: Path) -> str:
-    """As seen from where the user is, or from the course folder."""
+    """Relative to the user's folder, or to the course folder."""
     for folder in (target.absolute(), lessons.COURSE / target):
         if folder.is_dir():
             return str(folder)
@@ -151,7 +151,7 @@ def watch(
 
 @app.command(rich_help_panel=LEARN)
 def stop() -> None:
-    """End the server that `check`, `watch` and notebooks share, and leave running for some minutes."""
+    """Stop the background server that `check`, `watch` and notebooks share."""
     from grader.engine.ranks import keeper
 
     say("stopped" if keeper.stop() else "none is running")
@@ -159,7 +159,7 @@ def stop() -> None:
 
 @app.command(rich_help_panel=LEARN)
 def hint(todo: Todo) -> None:
-    """Give a hint; each call one step more."""
+    """Give a hint; each further call says a little more."""
     lesson, number = todo_named(todo)
     from grader.engine.commands.watch import climb
     from grader.engine.judge.judge import checked_lessons
@@ -185,7 +185,7 @@ def diff(lesson: Lesson) -> None:
 
 @app.command(rich_help_panel=LEARN)
 def reset(lesson: Lesson) -> None:
-    """Bring a lesson back as it was given; your files are kept aside."""
+    """Restore a lesson as it was given; a copy of your files is kept."""
     from grader.engine.lesson import files
 
     for line in files.reset(lesson_named(lesson)):
@@ -206,7 +206,7 @@ def solution(todo: Todo) -> None:
 
 @app.command("open", rich_help_panel=LEARN)
 def open_lesson(lesson: Annotated[str, typer.Argument(metavar="LESSON", help="such as fsdp_training")]) -> None:
-    """Open a sealed lesson before its time: it begins with the solutions of an earlier one."""
+    """Unseal a lesson early: it contains the solutions of an earlier one."""
     if lesson not in seals.sealed():
         say(f"{lesson_named(lesson)} is not sealed")
         return

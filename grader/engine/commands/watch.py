@@ -1,7 +1,7 @@
 """`./workbook watch`: save the file, see the verdict.
 
 Three threads: this one checks and draws; one waits for the file to be saved,
-one for a key. They speak through a queue, so nothing is drawn by two at a time.
+one for a key. They communicate through a queue, so that only one of them draws.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from grader.engine.lesson.files import own_files
 from grader.engine.lesson.progress import Entry, Progress, lesson_map
 from grader.engine.ranks.engine import Engine
 
-POLL = 0.1  # seconds from one look at the files to the next, where saves are not heard of
-# File systems on which the kernel does not hear of every change: on a network, or in another system.
+POLL = 0.1  # seconds between looks at the files, where the system does not report saves
+# File systems on which the kernel is not told of every change: on a network, or in another system.
 WITHOUT_EVENTS = (
     "nfs",
     "lustre",
@@ -62,7 +62,7 @@ def recheck(
     stop: Callable[[], bool] = lambda: False,
     target: str | None = None,
 ) -> list[Verdict] | None:
-    """All verdicts on the lesson as it is now, in order; what the student works on comes `first`.
+    """All verdicts on the lesson as it is now, in order; the TODO that the student works on comes `first`.
 
     `show` is called with each verdict when it is known. None if `stop` said so between two of them.
     """
@@ -88,7 +88,7 @@ def climb(lesson: str, number: int) -> str:
 
 
 def must_poll(folder: Path) -> bool:
-    """Whether saving a file is not heard of there."""
+    """Whether the system does not report saves there."""
     if os.environ.get("WORKBOOK_POLL", "0") not in ("", "0") or "microsoft" in os.uname().release.lower():  # WSL
         return True
     mounts = [m for m in psutil.disk_partitions(all=True) if folder.is_relative_to(m.mountpoint)]
@@ -97,7 +97,7 @@ def must_poll(folder: Path) -> bool:
 
 
 class Watch:
-    """The loop, and what it knows of the lesson."""
+    """The loop, and its state of the lesson."""
 
     def __init__(self, engine: Engine, lesson: str) -> None:
         self.engine, self.lesson = engine, lesson
@@ -167,7 +167,7 @@ class Watch:
         self.clear()
         bar = Table.grid(padding=(0, 1))
         passed = sum(v.passed for v in verdicts)
-        if any(v.cause == "no_python" for v in verdicts):  # what was right before is not wrong now
+        if any(v.cause == "no_python" for v in verdicts):  # what was right before is still right
             known = Progress().read()
             passed = sum(known.get((v.lesson, v.todo), Entry()).state == "pass" for v in verdicts)
         bar.add_row(
@@ -179,7 +179,7 @@ class Watch:
         console.print(bar)
         if not open_ones:
             say(f"[green]All of {self.lesson} is right.[/] " + after(self.lesson))
-        elif self.live or open_ones[0] not in early:  # without a screen to clear it stands there already
+        elif self.live or open_ones[0] not in early:  # without a screen to clear it has been printed already
             say_verdict(open_ones[0])
         if self.live and sys.stdin.isatty():
             say(KEYS)
@@ -207,7 +207,7 @@ class Watch:
         def ours(_: watchfiles.Change, path: str) -> bool:
             return any(Path(path).name == own.name for own in own_files(self.lesson))
 
-        # A save is one or several changes within some milliseconds; `step` is how long to wait for more.
+        # A save is one or several changes within a few milliseconds; `step` is how long to wait for more.
         for _ in watchfiles.watch(
             *folders,
             watch_filter=ours,
@@ -220,7 +220,7 @@ class Watch:
             self.events.put("saved")
 
     def poll(self) -> None:
-        """Look at the lesson's files again and again. watchfiles would compare whole seconds, and so never see a file
+        """Poll the lesson's files. watchfiles would compare whole seconds, and so never see a file
         that is replaced within the second in which it was saved.
         """
         before = self.stamps()
@@ -249,7 +249,7 @@ def after(lesson: str) -> str:
 @contextlib.contextmanager
 def keys(events: "queue.SimpleQueue[str]") -> Iterator[None]:
     """Put each key into `events` at once, without Return; nothing where there is no terminal."""
-    # A closed window or a kill ends us as Ctrl-C does: the ranks, and the terminal's mode, are taken care of.
+    # A closed window or a kill acts like Ctrl-C: ranks are ended, and the terminal's mode is restored.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     if not sys.stdin.isatty():
