@@ -54,7 +54,7 @@ from utils.model import TransformerLM
 
 BUILDS = "stages, micro-batches, any schedule executed: GPipe, 1F1B, interleaved, zero bubble; the bubble of each"
 
-# Gradients are sums over micro-batches in another order than in the reference: in float32 they differ by 2e-7 of the
+# Gradients are sums over micro-batches in a different order from the reference: in float32 they differ by 2e-7 of the
 # largest number, in float64 by 1e-16. A micro-batch left out changes them by a tenth, at least; see the premises.
 REL = {"float32": 1e-4, "float64": 1e-10}
 BYTES = {"float32": 4, "float64": 8}
@@ -250,7 +250,7 @@ def check_cuts(student, draw):
         ([0.0, 1.0, 1.0, 1.0, 1.0, 3.0], 3),
         ([9.0, 1.0, 1.0, 1.0], 2),
         ([0.0] + [1.0] * 9 + [6.0], 4),
-        ([1.0, 8.0, 5.0, 4.0, 7.0, 2.0, 6.0], 3),  # the most even stages are others
+        ([1.0, 8.0, 5.0, 4.0, 7.0, 2.0, 6.0], 3),  # the most even stages differ from these
     ]
     costs += [drawn_costs(draw, stages, parts) for stages, parts in ((2, 1), (3, 2), (4, 2), (2, 32), (3, 32))]
     refused = [(n, stages) for n in (1, 2, 4) for stages in (n + 1, n + 2, 3 * n)]
@@ -1184,7 +1184,7 @@ def check_gpipe(student, draw):
         took, fastest = length_of(schedule, {"F": 2, "B": 5}), (m + p - 1) * 7
         expect(
             took <= fastest,
-            f"{told}: with F of 2 s and B of 5 s it takes {took} s: the ranks' orders do not fit one another",
+            f"{told}: with F of 2 s and B of 5 s it takes {took} s: the ranks' orders do not fit each other",
             f"{fastest} s",
             f"{took} s",
         )
@@ -2188,14 +2188,14 @@ def check_split_length(told, schedule, p, m):
     minutes=10,
     further=True,
     why=(
-        "Bubble, memory and messages are traded for one another, and formulas say at what rate before a job is sent."
+        "Bubble, memory and messages are traded for each other, and formulas say at what rate before a job is sent."
         " Most papers' figures of pipelines are these three lines."
     ),
     hints=(
         "The time is what a rank works, and what it waits. Its share is what it waits, over the time.",
         (
             "What rank 0 waits for is the same number of ranks in every schedule; what it waits for each of them is"
-            " what the text lists. Alive: the limits stand in the docstrings of your schedules."
+            " what the text lists. Alive: the limits are in the docstrings of your schedules."
         ),
         (
             "step_seconds: m times the work, and p - 1 times a sum that depends on the name. bubble_share: one minus"
@@ -2333,7 +2333,7 @@ def evaluated_alone(seeds, v, m, rows, width, dtype):
     needs=(4, 5, 6),
     why=(
         "A rank that prints a loss of its own prints a number that is not the loss, and a rank that chooses the best"
-        " checkpoint by it stops at another step than the others. An evaluation that keeps activations, as training"
+        " checkpoint by it stops at a different step from the others. An evaluation that keeps activations, as training"
         " must, needs more memory than training itself."
     ),
     hints=(

@@ -3,7 +3,7 @@
 | TODO | achievement                 | evidence                                                         | needs   |
 |------|-----------------------------|------------------------------------------------------------------|---------|
 | 1    | attention in pieces         | each function beside float64; pieces hidden in part and wholly   |         |
-| 2    | keys and values go round    | values on 1 to 8 ranks; messages; bytes alive on 3 ranks and 8   | 1       |
+| 2    | keys and values rotate      | values on 1 to 8 ranks; messages; bytes alive on 3 ranks and 8   | 1       |
 | 3    | gradients travel back       | a block's gradients; all on 1 to 6 ranks; what is saved          | 1, 2    |
 | 4    | the causal mask, in zig-zag | blocks cover what is seen, once; values, gradients, work of each | 1, 2, 3 |
 | 5    | exchanges hidden            | as 2 and 3; products between the start and the wait              | 1, 2, 3 |

@@ -585,7 +585,7 @@ def test_todo3_exchange(student):
                 "",
                 "; the last has no tokens, the first rank's experts are not chosen",
                 "; most tokens stay",
-                "; nobody has a token",
+                "; no rank has a token",
                 "; one rank has nothing to send, and gets nothing",
             )
         ):

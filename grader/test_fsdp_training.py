@@ -993,13 +993,13 @@ def test_todo8_recompute(student):
     )
     expect(
         same_step(before, after),
-        "with --recompute the loss or a gradient is another one: the second run must repeat the first",
+        "with --recompute the loss or a gradient differs: the second run must repeat the first",
         "equal to the last bit",
         "others",
     )
     expect(
         same_step(*dropped),
-        f"with --recompute and --dropout {DROPOUTS[1]} the loss or a gradient is another one: the second run must draw"
+        f"with --recompute and --dropout {DROPOUTS[1]} the loss or a gradient differs: the second run must draw"
         " the same random numbers, and so start from the same state of the generator",
         "equal to the last bit",
         "others",

@@ -5,14 +5,15 @@
 | 1    | the loss of a step               | training_step() of a batch, against the model's own loss; what it leaves untouched |  |
 | 2    | the optimizer                    | weights after two steps of what configure_optimizers() makes, for two sets of flags |  |
 | 3    | the mean over all tokens         | Lightning validates on 3 ranks with unequal shares: what it has logged     |       |
-| 4    | devices and nodes                | layout() on 1 × 3 and 2 × 1 (nodes × ranks), and where nobody launched     |       |
+| 4    | devices and nodes                | layout() on 1 × 3 and 2 × 1 (nodes × ranks), and without a launcher        |       |
 | 5    | one model                        | Lightning fits a model of the check's on 3 ranks: weights against one process; the backend |  |
 | 6    | a share of the training set      | the samples that each rank's loader yields, two epochs                     |       |
 | 7    | a share of the other two         | the same                                                                   |       |
 | 8    | samplers left alone              | Lightning validates by make_trainer() on 3 ranks: what reached the model   | 4, 5  |
 | 9    | saved once, as a plain model; the run is the serial run | who wrote; what the file holds; a whole run on 3 ranks | 1 – 8 |
 
-Here, a rank's imports of lightning stand in functions: on the ranks it is loaded already, and the judge needs none of it.
+Here, a rank's imports of lightning are inside functions: on the ranks it is loaded already, and the judge does not need
+it.
 """  # noqa: E501
 
 import math
@@ -72,7 +73,7 @@ SPREAD = ((1, 3), (3, 3))  # in the second every rank is number 0 on its node
 
 
 def own_trainer(world, strategy="ddp", accelerator="cpu", **more):
-    """A Trainer of the check's own, on as many nodes as there are."""
+    """The check's own Trainer, on this number of nodes."""
     import os
 
     import lightning as L
@@ -95,7 +96,7 @@ def own_trainer(world, strategy="ddp", accelerator="cpu", **more):
 
 
 def own_module(model):
-    """A LightningModule of the check's own; `seen` is what it was evaluated on."""
+    """The check's own LightningModule; `seen` is what it was evaluated on."""
     import lightning as L
 
     class Module(L.LightningModule):
@@ -146,8 +147,8 @@ def loss_of_one_step():
     minutes=20,
     further=True,
     why=(
-        "It is the one thing that Lightning cannot know. Whatever a training loop does besides is the same in all of"
-        " them, and that is what it is for."
+        "It is the one thing that Lightning cannot know. Everything else in a training loop is the same in all of"
+        " them, and Lightning does it."
     ),
     hints=(
         "What does the model return if it is given the targets as well as the words?",
@@ -185,7 +186,7 @@ def test_todo1_training_step(student):
     )
     expect(
         seen["graph"],
-        "the loss that training_step returns has no graph: from it no gradient can be found",
+        "the loss that training_step returns has no graph, so it has no gradients",
         "a tensor that requires grad",
         "a number only",
     )
@@ -283,7 +284,7 @@ def test_todo2_optimizer(student):
         wrong = [name for name in wanted if not near(seen["weights"][name], wanted[name], REL)]
         expect(
             not wrong,
-            f"{told}, two steps of the optimizer lead to other weights: is it the right kind, and has it both numbers?",
+            f"{told}, two steps of the optimizer give other weights: is it the right kind, with both settings?",
             "equal weights",
             f"others, as {wrong[:1]}",
         )
@@ -300,7 +301,7 @@ def text():
 
 
 def sharp_model():
-    """Its losses differ much from one token to the next, so that it shows how they are weighed."""
+    """Its losses differ much from token to token, which shows how they are weighted."""
     model = tiny_model(seed=0)
     with torch.no_grad():
         model.head.weight *= 100
@@ -330,14 +331,14 @@ def right_sums(world):
     minutes=10,
     further=True,
     why=(
-        "What Lightning takes for the mean is that of the batches, of one rank. A short last batch then counts like a"
-        " full one, and each number of ranks has another validation loss, by which another checkpoint is the best."
+        "By default Lightning takes the mean over the batches of one rank. A short last batch then counts like a"
+        " full one, and the validation loss, which decides the best checkpoint, depends on the number of ranks."
     ),
     hints=(
-        "A mean of means is the mean of nothing. Which two sums, over all tokens, give it?",
+        "A mean of means is not the mean. Which two sums, over all tokens, give it?",
         (
-            'self.log_dict and self.log take reduce_fx=, "mean" unless another is given, and sync_dist=, False unless'
-            " it is set. The model's loss is a mean over its batch's tokens: times their number it is a sum."
+            'self.log_dict and self.log take reduce_fx=, "mean" by default, and sync_dist=, False by'
+            " default. The model's loss is a mean over its batch's tokens: times their number it is a sum."
         ),
         (
             'count = how many of y are not IGNORE; log "total", self.model(x, y) * count, and "count", with'
@@ -356,7 +357,7 @@ def test_todo3_sums(student):
     for rank, logged in enumerate(student.call(validate_on_rank, world=world, group=False).evidence):
         expect(
             {"total", "count"} <= set(logged),
-            f"after a validation, rank {rank} has not both sums in its log",
+            f"after a validation, rank {rank} does not have both sums in its log",
             "total and count",
             sorted(logged),
             rank,
@@ -400,13 +401,13 @@ def layout_on_rank(code, rank, world, alone):
     minutes=10,
     further=True,
     why=(
-        "Lightning starts no process here: torchrun has. So what it is told must be what is there, on a laptop as on"
+        "torchrun starts the processes, not Lightning. So Lightning must be told what exists, on a laptop and on"
         " two nodes of a cluster, without a change to the script."
     ),
     hints=(
-        "Both are known to whoever started the processes, and that was not Lightning.",
+        "The launcher of the processes knows both, and that was not Lightning.",
         (
-            "torchrun leaves LOCAL_WORLD_SIZE, the processes of this node, and WORLD_SIZE, those of all nodes, in"
+            "torchrun puts LOCAL_WORLD_SIZE, the number of processes on this node, and WORLD_SIZE, on all nodes, into"
             " os.environ, as text."
         ),
         'devices = int(os.environ["LOCAL_WORLD_SIZE"]), and there are WORLD_SIZE // devices nodes.',
@@ -415,7 +416,7 @@ def layout_on_rank(code, rank, world, alone):
 def test_todo4_layout(student):
     for nodes, world, alone in (*((*layout, False) for layout in LAYOUTS), (1, 1, True)):
         told = (
-            "in a process that nobody launched"
+            "in a process without a launcher"
             if alone
             else f"on {nodes} node{'s' if nodes > 1 else ''} × {world // nodes}"
         )
@@ -442,7 +443,7 @@ def fit_on_rank(code, rank, world, seed):
     launcher = type(trainer.strategy.launcher).__name__
     if launcher == "_MultiProcessingLauncher":  # it would fork or spawn where it stands
         return {"starts": True}
-    model = tiny_model(seed=rank)  # other first weights on each rank: only what is shared can make them equal
+    model = tiny_model(seed=rank)  # different first weights on each rank: only communication can make them equal
     x, y = (torch.cat(parts) for parts in zip(tiny_batch(seed), tiny_batch(seed + 1)))
     trainer.fit(own_module(model), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=2))
     return {"starts": False, "ranks": dist.get_world_size() if dist.is_initialized() else 0, "weights": weights(model)}
@@ -471,8 +472,8 @@ def backend_on_rank(code, rank, world):
     minutes=10,
     further=True,
     why=(
-        "Ranks that do not share gradients train models that drift apart, each on a part of the data. Lightning does"
-        " not mind: every one of them gets a good loss on what it reads."
+        "Ranks that do not exchange gradients train models that drift apart, each on a part of the data. Lightning does"
+        " not notice: each of them gets a good loss on its own part."
     ),
     hints=(
         (
@@ -483,7 +484,7 @@ def backend_on_rank(code, rank, world):
             "DDPStrategy() finds the backend by the device. Those whose names end in spawn, fork or notebook start"
             " processes themselves, and torchrun has done that."
         ),
-        "DDPStrategy(), in place of the other one.",
+        "DDPStrategy(), instead of the given one.",
     ),
 )
 def test_todo5_strategy(student):
@@ -496,14 +497,14 @@ def test_todo5_strategy(student):
     for rank, seen in enumerate(ranks):
         expect(
             not seen["starts"],
-            "this strategy starts processes of its own, beside those that torchrun has started",
+            "this strategy starts its own processes, in addition to those of torchrun",
             f"{world} processes",
             f"{world} × {world} processes",
             rank,
         )
         expect(
             seen["ranks"] == world,
-            f"rank {rank} is in no process group of {world} ranks: nothing can be shared",
+            f"rank {rank} is in no process group of {world} ranks, so it cannot communicate",
             world,
             seen["ranks"],
             rank,
@@ -517,7 +518,7 @@ def test_todo5_strategy(student):
             what = (
                 "the ranks' weights have drifted apart"
                 if apart
-                else "all ranks have the same, but not those of one process"
+                else "all ranks have the same weights, but not those of one process"
             )
             raise Wrong(
                 f"after two steps on {world} ranks, rank {rank} has other weights than one process on the whole batches"
@@ -538,7 +539,7 @@ SETS = (
     35,
     17,
     13,
-)  # 35 = 2 · 12 + 11: on 2 and on 3 ranks, a padded share holds a third step that one process does not make
+)  # 35 = 2 · 12 + 11: on 2 and on 3 ranks, a padded share has a third step that one process does not make
 
 
 def numbered(first, size):
@@ -574,11 +575,11 @@ def train_batches(student, nodes, world, seed):
     further=True,
     why=(
         "The ranks share a global batch, as one process would read it. If each takes a whole one, the steps are N times"
-        " as large; if each shuffles for itself, some samples are read twice and others never: other trainings, with"
-        " other losses."
+        " as large; if each shuffles independently, some samples are read twice and others never: different runs,"
+        " with different losses."
     ),
     hints=(
-        "What Data needs to know besides its sets and the flags, its trainer knows.",
+        "Everything that Data needs besides its sets and the flags is known to its trainer.",
         (
             "DistributedSampler takes num_replicas, rank, shuffle, seed and drop_last; self.trainer has world_size and"
             " global_rank. DataLoader takes sampler=."
@@ -654,11 +655,11 @@ def check_train_loader(student, nodes, world):
     minutes=10,
     further=True,
     why=(
-        "Together the ranks read each set once. A sample that is padded in counts twice, and one that is dropped not at"
+        "Together the ranks read each set once. A sample used as padding counts twice, and one that is dropped not at"
         " all, in the loss that decides which checkpoint is the best."
     ),
     hints=(
-        "It is TODO 6 with another sampler, and nothing may be dropped or repeated. It is among the imports.",
+        "It is TODO 6 with a different sampler, which is imported; nothing may be dropped or repeated.",
         "ShardSampler takes the set, the rank and the number of ranks.",
         "DataLoader(samples, batch_size=... as in TODO 6, sampler=ShardSampler(samples, ..., ...)), and no drop_last.",
     ),
@@ -708,9 +709,9 @@ def reached_on_rank(code, rank, world):
     further=True,
     needs=(4, 5),
     why=(
-        "Lightning means well: with a loader that knows nothing of ranks, all that it does wrong is padding. But a"
-        " share that is shared out once more is a third of a third, and its loss looks like any other: only counting"
-        " what reached the model shows it."
+        "With a loader that knows nothing of ranks, Lightning's only mistake is padding. But a share that is"
+        " sharded once more is a third of a third, and its loss looks like any other: only counting the samples that"
+        " reached the model shows it."
     ),
     hints=(
         "It is an argument of Trainer, about samplers, and true unless you say otherwise.",
@@ -733,7 +734,7 @@ def check_own_samplers(student, nodes):
         expect(
             sorted(seen) == own,
             f"rank {rank} of {world}{where} evaluates {len(seen)} samples of a loader whose sampler deals {len(own)}:"
-            " Lightning has put a sampler of its own around it",
+            " Lightning has put its own sampler around it",
             own,
             sorted(seen),
             rank,
@@ -743,7 +744,7 @@ def check_own_samplers(student, nodes):
 # ---------------------------------------------------------------------------------------------------
 # TODO 9: the checkpoint; and the law of the course
 
-# SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
+# SGD, since Adam turns rounding into error where a gradient is zero in theory; and a learning rate that moves weights.
 ARGV = (
     f"--data data --out out --epochs 2 --batch-size {BATCH} --seq-len 8 --dim 16 --heads 2 --layers 1 --optimizer sgd "
     "--lr 0.5 --seed 5 --log-every 2"

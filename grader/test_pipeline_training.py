@@ -56,7 +56,7 @@ from utils.model import TransformerLM
 
 BUILDS = "torch's pipelines: stages, schedules, one loss, one checkpoint, beside data parallel"
 
-# A rank's imports of torch.distributed.pipelining and .device_mesh stand in functions: on the ranks they are loaded
+# A rank's imports of torch.distributed.pipelining and .device_mesh are inside functions: on the ranks they are loaded
 # already, and the judge, who would wait for them, needs none.
 
 SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=3, max_len=8)
@@ -482,7 +482,7 @@ def serial_weights(seed):
         "model on the device “meta” has names and shapes. A broadcast needs a tensor of the same shape on every rank; "
         "torch.empty(…, device=…) makes room. copy_ fills a weight in place.",
         "Rank 0 sets the seed and builds the model; then all ranks loop over the same named_parameters(): room, rank 0 "
-        "fills it, broadcast, and whoever has a weight of that name copies it. Nothing is kept beyond its turn.",
+        "fills it, broadcast, and each rank that has a weight of that name copies it. Keep nothing longer.",
     ),
 )
 def test_todo3_first_weights(student):
@@ -1319,7 +1319,7 @@ def same_weights(told, serial, run, out, pp):
     9,
     minutes=25,
     needs=(1, 2, 3, 4, 5, 6, 7, 8),
-    why="Where a rank stands in the grid decides over which wires its messages go: an all-reduce of all gradients "
+    why="A rank's place in the grid decides over which wires its messages go: an all-reduce of all gradients "
     "between "
     "nodes can take longer than the pipeline saves. And if each rank reads samples of its own, the loss compares "
     "predictions for one text with the words of another: it falls to that of a model that knows only which words are "

@@ -49,7 +49,7 @@ def test_without_a_gpu_it_is_gloo_and_nothing_is_said(machine):
     assert backends.GLOO.story() == "" and backends.GLOO.devices(8) == [] and backends.GLOO.name == "gloo"
     with pytest.raises(NoBackend, match="--backend nccl: torch sees no GPU here"):
         choose("nccl")
-    with pytest.raises(NoBackend, match="--backend mpi: it is auto, gloo or nccl"):
+    with pytest.raises(NoBackend, match="--backend mpi: must be auto, gloo or nccl"):
         choose("mpi")
 
 

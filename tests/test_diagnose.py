@@ -118,7 +118,7 @@ def test_a_rank_that_is_back_in_the_check_has_returned():
         feed(seen, (rank, op("barrier", 0, group=(0, 1, 2, 3)) | OURS), (rank, WAIT))
     fault = seen.deadlock()
     assert fault.message.startswith("deadlock: rank 0 waits in all_reduce"), fault.message
-    assert fault.message.endswith("that of rank 0 for ranks 0 and 2 alone; ranks 1, 2 and 3 have returned from outer")
+    assert fault.message.endswith("by rank 0 in the group of ranks 0 and 2; ranks 1, 2 and 3 have returned from outer")
     assert (fault.where[1], fault.seen) == (5, "ranks 1, 2 and 3 returned from outer")
 
 

@@ -6,15 +6,29 @@ One process:    python train/lightning_training.py
 More nodes:     sbatch sbatch/lightning_training.sbatch        (JURECA)
                 qsub sbatch/lightning_training.pbs             (Polaris)
 
-Lightning turns a training script inside out: the loop is its own, and calls what you
-write. You say what a step is, which devices there are, and who reads what; it does what
+Lightning inverts a training script: it owns the loop, and the loop calls what you
+write. You define a step, the devices, and the data of each rank; Lightning does what
 ddp_training.py does by hand: device, wrapper, zero_grad, backward, clipping, set_epoch.
-What comes out must be the same: the losses of one process. What Lightning does unasked
-is not always that, and TODOs 3 and 8 are about it.
+The result must be the same: the losses of one process. What Lightning does unasked
+does not always give that; TODOs 3 and 8 are about it.
 
-It runs at every stage. Before TODO 1 it learns nothing, and before TODO 4 two processes
-know nothing of each other. Fill the TODOs in the order of their numbers;
+It builds on ddp_training, and runs at every stage. Before TODO 1 it learns nothing, and before TODO 4 two
+processes train independently. Fill the TODOs in the order of their numbers;
 `./workbook check lightning_training` says how far you are.
+
+torchrun starts the processes here, as in ddp_training. Under Slurm, Lightning can also be started with one task per
+GPU (`srun --ntasks-per-node=4`): then devices is SLURM_NTASKS_PER_NODE, num_nodes is SLURM_NNODES, and Lightning's
+SLURMEnvironment replaces TorchElasticEnvironment (docs/launching.md).
+
+In five lines:
+- A LightningModule defines steps and optimizer, a DataModule the loaders, a Trainer devices, nodes and strategy.
+- The strategy decides how ranks work together: DDPStrategy joins the group and wraps the model.
+- self.log averages batches by default, on one rank: log sums, and say how to reduce them.
+- Lightning wraps samplers unless told not to; a share that is sharded again is wrong, and padded.
+- Its checkpoints are for resuming with Lightning; save plain weights for everything else.
+
+Manuals: https://lightning.ai/docs/pytorch/stable/, above all its pages on logging, and on clusters.
+"""
 """
 
 import argparse
@@ -69,37 +83,37 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 class LitModel(L.LightningModule):
-    """The model, and what Lightning's loop asks of it."""
+    """The model, and what Lightning's loop needs from it."""
 
     def __init__(self, model: TransformerLM, args: argparse.Namespace) -> None:
         super().__init__()
         self.model, self.args = model, args
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
-        """The loss of this rank's part of a batch: a scalar that has a graph."""
+        """The loss of this rank's part of a batch: a scalar with a graph."""
         x, y = batch
         # TODO 1: Return the loss.
-        # And no more than that: Lightning calls zero_grad, backward and step, clips in between, and
-        # has put the batch on the device. The start is a loss that is always 0, which teaches nothing.
+        # Nothing else: Lightning calls zero_grad, backward and step, clips in between, and
+        # has moved the batch to the device. The given loss is always 0, which teaches nothing.
         return 0.0 * sum(parameter.sum() for parameter in self.parameters())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Lightning asks for it after the model has been moved to its device."""
         # TODO 2: Make the optimizer that the flags ask for.
-        # --optimizer is adamw or sgd; --lr and --weight-decay are its own. It has all parameters.
+        # --optimizer is adamw or sgd; --lr and --weight-decay are its settings. It gets all parameters.
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
         """Log what `evaluated` divides. Gradients are off, and the model is in evaluation mode.
 
-        Ranks may have unequal numbers of batches: a collective in here would wait for a rank that is done.
+        Ranks may have unequal numbers of batches: a collective in here would wait for a rank that has finished.
         """
         x, y = batch
         # TODO 3: Log two sums, over all tokens of all batches of all ranks.
-        # "total" is the sum of the tokens' losses, "count" how many tokens that are; targets that are
-        # IGNORE count nothing. self.log_dict takes the mean of the batches, of this rank only, unless
-        # it is told how to reduce and to synchronise. The mean that it can take over all ranks, weighed
-        # by batch_size, will not do either: it cuts the mean count of a rank to a whole number.
+        # "total" is the sum of the tokens' losses, "count" the number of these tokens; targets equal to
+        # IGNORE do not count. By default self.log_dict takes the mean over batches, on this rank only:
+        # tell it how to reduce, and to synchronize. Its mean over all ranks, weighted
+        # by batch_size, is no solution: it rounds the mean count of a rank to a whole number.
         self.log_dict({"total": self.model(x, y), "count": 1.0})
 
     def test_step(self, batch: Batch, batch_index: int) -> None:
@@ -107,35 +121,35 @@ class LitModel(L.LightningModule):
 
 
 def evaluated(trainer: L.Trainer) -> float:
-    """Mean loss of the set that was just evaluated: what was logged, total by count."""
+    """Mean loss of the set that was just evaluated: the logged total divided by the logged count."""
     logged = trainer.callback_metrics
     return (logged["total"] / logged["count"]).item()
 
 
 def layout() -> tuple[int, int]:
-    """How many processes each node has, and how many nodes there are."""
+    """The number of processes on each node, and the number of nodes."""
     launch_environment()  # whatever launched us, RANK, LOCAL_RANK, WORLD_SIZE, … are in os.environ now
-    if os.environ["WORLD_SIZE"] == "1":  # perhaps nobody did
+    if os.environ["WORLD_SIZE"] == "1":  # perhaps nothing launched it
         os.environ.update(LOCAL_WORLD_SIZE="1", GROUP_WORLD_SIZE="1")
     elif "LOCAL_WORLD_SIZE" not in os.environ:
         fail("Lightning has to know how many processes each node has: start the script with torchrun")
 
-    # TODO 4: Read from the environment how many devices a node has, and how many nodes there are.
+    # TODO 4: Read the number of devices per node, and the number of nodes, from the environment.
     # torchrun tells each process how many there are in all, and how many on its own node. Numbers in
-    # the script would have to be changed for each job; and Lightning stops where they are not true.
+    # the script would have to change for each job; and Lightning stops if they are wrong.
     return 1, 1
 
 
 def make_strategy() -> Strategy | str:
     """How the ranks work together."""
     # TODO 5: Let all ranks train one model.
-    # Lightning has a strategy that joins the group, by NCCL on GPUs and by gloo without, and wraps the
-    # model into DistributedDataParallel. The one that is here has one device and knows of no others.
+    # Lightning has a strategy that joins the group, with NCCL on GPUs and gloo otherwise, and wraps the
+    # model in DistributedDataParallel. The given one has one device and knows no others.
     return SingleDeviceStrategy(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
 
 
 class Data(L.LightningDataModule):
-    """This rank's batches. Lightning calls the loaders' functions when the ranks have met: self.trainer knows them."""
+    """This rank's batches. Lightning calls the loader functions after the ranks have met; self.trainer knows them."""
 
     def __init__(self, sets: Sets, args: argparse.Namespace) -> None:
         super().__init__()
@@ -145,16 +159,16 @@ class Data(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         # TODO 6: Load this rank's share of the training set.
-        # Shuffled by args.seed, in an order of its own for each epoch: Lightning calls set_epoch of a
-        # sampler that has it. args.batch_size is global: self.trainer.world_size ranks share it. A
-        # short last batch is left out, and no sample is read twice.
+        # Shuffled with args.seed, in a different order in each epoch: Lightning calls set_epoch of a
+        # sampler that has it. args.batch_size is global, divided over self.trainer.world_size ranks. A
+        # short last batch is dropped, and no sample is read twice.
         order = EpochOrder(self.train, self.args.seed)
         return DataLoader(self.train, batch_size=self.args.batch_size, sampler=order, drop_last=True, **self.common)
 
     def evaluation_loader(self, samples: Windows) -> DataLoader:
-        """Of the validation set or the test set."""
+        """The loader of the validation set or the test set."""
         # TODO 7: Load this rank's share of a set to evaluate.
-        # Each sample on exactly one rank, even where the set does not divide.
+        # Each sample on exactly one rank, even if the number of ranks does not divide the set.
         return DataLoader(samples, batch_size=self.args.batch_size, **self.common)
 
     def val_dataloader(self) -> DataLoader:
@@ -165,19 +179,19 @@ class Data(L.LightningDataModule):
 
 
 def make_trainer(args: argparse.Namespace, callbacks: list[L.Callback]) -> L.Trainer:
-    """Lightning's loop, with all that it would print, draw or save by itself left out: `Report` does that."""
+    """Lightning's loop, without its own printing, drawing and saving: `Report` does that."""
     devices, num_nodes = layout()
     # TODO 8: Tell Lightning to leave our samplers alone.
-    # On several ranks it puts a DistributedSampler around every sampler that is none: around the one of
-    # TODO 7 too, whose share is then shared out once more, and padded. What it warns of is padding, in
-    # the test alone.
+    # On several ranks it replaces every other sampler by a DistributedSampler around it. This includes the sampler of
+    # TODO 7, whose share is then sharded once more, and padded. It warns only about padding, and only
+    # in the test.
     own_samplers = {}
     return L.Trainer(
         accelerator="cuda" if torch.cuda.is_available() else "cpu",
         devices=devices,
         num_nodes=num_nodes,
         strategy=make_strategy(),
-        plugins=[TorchElasticEnvironment()],  # the processes are there: it must start none
+        plugins=[TorchElasticEnvironment()],  # the processes exist already: it must start none
         **own_samplers,
         max_epochs=args.epochs,
         gradient_clip_val=args.clip,
@@ -229,7 +243,7 @@ class Report(L.Callback):
             self.last_step, self.last_time = step, now
 
     def on_validation_end(self, trainer: L.Trainer, module: LitModel) -> None:
-        """Lightning validates at the end of an epoch, before it calls that over."""
+        """Lightning validates at the end of an epoch, before it counts the epoch as finished."""
         epoch = self.epoch = trainer.current_epoch + 1
         loss = evaluated(trainer)
         train_loss = global_mean(trainer, self.epoch_total + self.total, self.epoch_count + self.count)
@@ -256,7 +270,7 @@ def save_checkpoint(trainer: L.Trainer, module: LitModel, path: Path, epoch: int
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere. All ranks call it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # TODO 9: Save once, and save the plain model.
-    # Lightning's own checkpoint, which is the start, is for Lightning: it has the state of its loops and
+    # Lightning's own checkpoint, which is given here, is for Lightning: it has the state of its loops and
     # of the optimizer, and other names. Ours has the entries "model", "config" and "epoch", and loads in
     # a program that knows nothing of Lightning.
     trainer.save_checkpoint(path)

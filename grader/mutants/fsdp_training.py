@@ -530,7 +530,7 @@ WRONG = [
         8,
         "other draws of dropout",
         swap=("checkpoint_wrapper(block)", "checkpoint_wrapper(block, preserve_rng_state=False)"),
-        says="--dropout 0.5 the loss or a gradient is another one",
+        says="--dropout 0.5 the loss or a gradient differs",
     ),
     Answer(
         8,

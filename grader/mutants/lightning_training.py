@@ -216,8 +216,8 @@ WRONG = [
         """,
         says="is in no process group of 3 ranks",
     ),
-    Answer(5, "processes spawned beside those of torchrun", 'return "ddp_spawn"', says="processes of its own"),
-    Answer(5, "processes forked beside those of torchrun", 'return "ddp_notebook"', says="processes of its own"),
+    Answer(5, "processes spawned beside those of torchrun", 'return "ddp_spawn"', says="its own processes"),
+    Answer(5, "processes forked beside those of torchrun", 'return "ddp_notebook"', says="its own processes"),
     Answer(5, "gloo on GPUs, too", 'return DDPStrategy(process_group_backend="gloo")', says="NCCL"),
     Answer(5, "first weights left as they are", "return DDPStrategy(init_sync=False)", says="drifted apart"),
     Answer(
@@ -353,10 +353,7 @@ WRONG = [
         """,
     ),
     Answer(
-        8,
-        "said, but the wrong way round",
-        'own_samplers = {"use_distributed_sampler": True}',
-        says="a sampler of its own",
+        8, "said, but the wrong way round", 'own_samplers = {"use_distributed_sampler": True}', says="its own sampler"
     ),
     Answer(8, "the argument that Lightning had before 2.0", 'own_samplers = {"replace_sampler_ddp": False}'),
     Answer(

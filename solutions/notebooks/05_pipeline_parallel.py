@@ -1236,7 +1236,7 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 #
 # - **Bytes.** A boundary between two stages costs $B \cdot T \cdot D$ numbers each way, for the whole batch, however
 #   many weights the stages have. That can be more than data parallelism sends: a model of 7 billion weights in 8 copies
-#   of 8 stages, 2,048 sequences of 2,048 tokens a step, in 16 bits, sends 8.6 GB through each boundary and back, and
+#   of 8 stages, 2,048 sequences of 2,048 tokens per step, in 16 bits, sends 8.6 GB through each boundary and back, and
 #   sums 3.3 GB of gradients. What counts is what waits. A stage's message has the time of another micro-batch; the sum
 #   of the gradients comes at the end of the step, and tensor parallelism waits for the stream several times *in each
 #   layer*.

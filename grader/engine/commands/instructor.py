@@ -217,8 +217,8 @@ def grade(
     failed = [name for name in found if records.read_record(room.record(name))["state"] == records.FAILED]
     if failed:
         fail(
-            f"{len(failed)} could not be graded, through no fault of the students: {', '.join(map(records.shown, failed[:5]))};"
-            " the same command tries again",
+            f"{len(failed)} could not be graded, through no fault of the students:"
+            f" {', '.join(map(records.shown, failed[:5]))}; the same command tries again",
             code=1,
         )
 

@@ -63,8 +63,7 @@ def plan(
     schedule: Annotated[
         str,
         typer.Option(
-            metavar="NAME",
-            help="pipeline schedule: gpipe, 1f1b, interleaved, zero-bubble  [default: the faster of 1f1b and interleaved]",
+            metavar="NAME", help="gpipe, 1f1b, interleaved, zero-bubble  [default: the faster of 1f1b and interleaved]"
         ),
     ] = "",
     precision: Annotated[
@@ -192,7 +191,7 @@ def settings_of(check: str) -> dict[str, int | str]:
     for part in filter(None, (part.strip() for part in check.split(","))):
         name, sign, value = part.partition("=")
         if not sign:
-            fail(f"--check {check}: {part} is not a setting such as tp=8")
+            fail(f"--check {check}: {part} is no setting such as tp=8")
         if name in found:
             fail(f"--check {check}: {name} twice")
         if name in WORDS:

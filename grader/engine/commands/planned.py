@@ -160,10 +160,11 @@ def tell_of_errors(training: Training, choice: "Choice") -> None:
     say(f"With the error seen in published runs, {choice.step:.3g} s means {low:.3g} to {high:.3g} s.")
     if families[0].name == "others":
         say(
-            f"[dim]The table has no run on {training.machine.chip or 'such devices'}. Predicted by published time, elsewhere:[/]"
+            f"[dim]The table has no run on {training.machine.chip or 'such devices'}. Elsewhere, predicted /"
+            " published:[/]"
         )
     else:
-        say("[dim]Predicted by published time, for runs on such devices:[/]")
+        say("[dim]Predicted / published time, for runs on such devices:[/]")
     for family in families:
         say(f"[dim]  {family.told()}[/]")
 

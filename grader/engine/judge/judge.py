@@ -82,12 +82,10 @@ class Judge:
             yield self.verdict(number)
 
     def verdict(self, number: int) -> Verdict:
-        if (
-            number in self.asked and number not in self.known
-        ):  # asked again on the way: two TODOs stand in each other's way
+        if number in self.asked and number not in self.known:  # asked again on the way: a cyclic dependency
             if number in self.blamed:
                 return self._failed(number, self.blamed[number])
-            return self._say(number, "skipped", "prerequisite", "its check is not over")
+            return self._say(number, "skipped", "prerequisite", "its check is still running")
         if number not in self.known:
             self.asked.add(number)
             found = self.known[number] = self._reach(number)
@@ -96,14 +94,14 @@ class Judge:
         return self.known[number]
 
     def _is_there(self, need: int) -> bool:
-        """Whether what another TODO needs is right."""
+        """Whether a TODO that another one needs is right."""
         if self.passed and self.passed.by(need, self.texts_of(need)):
             return True
         found = self.verdict(need)
         return found.passed or found.cause == "not_judged"  # which is no fault of what needs it
 
     def texts_of(self, number: int) -> list[str]:
-        """What a verdict rests on: the TODO, those that it needs, and all that is no TODO's."""
+        """What a verdict depends on: the TODO, the TODOs that it needs, and the code outside TODOs."""
         mine = needed(self.lesson, number)
         units = self.student.units + self.student.batch
         return [regions.without_others(u.source, u.text, mine) if u.source else u.text for u in units]
@@ -194,7 +192,7 @@ class Judge:
         if len(self.checks[number].todo.needs) >= WHOLE and self.owner(problem.where) != number:
             if elsewhere := self.changed_elsewhere():
                 message += f". Outside the TODOs, these lines are not the course's: {elsewhere}"
-                problem.hint = f"`./workbook diff {self.lesson}` shows all that you changed: was that meant, too?"
+                problem.hint = f"`./workbook diff {self.lesson}` shows everything that you changed: was this intended?"
         return self._say(number, "fail", problem.cause, message, problem)
 
     def by_own_lines(self, number: int, problem: Wrong | Fault) -> str:
@@ -233,7 +231,7 @@ class Judge:
         return f"{', '.join(found[:3])}{more}"
 
     def named(self, words: str | None) -> str | None:
-        """Words in which a place in a notebook is one that its reader can find: a cell's number stands nowhere."""
+        """A place in a notebook in words that its reader can find: cells show no numbers."""
         return words and named_places(words, self.student.units if self.student else [])
 
     def _say(
@@ -291,7 +289,7 @@ class Judge:
 
 
 DRAWS = 5  # of a check's numbers, until some tell right from wrong
-NOT_JUDGED = "not judged, and without a mark: the check itself is at fault"
+NOT_JUDGED = "not judged, and without a mark: the check itself failed"
 WHOLE = 4  # a check that needs so many TODOs runs the script as a whole
 
 
@@ -311,7 +309,7 @@ def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
             what = f"{type(error).__name__}: {getattr(error, 'msg', error)}"
             return Fault(
                 "crash",
-                f"{unit.name}:{number} is no Python: {what}: “{text}”",
+                f"{unit.name}:{number} is not Python: {what}: “{text}”",
                 None,
                 [unit.name, number, "<source>"],
                 expected="a file that Python can read",
@@ -325,7 +323,7 @@ def not_understood(error: Exception) -> Fault:
     """A check that broke, and its line that did."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name.startswith("test_")]
     where = f", where the check says: {frames[-1].line}" if frames else ""
-    told = f"the check cannot make sense of what the code left: {type(error).__name__}: {error}{where}"
+    told = f"the check cannot read what the code left: {type(error).__name__}: {error}{where}"
     return Fault("crash", told[:500])
 
 

@@ -126,7 +126,7 @@ class Student:
         if seen["code"] == 0 and seen["left"]:
             raise Fault(
                 "crash",
-                f"{job}: it ends while what it has started still runs in the background, and with it the job ends:"
+                f"{job}: it ends while its processes still run in the background, and then the job ends:"
                 " leave out the &, or `wait` for it",
                 None,
                 batch_line(unit, ""),

@@ -1,4 +1,4 @@
-"""The words of a check and of its answer: what a check file declares and raises, and the verdict that comes of it."""
+"""What a check file declares and raises, and the verdict that follows from it."""
 
 import math
 from collections.abc import Callable, Collection, Iterator
@@ -11,7 +11,7 @@ from grader.engine.walls import plain
 
 
 class BadDraw(Unjudged):
-    """What was drawn for a check does not tell right from wrong; other numbers may."""
+    """The numbers drawn for a check do not distinguish right from wrong; others may."""
 
 
 def premise(holds: bool, wrong: str) -> None:
@@ -21,7 +21,7 @@ def premise(holds: bool, wrong: str) -> None:
         BadDraw: it does not; `wrong` is the wrong answer that would pass.
     """
     if not holds:
-        raise BadDraw(f"the numbers drawn for this check would let pass {wrong}")
+        raise BadDraw(f"with the numbers drawn for this check, this would pass: {wrong}")
 
 
 class Wrong(Exception):
@@ -40,7 +40,7 @@ class Wrong(Exception):
 
 
 def apart(expected: Any, seen: Any) -> tuple[Any, Any]:
-    """Two numbers in as few digits as tell them apart; of two tensors or lists of numbers, of equal length, those where
+    """Two numbers with enough digits to differ; of two tensors or lists of numbers, of equal length, those where
     they differ most; of long lists of names, those that only one of them has. Anything else as it is.
     """
     if is_number(expected) and is_number(seen):
@@ -125,7 +125,7 @@ def expect(
 
 @contextmanager
 def hinted(hint: str) -> Iterator[None]:
-    """What fails in here is another part of the TODO than its first hint speaks of; this one is told, then those."""
+    """Failures in here get this hint, then the TODO's own hints: its first one is about another part of the TODO."""
     try:
         yield
     except (Wrong, Fault) as problem:
@@ -135,7 +135,7 @@ def hinted(hint: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Todo:
-    """What a check file says of one TODO. Its title stands in the lesson's source."""
+    """The texts of one TODO in a check file. Its title is in the lesson's source."""
 
     number: int
     why: str
@@ -158,8 +158,8 @@ def todo(
 ) -> Callable:
     """Mark a function as the check of a TODO.
 
-    `needs`: without these TODOs it can say nothing. `minutes`: an estimate of the time from the first word read to the
-    verdict. `further`: the lesson's main thread does without it.
+    `needs`: without these TODOs the check cannot run. `minutes`: an estimate of the time from the first word read to
+    the verdict. `further`: the lesson's main thread does without it.
     """
 
     def mark(check: Callable) -> Callable:

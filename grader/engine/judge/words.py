@@ -23,14 +23,10 @@ def details(verdict: Verdict) -> Iterator[tuple[str, str]]:
     if verdict.status == "fail":
         yield "why", verdict.why
         command = f"./workbook hint {verdict.lesson}/{verdict.todo}"
-        # Who has not tried yet should: the text of the TODO says all that is needed to begin.
+        # The text of the TODO is enough to start, so there is no hint before the first try.
         yield (
             "hint",
-            (
-                f"{command} gives one, should you want it"
-                if verdict.cause == "not_attempted"
-                else f"{verdict.hint}  (more: {command})"
-            ),
+            (f"for a hint: {command}" if verdict.cause == "not_attempted" else f"{verdict.hint}  (more: {command})"),
         )
 
 

@@ -1,4 +1,4 @@
-"""Which backend the ranks of a run talk by: gloo between CPUs, or NCCL between this machine's GPUs.
+"""The backend of a run's ranks: gloo on CPUs, or NCCL on this machine's GPUs.
 
 Here is the choice, and its words. What a rank with a GPU does is in `on_gpu.py`, what the walls leave open for it in
 `walls/sandbox.py`. Nothing here starts CUDA, which no process can do and then fork.
@@ -12,17 +12,17 @@ RANKS_A_GPU = 8  # that may then share it: as many as the largest run of any che
 
 
 class NoBackend(ValueError):
-    """The backend that was asked for cannot be had; the message says why."""
+    """The requested backend is not available; the message says why."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """What the runs of an engine may talk by.
+    """The backends that the runs of an engine may use.
 
     Args:
         gpus: as CUDA_VISIBLE_DEVICES names them; none, and all runs are by gloo.
         nccl: its version.
-        strict: rather no run at all than one by gloo.
+        strict: refuse a run that NCCL cannot do.
     """
 
     gpus: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Backend:
 
     @property
     def most(self) -> int:
-        """Ranks of the largest run by NCCL."""
+        """Ranks of the largest run with NCCL."""
         return len(self.gpus) * (RANKS_A_GPU if self.shares else 1)
 
     @property
@@ -63,7 +63,7 @@ class Backend:
         on = f"NCCL {dotted(self.nccl)}, on {len(self.gpus)} GPU{'s' if len(self.gpus) > 1 else ''}"
         if self.most >= RANKS_A_GPU:
             return f"backend: {on}"
-        larger = "are refused" if self.strict else "are by gloo, on CPUs"
+        larger = "are refused" if self.strict else "use gloo, on CPUs"
         return f"backend: {on}; runs of more than {self.most} rank{'s' * (self.most > 1)} {larger}. {remedy()}"
 
 
@@ -73,7 +73,7 @@ GLOO = Backend()
 def choose(wish: str) -> Backend:
     """The backend for a wish. Raises NoBackend where it cannot be had."""
     if wish not in WISHES:
-        raise NoBackend(f"--backend {wish}: it is auto, gloo or nccl")
+        raise NoBackend(f"--backend {wish}: must be auto, gloo or nccl")
     if wish == "gloo":
         return GLOO
     if why := lacking():

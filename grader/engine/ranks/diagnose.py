@@ -44,7 +44,7 @@ class Unjudged(RuntimeError):
     """The machine or the check, not the student, is why there is no verdict: and so no zero."""
 
     def __str__(self) -> str:
-        return f"no verdict, for a reason that lies outside the code: {super().__str__()}"
+        return f"no verdict, for a reason outside the code: {super().__str__()}"
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows."""
@@ -170,8 +170,8 @@ class Diagnosis:
             return None
         return Fault(
             "hang",
-            f"rank {rank} waits twice for one message: {op.at()}, whose wait was over. Gloo waits for another message"
-            " then, for ever",
+            f"rank {rank} waits twice for one message: {op.at()}, whose wait had ended. Gloo then waits for another"
+            " message, forever",
             rank,
             event["where"],
             expected="one wait for each message",
@@ -399,7 +399,7 @@ class Diagnosis:
             )
         group, among = op.event.get("group", []), ""
         if "peer" not in op.event and len(group) < len(self.ranks):
-            among = f", that of rank {op.rank} for {numbers(group)} alone"
+            among = f", by rank {op.rank} in the group of {numbers(group)}"
         return Fault(
             "hang",
             f"deadlock: {numbers(waiting)} {verb} in {op.at()}{among}; " + "; ".join(stories),

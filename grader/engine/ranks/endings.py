@@ -121,7 +121,7 @@ def broken_promise(rank: int, event: dict, stops: Where | None = None) -> Fault:
         event["where"],
         expected=event["promised"],
         seen=event["returned"],
-        hint=f"A function hands back what a `return` says. Has each way through {event['name']} one?"
+        hint=f"A function returns what `return` says. Does each path through {event['name']} have one?"
         if event["returned"] == NOTHING
         else "",
     )

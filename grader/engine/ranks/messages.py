@@ -182,7 +182,7 @@ class Loose(NamedTuple):
 
 
 def left_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
-    """Messages that nobody waited for."""
+    """Messages without a wait."""
     return [
         loose
         for number, mine in enumerate(events)

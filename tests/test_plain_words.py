@@ -1,0 +1,44 @@
+"""Turns of phrase that were translated word by word stay out of what students read."""
+
+import re
+
+import pytest
+
+from grader.engine.lesson.lessons import COURSE
+
+TEXTS = [
+    COURSE / "README.md",
+    *sorted((COURSE / "docs").glob("*.md")),
+    *sorted(path for path in (COURSE / "solutions").rglob("*") if path.suffix in (".py", ".md", ".sbatch", ".pbs")),
+    *sorted((COURSE / "grader").glob("test_*.py")),
+]
+
+HABITS = {
+    r"\bfor ever\b": "modern English writes forever; here a rank waits forever",
+    r"\bto and fro\b": "back and forth",
+    r"\bas it were\b|\bin truth\b": "they excuse a word: choose the right one",
+    r"\b(go|goes|went) round\b": "keys and values rotate, messages pass through a ring",
+    r"\bshould you (want|wish|need)\b|\bmay be had\b|\bcan be had\b": "plain word order: if you want …",
+    r"\bat home\b": "a row is back on its own rank",
+    r"\bfor good\b": "permanently",
+    r"\bby (gloo|NCCL)\b": "ranks communicate with a library",
+    r"\bhas a say\b|\bhave a say\b|\bhas no say\b": "all points are used; an axis does not index",
+    r"\bthe begin\b|\bits begin\b": "begin is a verb; the noun is start",
+}
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_what_students_read_has_no_such_turn(habit):
+    found = [
+        f"{path.relative_to(COURSE)}:{number}: {line.strip()}"
+        for path in TEXTS
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(habit, line)
+    ]
+    assert not found, f"{HABITS[habit]}\n" + "\n".join(found)
+
+
+def test_the_patterns_find_what_they_are_for():
+    old = "It waits for ever, by gloo, to and fro; as it were, keys go round until they are at home."
+    old += " A hint, should you want it."
+    assert sum(bool(re.search(habit, old)) for habit in HABITS) == 7
