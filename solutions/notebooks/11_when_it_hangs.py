@@ -50,7 +50,7 @@ from utils.distributed import launch_environment, save0
 # *"Training is over, the checkpoint is there, and the job ran on until its time was up."* The colleague had changed
 # `save_checkpoint`, so that no rank goes on before the file is whole.
 #
-# A collective waits for all ranks of its group, but not for ever: a group has a **time limit**, by default 30 minutes
+# A collective waits for all ranks of its group, but not forever: a group has a **time limit**, by default 30 minutes
 # with gloo and 10 with NCCL. Then the wait raises an error, whose traceback says where the rank stood. So the first
 # thing to do is to make the limit short. That cures nothing; it makes ranks talk. This cell does it for all stories. Two
 # tools come with it: `faulthandler` prints the Python stack when C++ code aborts, and the *flight recorder* is

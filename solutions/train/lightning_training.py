@@ -29,7 +29,6 @@ In five lines:
 
 Manuals: https://lightning.ai/docs/pytorch/stable/, above all its pages on logging, and on clusters.
 """
-"""
 
 import argparse
 import logging
