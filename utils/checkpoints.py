@@ -156,7 +156,7 @@ def why_not(folder: Path) -> str:
     """What is wrong with a sharded checkpoint; empty if it is whole, and all of one save."""
     contents = contents_of(folder)
     if not contents:
-        return f"no sharded checkpoint, for it has no {CONTENTS}; --save-every writes them, such as step-100"
+        return f"no sharded checkpoint, for it has no {CONTENTS}; the scripts write them, such as step-100"
     name = contents["checkpoint"].encode()
     for file, size in contents["files"].items():
         path = folder / file

@@ -209,7 +209,7 @@ check("11_when_it_hangs/2")
 #
 # A dying rank may leave no traceback, because C++ code ended it. `faulthandler.enable()`, in `setup_1`, then prints the
 # Python stack. Of a rank that stands still you can ask for it: `faulthandler.register(signal.SIGUSR1)` in the program,
-# then `kill -USR1 PID`; or, with no change to the program, `py-spy dump --pid PID` (`pip install py-spy`; add
+# then `kill -USR1 PID`; or, with no change to the program, `.venv/bin/py-spy dump --pid PID` (add
 # `--native` for C++ frames). py-spy reads another process's memory: macOS wants `sudo`; so does a Linux whose
 # `/proc/sys/kernel/yama/ptrace_scope` is 1, unless py-spy started the program; in a container, `--cap-add SYS_PTRACE`.
 
@@ -731,7 +731,7 @@ check("11_when_it_hangs/10")
 # - A barrier, a longer limit or a `try` around the error hides a fault, and moves it.
 # - Calls meet by their number. What decides on a call, or on its order, must be the same on all ranks.
 # - Compare a number of each rank: weights equal, data different, gradients finite, samples complete, times alike.
-# - `./workbook run` watches a run for you, and says who waits for whom; `./workbook preflight` looks at nodes before it.
+# - `./workbook preflight` looks at the nodes before a long run: versions, links, storage, clocks.
 #
 # Read on: torch's [flight recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html) and
 # [`TORCH_DISTRIBUTED_DEBUG`](https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications);
