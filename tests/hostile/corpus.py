@@ -578,13 +578,13 @@ ATTACKS = [
     ),
     Attack(
         "a huge file",
-        "a file of 1 TB, and twelve of 200 MB",
-        "RLIMIT_FSIZE; the judge adds up files",
+        "a file of 1 TB, and twelve of 60 MB",
+        "RLIMIT_FSIZE; memory of a fixed size",
         broadcast(
             C + "for number in range(12):\n    file = open(f'huge-{rank}-{number}', 'wb')\n    try:\n       "
-            " file.truncate(1 << 40)\n    except OSError:\n        file.truncate(200000000)\ntime.sleep(3)"
+            " file.truncate(1 << 40)\n    except OSError:\n        file.truncate(60_000_000)"
         ),
-        says="more files",
+        marks=1,
     ),
     Attack(
         "a flood of events",
@@ -1171,7 +1171,7 @@ ATTACKS = [
         "a header of 3 GB",
         "no more is read than would be taken",
         tar_header_bomb,
-        says="unpacks to more",
+        says="a header of",
         state="refused",
     ),
     Attack(
