@@ -892,8 +892,8 @@ def last_words(seen):
             " and what to make of exit code 124: command || [ $? -eq ... ]."
         ),
         (
-            'Within the quotes of bash -c: trap "" SIGNAL; and then what stands there. For PBS: timeout, the signal and the'
-            " seconds before torchrun, and at the very end of the command what makes of its exit code a success."
+            'Within the quotes of bash -c: trap "" SIGNAL; and then what stands there. For PBS: timeout, the signal and'
+            " the seconds before torchrun, and at the very end of the command what makes of its exit code a success."
         ),
     ),
 )
@@ -962,8 +962,8 @@ def notice_of(unit, seen):
             " is done."
         ),
         (
-            '[ -f "$RUN/..." ] || the call that puts this job, by the number that Slurm gave it, into the queue; for PBS'
-            " the opposite question, and qdel of the job that waits."
+            '[ -f "$RUN/..." ] || the call that puts this job, by the number that Slurm gave it, into the queue;'
+            " for PBS the opposite question, and qdel of the job that waits."
         ),
     ),
 )
