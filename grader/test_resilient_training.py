@@ -887,9 +887,9 @@ def last_words(seen):
     hints=(
         "Two things: ask for a signal early enough, and see that torchrun survives it, or passes it on.",
         (
-            "Slurm: #SBATCH --signal=USR1@120, and in bash -c '...' a trap \"\" USR1 before torchrun; or TERM, which"
-            " torchrun passes on, and after which its exit code is not 0. PBS: timeout -s TERM SECONDS before torchrun,"
-            " and what to make of exit code 124: command || [ $? -eq ... ]."
+            "Slurm: a directive --signal=NAME@SECONDS, and within bash -c a trap of that signal before torchrun; or"
+            " TERM, which torchrun passes on, and after which its exit code is not 0. PBS: timeout -s TERM SECONDS"
+            " before torchrun, and what to make of exit code 124: command || [ $? -eq ... ]."
         ),
         (
             'Within the quotes of bash -c: trap "" SIGNAL; and then what stands there. For PBS: timeout, the signal and'

@@ -73,7 +73,7 @@ def test_an_older_nccl_has_a_rank_a_gpu_and_says_what_to_install(machine):
     chosen = choose("auto")
     assert chosen.devices(2) == ["0", "1"] and chosen.devices(3) == []
     assert chosen.story().startswith(
-        "backend: NCCL 2.29.7, on 2 GPUs; runs of more than 2 ranks are by gloo, on CPUs. From NCCL 2.30 on"
+        "backend: NCCL 2.29.7, on 2 GPUs; runs of more than 2 ranks use gloo, on CPUs. From NCCL 2.30 on"
     )
     for words in ("pip install 'nvidia-nccl-cu13>=2.30'", "NCCL_MULTI_RANK_GPU_ENABLE=1"):
         assert words in chosen.story()
