@@ -804,7 +804,7 @@ ATTACKS = [
         "as the result: the judge would spell it out",
         "a limit on evidence",
         broadcast("return torch.zeros(10_000_000)", ""),
-        says="no evidence",
+        says="File too large",
     ),
     Attack(
         "speaking as another rank",
@@ -943,7 +943,7 @@ ATTACKS = [
             " 'wb').write(pickle.dumps(Bomb()))\nreturn Bomb()",
             "",
         ),
-        says="returns no tensor",
+        says="not a tensor",
     ),
     Attack(
         "subprocess.run patched",
