@@ -124,7 +124,15 @@ def test_a_script_that_saves_nothing_yet_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_sigterm_in_a_save_says_from_where_to_resume(saved, capsys):
+@pytest.fixture
+def no_handler():
+    """SIGTERM as a script finds it, whatever ran in this process before."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_in_a_save_says_from_where_to_resume(saved, capsys, no_handler):
     with pytest.raises(SystemExit) as stop, saved_whole(saved.parent, 4) as folder:
         folder.mkdir()
         os.kill(os.getpid(), signal.SIGTERM)
