@@ -145,7 +145,7 @@ def test_what_is_no_python_is_told_by_the_todo_that_is_to_blame_and_by_no_other(
     judge = Judge(engine, "ddp_training", folder)
     for verdict in (judge.verdict(number) for number in range(1, 14)):
         told = "crash" if verdict.todo == teller else "prerequisite" if teller else "no_python"
-        assert (verdict.cause, "no Python" in verdict.message) == (told, True), verdict.message
+        assert (verdict.cause, "not Python" in verdict.message) == (told, True), verdict.message
 
 
 def test_a_broken_todo_2_does_not_drown_todo_1(engine, tmp_path):
