@@ -29,6 +29,10 @@ os.environ["WORKBOOK_NO_SERVER"] = "1"
 os.environ["PET_LOG_DIR"] = os.devnull
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: a single test that the short command leaves to --all")
+
+
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="also the tests that take long")
 
@@ -36,15 +40,16 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--all") or config.getoption("file_or_dir") not in ([], ["tests"]):
         return  # who names a file means it
-    config.hook.pytest_deselected(items=[item for item in items if Path(item.path).stem in LONG])
-    items[:] = [item for item in items if Path(item.path).stem not in LONG]
+    left = [item for item in items if Path(item.path).stem in LONG or item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in set(left)]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter, config):
     # with several workers it is they who collect, all of them the same; only their files are known here
     if not config.getoption("--all") and config.getoption("file_or_dir") in ([], ["tests"]):
-        terminalreporter.write_line(f"left to ./workbook test --all: {', '.join(LONG.values())}")
+        terminalreporter.write_line(f"left to ./workbook test --all: {', '.join(LONG.values())}, …")
 
 
 @pytest.fixture(scope="session")

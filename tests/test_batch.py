@@ -151,6 +151,7 @@ SMALL = (
 ).split()
 
 
+@pytest.mark.long
 def test_polaris_for_real_but_for_its_machine(tmp_path):
     """Two "nodes" × two processes, by a stand-in for mpiexec that starts all tasks at once: the losses of the serial
     run.

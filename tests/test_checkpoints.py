@@ -164,6 +164,7 @@ def ranks_of(torchrun):
     return [int(pid) for pid in open(children).read().split()]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
 def test_killed_twice_in_a_save_and_resumed(tmp_path):
     """kill -9 of a rank, then of all, each while a checkpoint is being written; the losses are those of one run."""

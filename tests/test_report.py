@@ -439,6 +439,7 @@ def test_run_and_report(course):
     assert course.run("report", "runs/ddp_training/nproc-1").returncode == 0
 
 
+@pytest.mark.long
 def test_weak_scaling_and_the_table_of_results(course):
     course.solve("ddp_training", tuple(range(1, 14)))
     table = course.folder / "runs" / "results.md"
