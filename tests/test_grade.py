@@ -238,7 +238,7 @@ def test_numbers_that_cannot_tell_right_from_wrong_cost_one_todo_and_no_submissi
     assert done.returncode == 0, done.stdout + done.stderr
     record = records.read_record(tmp_path / "out" / "records" / "ann.json")
     lost = [verdict for verdict in record["verdicts"] if verdict["cause"] == "not_judged"]
-    assert lost and all("would let pass a rank that holds" in verdict["message"] for verdict in lost)
+    assert lost and all("this would pass: a rank that holds" in verdict["message"] for verdict in lost)
     assert record["drawn_again"] == {f"{LESSON}/{verdict['todo']}": 5 for verdict in lost}
     rest = [verdict for verdict in record["verdicts"] if verdict not in lost]
     assert all(verdict["status"] == "pass" for verdict in rest), "what needs such a TODO is judged all the same"

@@ -954,13 +954,13 @@ WRONG = [
         17,
         "in the background",
         swap=('train/ddp_training.py "$@"\' bash "$@"', 'train/ddp_training.py "$@"\' bash "$@" &'),
-        says="still runs in the background",
+        says="still run in the background",
     ),
     Answer(
         17,
         "on Polaris, in the background",
         swap=('train/ddp_training.py "$@"\' bash "$@"', 'train/ddp_training.py "$@"\' bash "$@" &'),
-        says="still runs in the background",
+        says="still run in the background",
         file=".pbs",
     ),
     Answer(
