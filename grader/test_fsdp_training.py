@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from grader.kit import (
     REL,
+    SAME_WEIGHTS,
     Peak,
     Wrong,
     check_checkpoint,
@@ -35,6 +36,7 @@ from grader.kit import (
     losses,
     mains_on_rank,
     mark,
+    must_move,
     next_world,
     on_nodes,
     one_writer,
@@ -628,11 +630,6 @@ def serial_run(student, argv=ARGV):
     return student.serial(["--data", "data", "--out", "out", *argv], corpus(student))
 
 
-def first_of_run(vocab):
-    torch.manual_seed(5)
-    return dict(TransformerLM(vocab, dim=16, n_heads=2, n_layers=1, max_len=8).named_parameters())
-
-
 @todo(
     5,
     minutes=10,
@@ -650,11 +647,7 @@ def first_of_run(vocab):
 )
 def test_todo5_optimizer(student):
     serial = serial_run(student)
-    right = losses(serial.evidence[0])
-    premise(abs(right[-1] - right[0]) > 0.01, "a model that does not learn")
-    final = serial.evidence[0]["weights"]
-    first = student.reference(first_of_run, vocab=len(final["head.weight"]))
-    premise(all((final[name] - weight).abs().max() > 0 for name, weight in first.items()), "weights that never move")
+    right, final, first = losses(serial.evidence[0]), serial.evidence[0]["weights"], must_move(student, serial)
     world, strategy = 3, "full"  # of 3, no size is a multiple; 4, 2 and 1 ranks come with TODO 11
     runs = [[world, [*ARGV, "--sharding", strategy]]]
     run = student.call(one_main_on_rank, world=world, group=None, runs=runs, data=corpus(student))
@@ -704,9 +697,8 @@ def test_todo5_optimizer(student):
     same_losses(f"{told},", right, ranks)
     same_report(f"{told},", reported(serial), reported(run, "out-0"))
     for name, weight in final.items():
-        # SGD keeps rounding small: 1.2e-7 was measured after these steps; the weights themselves moved by 2e-5 to 1e-2.
         expect(
-            torch.allclose(weights[name], weight, rtol=0, atol=2e-6),
+            torch.allclose(weights[name], weight, rtol=0, atol=SAME_WEIGHTS),
             f"{told}, the last weights are not the serial run's ({name})",
             "equal weights",
             "others",

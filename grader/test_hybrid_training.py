@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import nn
 
 from grader.kit import (
-    REL,
+    SAME_WEIGHTS,
     Fault,
     Peak,
     Private,
@@ -46,6 +46,7 @@ from grader.kit import (
     kind_of,
     mains_on_rank,
     mark,
+    must_move,
     one_writer,
     premise,
     record_files,
@@ -1400,7 +1401,7 @@ def check_law(student):
         serial = student.serial(["--data", "data", "--out", "out", *models[case]], corpus(student))
         lines, final = reported(serial), serial.evidence[0]["weights"]
         steps = [line["loss"] for line in lines if line["kind"] == "step"]
-        premise(abs(steps[-1] - steps[0]) > 0.01, "a model that does not learn")
+        must_move(student, serial)
         psi = sum(weight.numel() for weight in final.values())
         told = f"on {world} ranks with {flags} --layers {layers},"
         for rank, left in enumerate(run.evidence[:world]):
@@ -1429,11 +1430,9 @@ def check_law(student):
         same_report(told, lines, reported(run, f"out-{case}"))
         saved = torch.load(io.BytesIO(run.files[f"out-{case}/model-final.pt"]), weights_only=True)["model"]
         for name, weight in final.items():
-            # SGD keeps rounding small: 3e-7 was measured; the weights themselves move by 2e-5 to 1e-2.
             expect(
-                name in saved and torch.allclose(saved[name], weight, rtol=0, atol=2e-6),
+                name in saved and torch.allclose(saved[name], weight, rtol=0, atol=SAME_WEIGHTS),
                 f"{told} the last weights are not the serial run's ({name})",
                 "equal weights",
                 "others",
             )
-    premise(REL < 1e-3, "losses of different samples")

@@ -26,14 +26,15 @@ import torch.distributed as dist
 from torch import nn
 
 from grader.kit import (
-    check_tensor,
-    a_number,
     REL,
+    SAME_WEIGHTS,
     Fault,
     Peak,
     Wrong,
+    a_number,
     cases,
     check_checkpoint,
+    check_tensor,
     collectives,
     corpus,
     each_once,
@@ -43,6 +44,7 @@ from grader.kit import (
     kind_of,
     mains_on_rank,
     mark,
+    must_move,
     one_writer,
     premise,
     record_files,
@@ -1306,9 +1308,8 @@ def same_weights(told, serial, run, out, pp):
         len(saved),
     )
     for name, weight in final.items():
-        # SGD keeps rounding small: 3e-7 was measured after these steps; the weights themselves moved by 2e-5 to 1e-2.
         expect(
-            torch.allclose(saved[name], weight, rtol=0, atol=2e-6),
+            torch.allclose(saved[name], weight, rtol=0, atol=SAME_WEIGHTS),
             f"{told} the last weights are not the serial run's ({name})",
             weight,
             saved[name],
@@ -1434,7 +1435,7 @@ def check_training_samples(told, ranks, seed):
 def check_whole_runs(student):
     world, serial = 4, serial_run(student)
     losses = [line["loss"] for line in reported(serial) if line["kind"] == "step"]
-    premise(abs(losses[-1] - losses[0]) > 0.01, "a model that does not learn")
+    must_move(student, serial)
     psi = sum(weight.numel() for weight in serial.evidence[0]["weights"].values())
     runs = [[ranks, [*ARGV, *flags.split()]] for ranks, flags in RUNS]
     run = student.call(mains_on_rank, world=world, group=None, runs=runs, data=corpus(student), keep=KEPT)

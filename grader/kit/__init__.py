@@ -14,7 +14,7 @@
 | bytes that ranks send | `check_sent`; `sent_by`, `moved_by`, `operations`, `ring_bytes` |
 | what ranks did | `sound`, `cases`, `collectives`, `rehearse`, `Run` |
 | batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`; `ends`; `Unit` |
-| scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `one_writer`, `on_nodes`, `REL`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
+| scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
 from grader.engine.inside.observe import Line, mark, merciless_messages, next_world, smaller_world
@@ -36,10 +36,12 @@ from grader.kit.on_rank import Given, answers_on_rank, as_evidence, mains_on_ran
 from grader.kit.predictions import a_number, check_answers, known, same_numbers, written
 from grader.kit.scripts import (
     REL,
+    SAME_WEIGHTS,
     check_checkpoint,
     corpus,
     each_once,
     losses,
+    must_move,
     on_nodes,
     one_writer,
     reported,

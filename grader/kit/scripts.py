@@ -11,13 +11,16 @@ from typing import Any
 import torch
 
 from grader.engine.judge.student import Student
-from grader.engine.judge.verdict import Wrong, expect, hinted
+from grader.engine.judge.verdict import Wrong, expect, hinted, premise
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.evidence import whole
+from utils.model import TransformerLM
 
 # Losses of the parallel run and of the serial run differ by the order in which float32 numbers are
 # added: 2.4e-7 was measured over 50 steps, a wrong sample or weight gives 1e-3 and more.
 REL = 1e-4
+# Last weights after some steps of SGD, which keeps rounding small: 3e-7 was measured; they move by 5e-6 to 1e-2.
+SAME_WEIGHTS = 2e-6
 
 
 def corpus(student: Student) -> dict[str, str]:
@@ -272,6 +275,24 @@ def together(ranks, what):
 def losses(evidence):
     """This rank's loss of each step, in order."""
     return [found[0] for _, (_, found) in sorted(training(evidence).items())]
+
+
+def must_move(student, serial):
+    """A premise: no last weight of this serial run is taken for its first one. That losses of two batches differ would
+    not show it. Returns the first weights.
+    """
+    final = serial.evidence[0]["weights"]
+    layers = len({name.split(".")[1] for name in final if name.startswith("blocks.")})
+    first = student.reference(first_of_run, vocab=len(final["head.weight"]), layers=layers)
+    stuck = [name for name, weight in first.items() if (final[name] - weight).abs().max() <= 2 * SAME_WEIGHTS]
+    premise(not stuck, f"a {stuck[:1]} that never moves")
+    return first
+
+
+def first_of_run(vocab, layers):
+    """With the flags of these checks: --dim 16 --heads 2 --seq-len 8 --seed 5."""
+    torch.manual_seed(5)
+    return dict(TransformerLM(vocab, dim=16, n_heads=2, n_layers=layers, max_len=8).named_parameters())
 
 
 def same_losses(told, serial, ranks):
