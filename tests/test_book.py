@@ -1,5 +1,6 @@
 """The book: what it gathers, and what must agree between its pages. test_site.py builds it."""
 
+import json
 import re
 
 import pytest
@@ -63,3 +64,12 @@ def test_each_item_of_the_three_courses_is_answered_by_a_file():
 
 def test_the_readme_is_short():
     assert len((COURSE / "README.md").read_text("utf-8").splitlines()) <= 60
+
+
+@pytest.mark.parametrize("stem", [stem for stem in lessons.stems() if lessons.is_notebook(stem)])
+def test_each_heading_begins_a_slide(stem):
+    notebook = json.loads((lessons.COURSE / "notebooks" / f"{stem}.ipynb").read_text("utf-8"))
+    for cell in notebook["cells"]:
+        lines = "".join(cell["source"]).splitlines()
+        headings = [n for n, line in enumerate(lines) if cell["cell_type"] == "markdown" and re.match("##? ", line)]
+        assert headings == [0] * (cell["metadata"]["slideshow"]["slide_type"] == "slide"), lines[:3]

@@ -10,7 +10,8 @@
 # shape has the product of a 3 × 4 and a 4 × 5 matrix? What does `loss.backward()` write, and where? (Gradients add up
 # otherwise; 3 × 5; each parameter's gradient, into its `.grad`.) If you missed two of them, do
 # [PyTorch's introduction](https://docs.pytorch.org/tutorials/beginner/basics/intro.html) first.
-#
+
+# %% [markdown]
 # # Part 1: one device
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
@@ -111,7 +112,8 @@ for name, model in {
 #
 # Grammar and topics appear, sense does not: for that it takes a larger model and more text, and therefore more than
 # one device.
-#
+
+# %% [markdown]
 # ## A step has four phases
 #
 # | phase | what happens |
@@ -228,7 +230,8 @@ one_device.phases(shown)
 # At the laptop's size the head has 94 % of the FLOPs, so the forward pass takes longer than the backward pass. In large
 # models it is nearly 1 : 2, since blocks grow with $h^2$ and the vocabulary does not. The backward pass and the
 # optimizer take longer than their FLOPs say: they wait for the memory, which is next.
-#
+
+# %% [markdown]
 # ## How fast a product can be
 #
 # A device computes only as fast as numbers arrive from its memory. A product's **arithmetic intensity** is its FLOPs
@@ -283,7 +286,8 @@ one_device.roofline(
 # %% [markdown]
 # Here is a first answer to **why training suits supercomputers**: it consists of large products, the same for all
 # tokens, known in advance. Few programs come as close to the peak.
-#
+
+# %% [markdown]
 # ## What a step holds in memory
 #
 # Four kinds of numbers, 4 bytes each in float32:
@@ -346,9 +350,11 @@ one_device.memory(one_device.moments(model, 24, 64), predicted)
 #
 # > **A place to stop.** You know what one device does in a step, what limits it and what it holds. Part 2 needs nothing
 # > but the formulas of this part.
-#
+
+# %% [markdown]
 # # Part 2: why many
-#
+
+# %% [markdown]
 # ## Models outgrow devices
 #
 # ![Parameters of published models from 2018 to 2026, and how many parameters one GPU of each year can train](../images/one_device_growth.svg)
@@ -403,7 +409,8 @@ print(f"GPT (2018.4) to DeepSeek-V4 (2026.3): doubles in {doubling_years(117e6, 
 #
 # Devices that divide work must **communicate**, for example to add up their gradients. That is the price: it takes
 # time, and the program becomes more complex.
-#
+
+# %% [markdown]
 # ## Strong and weak scaling
 #
 # - **Strong scaling**: the *same* global batch on $n$ devices. Each has less to do. The **speed-up** is $T_1/T_n$.
@@ -473,7 +480,8 @@ check("00_one_device/7")
 #
 # The default size, `--size laptop`, is too small for GPUs: four of them would mostly wait. Batch files use `--size
 # gpu`.
-#
+
+# %% [markdown]
 # ## When to go parallel, and when not
 #
 # 1. **It does not fit**: not even one sequence. (If only the *batch* is too large, one device takes it in parts and

@@ -597,7 +597,8 @@ plots.cost(
 # The prediction counts messages only. An all-reduce also adds, allocates memory, and waits for the
 # slower rank; where processes compete for processors, it waits longer. The model is useful for
 # comparisons: which algorithm is faster, and how the time changes with twice the ranks or twice the size.
-#
+
+# %% [markdown]
 # ## Libraries
 #
 # From now on call `dist.all_reduce` and its relatives. gloo's all-reduce is the ring that you wrote. NCCL
@@ -605,7 +606,8 @@ plots.cost(
 # almost a ring's bandwidth), and algorithms in which the switches add up (NVLS, CollNet): see
 # [docs/nccl.md](../docs/nccl.md). On GPUs, call `torch.cuda.synchronize()` before you read a clock,
 # because the calls only queue work.
-#
+
+# %% [markdown]
 # ## Recap
 #
 # 1. Every rank runs the same program; its rank number decides what it works on.

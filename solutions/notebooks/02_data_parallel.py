@@ -229,7 +229,8 @@ plots.steps(runs)
 # coloured bar is an all-reduce, from the call to the end of the wait for it. All of them come
 # after the backward pass: while the rank computes, the network is idle, and while the network
 # works, the rank waits.
-#
+
+# %% [markdown]
 # ## Overlapped: all-reduce each gradient as soon as it is ready
 #
 # The backward pass goes through the layers from the last to the first, and the gradients of
@@ -307,7 +308,8 @@ plots.steps(runs)
 # come after the backward pass: the all-reduce itself may be complete long before. Whether the step is
 # shorter depends on the hardware: if the processors that compute also move the bytes,
 # little is gained, or something is lost. With GPUs, the network works in parallel.)
-#
+
+# %% [markdown]
 # ## Buckets
 #
 # Every message has its latency, and a model has hundreds of small parameters, such as biases and norms. So
@@ -376,7 +378,8 @@ plots.caps([2**k for k in range(12, 34)], links, step_ends, BACKWARD)
 # To the left, each of many messages pays its latency. To the right, there are few buckets, so the last one, which
 # cannot start before the backward pass is complete, is large. In between, little changes: a weight that is larger
 # than the cap has a bucket of its own, whatever the cap.
-#
+
+# %% [markdown]
 # ## DDP with buckets
 #
 # Now combine the two. When a bucket's last gradient is ready, its gradients are copied into one
@@ -474,7 +477,8 @@ plots.steps(runs)
 # %% [markdown]
 # The same bytes, in fewer messages. Only the last bucket is left after the backward pass:
 # it holds the first parameters, whose gradients are ready last.
-#
+
+# %% [markdown]
 # ## Accumulation without communication
 #
 # A batch that does not fit into memory is cut into $k$ **micro-batches**, whose gradients add up
@@ -594,7 +598,8 @@ plots.steps(runs)
 # pass ends with the last of them. Only the C++ code knows when each one ends, so only their starts are drawn.
 # One of its all-reduces is small and is no bucket: it tells all ranks which parameters were used. Its buckets follow
 # a slightly different rule from yours.
-#
+
+# %% [markdown]
 # ## The law, with your own code
 #
 # **The parallel run is the serial run.** Now train the course's model with your own code: rank 0's first weights from
@@ -667,7 +672,8 @@ plots.losses(train_alone(text), {"3 ranks, your buckets": [sum(step) / 3 for ste
 # On the left the dots lie on the line; the right-hand picture shows the difference: the rounding of sums in a
 # different order, and no more. If anything in the parallel run were wrong, a weight or a sample, the difference would
 # be a thousand times larger.
-#
+
+# %% [markdown]
 # ## In the script
 #
 # The next lesson, `train/ddp_training.py`, uses all of this:
@@ -681,7 +687,8 @@ plots.losses(train_alone(text), {"3 ranks, your buckets": [sum(step) / 3 for ste
 #
 # The models of the course's scripts have no buffers, no unused and no tied parameters, so plain
 # `DistributedDataParallel(model)` is enough.
-#
+
+# %% [markdown]
 # ## Recap
 #
 # 1. Copies of the model start equal and take equal steps, so they stay equal.

@@ -361,7 +361,8 @@ plots.held(bytes_held, predictions)
 # %% [markdown]
 # These are the bytes that remain just before the second step. While gradients are reduced and weights gathered, a
 # copy of them also exists for a moment; libraries keep it small by working in buckets.
-#
+
+# %% [markdown]
 # ## Save on some ranks, load on others
 #
 # A checkpoint should not depend on the number of ranks. So the state dictionary is the dictionary of
@@ -856,7 +857,8 @@ plots.losses(train_alone(text), {"3 ranks, your stage 3": [sum(step) / 3 for ste
 # %% [markdown]
 # On the left the dots lie on the line; the right-hand picture shows the difference: the rounding of sums in a different
 # order.
-#
+
+# %% [markdown]
 # ## In the script
 #
 # `fsdp_training` shards the language model with PyTorch's own `fully_shard` (FSDP2). You have built what it does:
@@ -881,7 +883,8 @@ plots.losses(train_alone(text), {"3 ranks, your stage 3": [sum(step) / 3 for ste
 # It hides the gathers only if the network is fast enough. A unit with $P$ parameters computes for about $2 P \cdot$
 # tokens FLOPs in its forward pass, and receives $2P$ bytes in bfloat16: with few tokens per GPU, or across a slow
 # network, FSDP waits. Then use larger batches per GPU, hybrid sharding, or pipelines (lesson 05).
-#
+
+# %% [markdown]
 # ## Recap
 #
 # 1. Training takes 16 bytes per parameter, in float32 as well as in mixed precision, plus activations.

@@ -47,7 +47,8 @@ from utils.model import MLP, Attention, Block, TransformerLM
 
 # %% [markdown]
 # # Part 1: the layers
-#
+
+# %% [markdown]
 # ## What does it cost?
 #
 # A block of the course's model has six matrices. The attention's `q`, `k`, `v` and `out` are $D \times D$, the MLP's
@@ -116,7 +117,8 @@ check("04_tensor_parallel/1")
 # *waits* for its all-reduce, since what comes next needs the sum. Asynchronous tensor parallelism hides part of that:
 # it cuts product and message into pieces, and sends one piece while it computes the next
 # ([arXiv:2410.06511](https://arxiv.org/abs/2410.06511)).
-#
+
+# %% [markdown]
 # ## Two functions, f and g
 #
 # Look at the picture again. The input $X$ is the same on all ranks, and so is the output $Z$; in between, each rank has
@@ -424,7 +426,8 @@ check("04_tensor_parallel/5")
 # Many libraries compute `q`, `k` and `v` with one matrix of $3D$ rows. Cut into $t$ contiguous parts, it has the right
 # shapes and the wrong heads: with $t = 3$, rank 0 would have all of `q`, and no key. Such a matrix is cut in each of
 # its three parts.
-#
+
+# %% [markdown]
 # ## The embedding
 #
 # The vocabulary is often the largest dimension of a model. Its table is cut by words: a rank has $V/t$ rows, rounded
@@ -559,7 +562,8 @@ print(f"none counts:       {none:.4f} by torch, {yours_none:.4f} by yours")
 # %% [markdown]
 # A nan in one micro-batch is a nan in every weight after the step. (On one process, torch's plain `cross_entropy` gives
 # nan there as well; the course's own loss does not.)
-#
+
+# %% [markdown]
 # ## The whole model
 #
 # Now the course's language model can be built from your layers. What is not cut (norms, the embedding of the positions)
@@ -651,9 +655,11 @@ for rank, seen in enumerate(ranks):
 # > > *Recap.* Columns first, then rows: nothing is summed before GELU, or before `out`. $f$ sums backward, $g$ forward:
 # four > all-reduces for each block. Whole heads are divided, words by rows of the table, and three numbers a token make
 # the > loss.
-#
+
+# %% [markdown]
 # # Part 2: sequence parallelism, and the costs
-#
+
+# %% [markdown]
 # ## Cut the sequence
 #
 # One thing is still done $t$ times: every rank computes the norms, the residuals and everything between the parallel
@@ -868,7 +874,8 @@ plots.kept(kept, predicted, serial=block_keeps(2, 64, 48, 1, "tensor"))
 # %% [markdown]
 # The measurement is a little above the prediction, by small buffers: two numbers a token for each norm, and one a head
 # for the softmax.
-#
+
+# %% [markdown]
 # ## The norm of all gradients
 #
 # Before a step, gradients are usually clipped: if the norm of all gradients together is too large, all are scaled down.
@@ -1160,7 +1167,8 @@ plots.losses(serial_losses(20), losses)
 # | refuses heads that do not divide, and `--dropout` with `--tp` | the `ValueError` of `ParallelAttention`; TODO 12 |
 # | FSDP2 over the data axis | lesson 03, on the shards of this one |
 # | checkpoints that load with a different `--tp` | shards cut from the whole weight, and reassembled |
-#
+
+# %% [markdown]
 # ## Recap
 #
 # - Columns, then rows: four all-reduces of the stream for each block, which the next product waits for.

@@ -48,7 +48,8 @@ from utils.model import TransformerLM
 
 # %% [markdown]
 # # Part 1: from one stage at a time to 1F1B
-#
+
+# %% [markdown]
 # ## Cut by cost
 #
 # The course's model is a chain of **pieces**: the embeddings (piece 0), the blocks (pieces 1 to $L$), and the last
@@ -326,7 +327,8 @@ plots.timelines({"one stage at a time": run.results})
 
 # %% [markdown]
 # At each moment one rank works. Four devices are as fast as one.
-#
+
+# %% [markdown]
 # ## Micro-batches
 #
 # So cut the batch: while rank 1 works on one **micro-batch**, rank 0 can work on the next. The law of this course
@@ -523,7 +525,8 @@ plots.timelines(
 
 # %% [markdown]
 # The **bubble** is the share of the ranks' time in which they wait. It shrinks as the number of micro-batches grows.
-#
+
+# %% [markdown]
 # ## Do one action
 #
 # To execute a schedule, a rank takes its actions one by one. Leave the messages aside at first: suppose that what an
@@ -932,7 +935,8 @@ for name in ("GPipe", "1F1B"):
 # *Recap.* A schedule is, for each rank, a list of actions: F and B of a micro-batch, on one of the rank's chunks.
 # `simulate` computes its times, `execute` runs it, and `one_f_one_b` is the one to beat: each rank waits $p-1$ times for
 # a forward and a backward pass. (If you come back to this notebook, run the cells of part 1 first.)
-#
+
+# %% [markdown]
 # ## Interleaved
 #
 # At the start, a rank waits until the first micro-batch has come down the pipeline. It arrives earlier if the stages
@@ -990,7 +994,8 @@ plots.timelines(
 
 # %% [markdown]
 # The two shades are the two chunks. A chunk waits half as long as a stage did before, since it has half as many layers.
-#
+
+# %% [markdown]
 # ## Take the backward pass apart
 #
 # A backward pass makes two kinds of gradients. The rank before waits for the *input's*. No rank waits for the
@@ -1148,7 +1153,8 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 # %% [markdown]
 # Play with it: 64 micro-batches, 16 ranks, a W that is shorter than I. Is a smaller bubble worth $v$ times the
 # messages? What happens to the memory of rank 0?
-#
+
+# %% [markdown]
 # ## Evaluation, and the log
 #
 # Only the last rank knows the loss. But rank 0 writes the log, and all ranks must agree on the best checkpoint; so all
@@ -1259,7 +1265,8 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 # | 1F1B | the default: the same time, less memory |
 # | interleaved | few micro-batches, many layers, and a network that carries $v$ times the messages |
 # | zero bubble | the same, without more messages; keeps the activations until W |
-#
+
+# %% [markdown]
 # ## In the script
 #
 # `pipeline_training` trains the course's model with `torch.distributed.pipelining`. You have built what it does:
@@ -1278,7 +1285,8 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 #
 # It adds the gradients' all-reduce over the data-parallel ranks, once a step and not in each micro-batch; a norm for
 # clipping that is summed over all stages; and one checkpoint that the serial script can load.
-#
+
+# %% [markdown]
 # ## In five lines
 #
 # - Stages divide the weights, not the activations; they are cut by cost, because all wait for the slowest.

@@ -727,7 +727,8 @@ plots.sent(measured, predicted)
 # For one sequence of fixed length, a rank of the ring sends more with each additional rank: half of the sequence's
 # keys and values on 2 ranks, and nearly all of them on many. A rank of Ulysses sends less and less. But Ulysses waits
 # for its messages, while the ring hides them; and the ring works with any number of ranks.
-#
+
+# %% [markdown]
 # ## The whole model
 #
 # All other layers look at one token at a time, so a rank runs the model on its own tokens. Four things must follow the
@@ -843,7 +844,8 @@ plots.trained(trained)
 #
 # (Llama 3 has 8 heads of keys and values for 32, 64 or 128 heads of queries, which makes keys and values small. One
 # all-gather also works with any mask, for example where several documents are in one sequence.)
-#
+
+# %% [markdown]
 # ## When to use it
 #
 # - **Use it** when one sequence does not fit: activations, which no stage of ZeRO divides, are divided by $N$. Weights,
@@ -854,7 +856,8 @@ plots.trained(trained)
 #   fast. Together with tensor parallelism the heads are divided twice.
 # - **The ring** beyond that, between nodes, for sequences so long that computation hides it. Both can be combined:
 #   Ulysses within a node, a ring across nodes.
-#
+
+# %% [markdown]
 # ## Recap
 #
 # 1. Only attention mixes tokens; all other layers work on a rank's own tokens.

@@ -39,7 +39,8 @@ from utils.model import MLP, TransformerLM
 # %% [markdown]
 # Shapes are in the names: N tokens, D width, E experts, K experts per token, W ranks, L
 # experts on a rank ($E = WL$), and R rows: one for each token and expert that it is sent to.
-#
+
+# %% [markdown]
 # ## Route
 #
 # The router is one matrix. It gives each token a logit for each expert; softmax turns logits into probabilities
@@ -706,7 +707,8 @@ plots.loads(loads)
 # | `--expert-model-parallel-size`; expert data-parallel groups | `spread`; `copies` |
 # | DeepEP: kernels that send a token only once to a rank that has two of its experts | a row for each slot |
 # | the expert bias of DeepSeek-V3 ([arXiv:2412.19437](https://arxiv.org/abs/2412.19437)): added for the choice, never to the gate | `balancing_loss`, without its gradient |
-#
+
+# %% [markdown]
 # ## When to use it
 #
 # - Memory: a rank holds $1/S$ of the experts, and none of them is ever gathered. Work: a token is computed by $K$
@@ -719,7 +721,8 @@ plots.loads(loads)
 #   imbalance cost more than they save.
 # - Watch the load from the first step on. A collapsed router shows as a slightly worse loss, and a rank
 #   that is always late.
-#
+
+# %% [markdown]
 # ## Recap
 #
 # 1. A router chooses K experts for each token, in float32; gates weight their outputs and carry its gradient.

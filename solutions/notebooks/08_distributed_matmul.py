@@ -285,7 +285,8 @@ for tokens in (512, 65536):
 # By rows, weights travel; otherwise activations do. So many tokens favour rows, large weights the other two. But each
 # of the three needs one whole matrix on every rank for a while, however many ranks there are. With a second axis, no
 # matrix is ever whole.
-#
+
+# %% [markdown]
 # ## Two axes: Cannon's algorithm
 #
 # The ranks form a square, $p \times p$, and each of $X$, $W$ and $Y$ is cut along both axes: the rank at $(i, j)$ has
@@ -538,7 +539,8 @@ check("08_distributed_matmul/4")
 # %% [markdown]
 # On a square of $N$ ranks, $mk/\sqrt N$ numbers of $X$ and $kn/\sqrt N$ of $W$ arrive at each rank: the more ranks, the
 # fewer. With one axis it was a whole matrix, however many ranks there were.
-#
+
+# %% [markdown]
 # ## Three axes
 #
 # On a box of $G_x \times G_y \times G_z$ ranks, each of the three dimensions is cut along its own axis. This is
@@ -964,7 +966,8 @@ plots.grids(predicted, measured)
 # The **rank correlation** (Spearman's) compares only the order: 1 if the grids come in the same order by prediction and
 # by the clock, about 0 if the prediction says nothing, -1 if it is the wrong way round. To choose a grid, the order is
 # all you need. On a machine that does other work as well it varies from run to run.
-#
+
+# %% [markdown]
 # ## Does the network set the pace?
 #
 # In `00_one_device`, the roofline compared the FLOPs of a product with the bytes that come from the memory. Messages
@@ -1032,7 +1035,8 @@ for where, bandwidth in (("within a node", 300e9), ("between nodes", 25e9)):
 #
 # AxoNN does two more things: it overlaps the collectives of one layer with the products of another, and searches only
 # grids whose inner axes stay within a node.
-#
+
+# %% [markdown]
 # ## Recap
 #
 # - **The cost of a cut** can be read off the product: a dimension that is summed over, and cut, costs a collective, and

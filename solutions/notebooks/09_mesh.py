@@ -121,7 +121,8 @@ check("09_mesh/1")
 # is waited for as well, but only by the next stage, which has other micro-batches to work on. So `pp` goes across
 # nodes, although it may send more than `dp`: a 7-billion model on dp 8 × pp 8, with 2,048 sequences, sends 8.6 GB along
 # `pp` and 6.6 GB along `dp`. From the inside: `tp`, `cp`, `shard`, `dp`, `pp`.
-#
+
+# %% [markdown]
 # ## A mesh
 #
 # In PyTorch a box of ranks with named axes is a *mesh*. Its first axis is the outermost:

@@ -540,7 +540,8 @@ plots.Later(show_scaling)
 
 # %% [markdown]
 # [Who did it first](../docs/frameworks.md) says which framework introduced which axis, and which has all of them today.
-#
+
+# %% [markdown]
 # ## The planner
 #
 # Your formulas come within 20 % of the course's planner here. Its own, in `utils/costs`, count more (norms, other
@@ -574,7 +575,8 @@ plots.planner()
 #
 # One difference from your formula: in a pipeline, it keeps a block's gathered weights until the step's last backward
 # pass. Less is sent, and more is held. From which number of micro-batches on does that pay?
-#
+
+# %% [markdown]
 # ## Recap
 #
 # - Each axis has its price: `dp` memory for copies, `shard` gathering, `tp` waiting in every layer, `cp` keys and

@@ -44,7 +44,8 @@ from utils.distributed import launch_environment, save0
 
 # %% [markdown]
 # # Part 1: it stops
-#
+
+# %% [markdown]
 # ## Story 1: nearly finished
 #
 # *"Training is over, the checkpoint is there, and the job ran on until its time was up."* The colleague had changed
@@ -390,13 +391,15 @@ check("11_when_it_hangs/5")
 
 # %% [markdown]
 # **This is a good place to stop.** Part 2 is about runs that go on.
-#
+
+# %% [markdown]
 # # Part 2: it goes on, and is wrong or slow
 #
 # Here no rank complains. What helps is to **compare ranks**: what must be equal on all of them (weights, the order of
 # calls), what must differ (data), what must be finite, what must take equally long. A number of each rank, gathered
 # once in a while, finds most faults.
-#
+
+# %% [markdown]
 # ## Story 6: the batch that shrank
 #
 # *"The losses differ a little from those of one process. Rounding?"* Samples are checked by the processes that load

@@ -58,6 +58,8 @@ def to_notebook(percent_source: str, lesson: str, released: bool) -> NotebookNod
     The same source gives the same notebook, cell ids included.
     """
     notebook = lessons.read_percent(percent_source, lesson)
+    for cell in notebook.cells:
+        cell.metadata.setdefault("slideshow", {"slide_type": slide_type(cell)})
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     if released:
         for step in STEPS:
@@ -65,6 +67,15 @@ def to_notebook(percent_source: str, lesson: str, released: bool) -> NotebookNod
                 notebook, _ = step().preprocess(notebook, {})
     nbformat.validate(notebook)
     return notebook
+
+
+def slide_type(cell: NotebookNode) -> str:
+    """Jupyter's word for what a cell is among the slides: a heading of the first two levels begins a slide, a TODO has
+    one below it, prose goes on; other code is left out.
+    """
+    if cell.cell_type == "markdown":
+        return "slide" if cell.source.startswith(("# ", "## ")) else "-"
+    return "subslide" if is_solution(cell) else "skip"
 
 
 def to_json(notebook: NotebookNode) -> str:

@@ -1,8 +1,9 @@
 """A notebook as slides: one file of reveal.js, which holds all that it shows.
 
 A slide is for looking at: it has the heading, the first sentence, pictures, tables, formulas, lists and what a TODO
-achieves. The other prose becomes the speaker's notes (press S). A cell whose slide type in its metadata is "skip",
-"notes" or "slide" is left out, said, or begins a slide of its own.
+achieves. The other prose becomes the speaker's notes (press S). A cell's slide type in its metadata says the rest:
+"slide" begins one, "skip" is left out, "notes" is only said. `notebooks.slide_type` gives each cell its type; one that
+stands in the source goes before.
 """
 
 import base64
@@ -78,19 +79,16 @@ def markdown() -> MarkdownIt:
 
 
 def columns_of(notebook: NotebookNode, stem: str) -> Iterator[list[Block]]:
-    """The blocks of each slide with what belongs below it: a column begins at a heading of the first two levels."""
+    """The blocks of each slide with what belongs below it."""
     column: list[Block] = []
     for cell in notebook.cells:
-        kind = cell.metadata.get("slideshow", {}).get("slide_type", "")
-        if kind == "skip":
-            continue
-        blocks = blocks_of(cell.source) if cell.cell_type == "markdown" else todos_of(cell.source, stem)
-        for block in blocks:
-            if column and (kind == "slide" or (block.kind == "heading" and block.tokens[0].tag in ("h1", "h2"))):
-                yield column
-                column = []
-            kind = kind if kind == "notes" else ""
-            column.append(Block("said", block.tokens) if kind == "notes" else block)
+        kind = cell.metadata["slideshow"]["slide_type"]
+        if kind == "slide" and column:
+            yield column
+            column = []
+        if kind != "skip":
+            blocks = blocks_of(cell.source) if cell.cell_type == "markdown" else todos_of(cell.source, stem)
+            column += [Block("said", block.tokens) if kind == "notes" else block for block in blocks]
     yield column
 
 
