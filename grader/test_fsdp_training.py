@@ -30,17 +30,20 @@ from grader.kit import (
     Peak,
     Wrong,
     check_checkpoint,
+    check_tensor,
     corpus,
     elements,
     expect,
+    gradients,
     losses,
     mains_on_rank,
     mark,
     must_move,
+    near,
     next_world,
     on_nodes,
     one_writer,
-    plain_name,
+    parameters,
     premise,
     record_files,
     reported,
@@ -107,19 +110,6 @@ def serial_step(seeds):
     x, y = (torch.cat(parts) for parts in zip(*map(tiny_batch, seeds)))
     model(x, y).backward()
     return {"weights": dict(model.named_parameters()), "grads": {name: p.grad for name, p in model.named_parameters()}}
-
-
-def parameters(model):
-    return {plain_name(name): p for name, p in model.named_parameters()}
-
-
-def gradients(model):
-    return {plain_name(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def close(a, b):
-    """float32 sums in a different order: 4e-7 of a gradient's largest element measured, 1e-3 and more if wrong."""
-    return a.shape == b.shape and bool((a - b).norm() <= REL * b.norm())
 
 
 def calls(events, name):
@@ -409,18 +399,18 @@ def short_on_rank(code, rank, world):
     model(*tiny_batch(0)).backward()
 
 
+OF_ONE = "that of one process on the whole batch"
+
+
 def check_gradients(told, seen, right, world):
     premise(all(grad.norm() > 0 for grad in right.values()), "gradients of zero")
     for name, grad in right.items():
         expect(name in seen, f"{told}, {name} has no gradient", "a gradient", "none")
-        if not close(seen[name], grad):
-            what = f"summed over the ranks, not averaged: {world} times" if close(seen[name], grad * world) else "not"
-            raise Wrong(
-                f"{told}, the gradient of {name} is {what} that of one process on the whole batch",
-                grad,
-                seen[name],
-                hint="All ranks' gradients are in the sum: by what must it be divided?" if "summed" in what else "",
-            )
+        hint = ""
+        if near(seen[name], grad * world, REL):
+            hint = "All ranks' gradients are in the sum: by what must it be divided?"
+        # float32 sums in a different order: 4e-7 of a gradient's norm measured, 1e-3 and more if wrong.
+        check_tensor(f"{told}, the gradient of {name}", seen[name], grad, REL, than=OF_ONE, hint=hint)
 
 
 def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
@@ -779,17 +769,10 @@ def test_todo6_clip(student):
                 )
                 raise Wrong(f"{told} returns the wrong norm on rank {rank}: {what}", right, norm, rank)
         for name, grad in together([mine[case] for mine in ranks], "grads").items():
-            if not close(grad, grads[name] * factor):
-                what = (
-                    "is not clipped"
-                    if close(grad, grads[name])
-                    else "is not the whole gradient's, scaled by one number"
-                )
-                raise Wrong(
-                    f"with --clip {clip:g} the gradient of {name} {what}",
-                    f"norm {grads[name].norm() * factor:.4g}",
-                    f"norm {grad.norm():.4g}",
-                )
+            told = f"with --clip {clip:g} the gradient of {name}"
+            unclipped = {"not clipped": grads[name]} if factor < 1 else {}
+            than = "the whole gradient's, scaled by one number"
+            check_tensor(told, grad, grads[name] * factor, REL, wrongs=unclipped, than=than)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -879,12 +862,7 @@ def test_todo7_precision(student):
             )
     exact, rough = (together([seen[dtype] for seen in ranks], "grads") for dtype in ("float32", "bfloat16"))
     for name, grad in right.items():
-        expect(
-            close(exact[name], grad),
-            f"with --dtype float32 the gradient of {name} is not that of one process",
-            grad,
-            exact[name],
-        )
+        check_tensor(f"with --dtype float32 the gradient of {name}", exact[name], grad, REL, than=OF_ONE)
         # bfloat16 has 8 bits: some percent after a few layers; 1.8 % was measured.
         expect(
             (rough[name] - grad).norm() < 0.1 * grad.norm(),

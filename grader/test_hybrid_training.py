@@ -19,7 +19,6 @@ without the others. They are in float64 where no data type is part of the questi
 
 import io
 import math
-import traceback
 from argparse import Namespace
 from contextlib import contextmanager
 from functools import partial
@@ -30,18 +29,28 @@ import torch.distributed as dist
 from torch import nn
 
 from grader.kit import (
+    EXACT,
     SAME_WEIGHTS,
     Fault,
     Peak,
     Private,
     Wrong,
+    attempt,
     cases,
     check_checkpoint,
-    collectives,
+    check_norm,
+    check_part,
+    check_parts,
+    check_refused,
+    check_sent,
     corpus,
+    drawn_batch,
+    drawn_model,
+    drawn_sizes,
     each_once,
     elements,
     expect,
+    gradients,
     hinted,
     kind_of,
     mains_on_rank,
@@ -52,6 +61,7 @@ from grader.kit import (
     record_files,
     reported,
     same_report,
+    sent_by,
     todo,
 )
 from utils.data import IGNORE, Windows
@@ -62,7 +72,7 @@ BUILDS = "all axes at once: pipeline, copies, shards and tensor parallel on one 
 # A rank's imports of torch.distributed.* and of utils.after_* stand in functions: on the ranks they are loaded
 # already, and the judge, who would wait for them, needs none.
 
-EXACT = 1e-9  # of float64 sums in another order: 1e-15 was measured, 1e-3 and more for a wrong one
+WORDS = (53, 59, 61)  # how many there are
 AXES = ("pp", "dp", "shard", "tp")
 CPU = torch.device("cpu")
 
@@ -87,38 +97,6 @@ def made_mesh(pp=1, dp=1, shard=1, tp=1):
 def shaped(shape):
     """A shape in words: "pp 2 × tp 2"."""
     return " × ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True) if size > 1) or "one rank"
-
-
-def drawn_sizes(student, tp, *purpose, layers=2):
-    """A small model whose heads divide by tp, and whose words divide by nothing; B and T of a batch for it."""
-    draw = student.draw("sizes", tp, *purpose)
-    heads = tp * draw.choice((1, 2))
-    length = tp * draw.choice((2, 3))
-    return {
-        "vocab": draw.choice((53, 59, 61)),
-        "heads": heads,
-        "dim": heads * draw.choice((3, 4, 5)),
-        "length": length,
-        "batch": draw.choice((2, 3)),
-        "layers": layers,
-    }
-
-
-def made_model(seed, sizes):
-    torch.manual_seed(seed)
-    model = TransformerLM(sizes["vocab"], sizes["dim"], sizes["heads"], sizes["layers"], sizes["length"]).double()
-    with torch.no_grad():
-        for p in model.parameters():  # large enough that attention and the norms matter
-            p += 0.2 * torch.randn_like(p)
-    return model
-
-
-def made_batch(seed, sizes, rows=None):
-    """Targets of which some do not count, in unequal numbers."""
-    draw = torch.Generator().manual_seed(seed)
-    x, y = torch.randint(sizes["vocab"], (2, rows or sizes["batch"], sizes["length"]), generator=draw)
-    y[0, : 1 + seed % 2] = IGNORE
-    return x, y
 
 
 # A stage by the check itself
@@ -168,7 +146,7 @@ def stages_by_check(mesh, sizes, sequence=False, seed=0, turns=1):
     """This rank's stages, one for each turn, split and sharded."""
     from torch.distributed.pipelining import PipelineStage
 
-    pp, model, stages = mesh["pp"], made_model(seed, sizes), []
+    pp, model, stages = mesh["pp"], drawn_model(seed, sizes), []
     n_stages = pp.size() * turns
     for number in range(pp.get_local_rank(), n_stages, pp.size()):
         layers = cut_by_check(model, number, n_stages)
@@ -183,70 +161,6 @@ def own_by_check(mesh, sizes, sequence=False, seed=0):
     from utils.checkpoints import joined
 
     return joined([stage.submod for stage in stages_by_check(mesh, sizes, sequence, seed)])
-
-
-# What ranks left, against what one process has
-
-
-def gradients(module):
-    """By name. What DTensor has still to add up over the ranks is added up here."""
-    found = {}
-    for name, p in module.named_parameters():
-        if p.grad is not None:
-            partial_sum = hasattr(p.grad, "placements") and any(where.is_partial() for where in p.grad.placements)
-            found[name] = p.grad.redistribute(placements=p.placements) if partial_sum else p.grad
-    return found
-
-
-def piece_of(whole, part):
-    """The rank's part, and the same part of the whole."""
-    if not isinstance(part, dict):
-        return part, whole
-    if part["shape"] != list(whole.shape):
-        return part["part"], whole.new_full(part["part"].shape, math.nan)
-    return part["part"], whole[tuple(slice(first, first + n) for first, n in zip(part["first"], part["part"].shape))]
-
-
-def check_part(told, name, seen, whole, rank, rel=EXACT, what="gradient"):
-    """A rank's part of one tensor is what it should be."""
-    mine, wanted = piece_of(whole, seen)
-    if mine.shape == wanted.shape and (mine - wanted).norm() <= rel * whole.norm():
-        return
-    shape = f" (its part, {tuple(mine.shape)} of {tuple(whole.shape)})" if mine.shape != whole.shape else ""
-    times = "not what"
-    if mine.shape == wanted.shape and wanted.norm() > 0:
-        for factor in (2, 3, 4, 6, 0.5, 0.25, 1 / 3):
-            if (mine - factor * wanted).norm() <= 1e-3 * factor * wanted.norm():
-                times = f"{factor:.3g} times what"
-    raise Wrong(
-        f"{told}, the {what} of {name}{shape} on rank {rank} is {times} it should be",
-        f"norm {wanted.norm():.6g}",
-        f"norm {mine.norm():.6g}" if mine.shape == wanted.shape else f"shape {tuple(mine.shape)}",
-        rank,
-    )
-
-
-def attempt(step):
-    """What `step` returns; or, where torch refuses what was made of a stage, its reason. A crash in the student's lines
-    stays one.
-    """
-    try:
-        return step()
-    except Exception as error:
-        if any(frame.filename.startswith("train/") for frame in traceback.extract_tb(error.__traceback__)):
-            raise
-        return {"refused": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[:300]}
-
-
-def check_refused(told, what, ranks):
-    for rank, seen in enumerate(ranks):
-        why = seen.get("refused")
-        expect(why is None, f"{told}, {what} does not work: {why}", "what torch can run", why, rank)
-
-
-def sent(events, rank):
-    """Bytes that one rank sends in these events, if collectives are rings."""
-    return sum(call.sent for call in collectives(events) if call.rank == rank)
 
 
 def some(samples):
@@ -467,8 +381,8 @@ def test_todo2_cut(student):
 def split_on_rank(code, rank, world, sizes, seed, sequence, n_stages):
     """All stages of a model on one tensor axis, one after the other, forward and back."""
     mesh = made_mesh(tp=world)["tp"]
-    model = made_model(0, sizes)
-    x, y = made_batch(seed, sizes)
+    model = drawn_model(0, sizes)
+    x, y = drawn_batch(seed, sizes)
     args = made_args(code, tp=world, sequence_parallel=sequence)
     stages = [cut_by_check(model, k, n_stages) for k in range(n_stages)]
 
@@ -507,10 +421,10 @@ def split_on_rank(code, rank, world, sizes, seed, sequence, n_stages):
 
 def serial_step(sizes, seeds, rows=None):
     """Sum of the losses of all batches together, its gradients, and how many targets count."""
-    model = made_model(0, sizes)
+    model = drawn_model(0, sizes)
     total = targets = 0
     for seed in seeds:
-        x, y = made_batch(seed, sizes, rows)
+        x, y = drawn_batch(seed, sizes, rows)
         n = (y != IGNORE).sum()
         total, targets = total + model(x, y) * n, targets + int(n)
     total.backward()
@@ -548,7 +462,7 @@ def test_todo3_split(student):
     cases_3 = ((1, False, 1), (2, False, 3), (3, True, 2))
     for world, sequence, n_stages in cases_3:
         layers = student.draw("blocks", world).choice((n_stages, n_stages + 1))
-        sizes = drawn_sizes(student, world, "split", layers=layers)
+        sizes = drawn_sizes(student, world, "split", words=WORDS, layers=layers)
         seed = student.draw("batch", world, sequence).randrange(1 << 40)
         flags = f"--tp {world}{' --sequence-parallel' if sequence else ''}"
         told = f"with {flags}, and {many(layers, 'block')} in {many(n_stages, 'stage')}"
@@ -592,10 +506,7 @@ def test_todo3_split(student):
                     seen["nothing"],
                     rank,
                 )
-        for name, grad in right["grads"].items():
-            for rank, seen in enumerate(run.evidence):
-                expect(name in seen["grads"], f"{told}, {name} has no gradient on rank {rank}", "one", "none", rank)
-                check_part(told, name, seen["grads"][name], grad, rank)
+        check_parts(told, [seen["grads"] for seen in run.evidence], right["grads"])
         if world > 1:
             check_sent_3(told, run, sizes, world)
 
@@ -625,7 +536,7 @@ def check_sent_3(told, run, sizes, world):
     allowed = 2 * (world - 1) / world * ((4 * sizes["layers"] + 3) * stream + 4 * tokens) * 1.01
     forward, loss, *_ = cases(run.events)
     for rank in range(world):
-        much = sent(forward, rank) + sent(loss, rank)
+        much = sent_by(forward[rank] + loss[rank], rank)
         expect(
             much <= allowed,
             f"{told}, rank {rank} sends {much:,.0f} bytes in a step: are logits or tables gathered?",
@@ -648,7 +559,7 @@ def shard_on_rank(code, rank, world, shape, sizes, seed, short):
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     mesh = made_mesh(*shape)
-    layers = cut_by_check(made_model(0, sizes), 0, 1)
+    layers = cut_by_check(drawn_model(0, sizes), 0, 1)
     if shape[3] > 1:
         split_by_check(layers, mesh["tp"], False)
     code.shard(layers, mesh["dp", "shard"], made_args(code, **dict(zip(AXES, shape, strict=True))))
@@ -657,7 +568,7 @@ def shard_on_rank(code, rank, world, shape, sizes, seed, short):
         held = elements(layers.parameters())
         stage = PipelineStage(layers, 0, 1, CPU, group=mesh["pp"].get_group())
         schedule = ScheduleGPipe(stage, MICRO, loss_fn=partial(loss_by_check, layers), scale_grads=False)
-        x, y = made_batch(seed, sizes, 2 * MICRO)
+        x, y = drawn_batch(seed, sizes, 2 * MICRO)
         for _ in range(2):
             mark()
             layers.zero_grad()
@@ -665,7 +576,7 @@ def shard_on_rank(code, rank, world, shape, sizes, seed, short):
         found = {"held": held, "grads": gradients(layers)}
         mark()
         if short:
-            others = cut_by_check(made_model(0, sizes), 0, 1)
+            others = cut_by_check(drawn_model(0, sizes), 0, 1)
             code.shard(others, mesh["dp", "shard"], made_args(code, dtype="bfloat16"))
             for unit in others.modules():
                 if hasattr(unit, "unshard"):
@@ -712,7 +623,7 @@ def by_data(student, shape, *purpose):
 def test_todo4_shard(student):
     for shape in ((1, 2, 2, 1), (1, 1, 3, 1), (1, 2, 1, 2)):
         tp, shard = shape[3], shape[2]
-        sizes = drawn_sizes(student, tp, "shard", *shape)
+        sizes = drawn_sizes(student, tp, "shard", *shape, words=WORDS)
         seeds, private = by_data(student, shape, "shard", *shape)
         told = f"with {shaped(shape)}"
         short = shape[2] == 3
@@ -728,12 +639,11 @@ def test_todo4_shard(student):
                 f"{seen['held']:,}",
                 rank,
             )
-        for name, grad in right["grads"].items():
-            for rank, seen in enumerate(run.evidence):
-                expect(name in seen["grads"], f"{told}, {name} has no gradient on rank {rank}", "one", "none", rank)
-                check_part(
-                    f"{told}, averaged over {len(seeds)} shares", name, seen["grads"][name], grad / len(seeds), rank
-                )
+        check_parts(
+            f"{told}, averaged over {len(seeds)} shares",
+            [seen["grads"] for seen in run.evidence],
+            {name: grad / len(seeds) for name, grad in right["grads"].items()},
+        )
         check_gathered(told, run, shape, sizes, share)
         if short:
             check_short(told, run)
@@ -903,7 +813,7 @@ def set_gradients(own, factor=1.0):
 
 
 def weights_of(sizes):
-    return {name: p.detach() for name, p in made_model(0, sizes).named_parameters()}
+    return {name: p.detach() for name, p in drawn_model(0, sizes).named_parameters()}
 
 
 def divide_on_rank(code, rank, world, shape, sizes, targets):
@@ -941,7 +851,7 @@ def test_todo6_divide(student):
     for shape in ((1, 2, 2, 1), (2, 1, 2, 1), (1, 2, 1, 2), (1, 1, 1, 2)):
         _, dp, shard, tp = shape
         world = math.prod(shape)
-        sizes = drawn_sizes(student, tp, "divide", *shape)
+        sizes = drawn_sizes(student, tp, "divide", *shape, words=WORDS)
         shares = student.draw("targets", *shape).sample(range(10, 60), dp * shard)
         targets = Private([shares[rank // tp % (dp * shard)] for rank in range(world)])
         told = f"with {shaped(shape)} and {', '.join(map(str, shares))} targets on the data ranks"
@@ -965,16 +875,7 @@ def test_todo6_divide(student):
 
 def check_little(told, name, run, allowed, what):
     """Between the first two marks no rank sends more bytes than allowed."""
-    events = cases(run.events)[0]
-    for rank in range(len(run.evidence)):
-        much = sent(events, rank)
-        expect(
-            much <= allowed,
-            f"{told}, {name} sends {much:,.0f} bytes from rank {rank}",
-            f"{what}: at most {allowed:,.0f} bytes",
-            f"{much:,.0f} bytes",
-            rank,
-        )
+    check_sent(f"{told}, {name}", cases(run.events)[0], allowed, why=f"{what} would do")
 
 
 def norms_on_rank(code, rank, world, shape, sizes, sequence):
@@ -1017,7 +918,7 @@ def test_todo7_norms(student):
     for shape, sequence in (((1, 1, 3, 2), True), ((1, 1, 1, 3), True), ((2, 1, 1, 2), True), ((1, 2, 1, 2), False),
                             ((2, 1, 2, 1), True)):  # fmt: skip
         tp = shape[3]
-        sizes = drawn_sizes(student, tp, "norms", *shape)
+        sizes = drawn_sizes(student, tp, "norms", *shape, words=WORDS)
         sizes["dim"] = 4 * sizes["heads"]
         told = f"with {shaped(shape)}{' --sequence-parallel' if sequence else ''}"
         try:
@@ -1048,7 +949,7 @@ def test_todo7_norms(student):
 
 def norms_of_stages(sizes, n_stages):
     """The norm of each stage's weights."""
-    model = made_model(0, sizes)
+    model = drawn_model(0, sizes)
     stages = [cut_by_check(model, k, n_stages) for k in range(n_stages)]
     return [math.sqrt(sum(p.detach().square().sum().item() for p in stage.parameters())) for stage in stages]
 
@@ -1084,7 +985,7 @@ def clip_on_rank(code, rank, world, shape, sizes, sequence, clips):
 )
 def test_todo8_clip(student):
     for shape, sequence in (((2, 1, 1, 2), True), ((2, 1, 2, 1), False), ((2, 2, 1, 1), False), ((3, 1, 1, 1), False)):
-        sizes = drawn_sizes(student, shape[3], "clip", *shape, layers=3)
+        sizes = drawn_sizes(student, shape[3], "clip", *shape, words=WORDS, layers=3)
         weights = student.reference(weights_of, sizes=sizes)
         right = math.sqrt(sum(weight.square().sum().item() for weight in weights.values()))
         parts = student.reference(norms_of_stages, sizes=sizes, n_stages=shape[0])
@@ -1096,25 +997,13 @@ def test_todo8_clip(student):
             told = f"with {shaped(shape)}, --clip {clip:.3g} and a gradient of norm {right:.4g}"
             for rank, mine in enumerate(run.evidence):
                 norm = mine[case]["norm"]
-                expect(
-                    isinstance(norm, (int, float)),
-                    f"{told} clip_gradients returns {norm} on rank {rank}",
-                    "a float",
-                    norm,
-                    rank,
-                )
-                # float64 by the ranks, but torch may find a norm of norms in float32
-                if not math.isclose(norm, right, rel_tol=1e-5):
-                    plain = sum(parts)
-                    if math.isclose(norm, plain, rel_tol=1e-5):
-                        what = "it is the stages' norms added up, and it is their squares that can be"
-                    elif norm < right:
-                        what = "is it that of this stage alone?"
-                    else:
-                        what = "does something count twice?"
-                    raise Wrong(
-                        f"{told} clip_gradients returns the wrong norm on rank {rank}: {what}", right, norm, rank
-                    )
+                if isinstance(norm, float) and math.isclose(norm, sum(parts), rel_tol=1e-5):
+                    wrong = "it is the stages' norms added up, and it is their squares that can be"
+                elif isinstance(norm, float) and norm < right:
+                    wrong = "is it that of this stage alone?"
+                else:
+                    wrong = "does something count twice?"
+                check_norm(told, norm, right, rank, wrong)
                 factor = min(1.0, clip / right) if clip else 1.0
                 for name, grad in mine[case]["grads"].items():
                     check_part(f"{told}, after clip_gradients", name, grad, weights[name] * factor, rank, rel=1e-5)
@@ -1170,7 +1059,7 @@ def evaluate_on_rank(code, rank, world, shape, sizes, interleaved):
 
 
 def serial_evaluation(sizes):
-    model, found = made_model(0, sizes), []
+    model, found = drawn_model(0, sizes), []
     for length in LENGTHS:
         text = Text(length, sizes)
         means = [model(text.x[k : k + 4], text.y[k : k + 4]).item() for k in range(0, length, 4)]
@@ -1206,7 +1095,7 @@ def counted_wrongly(length, shape, sizes):
 def test_todo9_evaluate(student):
     for shape, interleaved in (((2, 1, 2, 1), True), ((2, 1, 1, 2), False), ((1, 2, 2, 1), False)):
         layers = 4 if interleaved else 2  # a block for each stage
-        sizes = drawn_sizes(student, shape[3], "evaluate", *shape, layers=layers) | {"length": 6}
+        sizes = drawn_sizes(student, shape[3], "evaluate", *shape, words=WORDS, layers=layers) | {"length": 6}
         right = student.reference(serial_evaluation, sizes=sizes)
         premise(abs(right[0][0] - right[0][1]) > 1e-6 * right[0][0], "batches with equal means")
         told = f"with {shaped(shape)}{' and --schedule interleaved' if interleaved else ''}"
@@ -1327,7 +1216,7 @@ def test_todo10_checkpoints(student):
     for shape in ((2, 1, 1, 2), (2, 1, 2, 1), (3, 1, 1, 1)):
         check_file(student, shape)
     shapes = [(2, 1, 1, 2), (4, 1, 1, 1), (1, 2, 2, 1)]
-    sizes = drawn_sizes(student, 2, "pass on", layers=4)
+    sizes = drawn_sizes(student, 2, "pass on", words=WORDS, layers=4)
     right = student.reference(weights_of, sizes=sizes)
     run = student.call(pass_on, world=4, sizes=sizes, shapes=shapes)
     for rank, left in enumerate(run.evidence):
@@ -1365,7 +1254,7 @@ def test_todo10_checkpoints(student):
 def check_file(student, shape):
     told = f"with {shaped(shape)}"
     # Few words, so that no tensor is a large part of the model.
-    sizes = drawn_sizes(student, shape[3], "save", *shape, layers=4) | {"vocab": 13}
+    sizes = drawn_sizes(student, shape[3], "save", *shape, words=WORDS, layers=4) | {"vocab": 13}
     run = student.call(save_on_rank, world=math.prod(shape), shape=shape, sizes=sizes)
     one_writer(run, f"{told} ")
     right = student.reference(weights_of, sizes=sizes)

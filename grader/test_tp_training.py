@@ -14,81 +14,56 @@ without the others. They are in float64 where no data type is part of the questi
 """
 
 import math
-import traceback
 from fnmatch import fnmatch
 
 import torch
 
 from grader.kit import (
+    EXACT,
     SAME_WEIGHTS,
     Private,
-    Wrong,
+    attempt,
     cases,
     check_checkpoint,
-    collectives,
+    check_norm,
+    check_parts,
+    check_refused,
+    check_sent,
+    check_tensor,
     corpus,
+    drawn_batch,
+    drawn_model,
+    drawn_sizes,
     each_once,
     elements,
     expect,
+    gradients,
     kind_of,
     losses,
     mains_on_rank,
     mark,
     must_move,
-    plain_name,
-    premise,
+    parameters,
     reported,
     same_losses,
     same_report,
+    sent_by,
     todo,
     together,
 )
 from utils.data import IGNORE, Windows
-from utils.model import Block, TransformerLM
+from utils.model import Block
 
 BUILDS = "DTensor's plans, FSDP over the other axis; a model that one device cannot hold"
 
 # Here, a rank's imports of torch.distributed.* stand in functions: on the ranks they are loaded already, and the judge,
 # who would wait for them for a second, needs none.
 
-EXACT = 1e-9  # of float64 sums in another order: 1e-15 was measured, 1e-3 and more for a wrong one
+WORDS = (97, 101, 103)  # how many there are
 
 
 def made_args(code, *flags):
     return code.parse_args(["--batch-size", "12", "--seq-len", "12", "--dim", "24", "--heads", "12", *flags])
-
-
-def drawn_sizes(student, tp, *purpose):
-    """A small model whose heads divide by tp, and whose words divide by nothing; B and T of a batch for it."""
-    draw = student.draw("sizes", tp, *purpose)
-    heads = tp * draw.choice((1, 2))
-    length = tp * draw.choice((2, 3))
-    return {
-        "vocab": draw.choice((97, 101, 103)),
-        "heads": heads,
-        "dim": heads * draw.choice((3, 4, 5)),
-        "length": length,
-        "batch": draw.choice((2, 3)),
-    }
-
-
-def made_model(seed, sizes, layers=2):
-    torch.manual_seed(seed)
-    model = TransformerLM(sizes["vocab"], sizes["dim"], sizes["heads"], layers, sizes["length"]).double()
-    with torch.no_grad():
-        for p in (
-            model.parameters()
-        ):  # large enough that attention and the norms matter: at the first weights they hardly do
-            p += 0.2 * torch.randn_like(p)
-    return model
-
-
-def made_batch(seed, sizes):
-    """A batch in which some targets do not count."""
-    draw = torch.Generator().manual_seed(seed)
-    x, y = torch.randint(sizes["vocab"], (2, sizes["batch"], sizes["length"]), generator=draw)
-    y[0, : 1 + seed % 2] = IGNORE
-    return x, y
 
 
 def made_mesh(data, tensor):
@@ -181,68 +156,16 @@ def shard_by_check(model, mesh):
     return model
 
 
-def parameters(model):
-    return {plain_name(name): p for name, p in model.named_parameters()}
-
-
-def gradients(model):
-    """By name. What DTensor has still to add up over the ranks, as it does before anyone uses it, is added up here."""
-    found = {}
-    for name, p in model.named_parameters():
-        if p.grad is not None:
-            partial = hasattr(p.grad, "placements") and any(placement.is_partial() for placement in p.grad.placements)
-            found[plain_name(name)] = p.grad.redistribute(placements=p.placements) if partial else p.grad
-    return found
-
-
 def serial_step(sizes, seeds):
     """Loss, logits of the first batch, weights and gradients of one process, on all batches together."""
-    model = made_model(0, sizes)
-    batches = [made_batch(seed, sizes) for seed in seeds]
+    model = drawn_model(0, sizes)
+    batches = [drawn_batch(seed, sizes) for seed in seeds]
     # A rank's loss is the mean over its own tokens, and the gradients of rows are averaged.
     loss = sum(model(x, y) for x, y in batches) / len(batches)
     loss.backward()
     with torch.no_grad():
         logits = model(batches[0][0])
     return {"loss": loss.item(), "logits": logits, "weights": parameters(model), "grads": gradients(model)}
-
-
-# What ranks left, against what one process has
-
-
-def piece_of(whole, part):
-    """The rank's part, and the same part of the whole."""
-    if not isinstance(part, dict):
-        return part, whole
-    if part["shape"] != list(whole.shape):
-        return part["part"], whole.new_full(part["part"].shape, math.nan)
-    return part["part"], whole[tuple(slice(first, first + n) for first, n in zip(part["first"], part["part"].shape))]
-
-
-def check_parts(told, what, ranks, right, rel=EXACT):
-    """Each rank's part of each tensor is what it should be. The first rank that is wrong is told."""
-    premise(all(tensor.norm() > 0 for tensor in right.values()), f"a {what} of zero")
-    for name, tensor in right.items():
-        for rank, seen in enumerate(ranks):
-            expect(name in seen, f"{told}, {name} has no {what} on rank {rank}", f"a {what}", "none", rank)
-            mine, wanted = piece_of(tensor, seen[name])
-            shape = f" (its part, {tuple(mine.shape)} of {tuple(tensor.shape)})" if mine.shape != tensor.shape else ""
-            if mine.shape == wanted.shape and (mine - wanted).norm() <= rel * tensor.norm():
-                continue
-            raise Wrong(
-                f"{told}, the {what} of {name}{shape} on rank {rank} is {compared(mine, wanted)} one process has",
-                f"norm {wanted.norm():.6g}",
-                f"norm {mine.norm():.6g}" if mine.shape == wanted.shape else f"shape {tuple(mine.shape)}",
-                rank,
-            )
-
-
-def compared(mine, wanted):
-    if mine.shape == wanted.shape and wanted.norm() > 0:
-        for factor in (2, 3, 4, 0.5):
-            if (mine - factor * wanted).norm() <= 1e-3 * factor * wanted.norm():
-                return f"{factor:g} times what"
-    return "not what"
 
 
 def problem_with(plan, model):
@@ -257,34 +180,6 @@ def problem_with(plan, model):
         if not any(fnmatch(module, str(name)) for module, _ in model.named_modules()):
             return f"it names {name!r}, which is not there"
     return ""
-
-
-def attempt(step):
-    """What `step` returns; or, where torch refuses what a plan makes of the model, its reason. A crash in the student's
-    lines stays one.
-    """
-    try:
-        return step()
-    except Exception as error:
-        if any(frame.filename.startswith("train/") for frame in traceback.extract_tb(error.__traceback__)):
-            raise
-        return {"refused": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]}
-
-
-def check_refused(told, what, ranks):
-    for rank, seen in enumerate(ranks):
-        expect(
-            "refused" not in seen,
-            f"{told}, {what} does not work: {seen.get('refused')}",
-            "a plan that torch can follow",
-            seen.get("refused"),
-            rank,
-        )
-
-
-def sent(events, rank):
-    """Bytes that one rank sends in these events, if collectives are rings."""
-    return sum(call.sent for call in collectives(events) if call.rank == rank)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -429,8 +324,8 @@ def clip_on_rank(code, rank, world, grid, sizes, seed, clips):
     seen = []
     for cut in (False, True):
         mesh = made_mesh(*grid)
-        model = shard_by_check(split_by_check(made_model(0, sizes), mesh, cut), mesh)
-        model(*made_batch(seed, sizes)).backward()
+        model = shard_by_check(split_by_check(drawn_model(0, sizes), mesh, cut), mesh)
+        model(*drawn_batch(seed, sizes)).backward()
         whole = [p.grad for p in model.parameters()]
         for clip in clips:
             for p, grad in zip(model.parameters(), whole, strict=True):
@@ -464,7 +359,7 @@ def clip_on_rank(code, rank, world, grid, sizes, seed, clips):
 )
 def test_todo2_clip(student):
     rows, tp = 2, 2
-    sizes = drawn_sizes(student, tp, "clip")
+    sizes = drawn_sizes(student, tp, "clip", words=WORDS)
     seeds, private = by_row(student, rows, tp)
     grads = student.reference(serial_step, sizes=sizes, seeds=seeds)["grads"]
     right = math.sqrt(sum(grad.square().sum().item() for grad in grads.values()))
@@ -477,38 +372,21 @@ def test_todo2_clip(student):
         told = f"with --clip {clip:.3g}, a gradient of norm {right:.4g} and {held}, on 2 × 2 ranks"
         for rank, mine in enumerate(run.evidence):
             norm = mine[case]["norm"]
-            expect(
-                isinstance(norm, (int, float)),
-                f"{told} clip_gradients returns {norm} on rank {rank}",
-                "a float",
-                norm,
-                rank,
+            less = isinstance(norm, (int, float)) and 0 < norm < right
+            wrong = (
+                "it is smaller than the whole gradient's: is it the norm of a part?"
+                if less
+                else "it is larger than the whole gradient's: does something count twice?"
             )
-            # float64 by the ranks, but torch may find a norm of norms in float32
-            if not math.isclose(norm, right, rel_tol=1e-5):
-                what = (
-                    "it is smaller than the whole gradient's: is it the norm of a part?"
-                    if 0 < norm < right
-                    else "it is larger than the whole gradient's: does something count twice?"
-                )
-                raise Wrong(f"{told} clip_gradients returns the wrong norm on rank {rank}: {what}", right, norm, rank)
+            check_norm(told, norm, right, rank, wrong)
         factor = min(1.0, clip / right) if clip else 1.0
         check_parts(
             f"{told}, after clip_gradients",
-            "gradient",
             [mine[case]["grads"] for mine in run.evidence],
             {name: grad * factor for name, grad in grads.items()},
             rel=1e-5,
         )
-        for rank in range(rows * tp):
-            much = sent(events[case], rank)
-            expect(
-                much < whole / 8,
-                f"{told} rank {rank} sends {much:,.0f} bytes to find a norm: whole gradients are assembled for it",
-                "a few numbers",
-                f"{much:,.0f} of {whole:,} bytes",
-                rank,
-            )
+        check_sent(told, events[case], whole / 8, why="whole gradients are assembled to find a norm")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -595,7 +473,7 @@ def block_on_rank(code, rank, world, sizes, cut):
 )
 def test_todo3_block(student):
     for world, cut in ((2, False), (3, True)):
-        sizes = drawn_sizes(student, world, "block")
+        sizes = drawn_sizes(student, world, "block", words=WORDS)
         run = student.call(block_on_rank, world=world, sizes=sizes, cut=cut)
         ranks, right = run.evidence, student.reference(serial_block, sizes=sizes)
         told = f"block_plan({'Shard(1)' if cut else 'Replicate()'}) on {world} ranks"
@@ -620,35 +498,18 @@ def test_todo3_block(student):
             )
             # Of a cut stream a rank has its tokens, else all.
             y, dx = (right[name].chunk(world, dim=1)[rank] if cut else right[name] for name in ("y", "x.grad"))
-            expect(
-                seen["y"].shape == y.shape,
-                f"{told}: the block's output on rank {rank} has another shape than the stream that comes in",
-                list(y.shape),
-                list(seen["y"].shape),
-                rank,
+            than = "what one process has"
+            check_tensor(f"{told}: the block's output on rank {rank}", seen["y"], y, EXACT, rank, than=than)
+            check_tensor(
+                f"{told}: the gradient of the block's input on rank {rank}", seen["x.grad"], dx, EXACT, rank, than=than
             )
-            expect(
-                torch.allclose(seen["y"], y, rtol=EXACT, atol=EXACT),
-                f"{told}: the block's output on rank {rank} is {compared(seen['y'], y)} one process has",
-                y,
-                seen["y"],
-                rank,
-            )
-            expect(
-                seen["x.grad"].shape == dx.shape and torch.allclose(seen["x.grad"], dx, rtol=EXACT, atol=EXACT),
-                f"{told}: the gradient of the block's input on rank {rank} is "
-                f"{compared(seen['x.grad'], dx)} one process has",
-                dx,
-                seen["x.grad"],
-                rank,
-            )
-        check_parts(told, "gradient", [seen["grads"] for seen in ranks], right["grads"])
+        check_parts(told, [seen["grads"] for seen in ranks], right["grads"])
         stream = 8 * sizes["batch"] * sizes["length"] * sizes["dim"]
         an_all_reduce = 2 * (world - 1) / world * stream
         norms = 8 * 4 * sizes["dim"] * 2 if cut else 0  # the gradients of the norms, which the check itself adds up
         for name, events in zip(("forward", "backward"), cases(run.events), strict=False):
             for rank in range(world):
-                much = sent(events, rank)
+                much = sent_by(events[rank], rank)
                 expect(
                     much <= 2.01 * an_all_reduce + norms,
                     f"{told}: rank {rank} sends {much:,.0f} bytes in the {name} pass of a block, as in "
@@ -669,8 +530,8 @@ def model_on_rank(code, rank, world, sizes, seed, cut, asked):
     from torch.distributed.tensor.parallel import parallelize_module
 
     mesh = made_mesh(1, world)
-    model = made_model(0, sizes)
-    x, y = made_batch(seed, sizes)
+    model = drawn_model(0, sizes)
+    x, y = drawn_batch(seed, sizes)
     streams = []
     for block in model.blocks:
         block.register_forward_pre_hook(lambda block, args: streams.append(list(args[0].shape)))
@@ -722,7 +583,7 @@ def model_on_rank(code, rank, world, sizes, seed, cut, asked):
 
 def check_model(student, world, cut, asked, told, what):
     """Loss, gradients and logits are the serial model's; returns the run and the sizes."""
-    sizes = drawn_sizes(student, world, asked)
+    sizes = drawn_sizes(student, world, asked, words=WORDS)
     seed = student.draw("batch", asked).randrange(1 << 40)
     run = student.call(model_on_rank, world=world, sizes=sizes, seed=seed, cut=cut, asked=asked)
     ranks, right = run.evidence, student.reference(serial_step, sizes=sizes, seeds=[seed])
@@ -739,7 +600,7 @@ def check_model(student, world, cut, asked, told, what):
             seen["loss"],
             rank,
         )
-    check_parts(told, "gradient", [seen["grads"] for seen in ranks], right["grads"])
+    check_parts(told, [seen["grads"] for seen in ranks], right["grads"])
     for rank, seen in enumerate(ranks):
         expect(
             seen["nothing"] == 0,
@@ -748,14 +609,8 @@ def check_model(student, world, cut, asked, told, what):
             seen["nothing"],
             rank,
         )
-        mine, wanted = piece_of(right["logits"], seen["logits"])
-        expect(
-            mine.shape == right["logits"].shape and torch.allclose(mine, right["logits"], rtol=EXACT, atol=EXACT),
-            f"{told}, model(x) does not give rank {rank} the logits of all words",
-            f"shape {tuple(right['logits'].shape)}",
-            f"shape {tuple(mine.shape)}" if mine.shape != wanted.shape else "different numbers",
-            rank,
-        )
+        logits = f"{told}, the logits of model(x) on rank {rank}"
+        check_tensor(logits, seen["logits"], right["logits"], EXACT, rank, than="those of all words in one process")
     return run, sizes
 
 
@@ -805,7 +660,7 @@ def test_todo4_words(student):
         allowed = 2 * (world - 1) / world * 8 * ((8 + 3) * tokens * sizes["dim"] + 4 * tokens + 10 * sizes["dim"])
         forward, backward, *_ = cases(run.events)
         for rank in range(world):
-            much = sum(sent(events, rank) for events in (forward, backward))
+            much = sent_by(forward[rank] + backward[rank], rank)
             expect(
                 much <= allowed,
                 f"{told}, rank {rank} sends {much:,.0f} bytes for words and loss: are logits or tables gathered?",

@@ -23,7 +23,16 @@ def check_shape(
     """`seen` is a tensor of this shape, and of this dtype if one is given."""
     right = f"a tensor of shape {tuple(shape)}" + (f" and dtype {name_of(dtype)}" if dtype else "")
     kind = seen if isinstance(seen, str) else "None" if seen is None else f"a {type(seen).__name__}"
-    expect(isinstance(seen, torch.Tensor), f"{what} is {kind}, not a tensor", right, kind, rank, hint)
+    if isinstance(seen, dict) and {"part", "first", "shape"} == seen.keys():  # as ranks leave it
+        kind = "a DTensor"
+    expect(
+        isinstance(seen, torch.Tensor),
+        f"{what} is {kind}, not a {'plain ' * (kind == 'a DTensor')}tensor",
+        right,
+        kind,
+        rank,
+        hint,
+    )
     got = f"a tensor of shape {tuple(seen.shape)}" + (f" and dtype {name_of(seen.dtype)}" if dtype else "")
     expect(
         tuple(seen.shape) == tuple(shape),

@@ -311,7 +311,7 @@ WRONG = [
                 if "tp" not in p.device_mesh.mesh_dim_names:
                     dist.all_reduce(p.grad.to_local(), group=mesh.get_group("tp"))
         """,
-        says="add_up_norms sends",
+        says="add_up_norms: rank",
     ),
     # TODO 8
     Answer(8, "over all ranks", swap=(', group=mesh.get_group("pp")', ""), says="count twice"),

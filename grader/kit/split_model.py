@@ -1,0 +1,140 @@
+"""A model that ranks split: drawn, made alike on each of them, and compared part by part with that of one process."""
+
+import math
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from grader.engine.judge.student import Student
+from grader.engine.judge.verdict import Wrong, expect, premise
+from grader.kit.on_rank import plain_name
+from grader.kit.tensors import check_tensor
+from utils.data import IGNORE
+from utils.model import TransformerLM
+
+EXACT = 1e-9  # of float64 sums in another order: 1e-15 was measured, 1e-3 and more for a wrong one
+
+
+def drawn_sizes(student: Student, tp: int, *purpose: Any, words: Sequence[int], layers: int = 2) -> dict[str, int]:
+    """A small model whose heads divide by `tp`, and whose words divide by nothing; B and T of a batch for it."""
+    draw = student.draw("sizes", tp, *purpose)
+    heads = tp * draw.choice((1, 2))
+    length = tp * draw.choice((2, 3))
+    return {
+        "vocab": draw.choice(words),
+        "heads": heads,
+        "dim": heads * draw.choice((3, 4, 5)),
+        "length": length,
+        "batch": draw.choice((2, 3)),
+        "layers": layers,
+    }
+
+
+# On a rank, as in one process
+
+
+def drawn_model(seed: int, sizes: dict[str, int]) -> TransformerLM:
+    """In float64, where rounding hides nothing."""
+    torch.manual_seed(seed)
+    model = TransformerLM(sizes["vocab"], sizes["dim"], sizes["heads"], sizes["layers"], sizes["length"]).double()
+    with torch.no_grad():
+        for p in model.parameters():  # at the first weights, attention and the norms hardly matter
+            p += 0.2 * torch.randn_like(p)
+    return model
+
+
+def drawn_batch(seed: int, sizes: dict[str, int], rows: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and y, (rows, length) each; some targets do not count, and not equally many in each batch."""
+    draw = torch.Generator().manual_seed(seed)
+    x, y = torch.randint(sizes["vocab"], (2, rows or sizes["batch"], sizes["length"]), generator=draw)
+    y[0, : 1 + seed % 2] = IGNORE
+    return x, y
+
+
+def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {plain_name(name): p for name, p in model.named_parameters()}
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    """By name. What DTensor has still to add up over the ranks, as it does before anyone uses it, is added up here."""
+    found = {}
+    for name, p in parameters(model).items():
+        if p.grad is not None:
+            partial = hasattr(p.grad, "placements") and any(placement.is_partial() for placement in p.grad.placements)
+            found[name] = p.grad.redistribute(placements=p.placements) if partial else p.grad
+    return found
+
+
+def attempt(step: Callable[[], Any]) -> Any:
+    """What `step` returns; or, where torch refuses what was made of a model, its reason. A crash in the student's lines
+    stays one.
+    """
+    try:
+        return step()
+    except Exception as error:
+        if any(frame.filename.startswith("train/") for frame in traceback.extract_tb(error.__traceback__)):
+            raise
+        return {"refused": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[:300]}
+
+
+# What ranks left, against what one process has
+
+
+def check_refused(told: str, what: str, ranks: Sequence[dict]) -> None:
+    for rank, seen in enumerate(ranks):
+        why = seen.get("refused")
+        expect(why is None, f"{told}, {what} does not work: {why}", "what torch can run", why, rank)
+
+
+def piece_of(whole: torch.Tensor, part: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A rank's part of a tensor, and the same part of `whole`: of nan, where the rank's tensor has another shape."""
+    if not isinstance(part, dict):
+        return part, whole
+    if part["shape"] != list(whole.shape):
+        return part["part"], whole.new_full(part["part"].shape, math.nan)
+    return part["part"], whole[tuple(slice(first, first + n) for first, n in zip(part["first"], part["part"].shape))]
+
+
+def check_part(
+    told: str, name: str, seen: Any, whole: torch.Tensor, rank: int, rel: float = EXACT, what: str = "gradient"
+) -> None:
+    """A rank's part of one tensor is what one process has there."""
+    mine, wanted = piece_of(whole, seen)
+    cut = f" (its part, {tuple(mine.shape)} of {tuple(whole.shape)})" if mine.shape != whole.shape else ""
+    check_tensor(
+        f"{told}, the {what} of {name}{cut} on rank {rank}",
+        mine,
+        wanted,
+        rel,
+        rank,
+        scale=whole.norm().item(),
+        than="what one process has",
+    )
+
+
+def check_parts(
+    told: str,
+    ranks: Sequence[dict[str, Any]],
+    right: dict[str, torch.Tensor],
+    rel: float = EXACT,
+    what: str = "gradient",
+) -> None:
+    """Each rank's part of each tensor, by name. The first rank that is wrong is told."""
+    premise(all(tensor.norm() > 0 for tensor in right.values()), f"a {what} of zero")
+    for name, tensor in right.items():
+        for rank, seen in enumerate(ranks):
+            expect(name in seen, f"{told}, {name} has no {what} on rank {rank}", f"a {what}", "none", rank)
+            check_part(told, name, seen[name], tensor, rank, rel, what)
+
+
+def check_norm(told: str, norm: Any, right: float, rank: int, wrong: str) -> None:
+    """What clip_gradients returns; `wrong`, what another number suggests."""
+    expect(
+        isinstance(norm, (int, float)), f"{told} clip_gradients returns {norm} on rank {rank}", "a float", norm, rank
+    )
+    # float64 by the ranks, but torch may find a norm of norms in float32
+    if not math.isclose(norm, right, rel_tol=1e-5):
+        raise Wrong(f"{told} clip_gradients returns the wrong norm on rank {rank}: {wrong}", right, norm, rank)
