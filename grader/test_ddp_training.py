@@ -23,18 +23,18 @@ TODOs 14 – 18 are in ddp_training.sbatch and in ddp_training.pbs; one of the t
 """  # noqa: E501
 
 import math
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from grader.kit import (
-    check_tensor,
+    TINY,
     Fault,
     Private,
     Wrong,
     batch,
     check_checkpoint,
+    check_tensor,
     corpus,
     each_once,
     expect,
@@ -43,18 +43,18 @@ from grader.kit import (
     on_nodes,
     one_writer,
     premise,
-    record_files,
     same_run,
+    save_twice,
     stand_ins,
+    tiny_batch,
+    tiny_model,
     todo,
     training,
 )
 from utils.data import Windows
-from utils.model import TransformerLM
 
 BUILDS = "process group, samplers, loaders, wrapping, one loss and one checkpoint for all ranks; its batch files"
 
-SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=1, max_len=8)
 BATCH = 12  # divides by 1, 2, 3 and 4
 
 
@@ -506,16 +506,6 @@ def test_todo7_test_loader(student):
 # TODO 8: one model
 
 
-def tiny_model(seed):
-    torch.manual_seed(seed)
-    return TransformerLM(**SIZES)
-
-
-def tiny_batch(seed):
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randint(50, (2, 8), generator=draw), torch.randint(50, (2, 8), generator=draw)
-
-
 def gradients_on_one_process(seeds):
     """For each rank's batch, the gradients that one process with rank 0's weights computes."""
     model, own = tiny_model(seeds[0][0]), []
@@ -813,12 +803,10 @@ def test_todo11_print(student):
 
 
 def save_on_rank(code, rank, world):
-    """Twice to one path, like model-best.pt: the second one must remain."""
-    files = record_files()
-    for seed, epoch in ((1, 1), (0, 3)):
-        model = torch.nn.parallel.DistributedDataParallel(tiny_model(seed=seed))
-        code.save_checkpoint(model, SIZES, Path("saved") / "model.pt", epoch)
-    return {"files": [f for f in files if "saved" in f]}
+    def save(seed, path, epoch):
+        code.save_checkpoint(torch.nn.parallel.DistributedDataParallel(tiny_model(seed)), TINY, path, epoch)
+
+    return {"files": save_twice(save)}
 
 
 @todo(
@@ -850,7 +838,7 @@ def check_save(student, nodes):
         run.files["saved/model.pt"],
         tiny_model(seed=0).state_dict(),
         epoch=3,
-        config=SIZES,
+        config=TINY,
         earlier=tiny_model(seed=1).state_dict(),
     )
     alone = student.call(save_on_rank, world=1)  # rank 0 and the last one, with a model that is also wrapped

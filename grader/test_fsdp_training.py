@@ -27,6 +27,7 @@ import torch.distributed as dist
 from grader.kit import (
     REL,
     SAME_WEIGHTS,
+    TINY,
     Peak,
     Wrong,
     check_checkpoint,
@@ -49,6 +50,9 @@ from grader.kit import (
     reported,
     same_losses,
     same_report,
+    save_twice,
+    tiny_batch,
+    tiny_model,
     todo,
     together,
     training,
@@ -61,7 +65,7 @@ BUILDS = "FSDP2: grids of ranks, sharded blocks, first weights, bfloat16, recomp
 # Here, a rank's imports of torch.distributed.fsdp, .checkpoint and .device_mesh are inside functions: on the ranks they
 # are loaded already, and the judge, for which they would take a second, needs none of them.
 
-SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=2, max_len=8)
+SIZES = TINY | {"n_layers": 2}
 DEEP = SIZES | {"n_layers": 5}  # of which a few tensors are a small part
 STRATEGIES = ("none", "grad", "full", "hybrid")
 
@@ -86,8 +90,7 @@ def made_mesh(strategy, world):
 
 
 def made_model(seed, sizes=SIZES):
-    torch.manual_seed(seed)
-    return TransformerLM(**sizes)
+    return tiny_model(seed, **sizes)
 
 
 def in_parts(model, mesh, **options):
@@ -97,11 +100,6 @@ def in_parts(model, mesh, **options):
     for unit in (*model.blocks, model):
         fully_shard(unit, mesh=mesh, **options)
     return model
-
-
-def tiny_batch(seed):
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randint(50, (2, 8), generator=draw), torch.randint(50, (2, 8), generator=draw)
 
 
 def serial_step(seeds):
@@ -993,19 +991,21 @@ def same_step(before, after):
 
 
 def save_on_rank(code, rank, world):
-    """Twice to one path, like model-best.pt; the second model recomputes its blocks."""
+    """The second model recomputes its blocks."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    files, most = record_files(), []
-    for seed, epoch in ((1, 1), (0, 3)):
+    most = []
+
+    def save(seed, path, epoch):
         model = made_model(seed, DEEP)
         for i, block in enumerate(model.blocks if seed == 0 else ()):
             model.blocks[i] = checkpoint_wrapper(block)
         model = in_parts(model, made_mesh("full", world))
         with Peak(model.parameters()) as peak:
-            code.save_checkpoint(model, DEEP, Path("saved") / "model.pt", epoch)
+            code.save_checkpoint(model, DEEP, path, epoch)
         most.append(peak.most)
-    return {"files": [f for f in files if f.endswith("saved/model.pt")], "most": max(most)}
+
+    return {"files": save_twice(save), "most": max(most)}
 
 
 @todo(

@@ -17,34 +17,33 @@ it.
 """  # noqa: E501
 
 import math
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from grader.kit import (
-    near,
     REL,
     Wrong,
     check_checkpoint,
     corpus,
     each_once,
     expect,
+    near,
     on_nodes,
     one_writer,
     premise,
-    record_files,
     same_run,
+    save_twice,
+    tiny_batch,
+    tiny_model,
     todo,
 )
 from utils.data import ShardSampler, Windows
-from utils.model import TransformerLM
 
 BUILDS = "the same with PyTorch Lightning: steps, devices and nodes, strategy, samplers; what it does unasked"
 
 PACKAGE = "lightning"
 
-SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=1, max_len=8)
 BATCH = 12  # divides by 1, 2, 3 and 4
 LAYOUTS = ((1, 3), (2, 2))  # nodes, ranks: in the second a node has fewer than there are
 
@@ -53,16 +52,6 @@ def made_args(code, *flags):
     return code.parse_args(
         ["--batch-size", str(BATCH), "--seq-len", "8", "--dim", "16", "--heads", "2", "--layers", "1", *flags]
     )
-
-
-def tiny_model(seed):
-    torch.manual_seed(seed)
-    return TransformerLM(**SIZES)
-
-
-def tiny_batch(seed):
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randint(50, (2, 8), generator=draw), torch.randint(50, (2, 8), generator=draw)
 
 
 def weights(model):
@@ -752,14 +741,13 @@ ARGV = (
 
 
 def save_on_rank(code, rank, world):
-    """Twice to one path, as model-best.pt is: the second one is to stay."""
-    files = record_files()
-    for seed, epoch in ((1, 1), (0, 3)):
-        module, trainer = code.LitModel(tiny_model(seed=seed), made_args(code)), own_trainer(world)
+    def save(seed, path, epoch):
+        module, trainer = code.LitModel(tiny_model(seed), made_args(code)), own_trainer(world)
         trainer.strategy.connect(module)
         module.trainer = trainer
-        code.save_checkpoint(trainer, module, Path("saved") / "model.pt", epoch)
-    return {"files": [f for f in files if "saved" in f]}
+        code.save_checkpoint(trainer, module, path, epoch)
+
+    return {"files": save_twice(save)}
 
 
 @todo(

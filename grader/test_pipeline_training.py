@@ -28,6 +28,7 @@ from torch import nn
 from grader.kit import (
     REL,
     SAME_WEIGHTS,
+    TINY,
     Fault,
     Peak,
     Wrong,
@@ -50,6 +51,7 @@ from grader.kit import (
     record_files,
     reported,
     same_report,
+    tiny_model,
     todo,
 )
 from utils.data import IGNORE, Windows
@@ -61,7 +63,7 @@ BUILDS = "torch's pipelines: stages, schedules, one loss, one checkpoint, beside
 # A rank's imports of torch.distributed.pipelining and .device_mesh are inside functions: on the ranks they are loaded
 # already, and the judge, who would wait for them, needs none.
 
-SIZES = dict(vocab_size=50, dim=16, n_heads=2, n_layers=3, max_len=8)
+SIZES = TINY | {"n_layers": 3}
 CPU = torch.device("cpu")
 
 
@@ -78,8 +80,7 @@ def made_mesh(pp, data):
 
 
 def made_model(seed, **more):
-    torch.manual_seed(seed)
-    return TransformerLM(**SIZES | more)
+    return tiny_model(seed, **SIZES | more)
 
 
 class Cut(nn.Module):

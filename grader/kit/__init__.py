@@ -12,6 +12,7 @@
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
 | a model that ranks split | `drawn_sizes`, `drawn_model`, `drawn_batch`; on a rank `parameters`, `gradients`, `attempt`; `check_refused`, `check_part`, `check_parts`, `check_norm`, to `EXACT` |
+| the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice` |
 | bytes that ranks send | `check_sent`; `sent_by`, `moved_by`, `operations`, `ring_bytes` |
 | what ranks did | `sound`, `cases`, `collectives`, `rehearse`, `Run` |
 | batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`; `ends`; `Unit` |
@@ -66,5 +67,6 @@ from grader.kit.split_model import (
     parameters,
 )
 from grader.kit.tensors import check_given, check_shape, check_tensor, difference, name_of, near
+from grader.kit.tiny_model import TINY, save_twice, tiny_batch, tiny_model
 from grader.kit.traffic import check_sent, moved_by, operations, ring_bytes, sent_by
 from utils.memory import Peak
