@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import tarfile
@@ -47,6 +48,15 @@ def test_mistakes_are_one_line(course):
         done = course.run(*args)
         assert done.returncode == 2 and not done.stdout, (args, done)
         assert len(done.stderr.splitlines()) == 1 and word in done.stderr, (args, done.stderr)
+
+
+def test_ctrl_c_while_modules_load_is_silent(course, tmp_path):
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    env = course.environment(PYTHONPATH=f"{tmp_path}:{course.folder}")
+    done = subprocess.run(
+        course.command("status"), cwd=course.folder, env=env, text=True, capture_output=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGINT and not done.stdout + done.stderr, done  # 130, to a shell
 
 
 def test_check_reports_and_remembers(course):

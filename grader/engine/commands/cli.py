@@ -5,8 +5,12 @@ when needed, so that `./workbook --help` does not wait for torch.
 """
 
 import os
+import signal
 import sys
 from typing import NoReturn
+
+if interrupts := signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules load, Ctrl-C ends this without a traceback
 
 import typer
 from typer.exceptions import TyperException
@@ -15,6 +19,9 @@ from grader.engine.commands import begin, student, run, plan, instructor, around
 from grader.engine.commands.arguments import app
 from grader.engine.ranks import keeper
 from grader.engine.ranks.diagnose import Unjudged
+
+if interrupts:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def main() -> NoReturn:
