@@ -21,7 +21,7 @@ import math
 import torch
 from torch import nn
 
-from grader.kit import check_answers, expect, premise, todo
+from grader.kit import check_answers, expect, todo
 
 BUILDS = "nothing parallel yet: perplexity, the phases of a step, FLOPs, roofline, memory; strong and weak scaling"
 
@@ -49,7 +49,7 @@ def test_todo1_perplexity(student):
         losses = tuple(draw.uniform(1.0, 9.0) for _ in range(batches))
         tokens = (*(draw.randrange(500, 900) for _ in range(batches - 1)), draw.randrange(20, 90))
         mean = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / sum(tokens)
-        premise(
+        student.premise(
             batches == 1 or abs(mean - sum(losses) / batches) > 1e-3 * mean, "a mean of means, as equal as it may be"
         )
         right["perplexity", (losses, tokens)] = math.exp(mean)
@@ -150,6 +150,18 @@ def drawn_steps(draw, n_steps):
     ]
 
 
+def by_hand(steps, weight, rate):
+    """Of each step: loss, gradient, the weight after it, and that where nobody empties the gradients."""
+    left = 0.0
+    for step in steps:
+        pairs = list(zip(step["x"], step["y"], strict=True))
+        loss = sum((weight * x - y) ** 2 for x, y in pairs) / len(pairs)
+        gradient = sum(2 * (weight * x - y) * x for x, y in pairs) / len(pairs)
+        left += gradient
+        yield loss, gradient, weight - rate * gradient, weight - rate * left
+        weight -= rate * gradient
+
+
 @todo(
     2,
     minutes=25,
@@ -172,16 +184,10 @@ def drawn_steps(draw, n_steps):
 def test_todo2_phases(student):
     draw = student.draw("steps")
     steps, weight, rate = drawn_steps(draw, 4), draw.uniform(0.1, 0.9), draw.uniform(0.05, 0.1)
+    right = [*by_hand(steps, weight, rate)]
+    student.premise(all(abs(gradient) > 1e-2 for _, gradient, _, _ in right), "a step that changes nothing")
     seen = student.call(steps_on_rank, world=1, group=False, weight=weight, rate=rate, steps=steps).evidence[0]
-    left = 0.0  # of the gradients, where nobody empties them
-    for number, (step, found) in enumerate(zip(steps, seen, strict=True), start=1):
-        pairs = list(zip(step["x"], step["y"], strict=True))
-        loss = sum((weight * x - y) ** 2 for x, y in pairs) / len(pairs)
-        gradient = sum(2 * (weight * x - y) * x for x, y in pairs) / len(pairs)
-        premise(abs(gradient) > 1e-2, "a step that changes nothing")
-        left += gradient
-        added_up = weight - rate * left
-        weight -= rate * gradient
+    for number, (step, found, (loss, _, wanted, added_up)) in enumerate(zip(steps, seen, right, strict=True), start=1):
         expect(found["pair"], "timed_step does not return a loss and the phases' seconds", "two values", "another kind")
         expect(found["kind"] == "float", "timed_step does not return its loss as a number", "float", found["kind"])
         expect(
@@ -191,9 +197,9 @@ def test_todo2_phases(student):
             found["loss"],
         )
         expect(
-            math.isclose(found["weight"], weight, rel_tol=1e-9),
+            math.isclose(found["weight"], wanted, rel_tol=1e-9),
             f"after step {number} the model's weight is not what its gradient makes of it",
-            weight,
+            wanted,
             found["weight"],
             hint=(
                 "The gradients of the steps before are still in it: backward() adds."
@@ -311,7 +317,7 @@ def test_todo4_roofline(student):
         edge = itemsize * peak / bandwidth
         below = 2 * k * n - edge * (k + n)
         right["fewest_tokens", (k, n, itemsize, peak, bandwidth)] = edge * k * n / below if wide else math.inf
-        premise((below > 0) == wide, "one side of the limit only")
+        student.premise((below > 0) == wide, "one side of the limit only")
     check_answers(student, right)
 
 

@@ -33,7 +33,6 @@ from grader.kit import (
     mark,
     merciless_messages,
     plain,
-    premise,
     sound,
     todo,
 )
@@ -261,6 +260,7 @@ def drawn_vectors(student, world):
     drawn = []
     for dtype, length, numbers in cases_of_one:
         first = draw.sample(numbers, world)
+        student.premise(len(set(first)) == world, "a rank that holds another rank's numbers")
         rest = [[draw.choice(numbers) for _ in range(length - 1)] for _ in range(world)]
         drawn.append((dtype, [[float(x) for x in (own, *more)] for own, more in zip(first, rest, strict=True)]))
     return drawn
@@ -277,14 +277,15 @@ def collective_on_rank(code, rank, world, name, dtypes, mine):
     return held
 
 
-def check_collective(student, name, right, budget, rubbish=None, worlds=WORLDS):
+def check_collective(student, name, predicted, right, budget, rubbish=None, worlds=WORLDS):
     """Call `name` on each of these numbers of ranks; compare what each rank holds with `right(vectors, rank)`, and the
-    messages with the `budget`.
+    messages with the `budget`; but first what was `predicted`, (a function, its answers).
 
     `rubbish` replaces the parts of a vector that must not be used.
     """
-    for world in worlds:
-        drawn = drawn_vectors(student, world)
+    cases_of_worlds = {world: drawn_vectors(student, world) for world in worlds}
+    check_prediction(student, *predicted)
+    for world, drawn in cases_of_worlds.items():
         given = [
             [rubbish(vector, rank, world) if rubbish else vector for rank, vector in enumerate(vectors)]
             for _, vectors in drawn
@@ -299,7 +300,6 @@ def check_collective(student, name, right, budget, rubbish=None, worlds=WORLDS):
             )
         seen = run.evidence
         for case, ((dtype, vectors_of_ranks), events) in enumerate(zip(drawn, cases(run.events), strict=True)):
-            premise(len(set(map(tuple, vectors_of_ranks))) == world, "a rank that holds another rank's numbers")
             length = len(vectors_of_ranks[0])
             what = f"{name} of {length} number{'s' if length > 1 else ''} on {world} rank{'s' if world > 1 else ''}"
             what += "" if dtype == "float32" else f", in {dtype}"
@@ -443,9 +443,14 @@ def test_todo3_tree_broadcast(student):
     def rubbish(vector, rank, world):
         return vector if rank == 0 else [math.nan] * len(vector)
 
-    check_prediction(student, "tree_rounds", asked)
     check_collective(
-        student, "tree_broadcast", lambda vectors_of_ranks, rank: vectors_of_ranks[0], tree_budget, rubbish, TREES
+        student,
+        "tree_broadcast",
+        ("tree_rounds", asked),
+        lambda vectors_of_ranks, rank: vectors_of_ranks[0],
+        tree_budget,
+        rubbish,
+        TREES,
     )
 
 
@@ -478,8 +483,7 @@ def test_todo4_ring_reduce_scatter(student):
     def right(vectors_of_ranks, rank):
         return pieces(total(vectors_of_ranks), len(vectors_of_ranks))[rank]
 
-    check_prediction(student, "first_piece", asked)
-    check_collective(student, "ring_reduce_scatter", right, ring_budget(1))
+    check_collective(student, "ring_reduce_scatter", ("first_piece", asked), right, ring_budget(1))
 
 
 @todo(
@@ -519,8 +523,9 @@ def test_todo5_ring_all_gather(student):
         for rank in range(world)
         for step in range(world - 1)
     }
-    check_prediction(student, "arriving_piece", asked)
-    check_collective(student, "ring_all_gather", right, ring_budget(1), rubbish=own_piece_only)
+    check_collective(
+        student, "ring_all_gather", ("arriving_piece", asked), right, ring_budget(1), rubbish=own_piece_only
+    )
 
 
 @todo(
@@ -549,8 +554,13 @@ def test_todo6_ring_all_reduce(student):
         for world in (1, 2, 3, 4, 1024)
         for nbytes in (world, 48 * world)
     }
-    check_prediction(student, "all_reduce_bytes", asked)
-    check_collective(student, "ring_all_reduce", lambda vectors_of_ranks, _: total(vectors_of_ranks), ring_budget(2))
+    check_collective(
+        student,
+        "ring_all_reduce",
+        ("all_reduce_bytes", asked),
+        lambda vectors_of_ranks, _: total(vectors_of_ranks),
+        ring_budget(2),
+    )
 
 
 @todo(
@@ -584,8 +594,7 @@ def test_todo7_all_to_all(student):
     asked = {
         (nbytes, world): (world - 1) * nbytes / world for world in (1, 2, 3, 4, 1024) for nbytes in (world, 48 * world)
     }
-    check_prediction(student, "all_to_all_bytes", asked)
-    check_collective(student, "all_to_all", right, exchange_budget)
+    check_collective(student, "all_to_all", ("all_to_all_bytes", asked), right, exchange_budget)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -678,6 +687,6 @@ def test_todo9_fit(student):
     right["fit", (sizes[1:4], noisy[1:4])] = least_squares(sizes[1:4], noisy[1:4])
     # The fitted line may be negative at size 0, and is still the best one.
     below = tuple(5e-5 * (size / 16000 + 1) ** 2 for size in sizes)
-    premise(least_squares(sizes, below)[0] < 0, "a latency above 0")
+    student.premise(least_squares(sizes, below)[0] < 0, "a latency above 0")
     right["fit", (sizes, below)] = least_squares(sizes, below)
     check_answers(student, right, rel=1e-6)

@@ -45,7 +45,6 @@ from grader.kit import (
     kind_of,
     mark,
     near,
-    premise,
     ring_bytes,
     smaller_world,
     todo,
@@ -240,7 +239,7 @@ def test_todo13_paying(student):
                     answer = max(n for n, share in shares if share >= least)
                     right["largest_worthwhile", (products, nbytes, per_node, within, between, least)] = answer
                     answers.add(answer)
-    premise(len(answers) > 3, "the same answer always")
+    student.premise(len(answers) > 3, "the same answer always")
     # Just as much as the least, in numbers of which each sum and each quotient is exact.
     link, nbytes = (2.0**-10, 2.0**30), 2.0**20
     alone = 2 * 0.5 * block_seconds(1.0, nbytes, 2, 2, link, link)
@@ -313,12 +312,12 @@ def check_border(student, trials, right):
             forward, bytes sent backward).
         right: name -> function of (x by rank, upstream gradient by rank, rank) that gives output and gradient.
     """
-    jobs = []
+    jobs, seeds = [], student.seeds(max(world for world, *_ in trials))  # what the ranks are given
     for world, *trial, forward, backward in trials:
+        must_differ(student, seeds[:world], trial)
         inputs = dict(zip(("name", "shape", "out", "dtype", "turned", "zeros"), trial))
         jobs.append((world, border_on_rank, inputs, (trial, forward, backward)))
     reached = in_one_run(student, jobs)[border_on_rank]  # the first fault is the last that is known
-    seeds = student.seeds(max(world for world, *_ in trials))  # what they were given
     for world, (trial, nbytes, _), ranks, marked in reached:
         told = spoken_border(world, *trial)
         check_contiguous(f"{told}, forward", marked[0])
@@ -363,6 +362,12 @@ def drawn_border(seeds, trial):
     return xs, upstreams
 
 
+def must_differ(student, seeds, trial):
+    """A premise: what the ranks are given is not the same."""
+    alike = [torch.equal(of_ranks[0], of_ranks[-1]) for of_ranks in drawn_border(seeds, trial)]
+    student.premise(len(seeds) == 1 or not any(alike), "ranks that keep to themselves")
+
+
 def check_forward(told, world, trial, seeds, right, ranks):
     name, _, out, *_ = trial
     for rank, here in enumerate(ranks):
@@ -370,7 +375,6 @@ def check_forward(told, world, trial, seeds, right, ranks):
             not here["fault"], f"{told}: rank {rank} gets {here['fault']}", f"shape {tuple(out)}", here["fault"], rank
         )
     xs, upstreams = drawn_border(seeds, trial)
-    premise(world == 1 or not torch.equal(xs[0], xs[-1]), "ranks that keep to themselves")
     for rank, here in enumerate(ranks):
         y, _ = right[name](xs, upstreams, rank)
         check_tensor(f"{told}, forward: the result on rank {rank}", here["y"], y, 0.0, rank)
@@ -382,7 +386,6 @@ def check_backward(told, world, trial, seeds, right, ranks):
         gone = here["gradient fault"]
         expect(not gone, f"{told}: the gradient on rank {rank} is {gone}", f"shape {tuple(shape)}", gone, rank)
     xs, upstreams = drawn_border(seeds, trial)
-    premise(world == 1 or not torch.equal(upstreams[0], upstreams[-1]), "ranks that keep to themselves")
     for rank, here in enumerate(ranks):
         _, gradient = right[name](xs, upstreams, rank)
         check_tensor(f"{told}, backward: the gradient on rank {rank}", here["gradient"], gradient, 0.0, rank)
@@ -641,10 +644,20 @@ def spoken_trial(kind, world, width, inner, heads, bias, frozen, **_):
     }[kind] + f", on {ranks_of(world)}"
 
 
+def must_train(student, world, kind, right):
+    """A premise: on no rank would a layer that is never trained pass."""
+    trained = any(gradient is not None for gradient in right["gradients"].values())
+    for rank in range(world if kind == "column" else 1):
+        y, last = (cut(out, 2, rank, world) if kind == "column" else out for out in (right["y"], right["last"]))
+        student.premise(not trained or not near(last, y, 100 * REL), "weights that are never trained")
+
+
 def check_layers(student, trials_of, more=()):
     """`trials_of`: number of ranks -> trials. What came of other jobs in the same run, `more`, is returned."""
     trials = [(world, trial) for world, trials in trials_of.items() for trial in trials]
     rights = student.reference(serial_layers, trials=[trial for _, trial in trials])
+    for (world, trial), right in zip(trials, rights):
+        must_train(student, world, trial["kind"], right)
     jobs = [(world, layer_on_rank, trial, (trial, right)) for (world, trial), right in zip(trials, rights)]
     done = in_one_run(student, [*jobs, *more])
     for world, (trial, right), ranks, marked in done[layer_on_rank]:
@@ -751,8 +764,6 @@ def check_outcome(told, kind, world, rank, mine, right, trial):
         if name in mine["weights"]:
             check_gradient(told, name, dimension_of(name, kind), rank, world, mine["gradients"].get(name), gradient)
     last = share(right["last"])
-    trained = any(gradient is not None for gradient in right["gradients"].values())
-    premise(not trained or not near(last, y, 100 * REL), "weights that are never trained")
     told = f"{told}: after {STEPS} steps of SGD, the output on rank {rank}"
     check_tensor(told, mine["last"], last, REL, rank, than="the serial layer's")
 
@@ -1164,13 +1175,21 @@ def test_todo7_loss(student):
             words = draw.choice([n for n in range(40, 60) if has_all(n, world) and (world == 1 or n % world)])
             tokens = [draw.randrange(2, 4), draw.randrange(3, 7)][-dimensions:]
             how = dict(scale=scale, dtype=dtype, counted=counted, ignore=ignore)
+            logits = (world - 1) * 4 * math.prod(tokens) * words / world
+            few = world > 1 and logits <= four_a_token(world, math.prod(tokens))
+            student.premise(not few, "a rank that gathers the logits")
             trials.append((world, dict(seed=draw.randrange(1 << 30), words=words, tokens=tokens, **how)))
     rights = student.reference(serial_losses, trials=[trial for _, trial in trials])
     jobs = [(world, loss_on_rank, trial, (trial, right)) for (world, trial), right in zip(trials, rights)]
     done = in_one_run(student, jobs + [training_job(student, world) for world in (1, 2, 3, 4)])
     for world, (trial, right), ranks, marked in done[loss_on_rank]:
         check_loss(world, trial, ranks, marked, right)
-    check_training(student, done)
+    check_training(done)
+
+
+def four_a_token(world, tokens):
+    """Bytes that a rank sends in an all-gather of four numbers a token; all-reduces take less."""
+    return (world - 1) * 4 * 4 * tokens
 
 
 def check_loss(world, trial, ranks, events, right):
@@ -1202,8 +1221,7 @@ def check_loss(world, trial, ranks, events, right):
         message = f"{told}: rank {rank} changes the logits or targets that it is given"
         expect(mine["untouched"], message, "as they were", "changed", rank)
     n = math.prod(trial["tokens"])
-    most = (world - 1) * 4 * 4 * n  # an all-gather of four numbers a token; all-reduces take less
-    premise(world == 1 or (world - 1) * 4 * n * trial["words"] / world > most, "a rank that gathers the logits")
+    most = four_a_token(world, n)
     both = [forward + backward for forward, backward in zip(events[0], events[2])]
     why = "forward and backward, four numbers a token are enough"
     check_sent(told, both, most, ring_bytes(4 * 2 * n, world), why)
@@ -1293,20 +1311,21 @@ def training_job(student, world, sequence=False, clip=None):
     draw = student.draw("training")
     words, seed = draw.choice((29, 31, 35, 37, 41, 43)), draw.randrange(1 << 30)  # no number of ranks divides them
     how = dict(seed=seed, words=words, sequence=sequence, clip=clip)
-    return world, training_on_rank, how, how
+    right = student.reference(serial_trainings, seed=seed, words=words)[bool(clip)]
+    stuck = [name for name, weight in right["weights"].items() if near(right["first"][name], weight, 2 * REL)]
+    student.premise(not stuck, f"a {stuck[:1]} that never moves")
+    often = not clip or sum(norm > 1.05 * clip for norm in right["norms"]) > LONG // 2
+    student.premise(often, "a norm that never matters")
+    return world, training_on_rank, how, (how, right)
 
 
-def check_training(student, done):
-    for world, how, ranks, marked in done[training_on_rank]:
-        plain, clipped = student.reference(serial_trainings, seed=how["seed"], words=how["words"])
-        check_training_on(world, how["sequence"], how["clip"], ranks, marked, clipped if how["clip"] else plain)
+def check_training(done):
+    for world, (how, right), ranks, marked in done[training_on_rank]:
+        check_training_on(world, how["sequence"], how["clip"], ranks, marked, right)
 
 
 def check_training_on(world, sequence, clip, ranks, marked, right):
     told = f"the model on {ranks_of(world)}{', sequence parallel' if sequence else ''}{', clipped' if clip else ''}"
-    stuck = [name for name, weight in right["weights"].items() if near(right["first"][name], weight, 2 * REL)]
-    premise(not stuck, f"a {stuck[:1]} that never moves")
-    premise(not clip or sum(norm > 1.05 * clip for norm in right["norms"]) > LONG // 2, "a norm that never matters")
     for rank, mine in enumerate(ranks):
         first, expected = mine["losses"][0], right["losses"][0]
         expect(
@@ -1458,7 +1477,7 @@ def test_todo9_finished(student):
                 seen[4] is None, "finish_gradients makes a gradient for a frozen parameter", "None", "a gradient", rank
             )
     jobs = [training_job(student, world, sequence=True) for world in (2, 3, 4)]
-    check_training(student, in_one_run(student, jobs))
+    check_training(in_one_run(student, jobs))
 
 
 def norm_on_rank(code, rank, world, own, common, dtype):
@@ -1569,7 +1588,7 @@ def test_todo11_norm(student):
                 expect(mine["kept"], f"{told}: the gradients are changed by it", "as they were", "changed", rank)
             if 1 in chosen:
                 check_sent(told, marked[2 * number], ring_bytes(8, world), ring_bytes(4, world), "one number is enough")
-    check_training(student, done)
+    check_training(done)
 
 
 # ---------------------------------------------------------------------------------------------------

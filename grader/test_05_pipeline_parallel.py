@@ -43,7 +43,6 @@ from grader.kit import (
     near,
     mark,
     merciless_messages,
-    premise,
     rehearse,
     sound,
     todo,
@@ -656,17 +655,20 @@ def naive_alone(seeds, rows, width, dtype):
 )
 def test_todo2_naive(student):
     draw = student.draw("naive")
+    trials = []
     for world, dtype in ((1, "float32"), (2, "float64"), (3, "float32"), (5, "float32")):
         sizes = dict(rows=draw.randrange(2, 6), width=draw.randrange(3, 6), dtype=dtype)
         seeds = student.seeds(world)
-        run = student.call(naive_on_rank, world=world, seed=seeds, **sizes)
         rights = student.reference(naive_serial, seeds=[*seeds], **sizes)
+        present = [g for right in rights for stage in right["gradients"] for g in stage.values() if g is not None]
+        student.premise(all(g.abs().max() > 0 for g in present), "gradients that are zero")
+        trials.append((world, seeds, sizes, rights))
+    for world, seeds, sizes, rights in trials:
+        run, dtype = student.call(naive_on_rank, world=world, seed=seeds, **sizes), sizes["dtype"]
         for number, (right, events) in enumerate(zip(rights, events_of_trials(run.events, 2), strict=True)):
             ordinal = "" if number == 0 else ", the second one in this process,"
             rows = sizes["rows"] + number
             told = f"a batch of {rows} rows in {dtype}{ordinal} on {world} rank{'s' if world > 1 else ''}"
-            present = [g for stage in right["gradients"] for g in stage.values() if g is not None]
-            premise(all(g.abs().max() > 0 for g in present), "gradients that are zero")
             sound(told, events)
             for rank, left in enumerate(run.evidence):
                 check_naive_rank(told, events[rank], left[number], right, rank, world, REL[dtype])
@@ -835,6 +837,10 @@ def test_todo3_microbatches(student):
         for rows, m in ((6, 3), (5, 2), (4, 4), (7, 1), (3, 5))
     ]
     cases += [(4, [4, 1, 0, 0], 2), (4, [0, 0, 0, 0], 2)]
+    rights = [student.reference(whole_batch, rows=rows, counted=counted) for rows, counted, _ in cases]
+    unequal = rights[-2]
+    apart = abs(unequal["mean of means"] - unequal["loss"]) > 1e-4 * unequal["loss"]
+    student.premise(apart, "a mean of means")
     with hinted("How many rows has each micro-batch, and how many are missing then at the end of the batch?"):
         (seen,) = student.call(split_on_rank, world=1, group=False, cases=cases).evidence
         for (rows, counted, m), found in zip(cases, seen, strict=True):
@@ -842,13 +848,10 @@ def test_todo3_microbatches(student):
             check_split(what, found, rows, counted, m)
             check_given(what, found["changes"])
     (seen,) = student.call(losses_on_rank, world=1, group=False, cases=cases).evidence
-    for (rows, counted, m), found in zip(cases, seen, strict=True):
+    for (rows, counted, m), right, found in zip(cases, rights, seen, strict=True):
         told = f"a batch of {rows} rows of which {counted} targets count, in {m} micro-batch{'es' if m > 1 else ''}"
-        right = student.reference(whole_batch, rows=rows, counted=counted)
         with hinted("By which number is each micro-batch's sum divided, so that the shares add up to the mean?"):
             check_shares(told, found, rows, counted)
-        if sum(counted) and len({n for n in counted if n}) > 1 and rows == 4 and m == 2:
-            premise(abs(right["mean of means"] - right["loss"]) > 1e-4 * right["loss"], "a mean of means")
         with hinted("What happens to each micro-batch before the next one begins, and what is kept of it?"):
             check_accumulated(told, found, right, rows, counted, m)
         check_given(f"accumulate, {told}", found["changes"])
@@ -1414,20 +1417,25 @@ def test_todo5_act(student):
     ]
     split = [drawn_trial(draw, 1, 3, 1, split=True), drawn_trial(draw, 3, 4, 2, split=True, dtype="float64")]
     off = [fixed_trial(draw, "forward passes alone", forward_passes(2, 5, 2), 5, v=2, grad=False)]
-    check_workers(student, trials)
+    rights = [serial_rights(student, some) for some in (trials, split, off)]
+    check_workers(student, trials, rights[0])
     with hinted("Between I and W of a micro-batch others go forward and back. What does W need, and when is it free?"):
-        check_workers(student, split)
+        check_workers(student, split, rights[1])
     with hinted("Without autograd no backward pass comes. Is anything of a forward pass kept all the same?"):
-        check_workers(student, off)
+        check_workers(student, off, rights[2])
 
 
-def check_workers(student, trials):
-    seeds = [*student.seeds(4)]
-    rights = student.reference(serial_trials, trials=serial_of(trials, seeds))
-    given = [nameless(trial) for trial in trials]
+def serial_rights(student, trials):
+    rights = student.reference(serial_trials, trials=serial_of(trials, [*student.seeds(4)]))
+    stages = [stage for right in rights for stage in right["gradients"]]
+    student.premise(all(map(any_gradient, stages)), "gradients that are zero")
+    return rights
+
+
+def check_workers(student, trials, rights):
+    seeds, given = [*student.seeds(4)], [nameless(trial) for trial in trials]
     (found,) = student.call(act_on_rank, world=1, group=False, seeds=seeds, trials=given).evidence
     for trial, ranks, right in zip(trials, found, rights, strict=True):
-        premise(all(any_gradient(stage) for stage in right["gradients"]), "gradients that are zero")
         check_by_hand(f"Worker.act, {name_of(trial)}", trial, ranks, right)
 
 
@@ -1701,10 +1709,6 @@ MANY = 24
 )
 def test_todo6_execute(student):
     draw = student.draw("execute")
-    with hinted("Which stage comes next for F, and which for B? A stage's rank is its number modulo the ranks."):
-        check_goes_to(student)
-    with hinted("in_ticks raises what simulate raises. Is it called before anything is computed?"):
-        check_refused(student)
     off = fixed_trial(draw, "forward passes alone", forward_passes(2, 5, 2), 5, v=2, grad=False)
     crossing = "a schedule whose ranks take the micro-batches in different orders"
     by_ranks = [
@@ -1723,7 +1727,11 @@ def test_todo6_execute(student):
         [drawn_trial(draw, 1, 2, 2)],
         [drawn_trial(draw, 4, 5, 1)],
     ]
-    check_last_one_counts(student, by_ranks[0])
+    last_one_counts(student, by_ranks[0])
+    with hinted("Which stage comes next for F, and which for B? A stage's rank is its number modulo the ranks."):
+        check_goes_to(student)
+    with hinted("in_ticks raises what simulate raises. Is it called before anything is computed?"):
+        check_refused(student)
     for trials in by_ranks:
         check_trials(student, trials)
 
@@ -1763,13 +1771,13 @@ def check_refused(student):
         )
 
 
-def check_last_one_counts(student, trials):
-    """The premise: a last micro-batch that is left out changes some gradient of each stage."""
+def last_one_counts(student, trials):
+    """A premise: a last micro-batch that is left out changes some gradient of each stage."""
     (one, *_) = serial_of(trials, [*student.seeds(len(trials[0]["schedule"]))])
     whole, less = student.reference(serial_trials, trials=[one, one | {"leave_out": one["m"] - 1}])
     for a, b in zip(whole["gradients"], less["gradients"], strict=True):
         seen = any((a[n] - b[n]).abs().max() > 10 * REL["float32"] * a[n].abs().max() for n in a if a[n] is not None)
-        premise(seen, "a last micro-batch that is left out")
+        student.premise(seen, "a last micro-batch that is left out")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -2355,24 +2363,30 @@ def evaluated_alone(seeds, v, m, rows, width, dtype):
 )
 def test_todo12_evaluation(student):
     draw = student.draw("evaluation")
+    trials = [evaluation_trial(student, draw, world, v) for world, v in ((2, 2), (3, 1))]
     with hinted("Which rank has the value, and which dtype keeps all its digits?"):
         check_told(student, draw)
     with hinted("Only forward passes. In which order do they go through the chunks, so that no rank waits?"):
         check_forward_only(student)
-    for world, v in ((2, 2), (3, 1)):
-        ms = [draw.randrange(3, 5), 3]
-        how = dict(v=v, **sizes_drawn(draw))
-        seeds = student.seeds(world)
-        run = student.call(evaluate_on_rank, world=world, seed=seeds, ms=ms, **how)
-        for number, (m, events) in enumerate(zip(ms, events_of_trials(run.events, 2), strict=True)):
-            mine = [seed + 500 * number for seed in seeds]
-            right = student.reference(evaluated_alone, seeds=mine, m=m, **how)
-            apart = abs(right["mean"] - right["mean of means"]) > 1e-3 * right["mean"]
-            premise(apart, "a mean of the batches' means")
+    for world, ms, how, rights in trials:
+        run, v = student.call(evaluate_on_rank, world=world, seed=student.seeds(world), ms=ms, **how), how["v"]
+        for number, (m, right, events) in enumerate(zip(ms, rights, events_of_trials(run.events, 2), strict=True)):
             again = ", the second evaluation in this process," if number else ","
             told = f"evaluate{again} two batches on {world} ranks" + (f" with {v} chunks each" if v > 1 else "")
             with hinted("Follow one batch: which mode, which schedule, what is added where, and what is put back?"):
                 check_evaluation(told, events, [left[number] for left in run.evidence], right, v, m, how)
+
+
+def evaluation_trial(student, draw, world, v):
+    """Two evaluations of two batches each, whose means differ: (ranks, micro-batches, sizes, what is right)."""
+    ms, how, rights = [draw.randrange(3, 5), 3], dict(v=v, **sizes_drawn(draw)), []
+    for number, m in enumerate(ms):
+        seeds = [seed + 500 * number for seed in student.seeds(world)]
+        right = student.reference(evaluated_alone, seeds=seeds, m=m, **how)
+        apart = abs(right["mean"] - right["mean of means"]) > 1e-3 * right["mean"]
+        student.premise(apart, "a mean of the batches' means")
+        rights.append(right)
+    return world, ms, how, rights
 
 
 def check_told(student, draw):

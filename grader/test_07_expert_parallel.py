@@ -38,7 +38,6 @@ from grader.kit import (
     hinted,
     kind_of,
     mark,
-    premise,
     todo,
 )
 from utils.memory import Storages
@@ -186,7 +185,7 @@ def test_todo1_route(student):
                 told_apart = margin(right[3], k) > MARGIN
             if told_apart:
                 break
-        premise(told_apart, "a choice that rounding makes")
+        student.premise(told_apart, "a choice that rounding makes")
         trials.append([kind, n, dim, experts, k, seed])
         rights.append((right, h, router))
     (seen,) = student.call(routed_on_rank, world=1, group=False, trials=trials).evidence
@@ -883,7 +882,6 @@ def test_todo5_capacity(student):
             (1, 1, 8, 1.0),
         )
     }
-    check_answers(student, right, wrong="is wrong: an even share times the factor, rounded up")
     trials = []
     for number, (n, k, experts, limit, factor, shares) in enumerate(
         (
@@ -907,8 +905,9 @@ def test_todo5_capacity(student):
             )
             if told_apart:
                 break
-        premise(told_apart, "slots that are dropped token by token")
+        student.premise(told_apart, "slots that are dropped token by token")
         trials.append([chosen, [n, k], experts, limit, factor, shares])
+    check_answers(student, right, wrong="is wrong: an even share times the factor, rounded up")
     (seen,) = student.call(dropped_on_rank, world=1, group=False, trials=trials).evidence
     for found, (chosen, (n, k), experts, limit, factor, shares) in zip(seen, trials, strict=True):
         what = f"drop of {n} tokens with {k} choice{s(k)} of {experts} experts, limit {limit}" + (
@@ -1004,10 +1003,10 @@ def right_balance(parts, experts, k):
     ),
 )
 def test_todo6_balance(student):
+    trials = []
     for number, (ns, experts, k) in enumerate(BALANCES):
         world = len(ns)
         seeds = student.draw("balance", number).sample(range(1 << 40), world)
-        run = student.call(balanced_on_rank, world=world, seed=Private(seeds), n=Private(ns), experts=experts, k=k)
         parts = [balance_inputs(seed, n, experts, k, r) for r, (seed, n) in enumerate(zip(seeds, ns, strict=True))]
         for probs, _ in parts:
             probs.requires_grad_()
@@ -1015,7 +1014,11 @@ def test_todo6_balance(student):
         right.backward()
         right = right.detach()
         local = [right_balance([part], experts, k).item() if len(part[0]) else 0.0 for part in parts]
-        premise(world == 1 or abs(sum(local) / world - float(right)) > 1e-2, "a mean of local products")
+        student.premise(world == 1 or abs(sum(local) / world - float(right)) > 1e-2, "a mean of local products")
+        trials.append((seeds, ns, experts, k, parts, right, local))
+    for seeds, ns, experts, k, parts, right, local in trials:
+        world = len(ns)
+        run = student.call(balanced_on_rank, world=world, seed=Private(seeds), n=Private(ns), experts=experts, k=k)
         what = (
             f"balancing_loss on {world} rank{s(world)} with {', '.join(map(str, ns))} tokens, {experts} "
             f"experts, {k} a token"
@@ -1409,6 +1412,7 @@ TRAININGS = ((2, 2, 2, 2, 1.0), (3, 3, 1, 1, None), (4, 2, 3, 2, 1.25))
     ),
 )
 def test_todo9_training(student):
+    trials = []
     for world, spread, each, k, factor in TRAININGS:
         how = dict(experts=spread * each, k=k, factor=factor)
         for attempt in range(20):
@@ -1416,9 +1420,11 @@ def test_todo9_training(student):
             right = student.reference(serial, seeds=seeds, **how)
             if right["margin"] > MARGIN and (factor is None or right["dropped"]):
                 break
-        premise(right["margin"] > MARGIN, "a choice that rounding makes")
-        premise(factor is None or right["dropped"] > 0, "a layer that drops nothing")
-        check_training(student, world, spread, each, seeds, how, right)
+        student.premise(right["margin"] > MARGIN, "a choice that rounding makes")
+        student.premise(factor is None or right["dropped"] > 0, "a layer that drops nothing")
+        trials.append((world, spread, each, seeds, how, right))
+    for trial in trials:
+        check_training(student, *trial)
 
 
 def check_training(student, world, spread, each, seeds, how, right):

@@ -34,7 +34,6 @@ from grader.kit import (
     hinted,
     mark,
     plain,
-    premise,
     todo,
 )
 
@@ -189,6 +188,10 @@ def test_todo1_orders(student):
     for sizes, sent, node in asked:
         orders = all_orders(sizes)
         questions.append((sizes, sent, node, [list(order) for order in draw.sample(orders, min(6, len(orders)))]))
+    bests = {
+        tuple(min(all_orders(sizes), key=lambda order: crossing(order, sent, node))) for sizes, sent, node in asked
+    }
+    student.premise(len(bests) > 2, "always the same order")
     (seen,) = student.call(orders_on_rank, world=1, group=False, asked=questions).evidence
     for (sizes, sent, node, orders), found in zip(questions, seen, strict=True):
         told = f"{spoken(sizes)}, {node} ranks a node, sending {sent}"
@@ -227,7 +230,6 @@ def test_todo1_orders(student):
                 f"{counts[fewest]:,.10g} bytes, as with {' × '.join(fewest)}",
                 f"{counts[best]:,.10g} bytes with {' × '.join(best)}",
             )
-    premise(len({tuple(found["best"]) for found in seen}) > 2, "always the same order")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -551,7 +553,6 @@ def gradients_on_rank(code, rank, world, todo):
             {
                 "gradients": {name: as_evidence(p.grad) for name, p in piece.parameters.items()},
                 "facts": {name: list(fact) for name, fact in piece.facts.items()},
-                "before": {name: grad.norm().item() for name, grad in before.items()},
                 "kept": {name: plain(torch.equal(p.grad, before[name])) for name, p in piece.parameters.items()},
             }
         )
@@ -588,16 +589,26 @@ def my_part(case, place):
     return [part[row :: players_of(case), begin : begin + width] for part in text_of(case)]
 
 
-def serial_gradients(case):
-    """Of one process, in float64."""
+def serial_gradients(case, parts=1):
+    """Of one process, in float64; of `parts` equal parts of the tokens, only the first counts."""
     weights = {name: w.double().requires_grad_() for name, w in weights_of(case["model"]).items()}
     x, y = text_of(case)
     h = weights["table"][x.flatten()]
     for layer in range(case["model"][3]):
         inner = (h * weights[f"{layer}.norm"]) @ weights[f"{layer}.up"]
         h = h + F.gelu(inner) @ weights[f"{layer}.down"] + weights[f"{layer}.bias"]
-    F.cross_entropy(h @ weights["table"].T, y.flatten()).backward()
+    counted = len(h) // parts
+    F.cross_entropy(h[:counted] @ weights["table"].T, y.flatten()[:counted]).backward()
     return {name: w.grad for name, w in weights.items()}
+
+
+def must_add_up(student, case):
+    """A premise: where each rank has seen a part of the tokens, its gradients are not those of all."""
+    sizes = case["sizes"]
+    parts = math.prod(sizes.get(axis, 1) for axis in ("dp", "shard", "cp")) * sizes["tp"] ** case["sequence_parallel"]
+    whole, own = (student.reference(serial_gradients, case=case, parts=count) for count in (1, parts))
+    apart = max(abs(own[name].norm() / grad.norm() - 1).item() for name, grad in whole.items())
+    student.premise(parts == 1 or apart > 0.05, "gradients that are left as they are")
 
 
 @todo(
@@ -626,7 +637,6 @@ def serial_gradients(case):
     ),
 )
 def test_todo4_gradients(student):
-    (seen,) = student.call(due_on_rank, world=1, group=False).evidence
     draw = student.draw("gradients")
     worlds = {
         1: [({"pp": 1, "dp": 1, "cp": 1, "tp": 1}, False)],
@@ -649,8 +659,8 @@ def test_todo4_gradients(student):
         ],
         6: [({"pp": 3, "dp": 1, "tp": 2}, True), ({"pp": 2, "dp": 3, "tp": 1}, False)],
     }
+    todos = {world: [] for world in worlds}
     for world, shapes in worlds.items():
-        todo = []
         for sizes, sequence_parallel in shapes:
             layers = sizes["pp"] * draw.choice([1, 2])
             dim, hidden = draw.randint(3, 7), sizes["tp"] * draw.randint(2, 5)
@@ -658,16 +668,24 @@ def test_todo4_gradients(student):
             length = sizes.get("cp", 1) * sizes["tp"] * draw.randint(2, 3)
             case = {"sizes": shuffled(draw, sizes), "sequence_parallel": sequence_parallel}
             case |= {"model": [draw.randint(9, 15), dim, hidden, layers, draw.randint(1, 999)]}
-            todo.append(case | {"batch": players * draw.randint(1, 2), "length": length})
+            case |= {"batch": players * draw.randint(1, 2), "length": length}
+            must_add_up(student, case)
+            todos[world].append(case)
+    (seen,) = student.call(due_on_rank, world=1, group=False).evidence
+    for world, of_world in todos.items():
         with on_meshes(
-            todo,
+            of_world,
             "Along pp, only a tied parameter is on two stages, the two ends: `ends` is their group, and None for a"
             " stage between them.",
         ):
-            run = student.call(gradients_on_rank, world=world, todo=todo)
+            run = student.call(gradients_on_rank, world=world, todo=of_world)
         found = cases(run.events)
-        for number_of_case, case in enumerate(todo):
-            check_gradients(student, case, [mine[number_of_case] for mine in run.evidence], found[2 * number_of_case])
+        for number_of_case, case in enumerate(of_world):
+            serial, ranks = (
+                student.reference(serial_gradients, case=case),
+                [mine[number_of_case] for mine in run.evidence],
+            )
+            check_gradients(serial, case, ranks, found[2 * number_of_case])
     for fact, found in zip(itertools.product((True, False), repeat=3), seen, strict=True):
         cut, some, tied = fact
         for axis, got in zip(AXES, found, strict=True):
@@ -678,12 +696,10 @@ def test_todo4_gradients(student):
             expect(got == right, f'due("{axis}", …) of a parameter with {told} is another', right, got)
 
 
-def check_gradients(student, case, ranks, events):
+def check_gradients(serial, case, ranks, events):
     sizes = case["sizes"]
     parallel = "with" if case["sequence_parallel"] else "without"
     told = f"{spoken_mesh(sizes)}, {parallel} sequence parallel"
-    serial = student.reference(serial_gradients, case=case)
-    apart, shared = 0.0, False
     for rank, (mine, place) in enumerate(zip(ranks, box(sizes), strict=True)):
         most = 0.0
         for name, got in mine["gradients"].items():
@@ -695,7 +711,6 @@ def check_gradients(student, case, ranks, events):
             whole = isinstance(got, torch.Tensor) and got.shape == right.shape
             expect(whole, f"{told}: {name} has no gradient on rank {rank}", f"of shape {tuple(right.shape)}", got, rank)
             difference = (got.double() - right).norm().item()
-            apart = max(apart, abs(mine["before"][name] / right.norm().item() - 1))
             if difference > CLOSE * right.norm().item():
                 what = "cut" if cut else "whole, used on some tokens" if some else "whole"
                 wrongs = {"it is left as this rank had it": got} if mine["kept"][name] else {}
@@ -712,8 +727,6 @@ def check_gradients(student, case, ranks, events):
             lengths += [sizes["tp"] if some and not cut else 1, 2 if tied and sizes["pp"] > 1 else 1]
             most += sum(2 * (length - 1) / length * 4 * right.numel() for length in lengths)
         check_sent(f"{told}, the gradients", events, most, 0, "more than needed", [rank])
-        shared = shared or most > 0
-    premise(not shared or apart > 0.05, "gradients that are left as they are")
 
 
 def taken_for(right, parts, sizes, cut, some, tied):

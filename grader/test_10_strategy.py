@@ -18,7 +18,7 @@ from dataclasses import asdict, fields, replace
 from functools import lru_cache, partial
 
 
-from grader.kit import as_evidence, known, same_numbers, written, Wrong, expect, hinted, premise, todo
+from grader.kit import as_evidence, known, same_numbers, written, Wrong, expect, hinted, todo
 from utils.plan import Link, Machine, Model, Plan
 
 BUILDS = "memory, messages and time of a plan; the best plan for a model and a machine; when to stop adding GPUs"
@@ -236,7 +236,7 @@ def test_todo1_memory(student):
         stages = [sum(by_kind(model, plan, stage).values()) for stage in range(plan.pp)]
         last_is_fullest |= plan.pp > 1 and stages[-1] < stages[0]
         right.append(("most_memory", (model, plan), max(stages)))
-    premise(last_is_fullest, "the memory of the last stage for the largest")
+    student.premise(last_is_fullest, "the memory of the last stage for the largest")
     check_formulas(
         student,
         right,
@@ -440,11 +440,13 @@ def test_todo3_time(student):
     machines.append(replace(drawn_machine(draw, 8), name="a machine of even links", inside=even, between=even))
     answers = [times(model, plan, machine) for model, plan in pairs for machine in machines]
     for part in ("cp", "data"):
-        premise(any(found[part] > 0 for found in answers), f"messages of {part} that cost nothing")
-        premise(any(found[part] == 0 for found in answers), f"messages of {part} that are waited for")
+        student.premise(any(found[part] > 0 for found in answers), f"messages of {part} that cost nothing")
+        student.premise(any(found[part] == 0 for found in answers), f"messages of {part} that are waited for")
     lines = [(plan, machine) for (_, plan), machine in itertools.product(pairs, machines)]
     several = [wire("dp", *line) != wire("dp", *line, adapters=False) for line in lines]
-    premise(any(several) and not all(several), "a ring that crosses once, however many members it has in a node")
+    student.premise(
+        any(several) and not all(several), "a ring that crosses once, however many members it has in a node"
+    )
     right = []
     for (_, plan), machine in itertools.product(pairs, machines):
         for axis in ("tp", "cp", "shard", "dp", "pp") + (("ep",) if plan.ep > 1 else ()):
@@ -561,11 +563,13 @@ def test_todo4_best(student):
     draw = student.draw("best")
     asked = [(model, plan, FORTY) for model, plan, _ in BROKEN]
     for model, plan, rule in BROKEN:
-        premise(cannot(model, plan, FORTY) == rule, f"a plan that breaks another rule than “{rule}”")
-    for model, gpus, batch, _ in CASES:
-        plans = list(all_plans(model, gpus, batch))
+        student.premise(cannot(model, plan, FORTY) == rule, f"a plan that breaks another rule than “{rule}”")
+    for model, gpus, batch, about in CASES:
+        plans, (best, _) = list(all_plans(model, gpus, batch)), fastest_of(model, gpus, batch, FORTY)
+        solved = any(getattr(best, axis) > 1 for axis in about)
+        student.premise(solved, f"a case about {about} that is solved without it")
         asked += [(model, plan, FORTY) for plan in draw.sample(plans, 12)]
-        asked.append((model, fastest_of(model, gpus, batch, FORTY)[0], FORTY))
+        asked.append((model, best, FORTY))
     small, four = Model(768, 12, 12, 32000, 1024), Plan(16, pp=4, dp=4)
     asked.append((small, four, FORTY))  # as many micro-batches as stages
     for share in (0.95, 0.85):  # of the memory: one is too much
@@ -589,9 +593,6 @@ def test_todo4_best(student):
             "First leave out what why_not gives a reason for. What is left, compare by the sum of its seconds."
         ):
             check_best(model, gpus, batch, machine, got)
-    for model, gpus, batch, about in CASES:
-        best, _ = fastest_of(model, gpus, batch, FORTY)
-        premise(any(getattr(best, axis) > 1 for axis in about), f"a case about {about} that is solved without it")
 
 
 def check_best(model, gpus, batch, machine, got):
@@ -677,7 +678,7 @@ def test_todo5_stop(student):
         within = Machine(
             "fast links in a node of 8, slow ones between", 3e14, 4e10, 1e12, 8, Link(1e12, 0), Link(1e9, 0)
         )
-        premise(crossing_at(1e4, scheme, within) == 9, "the slow links for GPUs of one node")
+        student.premise(crossing_at(1e4, scheme, within) == 9, "the slow links for GPUs of one node")
         right.append(("overtaken_at", (1e4, scheme, within), 9))
     for _ in range(2):
         batch, critical, steps = draw.uniform(10, 9999), draw.uniform(100, 5000), draw.uniform(1e3, 1e5)

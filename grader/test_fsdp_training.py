@@ -45,7 +45,6 @@ from grader.kit import (
     on_nodes,
     one_writer,
     parameters,
-    premise,
     record_files,
     reported,
     same_losses,
@@ -237,7 +236,7 @@ def serial_evaluation():
 def test_todo2_in_step(student):
     world = 3
     right = student.reference(serial_evaluation)
-    premise(abs(right[0] - right[1]) > 1e-3, "one set in place of the other")
+    student.premise(abs(right[0] - right[1]) > 1e-3, "one set in place of the other")
     ranks = student.call(evaluate_on_rank, world=world).evidence
     for rank, seen in enumerate(ranks):
         for length, (mean, passes), wanted in zip(LENGTHS, seen, right, strict=True):
@@ -328,11 +327,12 @@ def test_todo3_shard(student):
     blocks, rest = sizes()
     everything = [shape for block in blocks for shape in block] + rest
     psi = sum(map(math.prod, everything))
+    rights = {world: student.reference(serial_step, seeds=[*student.seeds(world)])["grads"] for world in (4, 3)}
+    for right in rights.values():
+        student.premise(all(grad.norm() > 0 for grad in right.values()), "gradients of zero")
     for world, chosen in ((4, STRATEGIES), (3, ("full",))):  # of 3, no size is a multiple
-        seeds = student.seeds(world)
-        run = student.call(shard_on_rank, world=world, seed=seeds, chosen=chosen)
+        run, right = student.call(shard_on_rank, world=world, seed=student.seeds(world), chosen=chosen), rights[world]
         ranks = run.evidence
-        right = student.reference(serial_step, seeds=[*seeds])["grads"]
         expect(
             "twice" not in ranks[0],
             "shard() cuts parameters that are cut already: a call for the whole model takes all that no earlier call"
@@ -401,7 +401,6 @@ OF_ONE = "that of one process on the whole batch"
 
 
 def check_gradients(told, seen, right, world):
-    premise(all(grad.norm() > 0 for grad in right.values()), "gradients of zero")
     for name, grad in right.items():
         expect(name in seen, f"{told}, {name} has no gradient", "a gradient", "none")
         hint = ""
@@ -529,6 +528,7 @@ def test_todo4_first_weights(student):
     world, seed = 4, 7
     blocks, rest = sizes(DEEP)
     share = shares([shape for block in blocks for shape in block] + rest, 2)
+    moment = bytes_of_a_moment(student, shards=2)
     ranks = student.call(first_on_rank, world=world, seed=seed).evidence
     right, seen = student.reference(serial_weights, seed=seed, config=DEEP), together(ranks, "weights")
     for row in range(2):  # the copies
@@ -570,21 +570,24 @@ def test_todo4_first_weights(student):
             rank,
         )
         if rank not in owners:
-            check_moment("first_weights", rank, mine["most"], shards=2)
+            check_moment("first_weights", rank, mine["most"], *moment)
 
 
-def check_moment(what, rank, seen, shards):
-    """Besides its part of DEEP, one of `shards`, a rank may have a few whole tensors at once: one that arrives, one
-    that is being cut, and those that gloo's threads have not released yet.
+def bytes_of_a_moment(student, shards):
+    """Of the whole DEEP, and the most for a rank at once: besides its part, one of `shards`, it may have a few whole
+    tensors, one that arrives, one that is being cut, and those that gloo's threads have not released yet.
     """
     blocks, rest = sizes(DEEP)
-    everything = [math.prod(shape) for shape in [shape for block in blocks for shape in block] + rest]
-    shares_of_all = shares([shape for block in blocks for shape in block] + rest, shards)
-    most = 4 * shares_of_all + 4 * 6 * max(everything)
-    premise(4 * sum(everything) > most, "a rank that has the whole model for a moment")
+    shapes = [shape for block in blocks for shape in block] + rest
+    whole, most = 4 * sum(map(math.prod, shapes)), 4 * shares(shapes, shards) + 4 * 6 * max(map(math.prod, shapes))
+    student.premise(whole > most, "a rank that has the whole model for a moment")
+    return whole, most
+
+
+def check_moment(what, rank, seen, whole, most):
     expect(
         seen <= most,
-        f"in {what}, rank {rank} has {seen:,} bytes of weights at one moment, of {4 * sum(everything):,} that the model"
+        f"in {what}, rank {rank} has {seen:,} bytes of weights at one moment, of {whole:,} that the model"
         " has: the whole is put together there; tensor by tensor it never would be",
         f"at most {most:,} bytes: its shards, and a few tensors",
         f"{seen:,} bytes",
@@ -747,7 +750,7 @@ def test_todo6_clip(student):
     seeds = student.seeds(world)
     grads = student.reference(serial_step, seeds=[*seeds])["grads"]
     right = math.sqrt(sum(grad.double().square().sum().item() for grad in grads.values()))
-    premise(CLIPS[0] < right / 2, "gradients that are not clipped")
+    student.premise(CLIPS[0] < right / 2, "gradients that are not clipped")
     ranks = student.call(clip_on_rank, world=world, seed=seeds).evidence
     for case, clip in enumerate(CLIPS):
         factor = clip / right if clip else 1.0
@@ -1029,12 +1032,13 @@ def save_on_rank(code, rank, world):
     ),
 )
 def test_todo9_save(student):
+    moment = bytes_of_a_moment(student, shards=3)
     for nodes in (1, 3):
         with on_nodes(nodes, 3):
-            check_save(student, nodes)
+            check_save(student, nodes, moment)
 
 
-def check_save(student, nodes):
+def check_save(student, nodes, moment):
     run = student.call(save_on_rank, world=3, nodes=nodes)
     ranks = run.evidence
     writers = one_writer(run)
@@ -1047,7 +1051,7 @@ def check_save(student, nodes):
     )
     for rank, seen in enumerate(ranks):
         if rank not in writers:
-            check_moment("save_checkpoint", rank, seen["most"], shards=3)
+            check_moment("save_checkpoint", rank, seen["most"], *moment)
 
 
 # ---------------------------------------------------------------------------------------------------

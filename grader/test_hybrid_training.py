@@ -55,9 +55,9 @@ from grader.kit import (
     kind_of,
     mains_on_rank,
     mark,
+    must_have_gradients,
     must_move,
     one_writer,
-    premise,
     record_files,
     reported,
     same_report,
@@ -459,16 +459,20 @@ OF_THE_LOSS = (
     ),
 )
 def test_todo3_split(student):
-    cases_3 = ((1, False, 1), (2, False, 3), (3, True, 2))
-    for world, sequence, n_stages in cases_3:
+    trials = []
+    for world, sequence, n_stages in ((1, False, 1), (2, False, 3), (3, True, 2)):
         layers = student.draw("blocks", world).choice((n_stages, n_stages + 1))
         sizes = drawn_sizes(student, world, "split", words=WORDS, layers=layers)
         seed = student.draw("batch", world, sequence).randrange(1 << 40)
-        flags = f"--tp {world}{' --sequence-parallel' if sequence else ''}"
-        told = f"with {flags}, and {many(layers, 'block')} in {many(n_stages, 'stage')}"
-        run = student.call(split_on_rank, world=world, sizes=sizes, seed=seed, sequence=sequence, n_stages=n_stages)
         right = student.reference(serial_step, sizes=sizes, seeds=[seed])
-        premise(right["targets"] not in (1, sizes["batch"] * sizes["length"]), "a batch whose targets all count")
+        some_count = right["targets"] not in (1, sizes["batch"] * sizes["length"])
+        student.premise(some_count, "a batch whose targets all count")
+        must_have_gradients(student, right["grads"])
+        trials.append((world, sequence, n_stages, sizes, seed, right))
+    for world, sequence, n_stages, sizes, seed, right in trials:
+        flags = f"--tp {world}{' --sequence-parallel' if sequence else ''}"
+        told = f"with {flags}, and {many(sizes['layers'], 'block')} in {many(n_stages, 'stage')}"
+        run = student.call(split_on_rank, world=world, sizes=sizes, seed=seed, sequence=sequence, n_stages=n_stages)
         check_refused(told, "a stage", run.evidence)
         for rank, seen in enumerate(run.evidence):
             with hinted(OF_THE_LOSS):
@@ -621,14 +625,18 @@ def by_data(student, shape, *purpose):
     ),
 )
 def test_todo4_shard(student):
+    trials = []
     for shape in ((1, 2, 2, 1), (1, 1, 3, 1), (1, 2, 1, 2)):
-        tp, shard = shape[3], shape[2]
-        sizes = drawn_sizes(student, tp, "shard", *shape, words=WORDS)
+        sizes = drawn_sizes(student, shape[3], "shard", *shape, words=WORDS)
         seeds, private = by_data(student, shape, "shard", *shape)
+        right = student.reference(serial_step, sizes=sizes, seeds=seeds, rows=2 * MICRO)
+        must_have_gradients(student, right["grads"])
+        trials.append((shape, sizes, seeds, private, right))
+    for shape, sizes, seeds, private, right in trials:
+        tp, shard = shape[3], shape[2]
         told = f"with {shaped(shape)}"
         short = shape[2] == 3
         run = student.call(shard_on_rank, world=math.prod(shape), shape=shape, sizes=sizes, seed=private, short=short)
-        right = student.reference(serial_step, sizes=sizes, seeds=seeds, rows=2 * MICRO)
         check_refused(told, "a step", run.evidence)
         share = share_of(sizes, shard, tp)
         for rank, seen in enumerate(run.evidence):
@@ -1093,11 +1101,14 @@ def counted_wrongly(length, shape, sizes):
     ),
 )
 def test_todo9_evaluate(student):
+    trials = []
     for shape, interleaved in (((2, 1, 2, 1), True), ((2, 1, 1, 2), False), ((1, 2, 2, 1), False)):
         layers = 4 if interleaved else 2  # a block for each stage
         sizes = drawn_sizes(student, shape[3], "evaluate", *shape, words=WORDS, layers=layers) | {"length": 6}
         right = student.reference(serial_evaluation, sizes=sizes)
-        premise(abs(right[0][0] - right[0][1]) > 1e-6 * right[0][0], "batches with equal means")
+        student.premise(abs(right[0][0] - right[0][1]) > 1e-6 * right[0][0], "batches with equal means")
+        trials.append((shape, interleaved, sizes, right))
+    for shape, interleaved, sizes, right in trials:
         told = f"with {shaped(shape)}{' and --schedule interleaved' if interleaved else ''}"
         run = student.call(evaluate_on_rank, world=math.prod(shape), shape=shape, sizes=sizes, interleaved=interleaved)
         for rank, left in enumerate(run.evidence):
@@ -1177,6 +1188,7 @@ RUNS = (  # ranks, blocks, flags: a block for each stage, since what a stage mak
     (8, 2, "--pp 2 --shard 2 --tp 2 --sequence-parallel --microbatches 3"),
     (4, 4, "--pp 2 --dp 2 --schedule interleaved --microbatches 2"),
 )
+MODELS = [[*ARGV, "--layers", f"{layers}"] for _, layers, _ in RUNS]
 KEPT = ("held", "steps", "still_in_a_group", "files")  # of a run: no weights, which lie in stages
 
 
@@ -1213,6 +1225,9 @@ OF_THE_STATE = (
     ),
 )
 def test_todo10_checkpoints(student):
+    serials = [student.serial(["--data", "data", "--out", "out", *argv], corpus(student)) for argv in MODELS]
+    for serial in serials:
+        must_move(student, serial)
     for shape in ((2, 1, 1, 2), (2, 1, 2, 1), (3, 1, 1, 1)):
         check_file(student, shape)
     shapes = [(2, 1, 1, 2), (4, 1, 1, 1), (1, 2, 2, 1)]
@@ -1248,7 +1263,7 @@ def test_todo10_checkpoints(student):
                     seen["lr"],
                     rank,
                 )
-    check_law(student)
+    check_law(student, serials)
 
 
 def check_file(student, shape):
@@ -1275,22 +1290,20 @@ def check_file(student, shape):
             )
 
 
-def check_law(student):
+def check_law(student, serials):
     """The parallel run is the serial run."""
-    models = [[*ARGV, "--layers", f"{layers}"] for _, layers, _ in RUNS]
     run = student.call(
         mains_on_rank,
         world=8,
         group=None,
-        runs=[[ranks, [*argv, *flags.split()]] for (ranks, _, flags), argv in zip(RUNS, models, strict=True)],
+        runs=[[ranks, [*argv, *flags.split()]] for (ranks, _, flags), argv in zip(RUNS, MODELS, strict=True)],
         data=corpus(student),
         keep=KEPT,
     )
     for case, (world, layers, flags) in enumerate(RUNS):
-        serial = student.serial(["--data", "data", "--out", "out", *models[case]], corpus(student))
+        serial = serials[case]
         lines, final = reported(serial), serial.evidence[0]["weights"]
         steps = [line["loss"] for line in lines if line["kind"] == "step"]
-        must_move(student, serial)
         psi = sum(weight.numel() for weight in final.values())
         told = f"on {world} ranks with {flags} --layers {layers},"
         for rank, left in enumerate(run.evidence[:world]):

@@ -47,7 +47,6 @@ from grader.kit import (
     mark,
     must_move,
     one_writer,
-    premise,
     record_files,
     reported,
     same_report,
@@ -843,10 +842,12 @@ def serial_sum(seed, rows):
     ),
 )
 def test_todo5_batches(student):
+    right = student.reference(serial_evaluation)
+    student.premise(abs(right[0] - right[1]) > 1e-3, "one set in place of the other")
     with hinted("One call for the passes. What is the sum of a list that may be empty, and may still have its graph?"):
         check_training(student)
     with hinted("The same without backward passes. On which ranks are the losses, and so the targets to be counted?"):
-        check_evaluating(student)
+        check_evaluating(student, right)
 
 
 def check_training(student):
@@ -951,9 +952,7 @@ def serial_evaluation():
     return means
 
 
-def check_evaluating(student):
-    right = student.reference(serial_evaluation)
-    premise(abs(right[0] - right[1]) > 1e-3, "one set in place of the other")
+def check_evaluating(student, right):
     for grid, turns in (((2, 2), (1, 2)), ((3, 1), (1,))):
         run = student.call(evaluate_on_rank, world=math.prod(grid), grid=grid, turns=turns)
         for k, many in enumerate(turns):
@@ -1148,12 +1147,14 @@ def whole_gradient(seed, pp, turns):
     ),
 )
 def test_todo7_clip(student):
-    seed = student.draw("clip").randrange(1000)
-    for grid in ((2, 2, 2), (3, 1, 1)):
-        pp, data, turns = grid
+    seed, trials = student.draw("clip").randrange(1000), []
+    for pp, data, turns in ((2, 2, 2), (3, 1, 1)):
         grads = student.reference(whole_gradient, seed=seed, pp=pp, turns=turns)
         right = math.sqrt(sum(grad.double().square().sum().item() for grad in grads.values()))
-        premise(CLIPS[0] < right / 2 and right < CLIPS[2], "gradients that are not clipped")
+        student.premise(CLIPS[0] < right / 2 and right < CLIPS[2], "gradients that are not clipped")
+        trials.append(((pp, data, turns), grads, right))
+    for grid, grads, right in trials:
+        pp, data, turns = grid
         run = student.call(clip_on_rank, world=pp * data, seed=seed, grid=grid)
         for rank, left in enumerate(run.evidence):
             for clip, seen in zip(CLIPS, left, strict=True):
@@ -1337,6 +1338,8 @@ def same_weights(told, serial, run, out, pp):
     ),
 )
 def test_todo9_grid(student):
+    serial = serial_run(student)
+    must_move(student, serial)
     with hinted("Which ranks are neighbours in your grid, and what do they send each other?"):
         world = 6
         for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, pipelines=PIPELINES).evidence):
@@ -1345,7 +1348,7 @@ def test_todo9_grid(student):
     with hinted("All ranks of a pipeline read the same samples. How many shares are there, then?"):
         check_samplers(student)
     with hinted("Each TODO is right by itself. What is the first number that differs, and which TODO makes it?"):
-        check_whole_runs(student)
+        check_whole_runs(student, serial)
 
 
 def check_mesh(told, mesh, pp, data, rank):
@@ -1433,10 +1436,9 @@ def check_training_samples(told, ranks, seed):
             )
 
 
-def check_whole_runs(student):
-    world, serial = 4, serial_run(student)
+def check_whole_runs(student, serial):
+    world = 4
     losses = [line["loss"] for line in reported(serial) if line["kind"] == "step"]
-    must_move(student, serial)
     psi = sum(weight.numel() for weight in serial.evidence[0]["weights"].values())
     runs = [[ranks, [*ARGV, *flags.split()]] for ranks, flags in RUNS]
     run = student.call(mains_on_rank, world=world, group=None, runs=runs, data=corpus(student), keep=KEPT)

@@ -40,7 +40,6 @@ from grader.kit import (
     mains_on_rank,
     mark,
     next_world,
-    premise,
     reported,
     same_report,
     todo,
@@ -95,10 +94,14 @@ class Watch:
         self.busy.now = False
 
 
+def drawn_part(seed):
+    return torch.rand(50, generator=torch.Generator().manual_seed(seed))
+
+
 def whole_on_rank(code, rank, world, seed):
     import torch.distributed.checkpoint as dcp
 
-    mine = {f"part-{rank}": torch.rand(50, generator=torch.Generator().manual_seed(seed)), "position": {"step": 7}}
+    mine = {f"part-{rank}": drawn_part(seed), "position": {"step": 7}}
     out, seen = Path("out"), {}
     dcp.save({**mine, "position": {"step": 3}}, checkpoint_id=out / "step-3")
     before = tree(out)
@@ -187,9 +190,9 @@ def content(folder, world):
 )
 def test_todo1_whole(student):
     world = 2
+    parts = [drawn_part(seed) for seed in student.seeds(world)]
+    student.premise(not torch.equal(*parts), "one rank's part in place of the other's")
     ranks = student.call(whole_on_rank, world=world, seed=student.seeds(world)).evidence
-    parts = [seen["mine"] for seen in ranks]
-    premise(not torch.equal(*parts), "one rank's part in place of the other's")
     check_content("save_whole(state, out, 7)", ranks[0]["whole"], parts)
     for rank, seen in enumerate(ranks):
         expect(
@@ -417,9 +420,10 @@ SAID = {"step": "the steps done", "loss": "the mean loss of the epoch so far", "
     ),
 )
 def test_todo4_contents(student):
+    states = [torch.Generator().manual_seed(seed).get_state() for seed in student.seeds(2)]
+    student.premise(not torch.equal(*states), "one rank's random state in place of the other's")
     saved = student.call(contents_on_rank, world=2, seed=student.seeds(2)).evidence
     right, drawn = together(saved, "saved"), [seen["drawn"] for seen in saved]
-    premise(not torch.equal(*drawn), "one rank's random state in place of the other's")
     left = student.call(restore_on_rank, world=max(ONTO), group=None, files=saved[0]["files"]).evidence
     for ranks in sorted(ONTO, key=lambda ranks: abs(ranks - 2)):  # as many as saved come first
         told = f"saved on 2 ranks and restored on {ranks},"

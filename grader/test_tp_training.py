@@ -42,6 +42,7 @@ from grader.kit import (
     losses,
     mains_on_rank,
     mark,
+    must_have_gradients,
     must_move,
     parameters,
     reported,
@@ -362,6 +363,7 @@ def test_todo2_clip(student):
     sizes = drawn_sizes(student, tp, "clip", words=WORDS)
     seeds, private = by_row(student, rows, tp)
     grads = student.reference(serial_step, sizes=sizes, seeds=seeds)["grads"]
+    must_have_gradients(student, grads)
     right = math.sqrt(sum(grad.square().sum().item() for grad in grads.values()))
     clips = (right / 4, 0.0, right * 4)
     run = student.call(clip_on_rank, world=rows * tp, grid=(rows, tp), sizes=sizes, seed=private, clips=clips)
@@ -472,10 +474,14 @@ def block_on_rank(code, rank, world, sizes, cut):
     ),
 )
 def test_todo3_block(student):
+    rights = {}
+    for world in (2, 3):
+        rights[world] = student.reference(serial_block, sizes=drawn_sizes(student, world, "block", words=WORDS))
+        must_have_gradients(student, rights[world]["grads"])
     for world, cut in ((2, False), (3, True)):
         sizes = drawn_sizes(student, world, "block", words=WORDS)
         run = student.call(block_on_rank, world=world, sizes=sizes, cut=cut)
-        ranks, right = run.evidence, student.reference(serial_block, sizes=sizes)
+        ranks, right = run.evidence, rights[world]
         told = f"block_plan({'Shard(1)' if cut else 'Replicate()'}) on {world} ranks"
         for rank, seen in enumerate(ranks):
             expect(
@@ -581,12 +587,20 @@ def model_on_rank(code, rank, world, sizes, seed, cut, asked):
     return attempt(step)
 
 
-def check_model(student, world, cut, asked, told, what):
-    """Loss, gradients and logits are the serial model's; returns the run and the sizes."""
+def serial_model(student, world, asked):
+    """Sizes, seed, and what one process does."""
     sizes = drawn_sizes(student, world, asked, words=WORDS)
     seed = student.draw("batch", asked).randrange(1 << 40)
+    right = student.reference(serial_step, sizes=sizes, seeds=[seed])
+    must_have_gradients(student, right["grads"])
+    return sizes, seed, right
+
+
+def check_model(student, serial, world, cut, asked, told, what):
+    """Loss, gradients and logits are the serial model's; returns the run and the sizes."""
+    sizes, seed, right = serial
     run = student.call(model_on_rank, world=world, sizes=sizes, seed=seed, cut=cut, asked=asked)
-    ranks, right = run.evidence, student.reference(serial_step, sizes=sizes, seeds=[seed])
+    ranks = run.evidence
     for rank, seen in enumerate(ranks):
         expect("problem" not in seen, str(seen.get("problem")), "{name: style, …}", None, rank)
     check_refused(told, what, ranks)
@@ -640,9 +654,10 @@ def check_model(student, world, cut, asked, told, what):
     ),
 )
 def test_todo4_words(student):
+    models = {world: serial_model(student, world, "words") for world in (2, 3)}
     for world, cut in ((2, False), (3, True)):
         told = f"with ends_plan({'Shard(1)' if cut else 'Replicate()'}) and share_loss on {world} ranks"
-        run, sizes = check_model(student, world, cut, "words", told, "the model")
+        run, sizes = check_model(student, models[world], world, cut, "words", told, "the model")
         rows = math.ceil(sizes["vocab"] / world)
         for rank, seen in enumerate(run.evidence):
             for name in ("token_embedding.weight", "head.weight"):
@@ -695,9 +710,10 @@ def test_todo4_words(student):
     ),
 )
 def test_todo5_positions(student):
+    models = {world: serial_model(student, world, "positions") for world in (3, 2)}
     for world, cut in ((3, True), (2, False)):
         told = f"with position_plan({'Shard(1)' if cut else 'Replicate()'}) on {world} ranks"
-        check_model(student, world, cut, "positions", told, "the sum of the embeddings")
+        check_model(student, models[world], world, cut, "positions", told, "the sum of the embeddings")
 
 
 @todo(
@@ -724,9 +740,11 @@ def test_todo5_positions(student):
     ),
 )
 def test_todo6_sequence(student):
+    models, serial = {world: serial_model(student, world, "all") for world in (4, 2)}, serial_run(student)
+    must_move(student, serial)
     for world, cut in ((4, True), (2, False)):
         told = f"with --tp {world}{' --sequence-parallel' if cut else ''}"
-        run, sizes = check_model(student, world, cut, "all", told, "the model")
+        run, sizes = check_model(student, models[world], world, cut, "all", told, "the model")
         length = sizes["length"] // world if cut else sizes["length"]
         for rank, seen in enumerate(run.evidence):
             for number, shape in enumerate(seen["streams"]):
@@ -738,7 +756,7 @@ def test_todo6_sequence(student):
                     f"{shape[1]} tokens",
                     rank,
                 )
-    check_law(student)
+    check_law(student, serial)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -753,11 +771,13 @@ ARGV = (
 RUNS = [[4, [*ARGV, "--tp", "2", "--sequence-parallel"]], [2, [*ARGV, "--tp", "2"]]]
 
 
-def check_law(student):
+def serial_run(student):
+    return student.serial(["--data", "data", "--out", "out", *ARGV], corpus(student))
+
+
+def check_law(student, serial):
     """The parallel run is the serial run."""
-    serial = student.serial(["--data", "data", "--out", "out", *ARGV], corpus(student))
     right, final = losses(serial.evidence[0]), serial.evidence[0]["weights"]
-    must_move(student, serial)
     run = student.call(mains_on_rank, world=4, group=None, runs=RUNS, data=corpus(student))
     for number, (world, flags) in enumerate(RUNS):
         ranks = [mine[number] for mine in run.evidence[:world]]

@@ -3,15 +3,15 @@
 | for | take |
 |-----|------|
 | another answer, in grader/mutants/ | `Answer` |
-| a check and its verdict | `todo`, `expect`, `premise`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with a hint of its own |
-| what each rank is given | `Private`; `student.draw`, `student.seeds` draw it |
+| a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with a hint of its own |
+| what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
 | questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`; `known`, the mistake that gives just this |
 | the same tensor or not | `check_tensor`, `check_shape`; `near`, `difference`, in words |
 | what a function has done to what it was given | on a rank `Given`; `check_given` |
 | on a rank: what the student's code returned | `as_evidence`; `kind_of`, in words |
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
-| a model that ranks split | `drawn_sizes`, `drawn_model`, `drawn_batch`; on a rank `parameters`, `gradients`, `attempt`; `check_refused`, `check_part`, `check_parts`, `check_norm`, to `EXACT` |
+| a model that ranks split | `drawn_sizes`, `drawn_model`, `drawn_batch`; on a rank `parameters`, `gradients`, `attempt`; `check_refused`, `check_part`, `check_parts`, `must_have_gradients`, `check_norm`, to `EXACT` |
 | the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice` |
 | bytes that ranks send | `check_sent`; `sent_by`, `moved_by`, `operations`, `ring_bytes` |
 | what ranks did | `sound`, `cases`, `collectives`, `rehearse`, `Run` |
@@ -26,7 +26,7 @@ from grader.engine.inside.returned import kind_of
 from grader.engine.jobs import batch, ends, header, stand_ins
 from grader.engine.judge.answers import Answer
 from grader.engine.judge.student import Student
-from grader.engine.judge.verdict import Wrong, expect, hinted, premise, todo
+from grader.engine.judge.verdict import Wrong, expect, hinted, todo
 from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks.diagnose import Fault, place
 from grader.engine.ranks.job import Private
@@ -64,6 +64,7 @@ from grader.kit.split_model import (
     drawn_model,
     drawn_sizes,
     gradients,
+    must_have_gradients,
     parameters,
 )
 from grader.kit.tensors import check_given, check_shape, check_tensor, difference, name_of, near

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from grader.engine.judge.student import Student
-from grader.engine.judge.verdict import Wrong, expect, hinted, premise
+from grader.engine.judge.verdict import Wrong, expect, hinted
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.evidence import whole
 from utils.model import TransformerLM
@@ -285,7 +285,7 @@ def must_move(student, serial):
     layers = len({name.split(".")[1] for name in final if name.startswith("blocks.")})
     first = student.reference(first_of_run, vocab=len(final["head.weight"]), layers=layers)
     stuck = [name for name, weight in first.items() if (final[name] - weight).abs().max() <= 2 * SAME_WEIGHTS]
-    premise(not stuck, f"a {stuck[:1]} that never moves")
+    student.premise(not stuck, f"a {stuck[:1]} that never moves")
     return first
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from grader.engine.judge.student import Student
-from grader.engine.judge.verdict import Wrong, expect, premise
+from grader.engine.judge.verdict import Wrong, expect
 from grader.kit.on_rank import plain_name
 from grader.kit.tensors import check_tensor
 from utils.data import IGNORE
@@ -115,6 +115,11 @@ def check_part(
     )
 
 
+def must_have_gradients(student: Student, grads: dict[str, torch.Tensor]) -> None:
+    """A premise of `check_parts`: none of these gradients is zero."""
+    student.premise(all(grad.norm() > 0 for grad in grads.values()), "a gradient of zero")
+
+
 def check_parts(
     told: str,
     ranks: Sequence[dict[str, Any]],
@@ -123,7 +128,6 @@ def check_parts(
     what: str = "gradient",
 ) -> None:
     """Each rank's part of each tensor, by name. The first rank that is wrong is told."""
-    premise(all(tensor.norm() > 0 for tensor in right.values()), f"a {what} of zero")
     for name, tensor in right.items():
         for rank, seen in enumerate(ranks):
             expect(name in seen, f"{told}, {name} has no {what} on rank {rank}", f"a {what}", "none", rank)

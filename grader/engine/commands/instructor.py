@@ -21,7 +21,7 @@ def test(
         list[str] | None,
         typer.Argument(
             metavar="[LESSON]... | -- ARGS",
-            help="lessons, with --seeds or --seed; otherwise arguments for pytest: -- -k build",
+            help="lessons, with --seeds, --seed or --premises; otherwise arguments for pytest: -- -k build",
         ),
     ] = None,
     everything: Annotated[
@@ -33,17 +33,25 @@ def test(
     seed: Annotated[
         list[str] | None, typer.Option(metavar="SEED", help="the same with this seed; may be repeated")
     ] = None,
+    premises: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="only try what checks draw, and their references, with N seeds; no ranks"
+        ),
+    ] = 0,
 ) -> None:
     """Test the workbook: its own tests, then the checks on the reference solutions; or only the files in ARGS."""
     import subprocess
 
+    from grader.engine.judge import premises as rehearsals
     from grader.engine.judge import seeds as trials
 
-    if seeds or seed:
+    if seeds or seed or premises:
         needs_solutions()
         stems = [exercise_named(name) for name in args or []] or exercises()
-        chosen = [*(seed or []), *(trials.drawn() for _ in range(seeds))]
-        raise typer.Exit(not trials.trial(stems, chosen, True, lambda line: say(escape(line))))
+        chosen = [*(seed or []), *(trials.drawn() for _ in range(premises or seeds))]
+        told = (stems, chosen, lambda line: say(escape(line)))
+        raise typer.Exit(not (rehearsals.trial(*told) if premises else trials.trial(*told, others=True)))
     workers = str(min(os.cpu_count() or 1, 4))  # a test mostly waits: for ranks to start, for a kernel
     named = any((lessons.COURSE / arg.partition("::")[0]).exists() for arg in args or [] if not arg.startswith("-"))
     own = [*["tests"] * (not named), "-n", workers, "--dist", "worksteal", *["--all"] * everything]
@@ -61,7 +69,7 @@ def test(
     nothing_selected = 5
     if everything and lessons.has_solutions():  # new ones each time, as a class may draw them
         chosen = [trials.drawn() for _ in range(2)]
-        codes.append(int(not trials.trial(exercises(), chosen, False, lambda line: say(escape(line)))))
+        codes.append(int(not trials.trial(exercises(), chosen, lambda line: say(escape(line)), others=False)))
     failed = [code for code in codes if code not in (0, nothing_selected)]
     raise typer.Exit(failed[0] if failed else min(codes))
 

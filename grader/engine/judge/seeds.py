@@ -33,7 +33,7 @@ def refused(engine: Engine, lesson: str, seed: str) -> Iterator[str]:
             yield f"{lesson}/{trial.todo}: the right answer “{trial.name}” is refused: {trial.seen}"
 
 
-def trial(stems: list[str], seeds: list[str], others: bool, say: Callable[[str], None]) -> bool:
+def trial(stems: list[str], seeds: list[str], say: Callable[[str], None], *, others: bool) -> bool:
     """Judge these lessons' solutions with each seed, and if `others`, other right answers. Whether all pass."""
     wrong: set[tuple[str, str]] = set()
     with Engine() as engine:

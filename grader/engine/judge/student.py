@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from grader.engine.jobs import batch, stand_ins
-from grader.engine.judge.verdict import Wrong
+from grader.engine.judge.verdict import BadDraw, Wrong
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where
 from grader.engine.ranks.engine import Engine
@@ -33,6 +33,7 @@ class Student:
         self.suspicions: list[str] = []  # of runs whose records contradict themselves
         self._runs: dict[str, Run] = {}
         self.recent: list[Run] = []  # whose evidence the check that runs looks at
+        self.premises = 0  # tried so far
 
     def draw(self, *purpose: Any) -> random.Random:
         """Numbers for a check to draw: for one purpose always the same, and where marks matter known to the instructor
@@ -44,6 +45,20 @@ class Student:
     def seeds(self, world: int) -> Private:
         """A seed for each rank, from which it draws what the other ranks can only know if it tells them."""
         return Private(self.draw("seeds", world).sample(range(1 << 40), world))
+
+    def premise(self, holds: bool, wrong: str) -> None:
+        """What is drawn for a check must tell right from wrong, or the check says nothing of the student. That is shown
+        before the student's code runs: so it can be tried without it, with many seeds.
+
+        Raises:
+            BadDraw: it does not; `wrong` is the wrong answer that would pass.
+            Unjudged: the student's code has run.
+        """
+        if self.recent:
+            raise Unjudged("a premise of this check comes after the student's code has run")
+        self.premises += 1
+        if not holds:
+            raise BadDraw(f"with the numbers drawn for this check, this would pass: {wrong}")
 
     def call(
         self,

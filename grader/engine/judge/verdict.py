@@ -14,16 +14,6 @@ class BadDraw(Unjudged):
     """The numbers drawn for a check do not distinguish right from wrong; others may."""
 
 
-def premise(holds: bool, wrong: str) -> None:
-    """What is drawn for a check must tell right from wrong, or the check says nothing of the student.
-
-    Raises:
-        BadDraw: it does not; `wrong` is the wrong answer that would pass.
-    """
-    if not holds:
-        raise BadDraw(f"with the numbers drawn for this check, this would pass: {wrong}")
-
-
 class Wrong(Exception):
     """The code ran, and did the wrong thing. `expected` and `seen` in a few words each."""
 

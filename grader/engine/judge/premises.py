@@ -1,0 +1,95 @@
+"""Premises of checks, tried with many seeds and without ranks.
+
+A check first proves that the wrong would differ, by what it has drawn and by its references; then it runs the student's
+code. Here it ends where that code would run.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from grader.engine.judge import student as of_students
+from grader.engine.judge.judge import DRAWS, check_module, checks_of
+from grader.engine.judge.student import Student
+from grader.engine.judge.verdict import BadDraw
+from grader.engine.lesson import lessons
+from grader.engine.ranks.diagnose import Unjudged
+from grader.engine.ranks.engine import Engine
+
+
+class Launch(Exception):
+    """The student's code would run now."""
+
+
+class Rehearsal(Student):
+    """A student whose code never runs."""
+
+    def call(self, *_, **__) -> NoReturn:
+        raise Launch
+
+    run = submit = call
+
+
+@dataclass
+class Tried:
+    """What became of the premises of one lesson."""
+
+    lesson: str
+    seeds: int = 0
+    premises: int = 0
+    redrawn: Counter[str] = field(default_factory=Counter)  # TODO and wrong answer that would pass -> how often
+    broken: list[str] = field(default_factory=list)  # references that fail, premises that hold in no draw
+
+    def __str__(self) -> str:
+        words = f"{'✗' if self.broken else '✓'} {self.lesson}: {self.seeds} seeds, {self.premises:,} premises tried, "
+        words += f"{self.redrawn.total()} times drawn anew, {len(self.broken)} times no draw will do"
+        lines = [f"    {often} times {which}" for which, often in self.redrawn.most_common()]
+        return "\n".join([words, *lines, *(f"    {line}" for line in self.broken)])
+
+
+def tried(engine: Engine, lesson: str, seeds: Iterable[str]) -> Tried:
+    """The premises of each check of a lesson, with each seed."""
+    found, root = Tried(lesson), lessons.source_root()
+    units, batch = lessons.units(lesson, root), lessons.batch_units(lesson, root)
+    for seed in seeds:
+        of_students.SERIAL.clear()  # no reference serves another seed
+        found.seeds += 1
+        for check in checks_of(check_module(lesson)):
+            student = Rehearsal(engine, lesson, units, batch, seed)
+            if why := rehearse(check, student, found):
+                found.broken.append(f"TODO {check.todo.number} with seed {seed}: {why}")
+            found.premises += student.premises
+    return found
+
+
+def rehearse(check: Callable, student: Student, found: Tried) -> str:
+    """Draw until the premises of this check hold. Why they cannot be tried, or hold in no draw; "" if they do."""
+    why = ""
+    for student.again in range(DRAWS):
+        try:
+            check(student)
+        except Launch:
+            return ""
+        except BadDraw as problem:
+            why = str(problem)
+            found.redrawn[f"TODO {check.todo.number}: {why}"] += 1
+        except Exception as error:
+            return str(error) if isinstance(error, Unjudged) else f"the check breaks: {type(error).__name__}: {error}"
+        else:
+            return ""
+    return why
+
+
+def trial(stems: list[str], seeds: list[str], say: Callable[[str], None]) -> bool:
+    """Try the premises of these lessons with each seed. Whether all hold."""
+    fine = True
+    with Engine() as engine:
+        for stem in stems:
+            if line := lessons.lacking(stem):
+                say(f"– {stem} is not tried: {line}")
+                continue
+            found = tried(engine, stem, seeds)
+            say(str(found))
+            fine = fine and not found.broken
+    return fine
