@@ -827,12 +827,17 @@ TRIALS = {
 }
 
 
-def check_stage(student, stage):
+def stage_trials(student, stage):
+    """(ranks, their seeds, how they train, what one process does), of each."""
     trials = []
     for kind, world, odd, layers, steps, passes in TRIALS[stage]:
         how = dict(kind=kind, odd=odd, layers=layers, steps=steps, passes=passes)
         seeds = student.seeds(world)
         trials.append((world, seeds, how, serial_run(student, seeds, **how)))
+    return trials
+
+
+def check_stage(student, stage, trials):
     for world, seeds, how, right in trials:
         kind, odd, layers, _, passes = how.values()
         told = (
@@ -900,6 +905,7 @@ def check_stage(student, stage):
     ),
 )
 def test_todo4_stage_1(student):
+    trials = stage_trials(student, 1)
     (seen,) = student.call(parts_on_rank, world=1, group=False).evidence
     for rank, mine in enumerate(seen):
         where = f"parts_in_groups for rank {rank} of 3"
@@ -944,7 +950,7 @@ def test_todo4_stage_1(student):
             rank,
             "Which operations on a tensor give a view of it, and which take new memory?",
         )
-    check_stage(student, 1)
+    check_stage(student, 1, trials)
 
 
 def parts_on_rank(code, rank, world):
@@ -1203,7 +1209,7 @@ def test_todo5_state(student):
     ),
 )
 def test_todo6_stage_2(student):
-    check_stage(student, 2)
+    check_stage(student, 2, stage_trials(student, 2))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1472,7 +1478,7 @@ ACTIVATIONS = 2 * 7 + 2 * 1  # numbers that Tiny keeps for its backward pass: af
     ),
 )
 def test_todo9_stage_3(student):
-    check_stage(student, 3)
+    check_stage(student, 3, stage_trials(student, 3))
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -652,13 +652,17 @@ def must_train(student, world, kind, right):
         student.premise(not trained or not near(last, y, 100 * REL), "weights that are never trained")
 
 
-def check_layers(student, trials_of, more=()):
-    """`trials_of`: number of ranks -> trials. What came of other jobs in the same run, `more`, is returned."""
+def layer_jobs(student, trials_of):
+    """`trials_of`: number of ranks -> trials."""
     trials = [(world, trial) for world, trials in trials_of.items() for trial in trials]
     rights = student.reference(serial_layers, trials=[trial for _, trial in trials])
     for (world, trial), right in zip(trials, rights):
         must_train(student, world, trial["kind"], right)
-    jobs = [(world, layer_on_rank, trial, (trial, right)) for (world, trial), right in zip(trials, rights)]
+    return [(world, layer_on_rank, trial, (trial, right)) for (world, trial), right in zip(trials, rights)]
+
+
+def check_layers(student, jobs, more=()):
+    """What came of other jobs in the same run, `more`, is returned."""
     done = in_one_run(student, [*jobs, *more])
     for world, (trial, right), ranks, marked in done[layer_on_rank]:
         told, kind = spoken_trial(world=world, **trial), trial["kind"]
@@ -798,6 +802,27 @@ def shards_on_rank(code, rank, world, shapes):
     return seen
 
 
+def check_my_shard(student, shapes):
+    (seen,) = student.call(shards_on_rank, world=1, group=False, shapes=shapes).evidence
+    ranks = [(shape, dim, r, n) for shape, dim, n in shapes for r in range(n)]
+    for (shape, dim, r, n), mine in zip(ranks, seen, strict=True):
+        whole = torch.arange(float(math.prod(shape))).view(shape)
+        right, told = (
+            cut(whole, dim, r, n),
+            f"my_shard of a tensor of shape {tuple(shape)}, along dimension {dim}, for rank {r} of {n}",
+        )
+        expect(not mine["fault"], f"{told} is {mine['fault']}", tuple(right.shape), mine["fault"])
+        check_tensor(told, mine["part"], right)
+        expect(mine["contiguous"], f"{told} is not contiguous", "a contiguous tensor", "strides of the whole one")
+        expect(
+            mine["bytes"] <= 4 * right.numel(),
+            f"{told} keeps {mine['bytes']} bytes alive, its {right.numel()} numbers need {4 * right.numel()}: "
+            "it is a view of the whole tensor",
+            f"{4 * right.numel()} bytes",
+            f"{mine['bytes']} bytes",
+        )
+
+
 @todo(
     3,
     minutes=15,
@@ -829,24 +854,6 @@ def test_todo3_linear(student):
         [[draw.randrange(9, 20), 2], 0, draw.randrange(2, 5)],
     ]
     shapes = [(shape, dim, n) for shape, dim, n in shapes if (n - 1) * -(-shape[dim] // n) < shape[dim]]
-    (seen,) = student.call(shards_on_rank, world=1, group=False, shapes=shapes).evidence
-    ranks = [(shape, dim, r, n) for shape, dim, n in shapes for r in range(n)]
-    for (shape, dim, r, n), mine in zip(ranks, seen, strict=True):
-        whole = torch.arange(float(math.prod(shape))).view(shape)
-        right, told = (
-            cut(whole, dim, r, n),
-            f"my_shard of a tensor of shape {tuple(shape)}, along dimension {dim}, for rank {r} of {n}",
-        )
-        expect(not mine["fault"], f"{told} is {mine['fault']}", tuple(right.shape), mine["fault"])
-        check_tensor(told, mine["part"], right)
-        expect(mine["contiguous"], f"{told} is not contiguous", "a contiguous tensor", "strides of the whole one")
-        expect(
-            mine["bytes"] <= 4 * right.numel(),
-            f"{told} keeps {mine['bytes']} bytes alive, its {right.numel()} numbers need {4 * right.numel()}: "
-            "it is a view of the whole tensor",
-            f"{4 * right.numel()} bytes",
-            f"{mine['bytes']} bytes",
-        )
     trials = {world: [] for world in (1, 2, 3, 4)}
     for world in trials:
         for kind, bias in (("column", True), ("row", True), ("column", False), ("row", False)):
@@ -854,7 +861,9 @@ def test_todo3_linear(student):
             frozen = not bias and world == 2
             trials[world].append(drawn(draw, kind, draw.randrange(5, 11), inner, bias=bias, frozen=frozen))
     seed = draw.randrange(1 << 30)
-    done = check_layers(student, trials, [(1, joined_on_rank, dict(seed=seed), None)])
+    jobs = layer_jobs(student, trials)
+    check_my_shard(student, shapes)
+    done = check_layers(student, jobs, [(1, joined_on_rank, dict(seed=seed), None)])
     ((_, _, (seen,), _),) = done[joined_on_rank]
     right = student.reference(serial_joined, seed=seed)
     told = "RowLinear given another `join` than g"
@@ -918,7 +927,7 @@ def test_todo4_mlp(student):
             drawn(draw, "mlp", width, 4 * width, bias=True, frozen=world == 3),
         ]
     sizes = dict(kind="mlp", seed=draw.randrange(1 << 30), width=6, inner=24, heads=1)
-    done = check_layers(student, trials, [(2, borders_on_rank, sizes, sizes)])
+    done = check_layers(student, layer_jobs(student, trials), [(2, borders_on_rank, sizes, sizes)])
     check_borders_used(student, done)
 
 
@@ -956,7 +965,7 @@ def test_todo5_attention(student):
     more = [(2, borders_on_rank, sizes, sizes)]
     for world, heads, dim in ((2, 3, 12), (3, 4, 12), (3, 2, 6), (4, 2, 8), (4, 6, 12)):
         more.append((world, refused_on_rank, dict(heads=heads, dim=dim), heads))
-    done = check_layers(student, trials, more)
+    done = check_layers(student, layer_jobs(student, trials), more)
     check_borders_used(student, done)
     for world, heads, ranks, _ in done[refused_on_rank]:
         for rank, said in enumerate(ranks):
@@ -1064,7 +1073,7 @@ def test_todo6_embedding(student):
             words = draw.choice([n for n in range(11, 30) if has_all(n, world) and (world == 1 or n % world)])
             trials[world].append(drawn(draw, "embedding", draw.randrange(3, 7), words, frozen=frozen))
     one = dict(seed=draw.randrange(1 << 30), words=11, width=4)
-    done = check_layers(student, trials, [(3, one_word_on_rank, one, None)])
+    done = check_layers(student, layer_jobs(student, trials), [(3, one_word_on_rank, one, None)])
     ((world, _, ranks, _),) = done[one_word_on_rank]
     row = made("embedding", one["seed"], one["width"], one["words"], 1, False, False).weight[-1].detach()
     told = f"ParallelEmbedding, all tokens being a word of rank {world - 1} of {world}"
@@ -1456,6 +1465,7 @@ def small(seed):
     ),
 )
 def test_todo9_finished(student):
+    jobs = [training_job(student, world, sequence=True) for world in (2, 3, 4)]
     # In a run of its own: where shards are added up, too, the model stops before anybody is told so.
     done = in_one_run(student, [(world, finished_on_rank, {}, None) for world in (2, 3)])
     for world, _, ranks, _ in done[finished_on_rank]:
@@ -1476,7 +1486,6 @@ def test_todo9_finished(student):
             expect(
                 seen[4] is None, "finish_gradients makes a gradient for a frozen parameter", "None", "a gradient", rank
             )
-    jobs = [training_job(student, world, sequence=True) for world in (2, 3, 4)]
     check_training(in_one_run(student, jobs))
 
 

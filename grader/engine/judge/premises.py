@@ -43,8 +43,8 @@ class Tried:
 
     def __str__(self) -> str:
         words = f"{'✗' if self.broken else '✓'} {self.lesson}: {self.seeds} seeds, {self.premises:,} premises tried, "
-        words += f"{self.redrawn.total()} times drawn anew, {len(self.broken)} times no draw will do"
-        lines = [f"    {often} times {which}" for which, often in self.redrawn.most_common()]
+        words += f"{self.redrawn.total()} drawn anew, {len(self.broken)} hold in no draw"
+        lines = [f"    {often} × {which}" for which, often in self.redrawn.most_common()]
         return "\n".join([words, *lines, *(f"    {line}" for line in self.broken)])
 
 
