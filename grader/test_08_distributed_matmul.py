@@ -352,8 +352,6 @@ def test_todo2_one_axis(student):
                 answers["numbers_to_end", (cut, ending, m, n, world)] = often * around * m * n
         for cut, pair in zip(CUTS, ((k * n, 2 * k * n), (0, 2 * m * k), (2 * m * n, 0))):
             answers["numbers_sent_1d", (cut, m, k, n, world)] = tuple(around * numbers for numbers in pair)
-    check_answers(student, answers, wrong="is not what will happen")
-
     plans = []
     for ranks in range(8, 0, -1):
         draw = student.draw("one axis", ranks)
@@ -363,6 +361,7 @@ def test_todo2_one_axis(student):
         held, _ = one_axis_blocks(*matrices, ranks, 0)["inner"]
         added_up = ranks == 1 or not near(held[0] @ held[1], matrices[0] @ matrices[1])
         student.premise(added_up, "a product of parts that are not added up")
+    check_answers(student, answers, wrong="is not what will happen")
     todo = Private()
     for rank in range(8):
         mine = []
@@ -543,19 +542,6 @@ def must_skew(student, side, matrices):
     ),
 )
 def test_todo3_cannon(student):
-    check_answers(
-        student,
-        {
-            ("inner_index", (row, column, step, side)): (row + column + step) % side
-            for side in (3, 4)
-            for row in range(side)
-            for column in range(side)
-            for step in range(side)
-        },
-        wrong="is not what will happen",
-    )
-    for shape in ((2, 3), (1, 4)):  # the second has a square number of ranks
-        check_refusal(student, shape)
     plans = []
     # Once the blocks of the result are far smaller than the others, and do not hide what is alive of these; and once
     # far larger.
@@ -572,6 +558,19 @@ def test_todo3_cannon(student):
         matrices = [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))]
         plans.append((ranks, dtype, merciless, matrices))
         must_skew(student, math.isqrt(ranks), matrices)
+    check_answers(
+        student,
+        {
+            ("inner_index", (row, column, step, side)): (row + column + step) % side
+            for side in (3, 4)
+            for row in range(side)
+            for column in range(side)
+            for step in range(side)
+        },
+        wrong="is not what will happen",
+    )
+    for shape in ((2, 3), (1, 4)):  # the second has a square number of ranks
+        check_refusal(student, shape)
     todo = Private()
     for rank in range(9):
         mine = []
