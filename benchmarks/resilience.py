@@ -107,7 +107,7 @@ def suffer(out: Path, fault: str) -> tuple[int, float, dict[int, float]]:
             run = start(out, ranks)
         reached = max(losses(out))
         log = out.parent / f"{out.name}.log"
-        said = wait_for(lambda: log.read_text().partition(f"goes on from {out}/step-")[2], "it does not go on")
+        said = wait_for(lambda: log.read_text().partition(f"resumes from {out}/step-")[2], "it does not resume")
         saved = int(said.split()[0])
         # Its record is cut back to the checkpoint before the next line is written.
         wait_for(lambda: saved < max(losses(out), default=0) != reached, "it makes no step")

@@ -138,7 +138,7 @@ def test_sigterm_in_a_save_says_from_where_to_resume(saved, capsys, no_handler):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)  # the signal ends it
     assert stop.value.code == 143 and [p.name for p in saved.parent.iterdir()] == ["step-3"]
-    assert f"--resume {saved.parent} goes on from step-3" in capsys.readouterr().out
+    assert f"--resume {saved.parent} resumes from step-3" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 

@@ -1,53 +1,53 @@
-"""Train a model that is cut into stages, one behind the other: pipeline parallel.
+"""Train a model that is cut into stages, one after the other: pipeline parallelism.
 
 Two stages:     torchrun --nproc-per-node 2 train/pipeline_training.py
 Two of each:    torchrun --nproc-per-node 4 train/pipeline_training.py --pp 2
-Two stages a rank, in turns:
+Two stages per rank:
                 torchrun --nproc-per-node 2 train/pipeline_training.py --layers 4 --schedule interleaved
 One process:    python train/pipeline_training.py
 More nodes:     sbatch sbatch/pipeline_training.sbatch          (JURECA)
                 qsub sbatch/pipeline_training.pbs               (Polaris)
 
-With FSDP every rank runs all layers and fetches their weights for it. Here each rank keeps some layers, and the
-activations travel: forward from stage to stage, and their gradients back. While a message is on its way, both ranks can
+With FSDP every rank runs all layers, and fetches their weights to do so. Here each rank keeps some layers, and the
+activations travel: forward from stage to stage, and their gradients back. While a message is in flight, both ranks can
 work on other micro-batches, so stages may be on different nodes. The result is what one process would have computed.
 
 It builds on 05_pipeline_parallel, part 1 (stages, micro-batches, schedules), and starts as the solution of
-fsdp_training.py, less what it does not need (what came before that is in utils/after_ddp_training.py). It runs at
-every stage: until the last TODO there is one pipeline stage, and all ranks share the batch. Fill the TODOs in the order
-of their numbers, which is not always that of the lines; `./workbook check pipeline_training` says how far you are.
+fsdp_training.py, without what it does not need (earlier solutions are in utils/after_ddp_training.py). It runs at any
+time: until the last TODO there is one pipeline stage, and all ranks divide the batch. Fill the TODOs in the order of
+their numbers, not always the order of the lines; `./workbook check pipeline_training` says how far you are.
 
 The ranks are a grid, a DeviceMesh with two axes: along "pp" are the stages of one pipeline, along "data" the ranks that
-have the same layers and share the batch. Shapes: B sequences of a batch, b of a micro-batch, T tokens, D width.
+have the same layers and divide the batch. Shapes: B sequences in a batch, b in a micro-batch, T tokens, D width.
 
     mesh["pp"].size()                  how many ranks this axis has
     mesh["pp"].get_local_rank()        which of them this rank is, from 0
-    mesh["pp"].get_group()             the process group of the ranks along this axis, to be given as group=…
+    mesh["pp"].get_group()             the process group of the ranks along this axis, passed as group=…
     PipelineStage(module, number, n_stages, device, group=…)
-                                       a stage for torch's schedules, which talks to the ranks of the group
-    module.to_empty(device=device)     memory, not yet filled, for a module on the device "meta", which has none
+                                       a stage for torch's schedules; its messages go to the ranks of the group
+    module.to_empty(device=device)     allocates uninitialized memory for a module on the device "meta", which has none
     schedule.step(x, target=y, losses=a_list, return_outputs=False)
                                        cuts x and y into micro-batches and does all passes; all ranks make this call.
                                        The first stage takes x, the last one y, and leaves its losses in the list
-    schedule.eval(…)                   the same with forward passes alone
+    schedule.eval(…)                   the same with forward passes only
     dist.gather_object(obj, list_of_None_or_None, group=…, group_dst=0)
-                                       brings objects of all ranks of a group to its first one, which alone gives a list
-                                       with a place for each
+                                       brings one object of each rank of a group to its first rank; only that rank
+                                       passes a list, with a place for each object
 
 Why not wrap a stage in DDP? It counts one backward pass for each forward pass, and a pipeline makes several forward
-passes first. With GPipe, in torch 2.13, the second step ends in "INTERNAL ASSERT FAILED … rebuilt_param_indices_";
-with static_graph=True it runs, and the last stage's gradients are wrong by half. So gradients are summed by hand, once
-a step (TODO 6); fully_shard, from the lesson before, would be right, too.
+passes first. With GPipe, in torch 2.13, the second step ends in "INTERNAL ASSERT FAILED … rebuilt_param_indices_"; with
+static_graph=True it runs, and the last stage's gradients are wrong by half. So gradients are summed by hand, once per
+step (TODO 6); fully_shard, from the previous lesson, would be right, too.
 
 In five lines:
 - Cut by cost: all ranks wait for the slowest stage, and the last one has the head.
 - torch's schedules do the passes and the messages; you give them stages, a loss, and the number of micro-batches.
 - Losses are sums; everything is divided once, by the number of targets of all pipelines.
 - Gradients are summed over ranks with the same layers, the norm for clipping over ranks with different ones.
-- The ranks of a pipeline read the same samples; copies of a stage are neighbours, because they send most.
+- The ranks of a pipeline read the same samples; copies of a stage are neighbours, because they send the most.
 
 Papers: GPipe, https://arxiv.org/abs/1811.06965; 1F1B and interleaved, https://arxiv.org/abs/2104.04473; zero bubble,
-https://arxiv.org/abs/2401.10241; all of it in one PyTorch code base, TorchTitan, https://arxiv.org/abs/2410.06511.
+https://arxiv.org/abs/2401.10241; all of these in one PyTorch code base, TorchTitan, https://arxiv.org/abs/2410.06511.
 """
 
 import argparse
@@ -103,11 +103,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -> DeviceMesh:
     """The ranks in a grid with the axes "pp" and "data"."""
-    # TODO 9: Lay out the ranks, and deal out the samples to fit.
+    # TODO 9: Lay out the ranks, and distribute the samples to match.
     # init_device_mesh fills the grid row by row, so the ranks along its last axis are neighbours: on one node, where
-    # links are fast. In a step, a stage sends its neighbour the stream of a micro-batch at a time, while it works on
-    # another one; the ranks with the same layers sum all gradients of a stage, and wait for it. Which axis gets the
-    # neighbours? With args.pp stages along "pp", all that you have written becomes a pipeline.
+    # links are fast. In a step, a stage sends its neighbour the stream of one micro-batch at a time, while it works
+    # on another; the ranks with the same layers sum all gradients of a stage, and wait for the result. Which axis
+    # gets the neighbours? With args.pp stages along "pp", all that you have written becomes a pipeline.
     return init_device_mesh(device.type, (1, world_size), mesh_dim_names=("pp", "data"))
 
 
@@ -115,9 +115,9 @@ def make_samplers(sets: Sets, mesh: DeviceMesh, args: argparse.Namespace) -> Sam
     """Which samples this rank reads, in which order."""
     train, validation, test = sets
     # TODO 9, again: the samples.
-    # x goes in at the first stage, and the y that belongs to it at the last. If those are of different texts, nothing
-    # says so. Which ranks read the same samples, and which read different ones?
-    # DistributedSampler takes num_replicas= and rank=, ShardSampler(dataset, rank, world_size) the same two.
+    # x enters the first stage, and the y that belongs to it enters the last. If they come from different texts, no
+    # error says so. Which ranks read the same samples, and which read different ones? DistributedSampler takes
+    # num_replicas= and rank=; ShardSampler(dataset, rank, world_size) takes the same two numbers.
     return (
         DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
         ShardSampler(validation),
@@ -138,7 +138,7 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, pipel
 
 
 def head_in_blocks(model: TransformerLM) -> float:
-    """What the head costs, in blocks: operations of a forward pass for one token, as in 05/1."""
+    """The cost of the head in units of a block: operations of a forward pass for one token, as in 05/1."""
     dim, length, words = (model.config[name] for name in ("dim", "max_len", "vocab_size"))
     return 2 * dim * words / (24 * dim**2 + 4 * length * dim)
 
@@ -149,14 +149,15 @@ def cut(blocks: int, n_stages: int, head: float) -> list[range]:
     The last stage also has the head, which costs as much as `head` blocks.
     """
     # TODO 1: Cut the model so that its slowest stage is as fast as possible.
-    # by_number gives every stage as many blocks, or one more to the first ones: it looks fair, and leaves the head on
-    # top of a full stage. The embeddings cost next to nothing. Where two cuts are equally fast, either is right.
+    # by_number gives every stage the same number of blocks, and the first ones one more if there is a remainder: that
+    # looks fair, and puts the head on top of a full stage. The embeddings cost next to nothing. Where two cuts are
+    # equally fast, either is right.
     return by_number(blocks, n_stages)
 
 
 class Layers(nn.Module):
-    """The layers of a model that one stage has: these blocks, and what comes before the first and after the last one.
-    Those that are elsewhere are None. All weights have the names that they have in the whole model.
+    """One stage's layers of a model: these blocks, and what comes before the first block and after the last. Modules of
+    other stages are None. All weights keep their names from the whole model.
 
     The first stage takes tokens, int64 (B, T); the others take the stream, float32 (B, T, D), and all return it.
     The last one returns it normed: its head belongs to the loss.
@@ -183,7 +184,7 @@ class Layers(nn.Module):
 
 
 def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
-    """The whole model, to take layers from. Its weights have shapes, and take no memory."""
+    """The whole model, to take layers from. Its weights have shapes but no memory."""
     with torch.device("meta"):
         return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
 
@@ -191,31 +192,31 @@ def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
 def make_stages(
     model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace
 ) -> list[PipelineStage]:
-    """This rank's stages, in their order; each holds its Layers. Only their weights have memory, and it is empty."""
+    """This rank's stages, in order; each holds its Layers. Only their weights have memory, not yet initialized."""
     bfloat16 = args.dtype == "bfloat16"
     p, r = mesh["pp"].size(), mesh["pp"].get_local_rank()
     n_stages = p * stages_a_rank(p, args)
     blocks = cut(len(model.blocks), n_stages, head_in_blocks(model))
     # TODO 2: Make the stages of this rank.
-    # With one stage a rank, rank r of a pipeline has stage r. With two (stages_a_rank) they go around: it also has
-    # stage r + p. Between two stages of a rank there is then one of each other rank, and while a micro-batch is there,
-    # this rank can work on another one. Messages go to the ranks of this pipeline only.
+    # With one stage per rank, rank r of a pipeline has stage r. With two (stages_a_rank) it also has stage r + p.
+    # Between the two stages of a rank lies one stage of each other rank, and while a micro-batch is there, this rank
+    # can work on another. Messages go to the ranks of this pipeline only.
     layers = Layers(model, range(len(model.blocks)), bfloat16).to_empty(device=device)
     return [PipelineStage(layers, 0, 1, device, group=mesh["pp"].get_group())]
 
 
 def weights(stages: list[PipelineStage]) -> dict[str, nn.Parameter]:
-    """All that this rank trains, by the names in the whole model."""
+    """All parameters that this rank trains, by their names in the whole model."""
     return {name: weight for stage in stages for name, weight in stage.submod.named_parameters()}
 
 
 @torch.no_grad()
 def first_weights(stages: list[PipelineStage], model: TransformerLM, args: argparse.Namespace) -> None:
-    """Fill the stages with what one process would start from. `model` has names and shapes."""
-    # TODO 3: Start from the serial run's weights, and let only one rank ever hold them all.
+    """Fill the stages with the weights that one process would start from. `model` has names and shapes."""
+    # TODO 3: Start from the serial run's weights, and let at most one rank hold them all.
     # Stages that draw their own weights would together be a different model. The serial run sets args.seed and builds
-    # TransformerLM(**model.config). Let rank 0 do that, and send it out tensor by tensor; weights(stages) is what a
-    # rank keeps. dist.broadcast(tensor, 0) fills the tensor on all ranks with rank 0's.
+    # TransformerLM(**model.config). Let rank 0 do that, and send the weights out tensor by tensor; weights(stages) is
+    # what a rank keeps. dist.broadcast(tensor, 0) fills the tensor on all ranks with rank 0's.
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     whole_model = TransformerLM(**model.config).state_dict()
     for name, weight in weights(stages).items():
@@ -225,23 +226,23 @@ def first_weights(stages: list[PipelineStage], model: TransformerLM, args: argpa
 def loss_of(layers: Layers, h: Tensor, y: Tensor) -> Tensor:
     """What a micro-batch adds to the loss, a scalar. h: the last stage's output (b, T, D); y: its targets (b, T)."""
     # TODO 4: Let the micro-batches add up to the batch.
-    # torch adds up the gradients of the micro-batches. With scale_grads=True, its default, it then divides them by the
-    # number of micro-batches. TODO 6 divides, too: once, by the number of all targets in all pipelines. A target that
-    # is IGNORE does not count, so micro-batches have different numbers of those that do. head_loss returns the mean
-    # over the targets that count, and 0 where none does. What is to be returned here, and who divides?
+    # torch adds up the gradients of the micro-batches. With scale_grads=True, its default, it then divides them by
+    # the number of micro-batches. TODO 6 divides, too: once, by the number of all targets in all pipelines. A target
+    # that is IGNORE does not count, so the number that counts differs between micro-batches. head_loss returns the
+    # mean over the targets that count, and 0 where none does. What must be returned here, and where is the division?
     with torch.autocast(h.device.type, torch.bfloat16, enabled=layers.bfloat16):
         return head_loss(h, layers.head.weight, y, IGNORE)
 
 
 def make_schedule(stages: list[PipelineStage], loss: Callable, args: argparse.Namespace) -> _PipelineSchedule:
-    """Which stage works when on which micro-batch. `loss(h, y)` gives what a micro-batch adds to the loss."""
+    """The order in which stages work on micro-batches. `loss(h, y)` is what a micro-batch adds to the loss."""
     kinds = {
         "gpipe": ScheduleGPipe,  # all forward passes, then all backward passes
-        "1f1b": Schedule1F1B,  # alternately, as soon as possible
+        "1f1b": Schedule1F1B,  # alternating, each backward pass as early as possible
         "interleaved": ScheduleInterleaved1F1B,  # the same, with more and smaller stages
         "zero-bubble": ScheduleInterleavedZeroBubble,  # the weights' gradients where a rank would have waited
     }
-    # TODO 4, again: are gradients to be divided by the number of micro-batches?
+    # TODO 4, again: must gradients be divided by the number of micro-batches?
     scale_grads = True
     several = args.schedule in ("interleaved", "zero-bubble")  # these two take all stages of a rank
     return kinds[args.schedule](
@@ -255,9 +256,10 @@ def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Ten
     Returns:
         That sum, without a graph, on the rank that has the last stage; 0 on the others.
     """
-    # TODO 5: Send a batch through the pipeline, forward and back; and to evaluate it, forward alone.
+    # TODO 5: Send a batch through the pipeline, forward and back; in an evaluation, only forward.
     # One call of the schedule does it. Think of what each rank knows afterwards: the list of losses stays empty on
-    # every rank but one. What is returned is for the log, so it must not keep the graph, nor the call the outputs.
+    # every rank but one. The returned value is for the log, so it must not keep the graph; nor should the call keep
+    # the outputs.
     layers = stages[0].submod
     h = layers(x)
     with torch.autocast(x.device.type, torch.bfloat16, enabled=layers.bfloat16):
@@ -267,10 +269,11 @@ def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Ten
 
 
 def sum_gradients(stages: list[PipelineStage], n_targets: Tensor, mesh: DeviceMesh) -> None:
-    """Make the gradients those of the mean over the targets of all pipelines. `n_targets`, 0-dim: of this one."""
+    """Turn the gradients into those of the mean over all pipelines' targets. `n_targets`, 0-dim: of this pipeline."""
     # TODO 6: Sum gradients and targets along the right axis, and divide once.
     # Sum over the ranks that have the same layers and different samples; gradients of other layers do not belong in
-    # this sum. One all-reduce a step is enough for everything: a message for each weight costs a latency each.
+    # this sum. One all-reduce per step is enough for everything: with a message for each weight, you pay the latency
+    # each time.
     n_targets = n_targets.clone()
     dist.all_reduce(n_targets)
     for parameter in weights(stages).values():
@@ -279,18 +282,18 @@ def sum_gradients(stages: list[PipelineStage], n_targets: Tensor, mesh: DeviceMe
 
 
 def clip_gradients(stages: list[PipelineStage], mesh: DeviceMesh, args: argparse.Namespace) -> float:
-    """Make the gradient no longer than args.clip (0: as long as it is). Returns how long it was."""
+    """Limit the gradient's norm to args.clip (0: no limit). Returns the norm before clipping."""
     parameters = weights(stages).values()
     # TODO 7: Clip by the norm of the whole gradient, and return that norm.
-    # A stage that clips by the norm of its own part takes a step of its own: the model falls apart where it was cut.
-    # Norms cannot be added, but their squares can. After TODO 6 some ranks have equal gradients, which must not be
-    # counted twice. nn.utils.get_total_norm(gradients) and nn.utils.clip_grads_with_norm_(parameters, limit, norm) are
-    # the two halves of clip_grad_norm_.
+    # A stage that clips by the norm of its own part scales its step differently: the stages no longer train one
+    # model. Norms cannot be added, but their squares can. After TODO 6 some ranks have equal gradients, which must
+    # not be counted twice. nn.utils.get_total_norm(gradients) and nn.utils.clip_grads_with_norm_(parameters, limit,
+    # norm) are the two halves of clip_grad_norm_.
     return nn.utils.clip_grad_norm_(parameters, args.clip or math.inf).item()
 
 
 def fill(x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """A short batch with as many rows as the others: padding, which the loss ignores. x and y: int64 (B, T)."""
+    """A short batch, filled up to `rows` rows with padding, which the loss ignores. x and y: int64 (B, T)."""
     # The stages have agreed on the shape of a micro-batch, and receive into tensors of that shape: a short batch at the
     # end of the validation set would be cut into smaller pieces, or fewer, and a stage would wait forever.
     missing = rows - len(x)
@@ -314,7 +317,7 @@ def evaluate(
         x, y = fill(x, y, loader.batch_size)
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         # TODO 5, again: add this batch to total, the sum of the losses, and to count, its targets. global_mean sums
-        # both over all ranks and divides. Each target must be in it once, on whatever ranks you count it.
+        # both over all ranks and divides. Each target must be counted once, on whichever rank.
         layers = stages[0].submod
         h = layers(x)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=layers.bfloat16):
@@ -372,8 +375,8 @@ def save_checkpoint(
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
     own = {name: weight.detach().cpu() for name, weight in weights(stages).items()}
     # TODO 8: Put the whole model together on rank 0, and save it in one file.
-    # Each rank of rank 0's pipeline has a part that no other one has; the other pipelines have nothing new. In one
-    # dictionary, under the names of the whole model, the serial script can load it. No other rank is to hold it whole.
+    # Each rank of rank 0's pipeline has a part that its other ranks lack; the other pipelines have nothing new. The
+    # serial script can load one dictionary with the names of the whole model. No rank but rank 0 may hold it whole.
     save0({"model": own, "config": config, "epoch": epoch}, path)
 
 

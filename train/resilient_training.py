@@ -1,4 +1,4 @@
-"""Train for longer than a job lasts: stopped at its limit, killed, or short of a node, the run goes on where it was.
+"""Train for longer than one job: stopped at its limit, killed, or after losing a node, the run resumes where it was.
 
 Two processes:  torchrun --nproc-per-node 2 train/resilient_training.py --save-every 20
 Go on:          the same line again, after whatever has ended it; also with another --nproc-per-node
@@ -8,23 +8,23 @@ One process:    python train/resilient_training.py --save-every 20
 More nodes:     sbatch sbatch/resilient_training.sbatch              (JURECA)
                 qsub sbatch/resilient_training.pbs                   (Polaris)
 
-The folder --out is the run: the script goes on from the newest checkpoint in it, and begins if there is
-none. Whatever happens in between, the losses are those of a run that was never stopped.
+The folder --out is the run: the script resumes from the newest checkpoint in it, and starts from scratch if there is
+none. Whatever happens in between, the losses equal those in a run that was never stopped.
 
-It builds on fsdp_training (sharded checkpoints by DCP, torch.distributed.checkpoint). It starts as that
-script's solution with --sharding full (what that lesson taught is now in utils/after_fsdp_training.py), and runs at
-every stage. Fill the TODOs in the order of their numbers, which is not always the order of the lines;
-`./workbook check resilient_training` says how far you are.
+It builds on fsdp_training (sharded checkpoints by DCP, torch.distributed.checkpoint). It starts as that script's
+solution with --sharding full (what that lesson taught is now in utils/after_fsdp_training.py), and runs at any time.
+Fill the TODOs in the order of their numbers, not always the order of the lines; `./workbook check resilient_training`
+says how far you are.
 
 In five lines:
-- Write a checkpoint under another name, and rename it when all ranks have written: it is whole or not there.
-- Save everything that changes from step to step; what each rank has for itself needs a name for each rank.
-- A script that may be started again at any time looks for the newest checkpoint, and all ranks take the same.
-- A signal handler takes a note; after each step all ranks agree whether to stop.
+- Write a checkpoint under a temporary name, and rename it when all ranks have written: it is complete or absent.
+- Save everything that changes from step to step; state that differs between ranks needs one name per rank.
+- A script that may be restarted at any time looks for the newest checkpoint; all ranks load the same one.
+- A signal handler only sets a flag; after each step all ranks agree whether to stop.
 - The global batch and the order of the samples do not depend on the number of ranks.
 
 Papers: the best interval between checkpoints, Young 1974, https://doi.org/10.1145/361147.361115; checkpoints while
-training goes on, CheckFreq, https://www.usenix.org/conference/fast21/presentation/mohan; what fails in a run of 54 days
+training goes on, CheckFreq, https://www.usenix.org/conference/fast21/presentation/mohan; failures in a run of 54 days
 on 16,384 GPUs, Llama 3, https://arxiv.org/abs/2407.21783 (section 3.3.4).
 """
 
@@ -68,16 +68,16 @@ from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
 
-# What must match to go on: the order of the samples depends on it, or the optimizer keeps it.
+# What must match to resume: the order of the samples depends on it, or the optimizer's state holds it.
 SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = training_parser("resilient_training")
     add = parser.add_argument
-    add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
-    add("--save-every", type=whole(0), default=50, help="steps from one checkpoint to the next; 0: only when stopped")
-    add("--async-save", action="store_true", help="write checkpoints while training goes on")
+    add("--recompute", action="store_true", help="recompute activations in the backward pass (checkpointing)")
+    add("--save-every", type=whole(0), default=50, help="steps between checkpoints; 0: only when stopped")
+    add("--async-save", action="store_true", help="write checkpoints while training continues")
     args = parser.parse_args(argv)
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
@@ -88,7 +88,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def random_state() -> Tensor:
-    """What this rank's dropout draws from next."""
+    """The state of the generator that this rank's dropout draws from."""
     return torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.get_rng_state()
 
 
@@ -97,13 +97,13 @@ def set_random_state(state: Tensor) -> None:
 
 
 def contents(model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any]) -> dict[str, Any]:
-    """All that a checkpoint holds, by name. Every rank gives its part."""
+    """Everything that a checkpoint holds, by name. Every rank contributes its part."""
     weights, state = get_state_dict(model, optimizer)
-    # TODO 4: Save all that the run needs to go on as if it had not stopped.
-    # `position` has the steps done, the mean loss of this epoch so far, the lowest validation loss, and what must match
-    # to go on. And dropout draws from random_state(), which differs from rank to rank. Mind how dcp.save tells values
-    # apart: of a sharded tensor each rank writes its shards; anything else that has one name on several ranks is
-    # written once, by one of them.
+    # TODO 4: Save everything that the run needs to resume as if it had not stopped.
+    # `position` has the steps done, the mean loss of this epoch so far, the lowest validation loss, and what must
+    # match to resume. And dropout draws from random_state(), which differs from rank to rank. Note how dcp.save tells
+    # values apart: for a sharded tensor each rank writes its shards; any other value with one name on several ranks
+    # is written once, by one of them.
     return {"model": weights, "optimizer": state, "position": {"step": position["step"]}}
 
 
@@ -112,21 +112,22 @@ def restore(
 ) -> dict[str, Any]:
     """Load a checkpoint, on however many ranks, into model and optimizer. Returns the position."""
     saved = contents(model, optimizer, position)
-    # TODO 4, again: bring back all that is saved.
-    # dcp.load fills what it is given, and stops at a name that the checkpoint does not have. The ranks may be more than
-    # those that saved: a rank without a random state in the checkpoint keeps its own. saved_names(folder) tells.
+    # TODO 4, again: restore everything that was saved.
+    # dcp.load fills the dictionary that it is given, and raises an error for a name that the checkpoint does not
+    # have. There may be more ranks now than when it was saved: a rank without a random state in the checkpoint keeps
+    # its own. saved_names(folder) lists the names.
     dcp.load(saved, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
     return position | saved["position"]
 
 
 def saved_names(folder: Path) -> set[str]:
-    """What dcp.save has written there; of dictionaries in one another the names with dots: position.step."""
+    """The names that dcp.save has written there; nested dictionaries are joined with dots: position.step."""
     return set(dcp.FileSystemReader(folder).read_metadata().state_dict_metadata)
 
 
 def saved_batch_size(folder: Path) -> int | None:
-    """The global batch of the run that saved; None where the checkpoint does not say."""
+    """The global batch size that was saved; None if the checkpoint has none."""
     if "position.batch_size" not in saved_names(folder):
         return None
     saved = {"position": {"batch_size": 0}}
@@ -136,60 +137,60 @@ def saved_batch_size(folder: Path) -> int | None:
 
 def save_whole(state: dict[str, Any], out: Path, step: int) -> None:
     """Write the checkpoint out/step-STEP. All ranks call it."""
-    # TODO 1: At whatever moment all processes are killed, no folder step-… may be one that is not whole.
-    # And the checkpoints before it stay. dcp.save makes the folder; each rank writes its file, and when all have, rank
-    # 0 adds .metadata: then the call returns. To rename a folder is one step: it is done, or not. But what a killed run
-    # has left must not be in the way, and a folder that is not empty can be no other folder's new name (`shutil.rmtree`
-    # removes one).
+    # TODO 1: At whatever moment all processes are killed, every folder step-… must be a complete checkpoint.
+    # And the earlier checkpoints stay. dcp.save makes the folder; each rank writes its file, and when all have, rank
+    # 0 adds .metadata: then the call returns. Renaming a folder is atomic: it happens, or it does not. But the
+    # leftovers of a killed run must not get in the way: a folder cannot be renamed to a folder that exists and is not
+    # empty (`shutil.rmtree` removes one).
     dcp.save(state, checkpoint_id=out / f"step-{step}")
 
 
 def begin_save(state: dict[str, Any], out: Path, step: int, group: dist.ProcessGroup) -> Callable[[], None]:
-    """Begin to write the checkpoint out/step-STEP while training goes on. Returns what ends it, and makes it whole."""
+    """Start writing the checkpoint out/step-STEP while training continues. Returns the function that completes it."""
     # TODO 9: Copy the state now, and write it in the background.
-    # dcp.async_save takes what dcp.save takes; it copies the tensors into the CPU's memory, and returns a future while
-    # a thread writes. Its result() waits for the end, and raises what has failed. The threads of all ranks talk to each
-    # other while the ranks do, who may be at another point: tell it, as process_group, the `group` that nothing else
-    # uses. And a folder must have its name no earlier than in TODO 1.
+    # dcp.async_save takes the arguments of dcp.save; it copies the tensors to CPU memory, and returns a future while
+    # a thread writes. The future's result() waits for the end, and raises any error. The threads of all ranks
+    # communicate while the ranks themselves do: pass as process_group the `group` that nothing else uses, so that
+    # their messages stay apart. And the folder must not get its final name earlier than in TODO 1.
     save_whole(state, out, step)
     return lambda: None
 
 
 def find_newest(out: Path) -> Path | None:
-    """The folder of the newest whole checkpoint in a run's folder; None if there is none."""
+    """The folder of the newest complete checkpoint in a run's folder; None if there is none."""
     # TODO 2: Find the checkpoint with the most steps.
-    # By name, step-90 comes after step-100. By time, one that was copied comes last. And there may be folders
-    # that look like a checkpoint and are none: those written by scripts that do without TODO 1, and killed copies.
-    # In a whole one is .metadata, which is written last.
+    # By name, step-90 comes after step-100. By time, one that was copied comes last. And some folders only look like
+    # a checkpoint: a script without TODO 1 was killed while it wrote, or a copy was. A complete one contains
+    # .metadata, which is written last.
     return None
 
 
-# A run that goes on
+# A run that resumes
 
 
 def choose_start(out: Path) -> Path | None:
-    """The checkpoint that the run goes on from; None, and it begins. The same on all ranks."""
-    # TODO 5: Go on by yourself, since nobody is there to say from where.
-    # torchrun --max-restarts starts all processes anew when one was lost, and a scheduler the job: with the same
-    # command. All ranks must start from the same checkpoint, but on a network file system one may see a new folder
-    # later than another. from_rank0(text) returns on every rank what rank 0 has given.
+    """The checkpoint that the run resumes from; None: it starts from scratch. The same on all ranks."""
+    # TODO 5: Resume without being told from where: at night, no operator is there.
+    # torchrun --max-restarts restarts all processes when one was lost, and a scheduler restarts the job, both with
+    # the same command. All ranks must start from the same checkpoint, but on a network file system one may see a new
+    # folder later than another. from_rank0(text) returns rank 0's text on every rank.
     return None
 
 
 def find_epoch(step: int, an_epoch: int) -> tuple[int, int]:
-    """In which epoch, from 0, a run is after `step` steps, and how many of its `an_epoch` steps are done."""
-    # TODO 3: Find the place in the data at which to go on.
-    # Otherwise some samples count twice in their epoch, and others not at all. The last step of an epoch
-    # still belongs to it, for its validation is to come.
+    """The epoch, from 0, that a run is in after `step` steps, and how many of its `an_epoch` steps are done."""
+    # TODO 3: Find the place in the data at which to resume.
+    # Otherwise some samples count twice in their epoch, and others not at all. After the last step of an epoch, the
+    # run is still in it: validation comes next.
     return 0, 0
 
 
 def share_batch(args: argparse.Namespace, saved: int | None, world_size: int) -> None:
-    """Settle args.batch_size, the global batch. `saved` is that of the run so far, None at its beginning."""
-    # TODO 8: Keep the global batch, whatever number of ranks the run goes on with.
-    # --batch-size-per-rank 6 makes 24 on four ranks, and would make 18 on the three that are left: another optimizer
-    # step, and other samples in it. set_batch_size multiplies args.batch_size_per_rank, unless that is None, and stops
-    # the run where the ranks cannot divide the batch. Whoever asks for another --batch-size is refused further down.
+    """Set args.batch_size, the global batch. `saved` is the run's so far, None at its start."""
+    # TODO 8: Keep the global batch, however many ranks the run resumes with.
+    # --batch-size-per-rank 6 makes 24 on four ranks, and would make 18 on the three that are left: a different
+    # optimizer step, with different samples. set_batch_size multiplies args.batch_size_per_rank, unless that is None,
+    # and stops the run where the ranks cannot divide the batch. A different --batch-size is refused further down.
     set_batch_size(args, world_size)
 
 
@@ -197,20 +198,20 @@ def share_batch(args: argparse.Namespace, saved: int | None, world_size: int) ->
 
 
 def listen() -> list[int]:
-    """The signals that have asked this process to stop: a list that grows as they come."""
+    """The signals that have asked this process to stop: a list that grows as they arrive."""
     came: list[int] = []
-    # TODO 6: Take note of SIGUSR1 and SIGTERM, and go on.
-    # Without a handler each of them ends the process. A handler runs between any two lines of the program, in the midst
-    # of a step as well, and not at the same place on all ranks: it is no place to save.
-    # signal.signal(number, handler) installs handler(number, frame).
+    # TODO 6: Record SIGUSR1 and SIGTERM, and continue.
+    # Without a handler each of them ends the process. A handler may run between any two lines of the program, even in
+    # the middle of a step, and at different places on different ranks: it is no place to save. signal.signal(number,
+    # handler) installs handler(number, frame).
     pass
     return came
 
 
 def agree_to_stop(came: list[int], device: torch.device) -> bool:
-    """Whether to stop after this step: the same answer on all ranks, which ask after every step."""
+    """Whether to stop after this step: the same answer on all ranks. All call it after every step."""
     # TODO 7: Stop all ranks at the same step, as soon as one of them has been asked to.
-    # A signal comes to the ranks at different moments, or to one of them alone. If one saves while another begins its
+    # A signal reaches the ranks at different moments, or only one of them. If one rank saves while another starts its
     # next step, each waits for the other.
     return False
 
@@ -234,7 +235,7 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
     train_sampler, validation_sampler, test_sampler = samplers
     common = {"batch_size": args.batch_size // world_size, "num_workers": args.workers}
     common["pin_memory"] = torch.cuda.is_available()
-    # A loader draws a number whenever it begins. Not from what dropout draws from, which must not depend on stops.
+    # A loader draws a number whenever it starts: not from dropout's generator, which must not depend on stops.
     common["generator"] = torch.Generator()
     train_loader = DataLoader(train, sampler=train_sampler, drop_last=True, **common)
     validation_loader = DataLoader(validation, sampler=validation_sampler, **common)
@@ -253,7 +254,7 @@ def build_model(vocab_size: int, device: torch.device, args: argparse.Namespace)
         fully_shard(block, **options)
     fully_shard(model, **options, reshard_after_forward=False)
     first_weights(model, device, args)
-    torch.manual_seed(args.seed + dist.get_rank())  # from here on for dropout alone: each rank drops others
+    torch.manual_seed(args.seed + dist.get_rank())  # from here on only dropout draws: each rank drops different values
     return model
 
 
@@ -284,20 +285,20 @@ def train_epoch(
     came: list[int],
     group: dist.ProcessGroup,
 ) -> tuple[float, bool]:
-    """What is left of one pass over the training set after `done` steps of it. Returns the pass's mean loss, and
+    """The rest of one pass over the training set, of which `done` steps are done. Returns the pass's mean loss, and
     whether it was stopped before its end.
 
-    `position` is kept up to date, and saved every args.save_every steps, and when a signal `came` that asks to stop.
-    By `group` the ranks talk of what they save while they train.
+    `position` is kept up to date; it is saved every args.save_every steps, and when a signal `came` that asks to stop.
+    The ranks use `group` for saving while they train.
     """
     model.train()
     # Sums and counts: since the last line of the log, and over the epoch.
     total, count, epoch_total, epoch_count = torch.zeros(4, dtype=torch.float64, device=device)
-    # What an earlier job did of this epoch counts, too: here, this rank's share of it.
+    # The part of this epoch that an earlier job did counts, too: here, this rank's fraction of it.
     epoch_count += done * args.batch_size * args.seq_len / dist.get_world_size()
     epoch_total += position["loss"] * epoch_count
     step, last_step, last_time, stopped = position["step"], position["step"], time.perf_counter(), False
-    finish: Callable[[], None] = list  # of the checkpoint that is being written; there is none
+    finish: Callable[[], None] = list  # completes the checkpoint that is being written; there is none
     for x, y in loader:
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         loss = model(x, y)
@@ -343,9 +344,9 @@ def save_model(model: nn.Module, config: dict[str, Any], path: Path, epoch: int)
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     prepare(args)  # the device that --device asks for
-    came = listen()  # early: a signal that comes before ends the process
+    came = listen()  # early: a signal that comes before this line ends the process
     rank, local_rank, world_size, device = setup()
-    group = dist.new_group(backend="gloo")  # for what goes on beside training
+    group = dist.new_group(backend="gloo")  # for saving during training
     out = Path(args.out)
     folder = choose_start(out)
     share_batch(args, saved_batch_size(folder) if folder else None, world_size)
@@ -355,7 +356,7 @@ def main(argv: list[str] | None = None) -> None:
     model = build_model(vocab_size, device, args)
     optimizer = make_optimizer(model, args)
 
-    # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what must match.
+    # The state of the run: steps done, mean loss of this epoch so far, lowest validation loss; and what must match.
     position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in SAME}
     if folder:
         position = restore(model, optimizer, position, folder)
@@ -366,12 +367,12 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
     if position["step"] > total_steps:
-        fail(f"{folder}: it has made {position['step']} steps already, and this run is of {total_steps}")
+        fail(f"{folder}: it has made {position['step']} steps already, and this run has {total_steps}")
 
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
     say_what_runs(args, device)
-    print0(f"goes on from {folder}" if folder else f"begins; no checkpoint in {out}")
+    print0(f"resumes from {folder}" if folder else f"starts; no checkpoint in {out}")
     with metrics, device_memory(args.device_memory, device):
         for epoch in range(first_epoch, args.epochs):
             samplers[0].set_epoch(epoch)
@@ -380,7 +381,7 @@ def main(argv: list[str] | None = None) -> None:
                 model, batches, optimizer, device, args, metrics, epoch, done, position, came, group
             )
             if stopped:
-                print0(f"asked to stop: saved at step {position['step']}; the same command goes on from there")
+                print0(f"asked to stop: saved at step {position['step']}; the same command resumes from there")
                 break
             done = 0
             validation_loss = evaluate(model, validation_loader, device, args)

@@ -93,7 +93,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--tp", type=whole(1), default=1, help="ranks that split each layer; at most one node's")
     add("--sequence-parallel", action="store_true", help="also cut the stream between the layers, along the sequence")
-    add("--recompute", action="store_true", help="keep less of the forward pass, and recompute it (activation checkpointing)")
+    add("--recompute", action="store_true", help="recompute activations in the backward pass (checkpointing)")
     add("--save-every", type=whole(0), default=0, help="steps between sharded checkpoints; 0: none")
     add("--resume", type=given, metavar="FOLDER", help="resume from a sharded checkpoint, or from a run's newest one, with any --tp")
     args = parser.parse_args(argv)
@@ -382,7 +382,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
     if position["step"] > total_steps:
-        fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run is of {total_steps}")
+        fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run has {total_steps}")
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
     say_what_runs(args, device)

@@ -97,7 +97,7 @@ def interrupted(out: Path, step: int) -> NoReturn:
     whole = newest(out)
     print0(
         f"ended by SIGTERM while step-{step} was being saved, which leaves nothing; "
-        + (f"--resume {out} goes on from {whole.name}" if whole else "no checkpoint had been saved before"),
+        + (f"--resume {out} resumes from {whole.name}" if whole else "no checkpoint had been saved before"),
         flush=True,
     )
     raise SystemExit(128 + signal.SIGTERM)

@@ -22,7 +22,7 @@ def add_hybrid_flags(parser: argparse.ArgumentParser) -> None:
     add("--pp", type=whole(1), default=1, help="ranks in a pipeline")
     add("--schedule", choices=SCHEDULES, default="1f1b", help="order of the work; interleaved has two stages a rank")
     add("--microbatches", type=whole(0), default=0, help="parts of a pipeline's share of the batch; 0 is --pp")
-    add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
+    add("--recompute", action="store_true", help="recompute activations in the backward pass (checkpointing)")
     add("--sequence-parallel", action="store_true", help="cut the stream between the layers along the sequence, too")
     add("--compare", action="store_true", help="say what the plan predicts of a step, beside what the third one took")
 

@@ -3,8 +3,9 @@
 #
 # In data parallelism each rank has all layers and a part of the batch. In pipeline parallelism each rank has some of
 # the layers, a **stage**, and the whole batch passes through all stages. Only activations and their gradients travel,
-# from one rank to its neighbour: no weights, no gradients of weights, and no collective. Those messages are not always
-# few. But while one is on its way, both ranks can compute something else, and so pipelines bear slow networks.
+# from one rank to its neighbour: no weights, no gradients of weights, and no collective. Those messages are not
+# always small. But while one is in flight, both ranks can compute something else, so pipelines tolerate slow
+# networks.
 #
 # The price is waiting. A stage can start only when the stage before it is done; until then it is idle, and that idle
 # time is the **bubble**. In part 1 you cut a model into stages, run it, and write a program that executes any schedule;
@@ -55,9 +56,9 @@ from utils.model import TransformerLM
 # The course's model is a chain of **pieces**: the embeddings (piece 0), the blocks (pieces 1 to $L$), and the last
 # norm with the head (piece $L+1$). A stage is a run of consecutive pieces.
 #
-# A pipeline is as fast as its slowest stage: all others wait for it. So cut by what the pieces *cost*, not by how many
-# there are. The product of an $n \times k$ matrix with a $k \times m$ matrix takes $2nkm$ operations. Count the products
-# of a forward pass, for one token:
+# A pipeline is as fast as its slowest stage: all others wait for it. So cut by what the pieces *cost*, not by how
+# many there are. The product of an $n \times k$ matrix with a $k \times m$ matrix takes $2nkm$ operations. Count the
+# products of a forward pass, for one token:
 #
 # - a block has the weights $q$, $k$, $v$ and $out$, each $D \times D$, and the two of the MLP, $D \times 4D$ and $4D
 #   \times D$. Its attention compares the token with all $T$ tokens, then sums the values of all $T$: twice $2TD$
@@ -65,15 +66,15 @@ from utils.model import TransformerLM
 # - the head has one weight, $D \times V$.
 # - everything else, embeddings and norms included, is neglected.
 #
-# The backward pass takes twice as much everywhere, so it does not change where to cut.
+# The backward pass takes twice as many operations everywhere, so it does not change where to cut.
 #
 # **Predict** which piece of a small model is the most expensive: 4 blocks, $D = 64$, $T = 64$, $V = 2000$.
 #
 # Then build a stage. It holds its own pieces and *no other weights*: that is why it needs less memory. Keep the names
-# that the parameters have in the whole model, so that the stages' state dictionaries together are a checkpoint of the
-# model: an `nn.ModuleDict` names its entries as an `nn.ModuleList` does, and may skip some. (Here each rank builds the
-# whole model first and keeps its part, so that the first weights are the serial run's. A model that is too large for
-# that is built on the meta device, where tensors have a shape and no memory.)
+# that the parameters have in the whole model, so that the stages' state dictionaries together form a checkpoint of
+# the model: an `nn.ModuleDict` names its entries as an `nn.ModuleList` does, and may skip some. (Here each rank
+# builds the whole model first and keeps its part, so that the first weights are the serial run's. A model that is too
+# large for that is built on the meta device, where tensors have a shape and no memory.)
 #
 # | call | meaning |
 # |---|---|
@@ -193,15 +194,15 @@ for name, cuts in (("by number", [[0, 1], [2, 3], [4, 5]]), ("by cost", cut(cost
 # what `model.part1.to(0)`, `model.part2.to(1)` does. It makes room for a larger model, but it is no faster, as you will
 # see.
 #
-# A rank receives the stream from the rank before it. What has arrived is a fresh tensor of which autograd knows
-# nothing, so `x.requires_grad_()` asks for its gradient: that is what must be sent back. And what comes back from the
-# next rank is not a loss but a gradient.
+# A rank receives the stream from the rank before it. What has arrived is a fresh tensor, unknown to autograd, so
+# `x.requires_grad_()` asks for its gradient, which must be sent back. And what comes back from the next rank is not a
+# loss but a gradient.
 #
 # | call | meaning |
 # |---|---|
-# | `torch.empty_like(tensor)` | room for a tensor of this shape and dtype |
+# | `torch.empty_like(tensor)` | an uninitialized tensor of the same shape and dtype |
 # | `dist.send(tensor, rank)`, `dist.recv(tensor, rank)` | a message; it is over when the call returns |
-# | `tensor.detach()` | the same numbers without their history: what is sent needs none |
+# | `tensor.detach()` | the same numbers without their history: a message needs none |
 # | `output.backward(gradient)` | the backward pass from a tensor that is not a loss, given the loss's gradient for it |
 #
 # From now on a stage may be any module: the first takes the batch's inputs, each passes on a tensor with the shape and
@@ -219,9 +220,9 @@ def naive_step(
     Args:
         x: the batch's inputs; only the first rank's are meaningful.
         y: its targets; only the last rank's are meaningful.
-        like: has the shape and dtype of what a stage passes on. Its numbers mean nothing.
+        like: has the shape and dtype of the tensor that a stage passes on. Its values are meaningless.
 
-    These three are the caller's, and are left as they are.
+    These three belong to the caller and are not changed.
 
     Returns:
         The loss, without history, on the last rank; None elsewhere.
@@ -326,23 +327,23 @@ run = run_on_ranks("05_pipeline_parallel/wait_naively", [None] * 4, timed=True)
 plots.timelines({"one stage at a time": run.results})
 
 # %% [markdown]
-# At each moment one rank works. Four devices are as fast as one.
+# Only one rank works at a time. Four devices are as fast as one.
 
 # %% [markdown]
 # ## Micro-batches
 #
 # So cut the batch: while rank 1 works on one **micro-batch**, rank 0 can work on the next. The law of this course
-# holds: loss and gradients are those of the whole batch. Gradients of several backward passes accumulate, so the
+# holds: loss and gradients equal the whole batch's. Gradients of several backward passes accumulate, so the
 # micro-batches' losses must *add up to* the loss. They are therefore not means: the loss is the mean over all targets
 # of the batch that count, and one micro-batch may have more targets equal to `IGNORE` than another.
 #
-# And all micro-batches must have one shape, because a rank makes room for what it receives before it arrives. Where $m$
-# does not divide the batch, fill it with padding rows, which the loss ignores.
+# And all micro-batches must have one shape, because a rank allocates the tensor that it receives into before the
+# message arrives. Where $m$ does not divide the batch, fill it with padding rows, which the loss ignores.
 #
 # | call | meaning |
 # |---|---|
 # | `tensor.new_full((rows, columns), value)` | a tensor of the same dtype, filled with a value |
-# | `torch.cat([a, b])`, `tensor.split(rows)` | rows joined, and cut into pieces of so many rows |
+# | `torch.cat([a, b])`, `tensor.split(rows)` | joins rows; cuts into pieces of `rows` rows each |
 # | `F.cross_entropy(logits_NV, y_N, ignore_index=IGNORE, reduction="sum")` | the sum over the targets that count, not their mean. N = B · T: `logits.flatten(0, -2)`, `y.flatten()` |
 
 
@@ -404,9 +405,9 @@ check("05_pipeline_parallel/3")
 # %% [markdown]
 # ## A schedule is data
 #
-# Which rank does what, in which order? That is a **schedule**: for each rank a list of actions. An action is the
-# forward pass (F) or the backward pass (B) of one micro-batch through one stage. (In part 2 a rank has several stages,
-# its **chunks**, and B comes apart into I and W. The program that you write now can already do all that.)
+# Which rank does what, in which order? A **schedule** says it: for each rank, a list of actions. An action is the
+# forward pass (F) or the backward pass (B) of one micro-batch through one stage. (In part 2 a rank has several
+# stages, its **chunks**, and B is split into I and W. The program that you write now can already do all that.)
 
 
 # %%
@@ -419,7 +420,7 @@ class Action(NamedTuple):
         return f"{self.kind}{self.microbatch}" + (f"/{self.chunk}" if self.chunk else "")
 
 
-Schedule = list[list[Action]]  # for each rank what it does, in order
+Schedule = list[list[Action]]  # for each rank, its actions in order
 
 
 def stage_of(action: Action, rank: int, world: int) -> int:
@@ -432,9 +433,9 @@ def stage_of(action: Action, rank: int, world: int) -> int:
 #
 # ![GPipe and 1F1B on four ranks with eight micro-batches](../images/pipeline_schedules.svg)
 #
-# A schedule says in which order a rank works, not when. A rank starts an action as soon as it has finished the one
-# before and what the action needs is there. That is enough to compute all times, without running anything. What does
-# an action need?
+# A schedule says in which order a rank works, not when. A rank starts an action as soon as it has finished the
+# previous one and the action's inputs are there. That is enough to compute all times, without running anything. What
+# does an action need?
 #
 # | action of stage $s$ | needs |
 # |---|---|
@@ -442,8 +443,8 @@ def stage_of(action: Action, rank: int, world: int) -> int:
 # | B or I | the B or I of the same micro-batch on stage $s+1$; on the last stage its own F, that is, the loss |
 # | W | the I of the same micro-batch on the same stage |
 #
-# If a schedule is wrong, ranks may wait for each other forever. The simulator sees it: no rank can go on, and some are
-# not done.
+# If a schedule is wrong, ranks may wait for each other forever. The simulator detects it: no rank can continue, and
+# some have not finished.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -467,8 +468,8 @@ def simulate(schedule: Schedule, seconds: dict[str, float]) -> list[list[tuple[f
         ValueError: some ranks would wait forever. The text names the lowest of them, and the action that it cannot
             start, as `Action` writes it: "B0".
     """
-    # TODO 4, again: the times. Visit the ranks in turn, let each do what it can, and stop when no rank can do any more.
-    # The last stage is the largest number that occurs in the schedule.
+    # TODO 4, again: the times. Visit the ranks in turn, let each do what it can, and stop when no rank can do
+    # anything more. The last stage is the largest number that occurs in the schedule.
     ### BEGIN SOLUTION
     world = len(schedule)
     last = max((stage_of(a, rank, world) for rank, actions in enumerate(schedule) for a in actions), default=0)
@@ -510,7 +511,7 @@ check("05_pipeline_parallel/4")
 
 # %%
 def predicted(schedule: Schedule) -> list[list[Note]]:
-    """The simulator's timeline. A rank's chunks share its time."""
+    """The simulator's timeline. A rank's chunks divide its time."""
     chunks = 1 + max(action.chunk for actions in schedule for action in actions)
     times = simulate(schedule, {kind: seconds / chunks for kind, seconds in SECONDS.items()})
     return [
@@ -524,34 +525,36 @@ plots.timelines(
 )
 
 # %% [markdown]
-# The **bubble** is the share of the ranks' time in which they wait. It shrinks as the number of micro-batches grows.
+# The **bubble** is the fraction of the ranks' time that they spend waiting. It shrinks as the number of micro-batches
+# grows.
 
 # %% [markdown]
 # ## Do one action
 #
-# To execute a schedule, a rank takes its actions one by one. Leave the messages aside at first: suppose that what an
-# action needs from another stage has `arrived`, and that what it returns will be sent on for it.
+# To execute a schedule, a rank takes its actions one by one. Leave the messages aside at first: suppose that the
+# tensor which an action needs from another stage has `arrived`, and that the tensor which it returns will be sent on
+# for it.
 #
-# A micro-batch that has gone forward through a stage and not yet back is **alive**: its activations are kept. The given
-# `Passed` runs a stage and holds what the backward pass starts from. Between the two passes of one micro-batch, others
-# go forward and back; so a rank keeps one `Passed` for each that is alive, and no others. In training, this is where
-# the memory goes.
+# A micro-batch that has passed forward through a stage, and not yet backward, is **alive**: its activations are kept.
+# The given `Passed` runs a stage and holds what the backward pass starts from. Between the two passes of one
+# micro-batch, others pass forward and backward; so a rank keeps one `Passed` for each micro-batch that is alive, and
+# no others. In training, this is where the memory goes.
 
 
 # %%
 class Batch(NamedTuple):
     """A batch for a pipeline."""
 
-    xs: list[Tensor]  # inputs, by micro-batch; only the first stage's rank has meaningful ones
-    ys: list[Tensor]  # targets, by micro-batch; only the last stage's rank has meaningful ones
-    like: Tensor  # has the shape and dtype of what a stage passes on; its numbers mean nothing
+    xs: list[Tensor]  # inputs, by micro-batch; meaningful only on the first stage's rank
+    ys: list[Tensor]  # targets, by micro-batch; meaningful only on the last stage's rank
+    like: Tensor  # shape and dtype of what a stage passes on; meaningless values
     loss_of: Callable[[Tensor, Tensor], Tensor]  # (the last stage's output, targets) -> share of the batch's loss
 
 
 class Passed:
-    """A micro-batch that has gone forward through a stage: what its backward pass starts from.
+    """A micro-batch that has passed forward through a stage: the tensors that its backward pass starts from.
 
-    ``layers`` has the modules on the way that have weights of their own, and what each gave. (TODO 9 will need it.)
+    ``layers`` lists the modules on the way that own weights, each with its output. (TODO 9 will need it.)
     """
 
     def __init__(self, stage: nn.Module, x: Tensor) -> None:
@@ -569,10 +572,10 @@ class Passed:
 # %% [markdown]
 # | kind | what to do | what it needs from another stage |
 # |---|---|---|
-# | F | a `Passed` of the chunk and its input; on the last stage its output becomes the loss, by `batch.loss_of` | the stream, except on stage 0, which takes `batch.xs` |
+# | F | a `Passed` of the chunk and its input; on the last stage `batch.loss_of` turns its output into the loss | the stream, except on stage 0, which takes `batch.xs` |
 # | B | `backward(passed, gradient)` | the gradient, except on the last stage |
-# | I | `backward_input(passed, gradient)`, of TODO 9 | the same |
-# | W | `backward_weights(passed)`, of TODO 9 | nothing |
+# | I | `backward_input(passed, gradient)`, from TODO 9 | the same |
+# | W | `backward_weights(passed)`, from TODO 9 | nothing |
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -580,10 +583,10 @@ def backward(passed: Passed, gradient: Tensor | None) -> Tensor | None:
     """The whole backward pass of a micro-batch through one stage; weights' gradients are added to their ``grad``.
 
     Args:
-        gradient: the loss's for ``passed.output``; None where that is the loss itself.
+        gradient: of the loss with respect to ``passed.output``; None where that is the loss itself.
 
     Returns:
-        The gradient for ``passed.input``; None where that needs none, as on the first stage.
+        The gradient for ``passed.input``; None where the input needs none, as on the first stage.
     """
     # TODO 5: Do one action of a schedule, and keep what later ones need. First, the backward pass.
     # `tensor.backward(None)` is `tensor.backward()`.
@@ -594,11 +597,11 @@ def backward(passed: Passed, gradient: Tensor | None) -> Tensor | None:
 
 
 class Worker:
-    """A rank at work on a schedule: its chunks, its batch, and what it keeps meanwhile."""
+    """Executes a rank's part of a schedule: its chunks, its batch, and what it keeps between actions."""
 
     def __init__(self, chunks: Sequence[nn.Module], batch: Batch, rank: int, world: int) -> None:
         self.chunks, self.batch, self.rank, self.world = chunks, batch, rank, world
-        self.stages = len(chunks) * world  # of all ranks; all have equally many
+        self.stages = len(chunks) * world  # on all ranks together; each has equally many
         self.passed: dict[tuple[int, int], Passed] = {}  # (micro-batch, stage) -> what is alive
         self.losses: dict[int, Tensor] = {}  # on the rank of the last stage: micro-batch -> its share of the loss
 
@@ -609,13 +612,13 @@ class Worker:
             arrived: what the action needs from another stage, a fresh tensor without history; None if it needs nothing.
 
         Returns:
-            What another stage needs of it: of F the chunk's output, without history; of B and I the gradient for the
-            chunk's input. Where no stage needs anything, the result is ignored.
+            What another stage needs: for F the chunk's output, without history; for B and I the gradient for the
+            chunk's input. Where no stage needs a result, it is ignored.
         """
-        # TODO 5, again: the four kinds of actions. What arrives for F must be asked for its gradient. Free what is not
-        # needed any more: nothing of a micro-batch stays after its B, or its W. Where autograd is off
-        # (`output.requires_grad` is False), as in an evaluation, no backward pass will come, so keep nothing at all.
-        # `losses` are kept without history.
+        # TODO 5, again: the four kinds of actions. Ask for the gradient of what arrives for F. Free what is no longer
+        # needed: nothing of a micro-batch stays after its B, or its W. Where autograd is off (`output.requires_grad`
+        # is False), as in an evaluation, no backward pass will come, so keep nothing at all. `losses` are kept
+        # without history.
         ### BEGIN SOLUTION
         j, stage = action.microbatch, stage_of(action, self.rank, self.world)
         if action.kind == "F":
@@ -643,34 +646,34 @@ check("05_pipeline_parallel/5")
 #
 # The messages are the difficult part:
 #
-# - *No buffers.* A send may last until its receive is posted: gloo stores nothing on the way, and NCCL does not
-#   promise to. In the picture above, rank 0 sends an activation to rank 1 while rank 1 sends a gradient to rank 0. If
-#   both call `dist.send` first, both wait forever.
+# - *No buffers.* A send may block until its receive is posted: gloo buffers nothing, and NCCL does not promise to.
+#   In the picture above, rank 0 sends an activation to rank 1 while rank 1 sends a gradient to rank 0. If both call
+#   `dist.send` first, both wait forever.
 # - *The same order at both ends.* Messages between two ranks arrive in the order in which they were sent, but a rank
-#   may use them in a different one. (Tags would tell them apart. gloo has them, NCCL does not.)
+#   may use them in a different order. (Tags would tell them apart. gloo has them, NCCL does not.)
 # - *Nothing in flight at the end.* A rank that returns before its messages are over has not finished.
 #
-# One idea solves the first two problems: all ranks agree on one order of all messages, and each rank posts its ends
-# of them, `isend` and `irecv`, in that order. The order comes from the schedule, which all ranks know. Let each action
-# take one **tick** of an imaginary clock; the given `in_ticks` says which actions happen in which tick. In each tick a
-# rank does its own action, if it has one, and *then* posts its ends of what the actions of that tick send, in the order
-# of the senders. With one common order, ranks cannot wait in a circle, whatever is stored on the way. And a schedule
-# that is wrong stops in the simulator, before anything runs.
+# One idea solves the first two problems: all ranks agree on one order of all messages, and each rank posts its side
+# of them, `isend` or `irecv`, in that order. The order comes from the schedule, which all ranks know. Let each action
+# take one **tick** of an imaginary clock; the given `in_ticks` says which actions happen in which tick. In each tick
+# a rank does its own action, if it has one, and *then* posts its side of the messages that this tick's actions send,
+# in the order of the senders. With one common order, ranks cannot wait in a circle, with buffers or without. And a
+# wrong schedule stops in the simulator, before anything runs.
 #
 # | call | meaning |
 # |---|---|
 # | `dist.isend(tensor, rank)`, `dist.irecv(tensor, rank)` | start a message and return a *work* at once |
 # | `work.wait()` | returns when the message is over. Until then, the tensor belongs to the message |
 #
-# When to wait? Wait for a receive when the tensor is needed, so that it can travel while the rank computes. Wait for a
-# send too early, and the sender stands still until its neighbour reaches that tick; wait for all sends at the end, and
-# their tensors stay in memory, $m$ of them, though only a few micro-batches are alive. Some ticks later is right: by
-# then the neighbour has posted its end.
+# When to wait? Wait for a receive when the tensor is needed, so that it can travel while the rank computes. Wait for
+# a send too early, and the sender is blocked until its neighbour reaches that tick; wait for all sends at the end,
+# and their tensors stay in memory, $m$ of them, though only a few micro-batches are alive. A few ticks later is
+# right: by then the neighbour has posted its receive.
 
 
 # %%
 def in_ticks(schedule: Schedule) -> list[dict[int, Action]]:
-    """For each tick the actions of the ranks that do something in it: rank -> action, by rank."""
+    """For each tick, the actions that happen in it: rank -> action, in the order of the ranks."""
     starts = [[int(start) for start, _ in times] for times in simulate(schedule, dict.fromkeys("FBIW", 1))]
     ticks: list[dict[int, Action]] = [
         {} for _ in range(1 + max((max(mine, default=-1) for mine in starts), default=-1))
@@ -688,8 +691,8 @@ def goes_to(action: Action, source: int, world: int, stages: int) -> tuple[int, 
     There are ``stages`` stages in all.
     """
     # TODO 6: Execute any schedule, with messages that rely on no buffer. First, where do results go?
-    # The result of F goes to the next stage, that of B or I to the stage before, that of W nowhere. The last stage
-    # has no next one, and the first stage none before it.
+    # The result of F goes to the next stage, the result of B or I to the previous stage, and W has none. The last
+    # stage has no next stage, and the first has no previous one.
     ### BEGIN SOLUTION
     step = {"F": 1, "B": -1, "I": -1, "W": 0}[action.kind]
     stage = stage_of(action, source, world) + step
@@ -698,7 +701,7 @@ def goes_to(action: Action, source: int, world: int, stages: int) -> tuple[int, 
 
 
 def execute(schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank: int, world: int) -> list[Tensor]:
-    """Do this rank's part of a schedule: of the chunks' weights, gradients are added to ``grad``.
+    """Do this rank's part of a schedule. The gradients of the chunks' weights are added to their ``grad``.
 
     However many micro-batches there are, only a few sends are in flight at once.
 
@@ -737,7 +740,7 @@ def execute(schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank:
             elif target == rank:
                 room = torch.empty_like(batch.like)
                 arriving[place] = room, dist.irecv(room, source)
-        while len(sending) > 2 * world:  # posted so many ticks ago that the other end is posted as well, or soon
+        while len(sending) > 2 * world:  # posted so many ticks ago that the receive is posted, too, or soon will be
             sending.popleft().wait()
     for work in sending:
         work.wait()
@@ -749,7 +752,8 @@ def execute(schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank:
 check("05_pipeline_parallel/6")
 
 # %% [markdown]
-# Look at a real run, below the prediction. The boxes show the numbers of the micro-batches; each title has the bubble.
+# Here is a real run, below the prediction. The boxes show the numbers of the micro-batches; the titles give the
+# bubble.
 
 
 # %%
@@ -787,10 +791,10 @@ plots.timelines({"GPipe, predicted": predicted(gpipe(4, 8)), "GPipe, measured": 
 # %% [markdown]
 # ## 1F1B
 #
-# With GPipe, a rank keeps the activations of all $m$ micro-batches until the backward passes begin: more micro-batches
-# mean a smaller bubble, but more memory. **1F1B** (one forward, one backward) starts each backward pass as early as
-# possible: rank $r$ starts with one forward pass for each rank *after* it, and then alternates forward and backward
-# passes until no forward pass is left; the rest are backward passes.
+# With GPipe, a rank keeps the activations of all $m$ micro-batches until the backward passes begin: more
+# micro-batches mean a smaller bubble, but more memory. **1F1B** (one forward, one backward) starts each backward pass
+# as early as possible: rank $r$ starts with one forward pass for each rank *after* it, then alternates forward and
+# backward passes until no forward pass is left; the remaining actions are backward passes.
 #
 # **Predict** how many micro-batches are alive at most on rank $r$ of $p$.
 
@@ -819,13 +823,13 @@ check("05_pipeline_parallel/7")
 plots.timelines({"1F1B, predicted": predicted(one_f_one_b(4, 8)), "1F1B, measured": measured("1F1B")})
 
 # %% [markdown]
-# The bubble is that of GPipe; what has changed is the memory. Here it is in bytes, for stages of the language model:
-# all tensors that autograd keeps for the backward pass, at the worst moment.
+# The bubble is the same as GPipe's; the memory has changed. Here it is in bytes, for stages of the language model:
+# all tensors that autograd keeps for the backward pass, at the peak.
 
 
 # %%
 def peak_bytes(name: str, rank: int, world: int) -> dict[str, float]:
-    """Bytes of activations that autograd keeps on this rank: at most, and of one micro-batch."""
+    """Bytes of activations that autograd keeps on this rank: at the peak, and for one micro-batch."""
     model, m = small_model(), 8
     stage = Stage(model, [[0, 1], [2], [3], [4, 5]][rank])
     del model
@@ -841,7 +845,7 @@ def peak_bytes(name: str, rank: int, world: int) -> dict[str, float]:
             alive["most"] = max(alive["most"], sum(kept.live().values()))
             if len(passes) == 1:
                 alive["one"] = alive["most"]
-        return tensor.detach()  # itself would refer to the graph that keeps it
+        return tensor.detach()  # the tensor itself would refer to the graph that keeps it
 
     stage.register_forward_pre_hook(lambda *_: passes.append("forward"))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -860,8 +864,8 @@ peaks = {name: run_on_ranks("05_pipeline_parallel/peak_bytes", [name] * 4).resul
 plots.alive(peaks, {"GPipe": [8] * 4, "1F1B": [min(8, 4 - rank) for rank in range(4)]})
 
 # %% [markdown]
-# Now train the language model by both, and by one process, on the same batches. Only the rank of the last stage has
-# the losses.
+# Now train the language model with both schedules, and in one process, on the same batches. Only the rank of the last
+# stage has the losses.
 
 
 # %%
@@ -873,7 +877,7 @@ def batch_of(step: int, rows: int = 8) -> tuple[Tensor, Tensor]:
 
 
 def train(name: str, rank: int, world: int) -> tuple[list[nn.Module], list[float]]:
-    """This rank's chunks after five steps, and the steps' losses; they are empty but on the last rank."""
+    """This rank's chunks after five steps, and the steps' losses; these are empty except on the last rank."""
     model, m = small_model(), 4
     v = 2 if name == "interleaved" else 1
     stages = cut(costs_of_pieces(4, MODEL["dim"], 16, MODEL["vocab_size"]), world * v)
@@ -920,10 +924,10 @@ for name in ("GPipe", "1F1B"):
 # %% [markdown]
 # ### What you have now
 #
-# - A stage is a run of layers, cut by cost, because all wait for the slowest. It holds nothing of the other stages.
+# - A stage is a run of layers, cut by cost, because all wait for the slowest. It holds no other stage's weights.
 # - Activations go forward and gradients back; the losses of micro-batches are shares that add up to the batch's loss.
 # - A schedule is data: a simulator gives its times, and finds a deadlock before anything is sent.
-# - A common order of all messages keeps ranks from waiting in a circle, whatever is stored on the way.
+# - A common order of all messages keeps ranks from waiting in a circle, with buffers or without.
 # - GPipe and 1F1B have the same bubble, smaller with more micro-batches. GPipe keeps $m$ alive, 1F1B at most $p-r$.
 #
 # This is a good place to stop. 1F1B is what most training runs use. The script `pipeline_training` needs only this
@@ -933,16 +937,16 @@ for name in ("GPipe", "1F1B"):
 # # Part 2: smaller bubbles
 #
 # *Recap.* A schedule is, for each rank, a list of actions: F and B of a micro-batch, on one of the rank's chunks.
-# `simulate` computes its times, `execute` runs it, and `one_f_one_b` is the one to beat: each rank waits $p-1$ times for
-# a forward and a backward pass. (If you come back to this notebook, run the cells of part 1 first.)
+# `simulate` computes its times, `execute` runs it, and `one_f_one_b` is the schedule to beat: each rank waits $p-1$
+# times for a forward and a backward pass. (If you come back to this notebook, run the cells of part 1 first.)
 
 # %% [markdown]
 # ## Interleaved
 #
 # At the start, a rank waits until the first micro-batch has come down the pipeline. It arrives earlier if the stages
-# are smaller. So give each rank $v \ge 2$ chunks ([arXiv:2104.04473](https://arxiv.org/abs/2104.04473)): with $p$ ranks
-# the model is cut into $vp$ stages, and chunk $c$ of rank $r$ is stage $cp + r$. A micro-batch passes all ranks $v$
-# times. The bubble is $v$ times smaller, and there are $v$ times as many messages.
+# are smaller. So give each rank $v \ge 2$ chunks ([arXiv:2104.04473](https://arxiv.org/abs/2104.04473)): with $p$
+# ranks the model is cut into $vp$ stages, and chunk $c$ of rank $r$ is stage $cp + r$. A micro-batch visits each rank
+# $v$ times. The bubble is $v$ times smaller, and there are $v$ times as many messages.
 #
 # The order of a rank's forward passes: the first $p$ micro-batches through chunk 0, the same $p$ through chunk 1, and
 # so on through all chunks; then the next $p$ micro-batches likewise. So $m$ must be a multiple of $p$. Backward passes
@@ -952,8 +956,9 @@ for name in ("GPipe", "1F1B"):
 #
 # Again a rank starts with some forward passes, then alternates forward and backward passes, and ends with backward
 # passes. How many come first? For the last rank, just those before its first pass through its *last chunk*: $(v-1)p$.
-# Each rank before it needs two more: the way down to the last rank is one longer, and so is the way back. (In the
-# simulator one more would do, and keep less: its messages take no time. Real ones do, and the second one hides it.)
+# Each rank before it needs two more than the next rank: its activations have one step further to the last rank, and
+# the gradients one step further back. (In the simulator one more would be enough, and keep less: its messages take no
+# time. Real messages do, and the second forward pass hides it.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -996,9 +1001,9 @@ plots.timelines(
 # The two shades are the two chunks. A chunk waits half as long as a stage did before, since it has half as many layers.
 
 # %% [markdown]
-# ## Take the backward pass apart
+# ## Split the backward pass
 #
-# A backward pass makes two kinds of gradients. The rank before waits for the *input's*. No rank waits for the
+# A backward pass makes two kinds of gradients. The previous rank waits for the *input's*. No rank waits for the
 # *weights'*: they are needed only in the optimizer's step. So compute them separately
 # ([arXiv:2401.10241](https://arxiv.org/abs/2401.10241)): I as early as possible, and W where the rank would be idle.
 #
@@ -1009,21 +1014,22 @@ plots.timelines(
 # | `torch.autograd.grad(output, tensors, gradient)` | the gradients for these tensors only, as a tuple. No `grad` is set, and nothing else is computed. `output` may be a list, with a list of gradients |
 # | `…, retain_graph=True` | autograd keeps what it needs for a backward pass, so that there can be another one |
 #
-# There is one trap. `grad(output, weights)` for W would go back through the whole stage once more, and compute all the
-# gradients between the layers *again*: together, I and W would take half as long again as B. So let I ask for more than
-# the input's gradient, and keep what it gets, so that W can go from each layer's own output to that layer's own weights
-# and no gradient is computed twice. `passed.layers` has the layers and their outputs. (This takes each weight to be
-# used once in a pass: one used twice would be reached through the other use as well.)
+# There is one trap. `grad(output, weights)` for W would go back through the whole stage once more, and compute all
+# the gradients between the layers *again*: together, I and W would take one and a half times as long as B. So let I
+# ask for more than the input's gradient, and keep what it gets, so that W can go from each layer's own output to that
+# layer's own weights and no gradient is computed twice. `passed.layers` has the layers and their outputs. (This
+# assumes that each weight is used once in a pass: a weight used twice would be reached through its other use as
+# well.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def backward_input(passed: Passed, gradient: Tensor | None) -> Tensor | None:
-    """The first part of a backward pass: returns the gradient for ``passed.input``, or None where that needs none.
+    """The first part of a backward pass: returns the gradient for ``passed.input``, or None where the input needs none.
 
-    ``gradient`` is as for `backward`. No ``grad`` is changed, that of ``passed.input`` included. Keep in attributes of
+    ``gradient`` is as for `backward`. No ``grad`` is changed, not even ``passed.input.grad``. Keep in attributes of
     ``passed`` what `backward_weights` will need.
     """
-    # TODO 9: Take the backward pass apart. First, the input's part.
+    # TODO 9: Split the backward pass in two. First, the input's part.
     # If everything before a layer is frozen, its output needs no gradient, and autograd cannot be asked for one.
     ### BEGIN SOLUTION
     passed.layers = [(layer, output) for layer, output in passed.layers if output.requires_grad]
@@ -1037,7 +1043,8 @@ def backward_input(passed: Passed, gradient: Tensor | None) -> Tensor | None:
 
 def backward_weights(passed: Passed) -> None:
     """The second part: the weights' gradients are added to their ``grad``."""
-    # TODO 9, again: the weights' part. A ``grad`` may still be None. Frozen weights (`requires_grad` is False) get none.
+    # TODO 9, again: the weights' part. A ``grad`` may still be None. Frozen weights (`requires_grad` is False) get
+    # none.
     ### BEGIN SOLUTION
     for (layer, output), gradient in zip(passed.layers, passed.gradients, strict=True):
         weights = [weight for weight in layer.parameters(recurse=False) if weight.requires_grad]
@@ -1055,11 +1062,11 @@ check("05_pipeline_parallel/9")
 # %% [markdown]
 # ## Zero bubble
 #
-# Now the schedule, **H1** of the paper. The forward passes and I are in the order of 1F1B, with I for B. Rank $r$
-# postpones its first $r$ W: from its I of micro-batch $r$ on, each I is followed by the oldest W that is left; those
-# left at the end come last. So the last ranks, which start late, fill their bubble with W. On each rank at most $p$
-# micro-batches are alive, counted until their W: no more than 1F1B needs on rank 0. (From I to W, the gradients of the
-# layers' outputs are kept as well.)
+# Now the schedule, **H1** of the paper. The forward passes and I are in the order of 1F1B, with I in place of B. Rank
+# $r$ postpones its first $r$ W: from its I of micro-batch $r$ on, each I is followed by the oldest W that is left;
+# the W still left at the end come last. So the last ranks, which start late, fill their bubble with W. On each rank
+# at most $p$ micro-batches are alive, counted until their W: no more than 1F1B needs on rank 0. (From I to W, the
+# gradients of the layers' outputs are kept as well.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -1090,24 +1097,24 @@ plots.timelines(
 # %% [markdown]
 # ## Predict
 #
-# You have seen four schedules in pictures. To choose one you want formulas. Let the layers of one rank, all its
-# chunks together, take $F$ seconds for the forward pass of a micro-batch, $I$ for the gradients between the layers and
-# of the input, $W$ for the weights'. A rank works $m(F+I+W)$, whatever the schedule; the bubble comes on top. Look at
-# rank 0 in the pictures: what does it wait for?
+# You have seen four schedules in pictures. To choose between them, you need formulas. Let the layers of one rank, all
+# its chunks together, take $F$ seconds for the forward pass of a micro-batch, $I$ for the gradients between the
+# layers and of the input, $W$ for the weights'. A rank works $m(F+I+W)$, whatever the schedule; the bubble adds to
+# that. Look at rank 0 in the pictures: what does it wait for?
 #
 # - GPipe, 1F1B: until the first micro-batch is back, it waits for the forward and backward passes of $p-1$ other ranks.
-# - Interleaved: the same, but the passes are those of chunks, $v$ times shorter.
-# - Zero bubble H1: no rank waits for W, and each rank fills a part of its bubble with the W that it has left. What
-#   remains is $(p-1)(F+I-W)$. (For $m \ge p$ and $W \le I$. The paper's H2 has $(p-1)(F+I-2W)$, with up to $2p-1$
-#   micro-batches alive.)
+# - Interleaved: the same, but the passes are through chunks, $v$ times shorter.
+# - Zero bubble H1: no rank waits for W, and each rank fills a part of its bubble with the W that it has postponed.
+#   What remains is $(p-1)(F+I-W)$. (For $m \ge p$ and $W \le I$. The paper's H2 has $(p-1)(F+I-2W)$, with up to
+#   $2p-1$ micro-batches alive.)
 #
-# **Predict** the time of a step, its bubble as a share of that time, and how much memory a rank needs for activations,
-# as a multiple of what one micro-batch leaves in all its layers.
+# **Predict** the time of a step, its bubble as a fraction of that time, and how much memory a rank needs for
+# activations, as a multiple of the activations of one micro-batch in all its layers.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_11", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def step_seconds(name: str, p: int, m: int, v: int, f: float, i: float, w: float) -> float:
-    """Seconds of a step by "GPipe", "1F1B", "interleaved" or "zero bubble".
+    """Seconds of a step with "GPipe", "1F1B", "interleaved" or "zero bubble".
 
     v is the number of chunks on a rank: 2 or more for "interleaved", else 1.
     """
@@ -1119,7 +1126,7 @@ def step_seconds(name: str, p: int, m: int, v: int, f: float, i: float, w: float
 
 
 def bubble_share(name: str, p: int, m: int, v: int, f: float, i: float, w: float) -> float:
-    """The share of the ranks' time in which they wait, from 0 to 1."""
+    """The fraction of the ranks' time that they spend waiting, from 0 to 1."""
     # TODO 11, again: the bubble.
     ### BEGIN SOLUTION
     return 1 - m * (f + i + w) / step_seconds(name, p, m, v, f, i, w)
@@ -1127,7 +1134,7 @@ def bubble_share(name: str, p: int, m: int, v: int, f: float, i: float, w: float
 
 
 def most_alive(name: str, p: int, m: int, v: int, rank: int) -> float:
-    """Activations that a rank keeps at most, as a multiple of those of one micro-batch in all layers of the rank."""
+    """The most activations that a rank keeps, as a multiple of one micro-batch's in all layers of the rank."""
     # TODO 11, again: the memory. The docstrings of your schedules say how many passes are alive, and a pass in one of v
     # chunks is 1 / v of a micro-batch.
     ### BEGIN SOLUTION
@@ -1146,31 +1153,31 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
     work = SECONDS["F"], SECONDS["I"], SECONDS["W"]
     share, ideal = bubble_share(name, 4, 8, v, *work), plots.bubble(predicted(schedule_of(name, 4, 8)))
     print(
-        f"{name:12} {step_seconds(name, 4, 8, v, *work):.2f} s, bubble {share:.1%} by the formula, "
-        f"{ideal:.1%} by the simulator; rank 0 keeps {most_alive(name, 4, 8, v, 0):.1f} micro-batches"
+        f"{name:12} {step_seconds(name, 4, 8, v, *work):.2f} s, bubble {share:.1%} by the formula, {ideal:.1%} by the"
+        f" simulator; rank 0 keeps {most_alive(name, 4, 8, v, 0):.1f} micro-batches"
     )
 
 # %% [markdown]
-# Play with it: 64 micro-batches, 16 ranks, a W that is shorter than I. Is a smaller bubble worth $v$ times the
+# Try other values: 64 micro-batches, 16 ranks, a W that is shorter than I. Is a smaller bubble worth $v$ times the
 # messages? What happens to the memory of rank 0?
 
 # %% [markdown]
 # ## Evaluation, and the log
 #
-# Only the last rank knows the loss. But rank 0 writes the log, and all ranks must agree on the best checkpoint; so all
-# need it. And an evaluation is a pipeline, too: forward passes only, without autograd, which keep nothing. Its mean is
-# over all targets of all batches that count.
+# Only the last rank knows the loss. But rank 0 writes the log, and all ranks must agree on the best checkpoint; so
+# all need it. Evaluation is a pipeline, too, with forward passes only, without autograd, which keep nothing. The mean
+# is taken over all targets that count, in all batches.
 #
 # | call | meaning |
 # |---|---|
-# | `dist.broadcast(tensor, rank)` | gives all ranks what this rank has in the tensor |
+# | `dist.broadcast(tensor, rank)` | copies this rank's tensor to all ranks |
 # | `module.train(mode)`, `module.eval()`, `module.training` | switches dropout and the like, in the module and all its children; tells which mode it is in |
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_12", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def on_all_ranks(value: float | None, rank: int, world: int) -> float:
-    """The last rank's ``value``, on all ranks, as exact as float64. On the others ``value`` is None."""
-    # TODO 12: Evaluate through the pipeline, and tell all ranks the loss. First, from the last rank to all.
+    """The last rank's ``value``, on all ranks, with float64 precision. On the others ``value`` is None."""
+    # TODO 12: Evaluate through the pipeline, and tell all ranks the loss. First, send it from the last rank to all.
     ### BEGIN SOLUTION
     box = torch.tensor([value if rank == world - 1 else 0.0], dtype=torch.float64)
     dist.broadcast(box, world - 1)
@@ -1181,7 +1188,7 @@ def on_all_ranks(value: float | None, rank: int, world: int) -> float:
 def forward_only(world: int, m: int, v: int) -> Schedule:
     """The forward passes of m micro-batches through v chunks on each rank.
 
-    Any order is right that does not get stuck, and in which no rank waits once it has started, at least for m >= world.
+    Any order is right that does not deadlock, and in which no rank waits once it has started, at least for m >= world.
     """
     # TODO 12, again: the schedule.
     ### BEGIN SOLUTION
@@ -1217,7 +1224,7 @@ def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, w
 check("05_pipeline_parallel/12")
 
 # %% [markdown]
-# Now all of it together: the language model, trained by each schedule on the same batches as one process, and
+# Now everything together: the language model, trained with each schedule on the same batches as in one process, and
 # evaluated. What is printed comes from rank 0, which has neither the losses nor the head.
 
 
@@ -1240,30 +1247,30 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 # %% [markdown]
 # ## What it costs, and when to use it
 #
-# - **Bytes.** A boundary between two stages costs $B \cdot T \cdot D$ numbers each way, for the whole batch, however
-#   many weights the stages have. That can be more than data parallelism sends: a model of 7 billion weights in 8 copies
-#   of 8 stages, 2,048 sequences of 2,048 tokens per step, in 16 bits, sends 8.6 GB through each boundary and back, and
-#   sums 3.3 GB of gradients. What counts is what waits. A stage's message has the time of another micro-batch; the sum
-#   of the gradients comes at the end of the step, and tensor parallelism waits for the stream several times *in each
-#   layer*.
+# - **Bytes.** Each boundary between two stages is crossed by $B \cdot T \cdot D$ numbers each way, for the whole
+#   batch, however many weights the stages have. That can be more than data parallelism sends: a model of 7 billion
+#   weights in 8 copies of 8 stages, 2,048 sequences of 2,048 tokens per step, in 16 bits, sends 8.6 GB through each
+#   boundary and back, and sums 3.3 GB of gradients. What counts is what waits. A stage's message travels while its
+#   ranks work on another micro-batch; the sum of the gradients comes at the end of the step, and tensor parallelism
+#   waits for the stream several times *in each layer*.
 # - **Time.** The bubble. It is small with many micro-batches: $m \ge 4p$ for GPipe and 1F1B gives less than 20 %. But
 #   the batch cannot grow without limit, and micro-batches that are too small do not fill a GPU.
 # - **Memory.** Weights, gradients and optimizer state are divided among the stages. Activations are not: rank 0 of a
-#   1F1B pipeline keeps $p$ micro-batches of $1/p$ of the layers, as much as one device keeps of one micro-batch of all
+#   1F1B pipeline keeps $p$ micro-batches in $1/p$ of the layers, as much as one device keeps for one micro-batch in all
 #   layers. GPipe keeps $m/p$ times as much.
 # - **Balance.** All ranks wait for the slowest stage. In a small model, the head with its large vocabulary is worth a
 #   stage of its own. And a weight that two stages use, such as a tied head, would need its gradients summed over both.
 #
 # Use a pipeline **when** the model does not fit a node and the network between nodes is slow: tensor parallelism
 # within a node, pipelines across nodes, data parallelism over everything. **Do not** use it when the model fits with
-# FSDP and the network can carry that, which is simpler and has no bubble; nor for small batches, such as answering one
-# request; nor where layers, or samples, cost very different amounts.
+# FSDP and the network is fast enough: FSDP is simpler and has no bubble. Nor is it for small batches, such as
+# answering one request, or for layers, or samples, with very different costs.
 #
 # | schedule | when |
 # |---|---|
 # | GPipe | to understand it, or when each micro-batch is recomputed anyway |
 # | 1F1B | the default: the same time, less memory |
-# | interleaved | few micro-batches, many layers, and a network that carries $v$ times the messages |
+# | interleaved | few micro-batches, many layers, and a network fast enough for $v$ times the messages |
 # | zero bubble | the same, without more messages; keeps the activations until W |
 
 # %% [markdown]
@@ -1298,8 +1305,8 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 # *Papers.* GPipe: [arXiv:1811.06965](https://arxiv.org/abs/1811.06965). 1F1B: PipeDream,
 # [arXiv:1806.03377](https://arxiv.org/abs/1806.03377), and with one version of the weights, as here,
 # [arXiv:2006.09503](https://arxiv.org/abs/2006.09503). Interleaved: Megatron-LM,
-# [arXiv:2104.04473](https://arxiv.org/abs/2104.04473). Zero bubble: [arXiv:2401.10241](https://arxiv.org/abs/2401.10241).
-# Both directions at once, in a run of 671 billion parameters: DeepSeek-V3,
-# [arXiv:2412.19437](https://arxiv.org/abs/2412.19437).
+# [arXiv:2104.04473](https://arxiv.org/abs/2104.04473). Zero bubble:
+# [arXiv:2401.10241](https://arxiv.org/abs/2401.10241). Both directions at once, in a run of 671 billion parameters:
+# DeepSeek-V3, [arXiv:2412.19437](https://arxiv.org/abs/2412.19437).
 #
 # Next: `pipeline_training`.

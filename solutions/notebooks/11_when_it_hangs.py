@@ -2,12 +2,13 @@
 # # When it hangs
 #
 # A serial program that fails says where. A parallel one stops and says nothing; or one rank of many dies, and all the
-# others complain; or it goes on and is wrong. This lesson is ten such stories. In each of them a colleague has changed
-# your `ddp_training` a little. You find the cause with the tools of the trade, mend a line or two, and answer a question.
+# others complain; or it continues and is wrong. This lesson tells ten such stories. In each, a colleague has changed
+# your `ddp_training` a little. You find the cause with the tools of the trade, fix a line or two, and answer a
+# question.
 #
-# It builds on `02_data_parallel` and on your own `train/ddp_training.py`, which `launch` runs by `torchrun`, with the
-# functions of a story in place of its own. Nothing is simulated: logs, stacks and dumps are real. All runs use CPUs and
-# gloo; what differs with NCCL is said where it matters.
+# It builds on `02_data_parallel` and on your own `train/ddp_training.py`, which `launch` runs with `torchrun`, with a
+# story's functions in place of the script's. Nothing is simulated: logs, stacks and dumps are real. All runs use CPUs
+# and gloo; the text says what differs with NCCL where it matters.
 #
 # ![From what you see to the tool that tells the cause](../images/hangs_tools.svg)
 
@@ -49,18 +50,18 @@ from utils.distributed import launch_environment, save0
 # ## Story 1: nearly finished
 #
 # *"Training is over, the checkpoint is there, and the job ran on until its time was up."* The colleague had changed
-# `save_checkpoint`, so that no rank goes on before the file is whole.
+# `save_checkpoint`, so that no rank continues before the file is complete.
 #
 # A collective waits for all ranks of its group, but not forever: a group has a **time limit**, by default 30 minutes
-# with gloo and 10 with NCCL. Then the wait raises an error, whose traceback says where the rank stood. So the first
-# thing to do is to make the limit short. That cures nothing; it makes ranks talk. This cell does it for all stories. Two
-# tools come with it: `faulthandler` prints the Python stack when C++ code aborts, and the *flight recorder* is
+# with gloo and 10 with NCCL. Then the wait raises an error, whose traceback says where the rank was. So the first
+# thing to do is to make the limit short. That fixes nothing, but the ranks report. This cell does it for all stories.
+# It also sets up two tools: `faulthandler` prints the Python stack when C++ code aborts, and the *flight recorder* is
 # explained below.
 
 
 # %%
 def setup_1() -> tuple[int, int, int, torch.device]:
-    """The script's setup, with a limit of 8 seconds, stacks, and a dump of the flight recorder where an error ends it."""
+    """The script's setup, with a limit of 8 seconds, stacks, and a dump of the flight recorder if an error ends it."""
     rank, local_rank, world_size = launch_environment()
     dist.init_process_group("gloo", timeout=timedelta(seconds=8))
     faulthandler.enable()
@@ -76,9 +77,9 @@ def setup_1() -> tuple[int, int, int, torch.device]:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def save_checkpoint_1(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:
-    """Rank 0 saves. The call returns, on every rank, when the file is whole: then any rank may read it."""
+    """Rank 0 saves. On every rank, the call returns when the file is complete: then any rank may read it."""
     content = {"model": getattr(model, "module", model).state_dict(), "config": config, "epoch": epoch}
-    # TODO 1: Let the run end, and let this function keep what its docstring promises.
+    # TODO 1: Let the run end, and keep the promise of this function's docstring.
     ### BEGIN SOLUTION
     save0(content, path)
     dist.barrier()
@@ -90,9 +91,9 @@ def save_checkpoint_1(model: nn.Module, config: dict[str, Any], path: Path, epoc
 
 
 def story_1() -> tuple[int, str, str]:
-    """Of the run as it was given: the rank that waits in a call which no other rank makes; that call of `dist`; and the
+    """In the run as given: the rank that waits in a call which no other rank makes; that call, in `dist`; and the
     function of ddp_training in which the other rank waits."""
-    # TODO 1, again: what did the logs say? Read them below before you mend anything.
+    # TODO 1, again: what did the logs say? Read them below before you fix anything.
     ### BEGIN SOLUTION
     return 0, "barrier", "global_mean"
     ### STUDENT
@@ -101,8 +102,8 @@ def story_1() -> tuple[int, str, str]:
 
 
 # %% [markdown]
-# `torchrun --log-dir DIR --redirects 3` keeps a log for each rank, and `launch` does so. Read the logs of **all** ranks:
-# the one whose limit was over first is not the one with the fault.
+# `torchrun --log-dir DIR --redirects 3` keeps a log for each rank, and `launch` does so. Read the logs of **all**
+# ranks: the rank that times out first is not the one with the fault.
 
 # %%
 run = launch("story_1", setup_1, save_checkpoint_1, env={"TORCH_FR_BUFFER_SIZE": "2000"})
@@ -113,15 +114,15 @@ for rank in range(2):
 # %% [markdown]
 # With a thousand ranks, reading all logs takes a day. The **flight recorder** keeps the last collectives of each rank
 # in a ring buffer, with their stacks (`TORCH_FR_BUFFER_SIZE` is its length; 0, off, is the default of gloo). After a
-# crash, `torchfrtrace` compares the dumps of all ranks. NCCL dumps by itself when a limit is over
-# (`TORCH_NCCL_DUMP_ON_TIMEOUT`, into files named by `TORCH_FR_DUMP_TEMP_FILE`); with gloo you call `_dump_fr_trace`, as
-# `setup_1` does. Two more things differ with gloo (torch 2.13). Every entry stays `scheduled`, so a state tells
-# nothing. And the group's name is empty, at which the analyser stops; with the name put in, it works:
+# crash, `torchfrtrace` compares the dumps of all ranks. NCCL dumps automatically after a timeout
+# (`TORCH_NCCL_DUMP_ON_TIMEOUT`, into files named by `TORCH_FR_DUMP_TEMP_FILE`); with gloo you call `_dump_fr_trace`,
+# as `setup_1` does. Two more things differ with gloo (torch 2.13). Every entry stays `scheduled`, so the states say
+# nothing. And the group's name is empty, which stops the analyser; with a name filled in, it works:
 
 
 # %%
 def analyse(folder: Path) -> str:
-    """What torch's analyser says of the dumps rank_0, rank_1, … in a folder, without torch's own frames."""
+    """The output of torch's analyser for the dumps rank_0, rank_1, … in a folder, without torch's own frames."""
     for path in folder.glob("rank_*"):
         seen = pickle.loads(path.read_bytes())
         if group := seen["pg_config"].pop("", None):
@@ -136,10 +137,10 @@ def analyse(folder: Path) -> str:
 print(analyse(run.folder) if list(run.folder.glob("rank_*")) else "no dumps: the run ended well")
 
 # %% [markdown]
-# With NCCL, entries have states, and the question is asked the other way round: which rank's last entry is `completed`,
-# where the others' is `started`? No recorded dump of NCCL is part of this course; PyTorch's tutorial shows one:
-# [Flight Recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). `NCCL_DEBUG=INFO` says
-# which network NCCL uses, and where it fails to start ([docs/nccl.md](../docs/nccl.md)).
+# With NCCL, entries have states, and the question becomes: which rank's last entry is `completed`, where the others'
+# is `started`? This course has no recorded NCCL dump; PyTorch's tutorial shows one: [Flight
+# Recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). `NCCL_DEBUG=INFO` says which
+# network NCCL uses, and where it fails to start ([docs/nccl.md](../docs/nccl.md)).
 
 # %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("11_when_it_hangs/1")
@@ -148,12 +149,12 @@ check("11_when_it_hangs/1")
 # ## Story 2: the largest first
 #
 # *"It fails at once, with a message about bytes that I do not understand."* The colleague averages gradients by hand,
-# the largest first, so that they are under way soon.
+# the largest first, so that they are sent early.
 #
 # Collectives have no name: the k-th call of one rank meets the k-th call of every other. If ranks call in different
-# orders, different tensors meet. With gloo that aborts, if the sizes differ, with a line that names no cause; NCCL may
-# hang, or compute garbage. `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes ranks compare *fingerprints* (operation, shape,
-# dtype) before each collective, and says on which line they differ. It is slow: for debugging only.
+# orders, different tensors meet. If their sizes differ, gloo aborts with a line that names no cause; NCCL may hang,
+# or compute garbage. `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes ranks compare *fingerprints* (operation, shape, dtype)
+# before each collective, and says on which line they differ. It is slow: for debugging only.
 
 
 # %%
@@ -184,8 +185,8 @@ def average_gradients_2(model: nn.Module) -> None:
 
 
 def story_2() -> tuple[str, bool]:
-    """Of the run as it was given: in what the fingerprints differ first, "operation", "shape" or "dtype"; and whether
-    DETAIL would have said anything if all gradients had one shape."""
+    """In the run as given: where the fingerprints differ first, in "operation", "shape" or "dtype"; and whether DETAIL
+    would have reported anything if all gradients had one shape."""
     # TODO 2, again: what did DETAIL say, and what can it not see?
     ### BEGIN SOLUTION
     return "shape", False
@@ -205,14 +206,15 @@ check("11_when_it_hangs/2")
 # %% [markdown]
 # ## Story 3: one batch more
 #
-# *"It trains well and dies at the end of the epoch. With another text it does not."* The colleague deals out samples as
-# one deals cards.
+# *"It trains well and dies at the end of the epoch. With a different text it does not."* The colleague deals out
+# samples like cards.
 #
-# A dying rank may leave no traceback, because C++ code ended it. `faulthandler.enable()`, in `setup_1`, then prints the
-# Python stack. Of a rank that stands still you can ask for it: `faulthandler.register(signal.SIGUSR1)` in the program,
-# then `kill -USR1 PID`; or, with no change to the program, `.venv/bin/py-spy dump --pid PID` (add
-# `--native` for C++ frames). py-spy reads another process's memory: macOS wants `sudo`; so does a Linux whose
-# `/proc/sys/kernel/yama/ptrace_scope` is 1, unless py-spy started the program; in a container, `--cap-add SYS_PTRACE`.
+# A dying rank may leave no traceback, because C++ code ended it. `faulthandler.enable()`, in `setup_1`, then prints
+# the Python stack. You can also ask a rank that hangs for its stack: `faulthandler.register(signal.SIGUSR1)` in the
+# program, then `kill -USR1 PID`; or, with no change to the program, `.venv/bin/py-spy dump --pid PID` (add `--native`
+# for C++ frames). py-spy reads another process's memory: macOS requires `sudo`; so does a Linux whose
+# `/proc/sys/kernel/yama/ptrace_scope` is 1, unless py-spy started the program; in a container, `--cap-add
+# SYS_PTRACE`.
 
 
 # %%
@@ -227,7 +229,7 @@ def make_samplers_3(sets: tuple, args: Namespace) -> tuple:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def my_part_3(order: list[int], rank: int, world: int) -> list[int]:
-    """This rank's samples, dealt out card by card, so that step k takes the samples that one process would take."""
+    """This rank's samples, dealt out one by one, so that step k takes the samples that one process would take."""
     # TODO 3: Give every rank the same number of samples, none of them twice.
     ### BEGIN SOLUTION
     whole = len(order) - len(order) % world
@@ -238,8 +240,8 @@ def my_part_3(order: list[int], rank: int, world: int) -> list[int]:
 
 
 def story_3() -> tuple[int, str, str]:
-    """Of the run as it was given: the rank with a batch too many; what it did when the run died (the innermost function
-    of ddp_training in its stack); and the innermost function of ddp_training in the other rank's stack."""
+    """In the run as given: the rank with one batch too many; what it did when the run died (the innermost function of
+    ddp_training in its stack); and the innermost function of ddp_training in the other rank's stack."""
     # TODO 3, again: what did the stacks say?
     ### BEGIN SOLUTION
     return 0, "train_epoch", "global_mean"
@@ -260,12 +262,13 @@ check("11_when_it_hangs/3")
 # %% [markdown]
 # ## Story 4: the batch that did not fit
 #
-# *"The network is broken: Connection reset by peer."* One rank had a batch with long sequences, for which there was not
-# enough memory, and the colleague skips such batches. (Here, the third batch of rank 1 asks for more than any machine has.)
+# *"The network is broken: Connection reset by peer."* One rank had a batch with long sequences, which did not fit
+# into memory, and the colleague skips such batches. (Here, the third batch of rank 1 asks for more than any machine
+# has.)
 #
-# A rank that leaves a step out leaves its collectives out as well. The others wait for it, or its next call meets their
-# last one. The rule: **a rank handles an error alone only if it ends**. Then `torchrun` ends the others, and its summary
-# names the rank that failed *first*; look for that one, all other errors follow from it.
+# A rank that skips a step skips its collectives as well. The others wait for it, or its next call meets their
+# previous one. The rule: **a rank may handle an error alone only by ending**. Then `torchrun` ends the others, and
+# its summary names the rank that failed *first*; look for that one, all other errors follow from it.
 
 
 # %%
@@ -297,8 +300,8 @@ def compute_loss_4(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> T
 
 
 def story_4() -> tuple[int, int]:
-    """The rank whose memory was too small, and for how many bytes it had asked."""
-    # TODO 4, again: what does the log say, once the cause is in it?
+    """The rank that ran out of memory, and how many bytes it asked for."""
+    # TODO 4, again: what does the log say, now that the cause is in it?
     ### BEGIN SOLUTION
     return 1, 4503599627370496
     ### STUDENT
@@ -318,15 +321,16 @@ check("11_when_it_hangs/4")
 # %% [markdown]
 # ## Story 5: two nodes that do not meet
 #
-# *"On one node it runs. On two, nothing happens for ten minutes; then: timed out, 4 of 8 joined."* All ranks meet at a
-# **store**, a small server that rank 0 starts at `MASTER_ADDR:MASTER_PORT`. A wrong address, port or interface looks
-# the same from everywhere: silence for minutes, then this. (Here after two seconds, at a port where nobody listens.)
+# *"On one node it runs. On two, nothing happens for ten minutes; then: timed out, 4 of 8 joined."* All ranks meet at
+# a **store**, a small server that rank 0 starts at `MASTER_ADDR:MASTER_PORT`. A wrong address, port or interface
+# looks the same from everywhere: silence for minutes, then this. (Here after two seconds, on a port where no process
+# listens.)
 
 
 
 # %%
 def setup_5() -> tuple[int, int, int, torch.device]:
-    """Looks for the store at a port where nobody listens, for two seconds."""
+    """Looks for the store on a port where no process listens, for two seconds."""
     dist.TCPStore("127.0.0.1", 9, world_size=2, is_master=False, timeout=timedelta(seconds=2))
 
 
@@ -335,13 +339,14 @@ run = launch("story_5", setup_5, nproc=2)
 print(run, run.log(0, 3), sep="\n")
 
 # %% [markdown]
-# The address must be the **first** node's, as seen from every node. In the colleague's batch file, each node finds it
-# out by itself. The judge runs it with stand-ins for Slurm's commands, which write down what each node would start.
+# The address must be the **first** node's, as seen from every node. In the colleague's batch file, each node finds
+# the address by itself. The judge runs the file with stand-ins for Slurm's commands, which record what each node
+# would start.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def meeting_place_5() -> tuple[str, str]:
-    """What the batch file does before it starts `srun`, and what each node does before its torchrun."""
+    """The command that the batch file runs before `srun`, and the command that each node runs before torchrun."""
     # TODO 5: Let all nodes meet at one address. Only the batch file itself runs on the first node.
     ### BEGIN SOLUTION
     before = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
@@ -354,8 +359,8 @@ def meeting_place_5() -> tuple[str, str]:
 
 
 def story_5() -> tuple[int, str]:
-    """Of the job as it was given, on two nodes of four GPUs: how many ranks wait at the store of node 0; and what a rank
-    of node 1 meets at the address it was told, "a store", "nobody" or "an error"."""
+    """In the job as given, on two nodes with four GPUs each: how many ranks wait at node 0's store; and what a rank of
+    node 1 meets at the address that it was given, "a store", "nobody" or "an error"."""
     # TODO 5, again: torchrun starts the store on node rank 0 only.
     ### BEGIN SOLUTION
     return 4, "nobody"
@@ -390,34 +395,34 @@ print(batch_file_5())
 check("11_when_it_hangs/5")
 
 # %% [markdown]
-# **This is a good place to stop.** Part 2 is about runs that go on.
+# **This is a good place to stop.** Part 2 is about runs that continue.
 
 # %% [markdown]
-# # Part 2: it goes on, and is wrong or slow
+# # Part 2: it continues, and is wrong or slow
 #
 # Here no rank complains. What helps is to **compare ranks**: what must be equal on all of them (weights, the order of
-# calls), what must differ (data), what must be finite, what must take equally long. A number of each rank, gathered
-# once in a while, finds most faults.
+# calls), what must differ (data), what must be finite, what must take equally long. One number from each rank,
+# gathered once in a while, finds most faults.
 
 # %% [markdown]
 # ## Story 6: the batch that shrank
 #
 # *"The losses differ a little from those of one process. Rounding?"* Samples are checked by the processes that load
-# data, the loader's workers. An exception in a worker is raised again in its rank, with the worker's traceback; unless
-# somebody catches it before. The number to compare is the count of samples in a step: over all ranks it is the global
+# data, the loader's workers. An exception in a worker is raised again in its rank, with the worker's traceback,
+# unless it is caught before. The number to compare is the count of samples in a step: over all ranks it is the global
 # batch.
 
 
 # %%
 def checked(sample: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The sample, if it is sound. In this story those whose first word is number 22 are not."""
+    """The sample, if it is intact. In this story, samples whose first word is number 22 are not."""
     if sample[0][0] == 22:
         raise ValueError(f"a sample that begins with word {sample[0][0]}: its checksum differs")
     return sample
 
 
 def make_loaders_6(sets: tuple, samplers: tuple, args: Namespace, world_size: int) -> tuple:
-    """Loaders with a worker each, which checks samples."""
+    """Loaders with one worker each, which checks samples."""
     size = args.batch_size // world_size
     return tuple(
         DataLoader(part, size, sampler=sampler, drop_last=part is sets[0], num_workers=1, collate_fn=collate_6)
@@ -426,7 +431,7 @@ def make_loaders_6(sets: tuple, samplers: tuple, args: Namespace, world_size: in
 
 
 def compute_loss_6(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> Tensor:
-    """The loss; says how many samples it had."""
+    """The loss; prints how many samples it had."""
     if model.training:
         print(f"{len(x)} samples", flush=True)
     return model(x, y)
@@ -435,7 +440,7 @@ def compute_loss_6(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> T
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def collate_6(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """A batch of all `samples`."""
-    # TODO 6: Let no sample be lost unseen.
+    # TODO 6: Lose no sample silently.
     ### BEGIN SOLUTION
     return default_collate([checked(sample) for sample in samples])
     ### STUDENT
@@ -450,7 +455,7 @@ def collate_6(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def story_6() -> tuple[str, str]:
-    """Once it is mended: the type of the exception that ends the run, and where the log says it was caught, "the main
+    """After your fix: the type of the exception that ends the run, and where the log says that it was caught, "the main
     process" or "a worker"."""
     # TODO 6, again: what does the traceback say?
     ### BEGIN SOLUTION
@@ -472,9 +477,10 @@ check("11_when_it_hangs/6")
 # %% [markdown]
 # ## Story 7: not a number
 #
-# *"The loss of the epoch is nan."* Which rank began, and when? After gradients have been averaged nobody knows: NaN plus
-# anything is NaN, so one step later all ranks have it. The number to compare is the norm of each rank's gradient
-# **before** the mean. (`torch.autograd.set_detect_anomaly(True)` then names the operation, and is slow.)
+# *"The loss of the epoch is nan."* Which rank had it first, and when? After the gradients have been averaged, nothing
+# shows it: NaN plus anything is NaN, so one step later all ranks have it. The number to compare is the norm of each
+# rank's gradient **before** the mean. (`torch.autograd.set_detect_anomaly(True)` then names the operation, and is
+# slow.)
 
 
 # %%
@@ -501,7 +507,7 @@ def wrap_7(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def compute_loss_7(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> Tensor:
-    """In this story, the third batch of rank 1 is nothing but padding."""
+    """In this story, the third batch of rank 1 contains only padding."""
     SEEN.append(1)
     if dist.get_rank() == 1 and len(SEEN) == 3:
         y = torch.full_like(y, IGNORE)
@@ -510,9 +516,9 @@ def compute_loss_7(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> T
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def masked_mean_7(losses_N: Tensor, y_N: Tensor) -> Tensor:
-    """The mean of the losses whose target is not IGNORE; 0, with a gradient of zeros, if there is none."""
+    """The mean of the losses whose target is not IGNORE; 0, with a gradient of zeros, if there is no such target."""
     counts_N = y_N != IGNORE
-    # TODO 7: Keep the promise for a batch of nothing but padding, too.
+    # TODO 7: Keep the promise for a batch that contains only padding, too.
     ### BEGIN SOLUTION
     return (losses_N * counts_N).sum() / counts_N.sum().clamp(min=1)
     ### STUDENT
@@ -521,8 +527,8 @@ def masked_mean_7(losses_N: Tensor, y_N: Tensor) -> Tensor:
 
 
 def story_7() -> tuple[int, int, int]:
-    """Of the run as it was given: the rank whose gradient is first not finite, in which step (from 1), and how many of
-    the two ranks have a finite gradient one step later."""
+    """In the run as given: the rank whose gradient is the first that is not finite, in which step (from 1), and how
+    many of the two ranks have a finite gradient one step later."""
     # TODO 7, again: what do the norms say?
     ### BEGIN SOLUTION
     return 1, 3, 0
@@ -545,13 +551,13 @@ check("11_when_it_hangs/7")
 #
 # *"Half the speed of last week, on all ranks alike."* All ranks show the same time for a step, because they wait for
 # each other. Look at how they spend it: **the straggler is the rank that does not wait.** The report of a run
-# (`--record`, `./workbook report`) has each rank's step in parts. Time in which nothing but a message is under way is
-# called communication there, and most of it is waiting for others.
+# (`--record`, `./workbook report`) has each rank's step in parts. Time in which a rank only waits for messages is
+# called communication there, and most of it is waiting for other ranks.
 
 
 # %%
 def histograms(model: nn.Module) -> None:
-    """For the dashboard: where the weights are."""
+    """For the dashboard: the distribution of the weights."""
     for _ in range(40):
         torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).sort()
 
@@ -569,7 +575,7 @@ def make_optimizer_8(model: nn.Module, args: Namespace) -> Optimizer:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def note_8(model: nn.Module, step: int, log_every: int) -> None:
-    """After each step: rank 0 draws `histograms` of the weights for every log_every-th step."""
+    """Called after each step: on every log_every-th step, rank 0 draws `histograms` of the weights."""
     # TODO 8: Do what the docstring says, and no more.
     ### BEGIN SOLUTION
     if dist.get_rank() == 0 and step % log_every == 0:
@@ -581,8 +587,8 @@ def note_8(model: nn.Module, step: int, log_every: int) -> None:
 
 
 def story_8() -> tuple[int, str]:
-    """Of the run as it was given: the rank that all others wait for, and the part of a step in which the others spend
-    more time than it does."""
+    """In the run as given: the rank that all others wait for, and the part of a step in which the others spend more
+    time than it does."""
     # TODO 8, again: what does the timeline say?
     ### BEGIN SOLUTION
     return 0, "communication"
@@ -603,18 +609,18 @@ pictures.draw_step(runs.read(run.folder / "out"))
 check("11_when_it_hangs/8")
 
 # %% [markdown]
-# ## Story 9: everybody reads the same
+# ## Story 9: every rank reads the same
 #
 # *"Four GPUs, and the loss falls no faster than with one."* The colleague draws random windows of the text, with a
-# generator that is seeded alike on all ranks, so that runs can be repeated. The number to compare is a checksum of each
-# rank's batch. Here the fault is that it is **equal**: four ranks compute one gradient four times.
+# generator that has the same seed on all ranks, so that runs can be repeated. The number to compare is a checksum of
+# each rank's batch. Here the fault is that it is **equal**: four ranks compute the same gradient.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def starts_9(step: int, batch_size: int, length: int, rank: int, world: int, seed: int) -> Tensor:
     """Where this rank's windows of a step start, (batch_size // world,) int64, drawn from range(length).
 
-    All ranks together read what one process would read in this step, whatever their number.
+    All ranks together read what one process would read in this step, however many they are.
     """
     generator = torch.Generator().manual_seed(1_000_003 * seed + step)
     # TODO 9: Give each rank its own part of one draw.
@@ -626,7 +632,8 @@ def starts_9(step: int, batch_size: int, length: int, rank: int, world: int, see
 
 
 def story_9() -> tuple[int, int]:
-    """With a batch of 12 on 4 ranks: how many draws a step is made of, as the story was given, and once it is mended."""
+    """With a batch of 12 on 4 ranks: how many different draws a step contains, in the run as given, and after your
+    fix."""
     # TODO 9, again: what do the checksums below say?
     ### BEGIN SOLUTION
     return 3, 12
@@ -663,27 +670,27 @@ check("11_when_it_hangs/9")
 # %% [markdown]
 # ## Story 10: four models
 #
-# *"The loss falls, on every rank; but the checkpoint is bad."* The colleague averages gradients by hand, and sends rank
-# 0's first weights to all. Equal steps keep weights **as far apart as they were**. The number to compare is a checksum
-# of the weights; on all ranks it must be the same, to the last bit.
+# *"The loss falls, on every rank; but the checkpoint is bad."* The colleague averages gradients by hand, and sends
+# rank 0's first weights to all. Equal steps keep weights **as far apart as they were**. The number to compare is a
+# checksum of the weights; it must be the same on all ranks, to the last bit.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def wrap_10(model: nn.Module, device: torch.device) -> nn.Module:
     """The model with rank 0's weights and buffers, on every rank."""
     for received in model.state_dict().values():
-        # TODO 10: Let what is received arrive in the model.
+        # TODO 10: Put what is received into the model.
         ### BEGIN SOLUTION
         dist.broadcast(received, src=0)
         ### STUDENT
-        # dist.broadcast(received.clone(), src=0)  # of the weights alone, without their gradients
+        # dist.broadcast(received.clone(), src=0)  # only the weights, without their gradients
         ### END SOLUTION
     return model
 
 
 def story_10() -> tuple[bool, bool]:
-    """Of the run as it was given: whether every rank's loss falls; and whether the checksums of two ranks come closer to
-    each other than 1e-4 by the last step."""
+    """In the run as given: whether every rank's loss falls; and whether the checksums of two ranks differ by less than
+    1e-4 after the last step."""
     # TODO 10, again: what do the logs say?
     ### BEGIN SOLUTION
     return True, False
@@ -694,7 +701,7 @@ def story_10() -> tuple[bool, bool]:
 
 # %%
 def make_optimizer_10(model: nn.Module, args: Namespace) -> Optimizer:
-    """Averages gradients; each rank had drawn first weights of its own."""
+    """Averages gradients; each rank has drawn its own first weights."""
     torch.manual_seed(dist.get_rank())
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.02) if parameter.ndim > 1 else None
@@ -729,17 +736,19 @@ check("11_when_it_hangs/10")
 # %% [markdown]
 # ## Recap
 #
-# - A collective waits for all. Make the limit short, keep a log for each rank, and read all of them.
+# - A collective waits for all ranks. Make the limit short, keep a log for each rank, and read all of them.
 # - The first error is the cause; `Connection reset by peer` and most others are consequences.
 # - A barrier, a longer limit or a `try` around the error hides a fault, and moves it.
-# - Calls meet by their number. What decides on a call, or on its order, must be the same on all ranks.
-# - Compare a number of each rank: weights equal, data different, gradients finite, samples complete, times alike.
-# - `./workbook preflight` looks at the nodes before a long run: versions, links, storage, clocks.
+# - Calls are matched by their order. Whatever decides on a call, or on its place in the order, must be the same on
+#   all ranks.
+# - Compare one number from each rank: weights equal, data different, gradients finite, samples complete, times
+#   similar.
+# - `./workbook preflight` checks the nodes before a long run: versions, links, storage, clocks.
 #
 # Read on: torch's [flight recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html) and
 # [`TORCH_DISTRIBUTED_DEBUG`](https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications);
-# [py-spy](https://github.com/benfred/py-spy). How often it happens at scale: 466 interruptions of a job in 54 days, in
-# The Llama 3 Herd of Models, section 3.3.4, [2407.21783](https://arxiv.org/abs/2407.21783); hangs and stragglers at
-# 10,000 GPUs in MegaScale, [2402.15627](https://arxiv.org/abs/2402.15627).
+# [py-spy](https://github.com/benfred/py-spy). How often it happens at scale: 466 interruptions of a job in 54 days,
+# in The Llama 3 Herd of Models, section 3.3.4, [2407.21783](https://arxiv.org/abs/2407.21783); hangs and stragglers
+# at 10,000 GPUs in MegaScale, [2402.15627](https://arxiv.org/abs/2402.15627).
 #
-# This was about faults. `resilient_training` is about failures that are nobody's fault, and how a run outlives them.
+# This lesson was about bugs. `resilient_training` is about failures without a bug, and how a run survives them.

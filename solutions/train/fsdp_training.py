@@ -81,7 +81,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--sharding", choices=("none", "grad", "full", "hybrid"), default="full", help="what is sharded over the ranks")
     add("--replicas", type=whole(1), default=2, help="copies of the model with --sharding hybrid; usually one per node")
-    add("--recompute", action="store_true", help="keep less of the forward pass, and compute it again (checkpointing)")
+    add("--recompute", action="store_true", help="recompute activations in the backward pass (checkpointing)")
     add("--save", action="store_true", help="save a sharded checkpoint after each epoch")
     add("--resume", type=given, metavar="FOLDER", help="resume from a sharded checkpoint, or from a run's newest one; dropout draws differ")
     args = parser.parse_args(argv)
@@ -387,7 +387,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = min(args.epochs * an_epoch, args.max_steps or args.epochs * an_epoch)
     epochs = math.ceil(total_steps / an_epoch)
     if step > total_steps:
-        fail(f"--resume {args.resume}: it has made {step} steps already, and this run is of {total_steps}")
+        fail(f"--resume {args.resume}: it has made {step} steps already, and this run has {total_steps}")
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=step, validated=True)
     say_what_runs(args, device)
