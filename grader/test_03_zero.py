@@ -11,7 +11,7 @@
 | 7    | bytes a rank sends, predicted           | the formulas                                                                                   |         |
 | 8    | a unit made whole, and freed            | values, bytes, collectives; autograd's view of it                                              | 2, 3    |
 | 9    | stage 3: through the whole step         | as of 4 and 6; weights alive in forward pass, backward pass and evaluation                     | 2, 3, 8 |
-| 10   | bfloat16 weights by float32 masters     | masters beside those of one process, on 2 and 3 ranks; bytes held; dtypes sent                 | 2, 3    |
+| 10   | bfloat16 weights by float32 masters     | masters beside one process's, on 2 and 3 ranks; bytes held; dtypes sent                 | 2, 3    |
 
 The model is the course's, so small that 2 and 3 ranks divide few of its sizes, and with a parameter of one number, of
 which some ranks have nothing. With `odd`, its head is tied and some of its parameters are frozen.
@@ -48,7 +48,7 @@ from utils.model import TransformerLM
 
 BUILDS = "ZeRO 1, 2 and 3: optimizer state, gradients and weights sharded, bytes counted; mixed precision"
 
-# Losses differ from those of one process by the order in which float32 numbers are added: over 60 draws by 2.8e-7 at
+# Losses differ from one process's by the order in which float32 numbers are added: over 60 draws by 2.8e-7 at
 # most in ten steps, and weights under SGD by 7e-7 of their change, where that is more than MOVED. A rank that trains
 # alone ends with different weights, which is asserted below.
 REL, MOVED = 1e-4, 1e-2
@@ -784,7 +784,7 @@ def check_losses(told, ranks, right):
         seen = sum(mine["losses"][number] for mine in ranks) / len(ranks)
         expect(
             math.isclose(seen, loss, rel_tol=REL),
-            f"{told}, loss {number + 1} of {len(right)} is not that of one process",
+            f"{told}, loss {number + 1} of {len(right)} is not one process's",
             loss,
             seen,
             hint="Until then all losses were right. Which numbers has the last step changed, and with which gradient?"
@@ -1679,7 +1679,7 @@ def test_todo10_mixed(student):
         # Two numbers have the same sum in either order, so the difference is the rounding within a step.
         expect(
             near(seen - right["first"][name], master - right["first"][name], 1e-3),
-            f"{told}: after {steps} steps the masters of {name} are not those of one process",
+            f"{told}: after {steps} steps the masters of {name} are not one process's",
             f"moved by {moved:.5g}",
             f"moved by {(seen - right['first'][name]).norm():.5g}, and {(seen - master).norm():.2g} away",
             hint="Follow one number: gradient, mean, step, master. Where is it rounded, or another rank's?",

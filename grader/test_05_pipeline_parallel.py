@@ -2,7 +2,7 @@
 
 | TODO | achievement                   | evidence                                                                     | needs   |
 |------|-------------------------------|------------------------------------------------------------------------------|---------|
-| 1    | the model cut by cost         | costs; the slowest stage of drawn costs; names, values, bytes of stages      |         |
+| 1    | the model cut by cost | costs; the slowest stage of drawn costs; names, values, bytes of stages |         |
 | 2    | one stage at a time           | loss and gradients on 1 to 5 ranks, twice; messages; who computed what       |         |
 | 3    | micro-batches                 | loss and gradients, targets ignored unequally; what is kept                  |         |
 | 4    | GPipe; times of any schedule  | actions; times of drawn schedules; what is said of those that get stuck      |         |
@@ -15,9 +15,9 @@
 | 11   | predictions                   | the formulas                                                                 |         |
 | 12   | evaluation                    | values on all ranks; modes; what is kept; two evaluations in a row           | 4, 5, 6 |
 
-Each rank draws the weights of its own stages from a seed that no other rank has; the first rank alone draws the inputs,
-and the last one the targets. So a rank can have right gradients only by messages. The stages tell the judge of each
-pass through them: the number of the micro-batch travels with it, in the first column of what goes from stage to stage.
+Each rank draws the weights of its own stages from a seed that no other rank has; only the first rank draws the inputs,
+and only the last the targets. So a rank can get right gradients only through messages. The stages report each pass
+through them: the number of the micro-batch travels with it, in the first column of the stream.
 """  # noqa: E501
 
 import gc
@@ -68,7 +68,8 @@ def block_cost(dim, length):
 
 
 def slowest(costs, stages):
-    """The cost of the slowest stage of the best cut: the least limit that stages filled one after the other keep."""
+    """The cost of the slowest stage in the best cut: the lowest limit that stages filled one after the other can
+    keep."""
     spans = {sum(costs[a:b]) for a in range(len(costs)) for b in range(a + 1, len(costs) + 1)}
     for limit in sorted(spans):
         needed, load = 1, 0
@@ -82,7 +83,7 @@ def slowest(costs, stages):
 
 
 def filled_up(costs, stages):
-    """The slowest stage if stages are filled one after the other, up to the mean: what looks right, and is not."""
+    """The slowest stage if stages are filled one after the other, up to the mean: it looks right, and is not."""
     loads, mean = [0], sum(costs) / stages
     for number, cost in enumerate(costs):
         left = len(costs) - number
@@ -94,8 +95,8 @@ def filled_up(costs, stages):
 
 
 def drawn_costs(draw, stages, parts):
-    """Costs of whole parts, of which so many make 1: halves, say. Stages filled one after the other do not cut them
-    best. Their sums are exact.
+    """Costs in whole multiples of a fraction, such as a half, so that sums are exact. Filling stages one after the
+    other does not find the best cut.
     """
     while True:
         costs = [draw.randrange(0, 20) / parts for _ in range(draw.randrange(5, 9))]
@@ -122,7 +123,7 @@ def raised(call):
 
 
 def plain_lists(value):
-    """Lists of numbers as evidence can hold them; else in words what it is."""
+    """Lists of numbers as evidence can hold them; anything else described in words."""
     if isinstance(value, (list, tuple)) and all(isinstance(part, (list, tuple, range)) for part in value):
         return [[int(n) for n in part] for part in value]
     return f"{value!r:.80}"
@@ -144,7 +145,7 @@ BLOCKS = (3, 4)
 
 
 def stages_on_rank(code, rank, world):
-    """Each stage of each cut: its names, values, bytes; and what the stages give one after the other."""
+    """Each stage of each cut: its names, values, bytes; and the output of the stages in a row."""
     seen = []
     x = torch.randint(23, (2, 4), generator=torch.Generator().manual_seed(1))
     for blocks in BLOCKS:
@@ -169,7 +170,7 @@ def stages_on_rank(code, rank, world):
 
 
 def same_values(state, weights):
-    """Of each name in a state dictionary, whether it has these weights' values."""
+    """For each name in a state dictionary, whether it has these weights' values."""
     return {
         name: bool(name in weights and value.shape == weights[name].shape and torch.equal(value, weights[name]))
         for name, value in state.items()
@@ -207,27 +208,27 @@ def piece_of(name, blocks):
     minutes=45,
     why=(
         "A pipeline runs at the speed of its slowest stage: a stage that takes twice as long halves all the others. And"
-        " a stage that keeps the other stages' weights saves no memory, which is what the cut was for."
+        " a stage that keeps the other stages' weights saves no memory, although the cut was made to save it."
     ),
     hints=(
         (
-            "What a stage costs is the sum of its pieces; what a cut costs is its most expensive stage. A stage's"
-            " weights are those that you can reach from it."
+            "A stage costs the sum of its pieces; a cut costs as much as its most expensive stage. A stage holds every"
+            " weight that can be reached from it."
         ),
         (
-            "combinations(range(1, n), stages - 1) gives the places between which a cut can be; pairwise gives each"
+            "combinations(range(1, n), stages - 1) gives the places at which a model can be cut; pairwise gives each"
             " stage's first piece and the next stage's. Assigning a module to an attribute registers it."
         ),
         (
             "cut: for each choice of places, the bounds are 0, the places, n; keep the choice whose largest sum is"
             " smallest. Stage: an nn.ModuleDict for the blocks, whose keys are the blocks' numbers in the model, and"
-            " the other modules under the names that they have there, only if their piece is in the list."
+            " the other modules under the model's names for them, only if their piece is in the list."
         ),
     ),
 )
 def test_todo1_cut(student):
     draw = student.draw("cut")
-    with hinted("Count the numbers in a piece's weights, twice. Attention has two products more that have no weight."):
+    with hinted("Count the numbers in a piece's weights, twice. Attention has two more products, without a weight."):
         right = {}
         sizes = [(4, 64, 64, 2000), (1, 10, 3, 7), (12, 768, 1024, 50257)]
         sizes.append((draw.randrange(2, 9), 2 * draw.randrange(4, 99), draw.randrange(5, 99), draw.randrange(50, 999)))
@@ -235,7 +236,7 @@ def test_todo1_cut(student):
             costs = (0.0, *[float(block_cost(dim, length))] * layers, 2.0 * dim * vocab)
             right["costs_of_pieces", (layers, dim, length, vocab)] = costs
         check_answers(student, right, wrong="is not what these pieces cost")
-    with hinted("The cost of a cut is that of its slowest stage. Which cut of all that are possible has the lowest?"):
+    with hinted("A cut costs as much as its slowest stage. Which of all possible cuts costs least?"):
         check_cuts(student, draw)
     with hinted("Which modules of the model belong to these pieces, and what are they called in the model?"):
         check_stages(student)
@@ -260,8 +261,8 @@ def check_cuts(student, draw):
     for (n, stages), error in zip(refused, seen["refused"], strict=True):
         expect(
             error == "ValueError",
-            f"cut({[1.0] * n}, {stages}): {n} piece{'s' if n > 1 else ''} cannot make {stages} stages, and nothing is"
-            " raised that says so",
+            f"cut({[1.0] * n}, {stages}): {n} piece{'s' if n > 1 else ''} cannot make {stages} stages, and no error"
+            " says so",
             "ValueError",
             error or "nothing",
         )
@@ -281,7 +282,7 @@ def check_one_cut(mine, stages, found):
     everything = list(range(len(mine)))
     expect(flat == everything, f"{what} does not have each piece once, in order", everything, found)
     took, best = max(sum(mine[n] for n in part) for part in found), slowest(mine, stages)
-    told = f"{what}: the slowest stage costs {took:g}, and that of a better cut {best:g}"
+    told = f"{what}: the slowest stage costs {took:g}, in a better cut {best:g}"
     expect(took == best, told, f"{best:g}", f"{took:g}: {found}")
 
 
@@ -293,7 +294,7 @@ def check_stages(student):
             check_stage(blocks, pieces, state, held)
         expect(
             found["same"],
-            f"the stages {cut} one after the other do not give what the model gives (dropout 0.2, same seed)",
+            f"the stages {cut} in a row do not give the model's output (dropout 0.2, same seed)",
             "the model's logits, of shape [2, 4, 23]",
             f"something else, of shape {found['shape']}",
         )
@@ -338,8 +339,8 @@ def check_stage(blocks, pieces, state, held):
 
 
 class Told(torch.autograd.Function):
-    """The tensor as it is. When its gradient comes by, `tell` is called. Only inside a layer: what a student has in
-    hand is no view that autograd would name by this class.
+    """Returns the tensor unchanged; calls `tell` when its gradient passes. Used only inside a layer: a student's code
+    never holds a view that autograd would name after this class.
     """
 
     @staticmethod
@@ -354,8 +355,8 @@ class Told(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """x + tanh(W x + b). Autograd keeps the tanh, and `watch` notes it. Without autograd nothing is to be kept, and it
-    notes what the layer gives.
+    """x + tanh(W x + b). Autograd keeps the tanh, and `watch` records it. Without autograd nothing should be kept, and
+    it records the layer's output.
     """
 
     def __init__(self, width, draw, dtype, watch):
@@ -376,9 +377,9 @@ class Layer(nn.Module):
 
 
 class Work(nn.Module):
-    """A stage of two layers. The first column of what goes through it is the number of the micro-batch.
+    """A stage of two layers. The first column of its input is the number of the micro-batch.
 
-    `most` is the largest number of bytes of activations alive at a forward pass, `out` that of what it passes on.
+    `most` is the largest number of bytes of activations alive in a forward pass, `out` the bytes that it passes on.
     """
 
     def __init__(self, stage, seed, width, dtype, watch=None, tell=None):
@@ -415,7 +416,7 @@ class Work(nn.Module):
 
 
 def share_of_loss(counted):
-    """The loss function of a batch with so many targets that count. Targets are classes."""
+    """The loss function of a batch with this many targets that count. Targets are classes."""
 
     def loss_of(output, y):
         return F.cross_entropy(output[:, 1:], y, ignore_index=IGNORE, reduction="sum") / counted
@@ -432,7 +433,7 @@ def inputs_of(seed, m, rows, width, dtype):
 
 
 def targets_of(seed, m, rows, width):
-    """Targets of m micro-batches; of each, another number counts."""
+    """Targets of m micro-batches; in each, a different number counts."""
     draw = torch.Generator().manual_seed(seed + 2)
     y = torch.randint(width, (m, rows), generator=draw)
     for number in range(1, m):
@@ -449,8 +450,8 @@ def stage_seed(seeds, stage, world):
 
 
 def batch_for(code, seed, rank, world, m, rows, width, dtype):
-    """A batch of m micro-batches as a rank has it: inputs on the first, targets on the last, else numbers that mean
-    nothing. `seed` is the rank's own.
+    """A batch of m micro-batches as a rank has it: inputs on the first, targets on the last, meaningless numbers
+    elsewhere. `seed` is the rank's own.
     """
     kind = getattr(torch, dtype)
     rubbish = torch.full((rows, 1 + width), math.nan, dtype=kind)
@@ -461,12 +462,12 @@ def batch_for(code, seed, rank, world, m, rows, width, dtype):
 
 
 def harm_to(batch, first, inputs):
-    """What was done to a batch that the caller keeps; "" if nothing."""
+    """How a batch that the caller keeps was changed; "" if it was not."""
     like, xs = batch.like, batch.xs
     if like.requires_grad or like.grad is not None or not like.isnan().all():
         return "`batch.like` is received into, or asked for a gradient"
     if first and any(x.requires_grad or x.grad is not None for x in xs):
-        return "the batch's inputs are asked for gradients"
+        return "the batch's inputs have been asked for gradients"
     if first and not all(torch.equal(x, right) for x, right in zip(xs, inputs, strict=True)):
         return "the batch's inputs are changed"
     return ""
@@ -497,11 +498,11 @@ def gradients_of(module):
 
 
 def plain_losses(value):
-    """A list of losses as evidence; else in words what it is."""
+    """A list of losses as evidence; anything else described in words."""
     if not isinstance(value, (list, tuple)):
         return kind_of(value)
     if not all(isinstance(x, (int, float)) or (isinstance(x, torch.Tensor) and x.numel() == 1) for x in value):
-        return "a list of something else than losses"
+        return "a list of things other than losses"
     return [float(x) for x in value]
 
 
@@ -513,12 +514,12 @@ def check_gradients(told, right, seen, rank, stage, rel):
             expect(got is None, f"{what} should not exist: the weight is frozen", "None", "a gradient", rank)
             continue
         there = isinstance(got, torch.Tensor)
-        expect(there, f"{what} is missing: no backward pass came here", "a gradient", "None", rank)
-        check_tensor(what, got, gradient, rel, rank, than="that of one process")
+        expect(there, f"{what} is missing: no backward pass reached it", "a gradient", "None", rank)
+        check_tensor(what, got, gradient, rel, rank, than="one process's")
 
 
 def check_messages(told, events, sizes, collectives_allowed=False, more=0):
-    """`sizes` maps (source, target) to the bytes that are to go from one to the other; so many `more` may."""
+    """`sizes` maps (source, target) to the bytes that must go from one to the other; `more` bytes may."""
     messages, _ = rehearse(events)
     if not collectives_allowed:
         calls = [
@@ -530,7 +531,8 @@ def check_messages(told, events, sizes, collectives_allowed=False, more=0):
         rank, call = calls[0] if calls else (None, "")
         expect(
             not calls,
-            f"{told}: rank {rank} calls {call}, in which all take part; stages send messages to their neighbours",
+            f"{told}: rank {rank} calls {call}, a collective of all ranks; stages send messages only to their"
+            " neighbours",
             "messages alone",
             call,
             rank,
@@ -549,7 +551,7 @@ def check_messages(told, events, sizes, collectives_allowed=False, more=0):
 
 
 def bytes_between(p, v, nbytes, back=True):
-    """What goes from rank to rank if each boundary between two stages is crossed by so many bytes, and back."""
+    """The bytes from rank to rank, if this many cross each boundary between two stages, forward and back."""
     sizes = {}
     for stage in range(p * v - 1):
         a, b = stage % p, (stage + 1) % p
@@ -560,7 +562,7 @@ def bytes_between(p, v, nbytes, back=True):
 
 
 def notes(events, kinds):
-    """What the stages of a rank told: [(kind, stage, micro-batch)]."""
+    """The passes that a rank's stages reported: [(kind, stage, micro-batch)]."""
     return [(e["kind"], e["stage"], e["microbatch"]) for e in events if e["e"] == "mark" and e.get("kind") in kinds]
 
 
@@ -584,7 +586,7 @@ def events_of_trials(events, trials):
 
 
 def naive_on_rank(code, rank, world, seed, rows, width, dtype):
-    """Two batches through the same ranks, with other weights each, and of other sizes."""
+    """Two batches through the same ranks, with different weights and sizes."""
     merciless_messages()
     return [naive_trial(code, rank, world, seed + 1000 * n, rows + n, width, dtype) for n in range(2)]
 
@@ -633,8 +635,8 @@ def naive_alone(seeds, rows, width, dtype):
     2,
     minutes=25,
     why=(
-        "Every pipeline is made of these two messages. Without the second one a run looks right, for the last stage"
-        " learns, and the loss falls: but all the other stages stand still."
+        "Every pipeline consists of these two messages. Without the second a run looks right: the last stage learns and"
+        " the loss falls. But all the other stages stay as they were."
     ),
     hints=(
         (
@@ -642,9 +644,9 @@ def naive_alone(seeds, rows, width, dtype):
             " received, through the stage, sent."
         ),
         (
-            "dist.recv fills room that you make with torch.empty_like. Only the last rank has a loss to go backward"
-            " from; for the others output.backward takes the gradient that has come. Where does autograd leave the"
-            " gradient of the tensor that came in?"
+            "dist.recv fills a tensor that you allocate with torch.empty_like. Only the last rank starts the backward"
+            " pass from a loss; on the others output.backward takes the gradient that has arrived. Where does autograd"
+            " leave the gradient of the tensor that came in?"
         ),
         (
             "Four steps in this order, each under its own condition on rank and world: receive the input; run the"
@@ -680,7 +682,7 @@ def check_naive_rank(told, events, seen, right, rank, world, rel):
     passes = notes(events, ("forward", "back"))
     expect(
         passes[:1] == [("forward", rank, 0)],
-        f"{told}: rank {rank} computes no forward pass of what came to it from the first rank",
+        f"{told}: rank {rank} computes no forward pass of the stream that started on the first rank",
         "one forward pass",
         passes[:2],
         rank,
@@ -694,22 +696,23 @@ def check_naive_rank(told, events, seen, right, rank, world, rel):
     )
     loss = seen["loss"]
     if rank == world - 1:
-        what = "no loss" if loss is None else "a loss that is not that of one process"
+        what = "no loss" if loss is None else "a loss that differs from one process's"
         same = isinstance(loss, float) and math.isclose(loss, right["loss"], rel_tol=rel)
         expect(same, f"{told}: the last rank returns {what}", f"{right['loss']:.6f}", loss, rank)
         expect(
             not seen["history"],
-            f"{told}: the loss that is returned keeps its history, and with it what it was computed from",
+            f"{told}: the loss that is returned keeps its history, and with it all activations",
             "a tensor that needs no gradient",
             "one that does",
             rank,
         )
     else:
-        expect(loss is None, f"{told}: rank {rank} returns a loss, but it has none", "None", loss, rank)
+        expect(loss is None, f"{told}: rank {rank} returns a loss, but has no losses", "None", loss, rank)
     check_gradients(told, right["gradients"][rank], seen["gradients"], rank, rank, rel)
     expect(
         not seen["like"],
-        f"{told}: on rank {rank} the caller's `like` is changed: it is received into, or asked for a gradient",
+        f"{told}: on rank {rank} the caller's `like` is changed: something was received into it, or it was asked for a"
+        " gradient",
         "a fresh tensor in each call",
         "`like` itself",
         rank,
@@ -761,7 +764,8 @@ def split_on_rank(code, rank, world, cases):
 
 
 def losses_on_rank(code, rank, world, cases):
-    """Shares of losses, by functions that are all made before one is called; and what accumulate leaves."""
+    """Shares of losses, from functions that are all made before one is called; and the gradients that accumulate
+    leaves."""
     batches = [made_tokens(rows, 4, counted) for rows, counted, _ in cases]
     functions = [code.loss_of_batch(y) for _, y in batches]
     seen = []
@@ -813,12 +817,12 @@ def whole_batch(rows, counted):
     3,
     minutes=30,
     why=(
-        "A mean of means gives a target in a micro-batch with few of them more weight than others have. The loss curve"
-        " looks right, but the model is not the one that a single process trains. And one batch that does not divide"
-        " makes some rank wait for rows that never come."
+        "A mean of means gives a target more weight if its micro-batch has few of them. The loss curve looks right, but"
+        " the model is not the one that a single process trains. And one batch that does not divide makes some rank"
+        " wait for rows that never come."
     ),
     hints=(
-        "Rows, targets, losses: which of them must be the same in every micro-batch, and which only in sum?",
+        "Rows, targets, losses: which must be the same in every micro-batch, and which only add up?",
         (
             "new_full makes padding rows and torch.cat appends them; .split(rows) cuts along the first dimension."
             " cross_entropy with reduction='sum' leaves the division to you. (y != IGNORE).sum() counts, and may be 0."
@@ -841,7 +845,7 @@ def test_todo3_microbatches(student):
     unequal = rights[-2]
     apart = abs(unequal["mean of means"] - unequal["loss"]) > 1e-4 * unequal["loss"]
     student.premise(apart, "a mean of means")
-    with hinted("How many rows has each micro-batch, and how many are missing then at the end of the batch?"):
+    with hinted("How many rows does each micro-batch have, and how many are then missing at the end of the batch?"):
         (seen,) = student.call(split_on_rank, world=1, group=False, cases=cases).evidence
         for (rows, counted, m), found in zip(cases, seen, strict=True):
             what = f"split(x, y, {m}) of {rows} rows"
@@ -849,7 +853,7 @@ def test_todo3_microbatches(student):
             check_given(what, found["changes"])
     (seen,) = student.call(losses_on_rank, world=1, group=False, cases=cases).evidence
     for (rows, counted, m), right, found in zip(cases, rights, seen, strict=True):
-        told = f"a batch of {rows} rows of which {counted} targets count, in {m} micro-batch{'es' if m > 1 else ''}"
+        told = f"a batch of {rows} rows with {counted} targets that count, in {m} micro-batch{'es' if m > 1 else ''}"
         with hinted("By which number is each micro-batch's sum divided, so that the shares add up to the mean?"):
             check_shares(told, found, rows, counted)
         with hinted("What happens to each micro-batch before the next one begins, and what is kept of it?"):
@@ -889,8 +893,8 @@ def check_shares(told, found, rows, counted):
     )
     expect(
         close,
-        f"loss_of_batch, {told}: its rows' shares are not each row's sum over the number of targets of the whole batch"
-        " that count",
+        f"loss_of_batch, {told}: the share of a row is not the sum of its losses divided by the number of targets that"
+        " count in the whole batch",
         rounded(shares),
         rounded(found["shares"]),
     )
@@ -911,12 +915,12 @@ def check_accumulated(told, found, right, rows, counted, m):
         "one that does",
     )
     shapes = [shape for shape, _ in found["passes"]]
-    told_inputs = f"accumulate, {told}: the model is called on something else than the micro-batches"
+    told_inputs = f"accumulate, {told}: the model is called on something other than the micro-batches"
     expect(shapes == [[size, 4]] * m, told_inputs, [[size, 4]] * m, shapes)
     for number, (_, nbytes) in enumerate(found["passes"]):
         expect(
             nbytes == 0,
-            f"accumulate, {told}: when micro-batch {number} begins, {nbytes:,} bytes of activations of those before"
+            f"accumulate, {told}: when micro-batch {number} begins, {nbytes:,} bytes of activations of earlier ones"
             " are still kept",
             "0 bytes",
             f"{nbytes:,} bytes",
@@ -998,7 +1002,7 @@ def times_of(schedule, seconds, message=0):
 
 
 def needed_for(kind, number, stage, last):
-    """What an action of this stage needs: ("F" or "I", micro-batch, stage); None if nothing."""
+    """The result that an action of this stage needs: ("F" or "I", micro-batch, stage); None if it needs none."""
     if kind == "F":
         return None if stage == 0 else ("F", number, stage - 1)
     if kind == "W":
@@ -1011,7 +1015,7 @@ def length_of(schedule, seconds, message=0):
 
 
 def most_alive(actions, frees):
-    """The most passes that are alive at once: forward, and not yet freed."""
+    """The largest number of passes alive at once: forward, and not yet freed."""
     alive = most = 0
     for kind, _, _ in actions:
         alive += (kind == "F") - (kind in frees)
@@ -1022,7 +1026,7 @@ def most_alive(actions, frees):
 def check_actions(told, schedule, p, m, v, kinds):
     """Whether each rank does everything once, and no rank waits forever."""
     wanted = f"a list of actions for each of {p} ranks"
-    expect(isinstance(schedule, list), f"{told} is no schedule: it returns {schedule}", wanted, schedule)
+    expect(isinstance(schedule, list), f"{told} is not a schedule: it returns {schedule}", wanted, schedule)
     expect(len(schedule) == p, f"{told} has {len(schedule)} lists of actions", wanted, len(schedule))
     for rank, actions in enumerate(schedule):
         expect(
@@ -1056,13 +1060,13 @@ def check_actions(told, schedule, p, m, v, kinds):
     expect(
         stuck is None,
         f"{told} gets stuck: rank {where} waits forever for what {what} needs",
-        "a schedule that comes to its end",
+        "a schedule that finishes",
         f"rank {where} at {what}",
     )
 
 
 def random_schedule(draw, p, m, v, split):
-    """Some schedule that comes to its end: one after the other, any rank does anything that is possible."""
+    """A random schedule that finishes: again and again, some rank does some action that is possible."""
     schedule, done = [[] for _ in range(p)], set()
     last = p * v - 1
     kinds = "FIW" if split else "FB"
@@ -1089,7 +1093,7 @@ def gpipe_schedule(p, m):
 
 
 def read(*ranks):
-    """A schedule of one chunk a rank from words, one for each rank: "F0 F1 B0 B1"."""
+    """A schedule with one chunk per rank, from one string per rank: "F0 F1 B0 B1"."""
     return [[[action[0], int(action[1:]), 0] for action in actions.split()] for actions in ranks]
 
 
@@ -1115,7 +1119,7 @@ def simulate_on_rank(code, rank, world, schedules, stuck, seconds):
         except ValueError as error:
             found.append(f"a ValueError: {error}")
         except TypeError:
-            found.append("something that is no list of (begin, end) for each rank")
+            found.append("something that is not a list of (start, end) for each rank")
     return {"times": found, "stuck": [raised(lambda schedule=schedule: simulated(schedule)) for schedule in stuck]}
 
 
@@ -1128,13 +1132,13 @@ def actions_of(code, schedule):
     minutes=50,
     why=(
         "A schedule that is data can be drawn, compared, and checked before it costs a single GPU hour. And a schedule"
-        " that gets stuck is a bug that one finds here in a millisecond, and on 64 nodes after the time limit."
+        " that deadlocks is a bug that you find here within a millisecond, and on 64 nodes after the time limit."
     ),
     hints=(
         "An action starts at the later of two times: when its rank is free, and when what it needs is there.",
         (
             "Keep a dictionary of when each result was there. Its key is what the table's right column names:"
-            " direction, micro-batch, stage. A rank goes on with its next action as long as that key is known."
+            " direction, micro-batch, stage. A rank continues with its next action as long as that key is known."
         ),
         (
             "A loop around a loop over the ranks, which ends when a round has moved no rank. One small function says"
@@ -1187,7 +1191,7 @@ def check_gpipe(student, draw):
         took, fastest = length_of(schedule, {"F": 2, "B": 5}), (m + p - 1) * 7
         expect(
             took <= fastest,
-            f"{told}: with F of 2 s and B of 5 s it takes {took} s: the ranks' orders do not fit each other",
+            f"{told}: with 2 s for F and 5 s for B it takes {took} s: the ranks' orders do not match",
             f"{fastest} s",
             f"{took} s",
         )
@@ -1225,7 +1229,7 @@ def check_stuck(errors):
         numbers = re.findall(r"\d+", re.sub(r"[FBIW]\d+", "", text))
         named = str(rank) in numbers and re.search(rf"{name}(?!\d)", text) is not None
         wanted = f"rank {rank} and {name}"
-        expect(named, f"{told}: the text does not name the lowest rank that waits, and its action", wanted, text)
+        expect(named, f"{told}: the message does not name the lowest rank that waits, and its action", wanted, text)
 
 
 def spoken_actions(actions):
@@ -1237,7 +1241,7 @@ def spoken_actions(actions):
 
 
 def input_part(passed, gradient):
-    """In place of backward_input, which TODO 9 asks for: finds the weights' gradients, too, and keeps them."""
+    """In place of TODO 9's backward_input: computes the weights' gradients, too, and keeps them."""
     inputs = [passed.input] if passed.input.requires_grad else []
     passed.weights = [w for layer, _ in passed.layers for w in layer.parameters(recurse=False) if w.requires_grad]
     found = torch.autograd.grad(passed.output, inputs + passed.weights, gradient, retain_graph=True)
@@ -1257,7 +1261,7 @@ def weights_part(order):
 
 
 def act_on_rank(code, rank, world, seeds, trials):
-    """A Worker for each rank of a schedule, all in this process. The check carries what one gives to the other."""
+    """A Worker for each rank of a schedule, all in this process. The check carries results from one to the next."""
     order: list[int] = []
     code.backward_input, code.backward_weights = input_part, weights_part(order)
     found = []
@@ -1290,7 +1294,7 @@ def work_by_hand(code, seeds, order, schedule, v, m, rows, width, dtype, grad=Tr
                 wrong or f"{action}{j} on stage {stage} returns {kind_of(given)}, and another stage needs its result"
             )
         elif goes and given.requires_grad:
-            wrong = wrong or f"what {action}{j} on stage {stage} returns has its history"
+            wrong = wrong or f"the result of {action}{j} on stage {stage} still has its history"
         if goes and isinstance(given, torch.Tensor):
             there["F" if action == "F" else "B", j, stage] = given.detach().clone()
         if wrong:
@@ -1370,7 +1374,7 @@ CROSSING = read("F0 F1 B0 B1", "F1 F0 B1 B0")
 
 
 def in_turn(m):
-    """On two ranks: many have passed when one more comes."""
+    """On two ranks: many have finished when one more comes."""
     first = "F0 " + " ".join(f"F{j + 1} B{j}" for j in range(m - 1)) + f" B{m - 1}"
     return read(first, " ".join(f"F{j} B{j}" for j in range(m)))
 
@@ -1383,9 +1387,9 @@ def forward_passes(p, m, v):
     5,
     minutes=30,
     why=(
-        "A rank's memory is what it keeps between the two passes of a micro-batch. What is freed too late adds up over"
-        " the micro-batches, and what is freed too early, or taken for another one's, breaks nothing at once: the model"
-        " just learns nonsense."
+        "A rank's memory is what it keeps between the two passes of a micro-batch. If it is freed too late, memory adds"
+        " up over the micro-batches; if it is freed too early, or mistaken for another micro-batch's, there is no"
+        " error: the model just learns nonsense."
     ),
     hints=(
         (
@@ -1399,7 +1403,7 @@ def forward_passes(p, m, v):
         (
             "F: choose x; make a Passed; on the last stage turn its output into the loss and note that in losses; keep"
             " it under (micro-batch, stage) if a backward pass will come; return the output without history. The other"
-            " kinds are one line each: look the Passed up, or remove it, and call what the table names."
+            " kinds are one line each: look up the Passed, or remove it, and call the function in the table."
         ),
     ),
 )
@@ -1419,9 +1423,11 @@ def test_todo5_act(student):
     off = [fixed_trial(draw, "forward passes alone", forward_passes(2, 5, 2), 5, v=2, grad=False)]
     rights = [serial_rights(student, some) for some in (trials, split, off)]
     check_workers(student, trials, rights[0])
-    with hinted("Between I and W of a micro-batch others go forward and back. What does W need, and when is it free?"):
+    with hinted(
+        "Between I and W of a micro-batch, others pass forward and back. What does W need, and when can it be freed?"
+    ):
         check_workers(student, split, rights[1])
-    with hinted("Without autograd no backward pass comes. Is anything of a forward pass kept all the same?"):
+    with hinted("Without autograd no backward pass comes. Is anything of a forward pass still kept?"):
         check_workers(student, off, rights[2])
 
 
@@ -1462,7 +1468,8 @@ def check_by_hand(told, trial, ranks, right):
 
 
 def check_rank(told, trial, events, seen, right, rank):
-    """What a rank has left of a schedule: its passes, losses, gradients; what it kept, and what it did to the batch."""
+    """A rank's results of a schedule: its passes, losses, gradients; the memory it kept, and any change to the
+    batch."""
     p, v = len(trial["schedule"]), trial["v"]
     check_order(told, events, trial, rank)
     check_losses(told, seen, right["losses"] if rank == p - 1 else [], rank, REL[trial["dtype"]])
@@ -1483,7 +1490,8 @@ def check_losses(told, seen, wanted, rank, rel):
     expect(isinstance(got, list), f"{told}: the losses of rank {rank} are {got}", "a list", got, rank)
     expect(
         len(got) == len(wanted),
-        f"{told}: rank {rank} has {len(got)} losses; {'the last stage is on it' if wanted else 'it can have none'}",
+        f"{told}: rank {rank} has {len(got)} losses;"
+        f" {'the last stage is on it' if wanted else 'the last stage is elsewhere'}",
         len(wanted),
         len(got),
         rank,
@@ -1509,14 +1517,14 @@ def check_kept(told, trial, seen, rank):
     expect(
         seen["most"] <= most * unit + stream,
         f"{told}: rank {rank} keeps {seen['most']:,} bytes of activations at once, of {seen['most'] / unit:g} passes;"
-        f" by the schedule at most {most} are alive: what stays of those that went backward?",
+        f" in the schedule at most {most} are alive: what is kept after a backward pass?",
         f"{most * unit:,} bytes",
         f"{seen['most']:,} bytes",
         rank,
     )
     expect(
         seen["most"] >= unit,
-        f"{told}: rank {rank} keeps {seen['most']:,} bytes of activations at most, less than those of one pass",
+        f"{told}: rank {rank} keeps {seen['most']:,} bytes of activations at most, less than one pass makes",
         f"{unit:,} bytes",
         f"{seen['most']:,} bytes",
         rank,
@@ -1535,8 +1543,8 @@ def check_nothing_kept(told, trial, seen, rank):
     # A pass may be let go of only when the next one is made: twice its layers, and not five or ten times.
     expect(
         seen["most"] <= 2 * one and seen["left"] == 0,
-        f"{told}: rank {rank} keeps what {max(seen['most'], seen['left']) / one:g} passes have made, though no backward"
-        " pass will come",
+        f"{told}: rank {rank} keeps the activations of {max(seen['most'], seen['left']) / one:g} passes, though no"
+        " backward pass will come",
         f"of at most 2 passes at once, {2 * one:,} bytes; in the end nothing",
         f"{seen['most']:,} bytes at once, {seen['left']:,} in the end",
         rank,
@@ -1544,12 +1552,12 @@ def check_nothing_kept(told, trial, seen, rank):
 
 
 def check_order(told, events, trial, rank):
-    """The passes that the stages told of are those of the schedule, in its order."""
+    """The stages reported the schedule's passes, in its order."""
     rows, p = [trial["rows"], 1 + trial["width"]], len(trial["schedule"])
     shapes = [e["rows"] for e in events if e["e"] == "mark" and e.get("kind") == "forward"]
     expect(
         all(shape == rows for shape in shapes),
-        f"{told}: rank {rank} computes a forward pass of something else than one micro-batch",
+        f"{told}: rank {rank} computes a forward pass of something other than one micro-batch",
         f"shape {rows}",
         next((s for s in shapes if s != rows), ""),
         rank,
@@ -1585,7 +1593,7 @@ def spoken_pass(done):
 
 
 def execute_on_rank(code, rank, world, seed, trials):
-    """Execute schedules, one after the other; what this rank got of each, and what it kept."""
+    """Execute schedules, one after the other; this rank's results of each, and the memory that it kept."""
     merciless_messages()
     return [execute_trial(code, rank, world, seed + 1000 * n, **trial) for n, trial in enumerate(trials)]
 
@@ -1633,8 +1641,8 @@ def plain_pair(value):
 
 
 def check_trials(student, trials):
-    """Execute schedules of one number of ranks, one after the other. All that each leaves is compared with one
-    process's, its passes with the schedule.
+    """Execute schedules for one number of ranks, one after the other. Their results are compared with one process's,
+    their passes with the schedule.
     """
     p = len(trials[0]["schedule"])
     seeds = student.seeds(p)
@@ -1670,11 +1678,11 @@ def check_in_flight(told, trial, seen, rank, one):
         expect(
             seen["out"] <= (alive + m // 2) * one,
             f"{told}: rank {rank} still has {seen['out'] // one} of the tensors that it has sent, and {alive} passes"
-            " are alive: with more micro-batches there would be more, for they are let go of only in the end",
+            " are alive: with more micro-batches there would be more, for they are freed only at the end",
             "a number that does not grow with the micro-batches",
             f"{seen['out'] // one} of {m}",
             rank,
-            hint="A tensor that is sent stays in memory until its work has been waited for. When is that surely over?",
+            hint="A tensor that is sent stays in memory until you wait for its work. When is a send surely complete?",
         )
 
 
@@ -1686,22 +1694,22 @@ MANY = 24
     minutes=45,
     needs=(4, 5),
     why=(
-        "Here pipelines break. Two neighbours that both send first come through while messages are small and stored on"
-        " the way, and hang when the model grows. And a message that is taken for another one of the same shape breaks"
-        " nothing at all: the model just learns nonsense."
+        "This is where pipelines break. Two neighbours that both send first get through while messages are small and"
+        " buffered, and hang when the model grows. And a message mistaken for another of the same shape raises no"
+        " error: the model just learns nonsense."
     ),
     hints=(
         (
-            "Take the ticks one by one: act, then post. What has arrived needs a name that says what it is and for"
+            "Take the ticks one by one: act, then post. Store what arrives under a key that says what it is and for"
             " which stage, so that the right action takes it."
         ),
         (
             "goes_to tells, for every (source, action) of a tick, whether the result comes from this rank, comes to it,"
-            " both, or neither. irecv needs room of its own for each message: torch.empty_like. Works are waited for:"
-            " a receive's when its tensor is used, a send's some ticks later. A deque has append and popleft."
+            " both, or neither. irecv needs a new tensor for each message: torch.empty_like. Wait for the work of a"
+            " receive when its tensor is used, and of a send a few ticks later. A deque has append and popleft."
         ),
         (
-            "for tick in in_ticks(schedule): if this rank has an action, fetch what arrived under its name, wait, act."
+            "for tick in in_ticks(schedule): if this rank has an action, fetch what arrived under its key, wait, act."
             " Then one loop over the tick's items with three cases: both ends are mine, I send, I receive. After the"
             " last tick, wait for what is left, and return the worker's losses in the order of the micro-batches."
         ),
@@ -1794,8 +1802,8 @@ def last_one_counts(student, trials):
     ),
     hints=(
         (
-            "The last rank does F0 B0 F1 B1 …: its gradient is there at once. The rank before it must do one more"
-            " forward pass before the first gradient can be back. And so on."
+            "The last rank does F0 B0 F1 B1 …: its gradient is there at once. The previous rank must do one more"
+            " forward pass before the first gradient can arrive. And so on."
         ),
         (
             "Three parts for each rank: forward passes alone, pairs, backward passes alone. How many are in the first"
@@ -1803,7 +1811,7 @@ def last_one_counts(student, trials):
         ),
         (
             "The first part cannot have more than m. In the pairs, the forward pass is that many micro-batches ahead of"
-            " the backward pass. The last part takes up where the pairs have ended."
+            " the backward pass. The last part continues where the pairs end."
         ),
     ),
 )
@@ -1822,7 +1830,7 @@ def test_todo7_one_f_one_b(student):
 
 
 def schedules_of(student, name, sizes):
-    """What the student's function gives for each of these sizes."""
+    """The schedules that the student's function returns for these sizes."""
     inputs = dict(name=name, sizes=sizes, refused=[])
     (seen,) = student.call(schedules_on_rank, world=1, group=False, **inputs).evidence
     return seen["schedules"]
@@ -1842,7 +1850,7 @@ WORK = ((1, 2), (3, 3), (5, 2))  # seconds of F and B
 
 
 def check_length(told, schedule, limits, whose):
-    """Its simulated time, for several seconds of F and B of a whole rank. A rank's chunks share it."""
+    """Its simulated time, for several seconds of F and B of a whole rank. A rank's chunks divide it."""
     chunks = 1 + max(chunk for actions in schedule for _, _, chunk in actions)
     for (f, b), limit in zip(WORK, limits, strict=True):
         took = length_of(schedule, {"F": f / chunks, "B": b / chunks})
@@ -1861,9 +1869,8 @@ def check_length(told, schedule, limits, whose):
     further=True,
     needs=(4, 5, 6),
     why=(
-        "The bubble is the time until the first micro-batch has reached the last stage, and back. Small stages are"
-        " quickly passed: that is how Megatron halves the bubble, and it pays with messages, not with memory for"
-        " weights."
+        "The bubble is the time until the first micro-batch has reached the last stage, and come back. Small stages are"
+        " passed quickly: that is how Megatron halves the bubble, paying with messages, not with memory for weights."
     ),
     hints=(
         (
@@ -1872,7 +1879,7 @@ def check_length(told, schedule, limits, whose):
         ),
         (
             "Three nested loops: over groups of world micro-batches, over chunks, over the micro-batches of a group."
-            " Then it is 1F1B over this list: a first part whose length depends on the rank, pairs, and the rest."
+            " The rest is 1F1B over this list: a first part whose length depends on the rank, pairs, and the rest."
         ),
         (
             "Two lists of actions, forward and backward, of m · v each. A rank's schedule is a slice of the first list,"
@@ -1888,7 +1895,7 @@ def test_todo8_interleaved(student):
     schedules = schedules_of(student, "interleaved", sizes)
     for size, schedule in zip(sizes, schedules, strict=True):
         check_interleaved(schedule, *size)
-    with hinted("Which numbers of micro-batches do not go into groups of as many as there are ranks?"):
+    with hinted("Which numbers of micro-batches cannot be divided into groups of `world`?"):
         refuses_other_numbers(student)
     check_trials(student, [fixed_trial(draw, "interleaved", schedules[-1], *sizes[-1][1:])])
 
@@ -1918,7 +1925,7 @@ def refuses_other_numbers(student):
         schedules_on_rank, world=1, group=False, name="interleaved", sizes=[], refused=sizes
     ).evidence
     for (p, m, v), error in zip(sizes, seen["refused"], strict=True):
-        told = f"interleaved{p, m, v}: {m} is not a multiple of {p} ranks, and nothing is raised that says so"
+        told = f"interleaved{p, m, v}: {m} is not a multiple of {p} ranks, and no error says so"
         expect(error == "ValueError", told, "ValueError", error or "nothing")
 
 
@@ -1940,7 +1947,7 @@ def interleaved_schedule(p, m, v):
 
 
 class Shift(nn.Module):
-    """Two weights of the stream's shape, both added to it: autograd has one tensor as the gradient of both."""
+    """Two weights of the stream's shape, both added to it: autograd uses one tensor as the gradient of both."""
 
     def __init__(self):
         super().__init__()
@@ -1951,7 +1958,7 @@ class Shift(nn.Module):
 
 
 class Body(nn.Module):
-    """A stage as a model may have it: an embedding or not, layers that tell, a shift, a norm."""
+    """A realistic stage: with or without an embedding, layers that report, a shift, a norm."""
 
     def __init__(self, first, frozen, tell):
         super().__init__()
@@ -1975,7 +1982,7 @@ class Body(nn.Module):
 
 
 def parts_on_rank(code, rank, world):
-    """Backward passes in two parts, of two micro-batches: W of both after I of both. Beside them the whole ones."""
+    """Backward passes in two parts, of two micro-batches: W of both after I of both. For comparison, the whole ones."""
     return [parts_of(code, *case) for case in itertools.product((False, True), repeat=3)]
 
 
@@ -2032,8 +2039,8 @@ def parts_of(code, first, frozen, last):
     minutes=25,
     further=True,
     why=(
-        "Half of a backward pass is what no rank waits for. Taken apart, it can fill the bubble; but if the halves"
-        " compute the gradients between the layers twice, they cost half as much again as the whole."
+        "No rank waits for one half of a backward pass. Split off, it can fill the bubble; but if both halves compute"
+        " the gradients between the layers, together they cost one and a half times the whole."
     ),
     hints=(
         (
@@ -2042,13 +2049,13 @@ def parts_of(code, first, frozen, last):
         ),
         (
             "torch.autograd.grad takes a list of tensors and gives their gradients in the same order, so one call finds"
-            " the input's and those between the layers. layer.parameters(recurse=False) are a layer's own weights. An"
-            " error is raised for any tensor that needs no gradient: leave those out first."
+            " the input's and those between the layers. layer.parameters(recurse=False) are a layer's own weights. It"
+            " raises an error for any tensor that needs no gradient: leave those out first."
         ),
         (
             "I: a list of the input, if it needs a gradient, and of the layers' outputs that need one; one call; keep"
             " the outputs' part in passed. W: a loop over layers, outputs and kept gradients, with one call for each"
-            " layer that has weights to learn; then add to grad, with a new tensor."
+            " layer that has trainable weights; then add to grad, with a new tensor."
         ),
     ),
 )
@@ -2061,7 +2068,7 @@ def test_todo9_parts(student):
         )
         with hinted("I: which gradients are asked for, and in which order do they come back?"):
             check_input_part(told, case)
-        with hinted("W: from which tensor does each layer's call begin, and with which gradient?"):
+        with hinted("W: from which tensor does each layer's call start, and with which gradient?"):
             check_weights_part(told, case)
 
 
@@ -2071,7 +2078,7 @@ def check_input_part(told, case):
         if right is None:
             expect(got is None, f"{what} its input needs no gradient, and it returns one", "None", "a tensor")
             continue
-        there = f"{what} nothing comes back for micro-batch {number}, whose input needs its gradient"
+        there = f"{what} no gradient comes back for micro-batch {number}, although its input needs one"
         expect(got is not None, there, f"{right.abs().max():.5g} at most", "None")
         check_tensor(f"{what} the gradient of the input of micro-batch {number}", got, right, 1e-4)
     expect(
@@ -2084,7 +2091,7 @@ def check_input_part(told, case):
     in_input = [call for call in case["in input"] if call[0] == "weights"]
     expect(
         not in_input,
-        f"backward_input, {told}: it computes gradients of weights, of {len(in_input)} layers: nothing is left to do"
+        f"backward_input, {told}: it computes the weights' gradients of {len(in_input)} layers: nothing is left for"
         " later",
         "only gradients between the layers",
         f"{len(in_input)} of weights",
@@ -2095,8 +2102,8 @@ def check_weights_part(told, case):
     again = [call for call in case["in weights"] if call[0] == "input"]
     expect(
         not again,
-        f"backward_weights, {told}: it computes gradients between the layers again, {len(again)} times: what"
-        " backward_input has computed is to be kept",
+        f"backward_weights, {told}: it computes gradients between the layers again, {len(again)} times: backward_input"
+        " must keep what it has computed",
         "none",
         f"{len(again)}",
     )
@@ -2110,7 +2117,7 @@ def check_weights_part(told, case):
         expect(
             near(got, right, 1e-4),
             f"backward_weights, {told}: of two weights that are both added to the stream, one has the wrong gradient"
-            " after two micro-batches; autograd may give both the same tensor: is it written into?",
+            " after two micro-batches; autograd may use one tensor for both: did you write into it?",
             right,
             got,
         )
@@ -2125,7 +2132,7 @@ def check_weights_part(told, case):
     )
     expect(
         case["gone"],
-        f"backward_weights, {told}: after it, something still refers to the micro-batch that has passed",
+        f"backward_weights, {told}: after it, something still refers to the finished micro-batch",
         "it can be freed",
         "it is kept",
     )
@@ -2141,12 +2148,12 @@ def check_weights_part(told, case):
     further=True,
     needs=(4, 5, 6, 7, 9),
     why=(
-        "The bubble of 1F1B comes from waiting for gradients, and no rank waits for half of a backward pass. It is the"
-        " one idea that has made bubbles smaller without more messages and without more memory; DeepSeek-V3 was trained"
-        " with a schedule built on it."
+        "The bubble of 1F1B comes from waiting for gradients, and no rank waits for the weights' half of a backward"
+        " pass. This one idea has made bubbles smaller without more messages and without more memory; DeepSeek-V3 was"
+        " trained with a schedule built on it."
     ),
     hints=(
-        "Start from your 1F1B. What becomes of each of its actions, and what is put in after which of them?",
+        "Start from your 1F1B. What does each of its actions become, and what is inserted after which?",
         (
             "action._replace(kind=…) is the same action of another kind. A deque of the W that are left gives the"
             " oldest by popleft()."
@@ -2173,7 +2180,8 @@ def test_todo10_zero_bubble(student):
         wanted = [number for kind, number, _ in run[rank] if kind == "W"]
         seen = [number for number, _ in itertools.groupby(number for _, _, number in notes(mine, ("weights",)))]
         told = (
-            f"zero bubble on 3 ranks: rank {rank} computes the weights' gradients in an order that the schedule has not"
+            f"zero bubble on 3 ranks: rank {rank} computes the weights' gradients in an order that is not the"
+            " schedule's"
         )
         expect(seen == wanted, told, wanted, seen, rank)
 
@@ -2183,7 +2191,7 @@ def check_split_length(told, schedule, p, m):
         return
     for f, i, w in ((1, 1, 1), (2, 3, 1), (3, 3, 2)):
         took, limit = length_of(schedule, {"F": f, "I": i, "W": w}), m * (f + i + w) + (p - 1) * (f + i - w)
-        message = f"{told}: with F, I and W of {f}, {i} and {w} s it takes {took} s; H1 takes {limit} s"
+        message = f"{told}: with {f}, {i} and {w} s for F, I and W it takes {took} s; H1 takes {limit} s"
         expect(took <= limit, message, f"{limit} s", f"{took} s")
 
 
@@ -2196,18 +2204,18 @@ def check_split_length(told, schedule, p, m):
     minutes=10,
     further=True,
     why=(
-        "Bubble, memory and messages are traded for each other, and formulas say at what rate before a job is sent."
-        " Most papers' figures of pipelines are these three lines."
+        "Bubble, memory and messages can be traded for each other, and formulas say at what rate before you submit a"
+        " job. Most figures in papers on pipelines come from these three lines."
     ),
     hints=(
-        "The time is what a rank works, and what it waits. Its share is what it waits, over the time.",
+        "The time is what a rank works plus what it waits. The bubble's share is the waiting divided by the time.",
         (
-            "What rank 0 waits for is the same number of ranks in every schedule; what it waits for each of them is"
-            " what the text lists. Alive: the limits are in the docstrings of your schedules."
+            "Rank 0 waits for the same number of ranks in every schedule; the text lists how long it waits for each."
+            " Alive: the limits are in the docstrings of your schedules."
         ),
         (
             "step_seconds: m times the work, and p - 1 times a sum that depends on the name. bubble_share: one minus"
-            " work over step_seconds. most_alive: a number for each name; of interleaved, passes divided by v."
+            " work over step_seconds. most_alive: a number for each name; for interleaved, passes divided by v."
         ),
     ),
 )
@@ -2215,7 +2223,7 @@ def test_todo11_predictions(student):
     draw = student.draw("predictions")
     times, alive = predicted_times(draw), predicted_memory()
     # Sums of a few numbers of float64, and a difference of two that may be close to one another.
-    with hinted("For GPipe, work it out by hand: one rank's work, and what p - 1 ranks add before it comes back."):
+    with hinted("For GPipe, work it out by hand: one rank's work, plus what p - 1 ranks add before it comes back."):
         right = {key: answer for key, answer in times.items() if answer != 0}
         check_answers(student, right, rel=1e-6, wrong="is not what the schedule gives")
     with hinted(
@@ -2251,7 +2259,7 @@ def predicted_times(draw):
 
 
 def predicted_memory():
-    """The answers of most_alive, for sizes that the schedules take: of interleaved, whole groups of p."""
+    """The answers of most_alive, for sizes that the schedules accept: for interleaved, whole groups of p."""
     right = {}
     for p, m, v in ((4, 8, 1), (4, 2, 1), (3, 3, 2), (4, 8, 4), (1, 4, 2), (2, 2, 3)):
         for rank in range(p):
@@ -2309,7 +2317,7 @@ def evaluation(code, rank, world, seed, v, m, rows, width, dtype):
 
 
 def evaluated_targets(seed, number, m, rows, width):
-    """Of the second batch few count, and of its last micro-batch none."""
+    """In the second batch few targets count, and in its last micro-batch none."""
     ys = targets_of(seed + 100 * number, m + number, rows, width)
     if number:
         for y in ys[1:]:
@@ -2340,18 +2348,18 @@ def evaluated_alone(seeds, v, m, rows, width, dtype):
     further=True,
     needs=(4, 5, 6),
     why=(
-        "A rank that prints a loss of its own prints a number that is not the loss, and a rank that chooses the best"
-        " checkpoint by it stops at a different step from the others. An evaluation that keeps activations, as training"
+        "A rank that prints a loss of its own prints a number that is not the loss, and if ranks choose the best"
+        " checkpoint by such numbers, they stop at different steps. An evaluation that keeps activations, as training"
         " must, needs more memory than training itself."
     ),
     hints=(
         (
-            "One rank knows the loss, and all need it, to the last digit. And several batches are not several means:"
-            " what is summed up, and what is it divided by?"
+            "One rank knows the loss, and all need it, to the last digit. And the mean of several batches is not a mean"
+            " of their means: what is summed, and divided by what?"
         ),
         (
-            "dist.broadcast fills a tensor, whose dtype decides how many digits arrive. execute does forward passes"
-            " alone when the schedule has nothing else and autograd is off. A batch's losses are shares of its mean:"
+            "dist.broadcast fills a tensor, whose dtype decides how many digits arrive. execute does only forward"
+            " passes when the schedule has nothing else and autograd is off. A batch's losses are shares of its mean:"
             " with its number of targets they become a sum again."
         ),
         (
@@ -2390,7 +2398,7 @@ def evaluation_trial(student, draw, world, v):
 
 
 def check_told(student, draw):
-    """A loss is positive; but what is told may be any number, and none of its digits may be lost."""
+    """A loss is positive, but the value may be any number, and none of its digits may be lost."""
     for world in (1, 2, 3):
         values = [draw.uniform(1, 9) + 1e-11, -draw.uniform(1, 9), 0.0, draw.uniform(1e9, 1e10)]
         inputs = Private([[None] * len(values)] * (world - 1) + [values])
@@ -2399,7 +2407,7 @@ def check_told(student, draw):
                 expect(
                     got == value,
                     f"on_all_ranks: the last of {world} rank{'s' if world > 1 else ''} has {value!r}, rank {rank} gets"
-                    " something else",
+                    " a different number",
                     value,
                     got,
                     rank,
@@ -2426,7 +2434,7 @@ def check_evaluation(told, events, ranks, right, v, m, how):
         means = ": it is the mean of the batches' means" if of_means and not close else ""
         expect(
             close,
-            f"{told}: on rank {rank} the mean is not that of one process{means}",
+            f"{told}: on rank {rank} the mean differs from one process's{means}",
             f"{right['mean']:.6f}",
             mean,
             rank,
@@ -2438,8 +2446,7 @@ def check_evaluation(told, events, ranks, right, v, m, how):
         whole = [mine[0] for mine in seen["modes"]] == [mine[0] for mine in modes]
         expect(
             seen["modes"] == modes,
-            f"{told}: after it {'layers inside ' if whole else ''}the chunks of rank {rank} are not in the mode in"
-            " which they were",
+            f"{told}: after it {'layers inside ' if whole else ''}the chunks of rank {rank} are not back in their mode",
             "training" if modes[0][0] else "eval mode",
             "the other mode",
             rank,
@@ -2472,7 +2479,7 @@ def check_evaluating(told, events, seen, rank, wanted):
     )
     expect(
         not seen["learned"] and not notes(events, ("back",)),
-        f"{told}: rank {rank} goes backward in an evaluation",
+        f"{told}: rank {rank} runs a backward pass in an evaluation",
         "forward passes only",
         "a backward pass",
         rank,

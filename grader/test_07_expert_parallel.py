@@ -413,7 +413,7 @@ def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0):
         told = f"{what}: no gradient reaches {spoken[name]}"
         expect(isinstance(seen[name], torch.Tensor), told, "a gradient", "none", rank)
         told = f"{what}: the gradient of {spoken[name]}"
-        check_tensor(told, seen[name], due, rel, rank, dtype=seen[name].dtype, than="that of one process")
+        check_tensor(told, seen[name], due, rel, rank, dtype=seen[name].dtype, than="one process's")
     for number, (mine, layer) in enumerate(zip(seen["experts"], layers, strict=True), first):
         for name in ("weight", "bias"):
             due = getattr(layer, name).grad
@@ -426,7 +426,7 @@ def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0):
                 rank,
             )
             told, dtype = f"{what}: the gradient of expert {number}'s {name}", mine[name].dtype
-            check_tensor(told, mine[name], due, rel, rank, dtype=dtype, scale=0.1, than="that of one process")
+            check_tensor(told, mine[name], due, rel, rank, dtype=dtype, scale=0.1, than="one process's")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1520,7 +1520,7 @@ def check_training(student, world, spread, each, seeds, how, right):
 def check_loss(told_size, ranks, number, due):
     seen = sum(found["losses"][number] for found in ranks) / len(ranks)
     which = f"loss {number + 1} of {STEPS}" if number < STEPS else "the loss of an evaluation after the last step"
-    expect(math.isclose(seen, due, rel_tol=1e-4), f"{told_size}: {which} is not that of one process", due, seen)
+    expect(math.isclose(seen, due, rel_tol=1e-4), f"{told_size}: {which} is not one process's", due, seen)
 
 
 def in_serial(name, rank, spread, each):
@@ -1537,7 +1537,7 @@ def check_first_gradients(told_size, ranks, right, world, spread, each):
         for name, got in found["gradients"].items():
             due = right["gradients"][in_serial(name, rank, spread, each)]
             told = f"{told_size}: the first gradient of {name} on rank {rank}"
-            check_tensor(told, got, due, 1e-4, rank, scale=1e-3, than="that of one process")
+            check_tensor(told, got, due, 1e-4, rank, scale=1e-3, than="one process's")
 
 
 def check_last_weights(told_size, ranks, right, spread, each):

@@ -7,7 +7,7 @@
 | 3    | Cannon's algorithm                  | the same on 1, 4 and 9; bytes alive; messages at their worst     | 1     |
 | 4    | SUMMA                               | tables of 1 to 8 ranks; bytes that arrive, bytes alive           | 1     |
 | 5    | AxoNN's product on three axes       | boxes of 1 to 8 ranks; bytes kept; FSDP and Megatron beside it   | 1     |
-| 6    | an MLP, its second layer transposed | losses and gradients beside those of one process; bytes sent     | 1, 5  |
+| 6    | an MLP, its second layer transposed | losses and gradients beside one process's; bytes sent     | 1, 5  |
 | 7    | the best grid                       | the formulas; the choice is one of the fastest                   | 5     |
 | 8    | when the network sets the pace      | the formulas                                                     |       |
 
@@ -1058,7 +1058,7 @@ def check_corners(student):
 # ---------------------------------------------------------------------------------------------------
 # TODO 6: an MLP
 
-# Losses and weights differ from those of one process by the order in which float32 numbers are added.
+# Losses and weights differ from one process's by the order in which float32 numbers are added.
 # Gradients are compared by their norms. A missing sum, or replicas that count twice, change them by a tenth and more.
 CLOSE = 1e-4
 RATE, STEPS = 0.5, 2

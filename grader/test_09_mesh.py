@@ -5,7 +5,7 @@
 | 1    | bytes between nodes, the best order        | the count, for drawn boxes, nodes and bytes; the order's bytes, also where a rule is wrong |       |
 | 2    | the mesh; neighbours in the pipeline       | meshes on 8, 6 and 5 ranks, wherever "pp" stands                | 1     |
 | 3    | who reads which samples, which tokens      | samples by rank over two epochs; tokens and their places        |       |
-| 4    | each axis's gradients                      | the table; all gradients of a model on 1, 3, 6 and 8 ranks beside those of one process; bytes sent | 2 |
+| 4    | each axis's gradients                      | the table; all gradients of a model on 1, 3, 6 and 8 ranks beside one process's; bytes sent | 2 |
 | 5    | the norm of the whole gradient             | the norm, for drawn gradients in pieces; bytes sent             |       |
 """  # noqa: E501
 

@@ -457,7 +457,7 @@ def check_loader_on(student, nodes, world, which, name):
     minutes=10,
     why=(
         "Each rank works on its part of the global batch. If each took the whole batch size, N ranks would make steps N"
-        " times as large: a different training run from that of a single process, with different losses."
+        " times as large: a different training run from a single process's, with different losses."
     ),
     hints=(
         "Two arguments of the loader change: which indices it reads, and how many at a time.",
@@ -592,7 +592,7 @@ def check_wrap(student, nodes, world, seeds, own, mean):
                     "its own batch's alone: nothing is averaged over the ranks": own[rank][name],
                     f"summed over the {world} ranks, not averaged": summed,
                 },
-                than="that of one process on the whole batch",
+                than="one process's on the whole batch",
             )
     held = sum(grad.numel() * grad.element_size() for grad in mean.values())
     for rank, events in enumerate(run.events):

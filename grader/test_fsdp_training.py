@@ -397,7 +397,7 @@ def short_on_rank(code, rank, world):
     model(*tiny_batch(0)).backward()
 
 
-OF_ONE = "that of one process on the whole batch"
+OF_ONE = "one process's on the whole batch"
 
 
 def check_gradients(told, seen, right, world):
@@ -867,7 +867,7 @@ def test_todo7_precision(student):
         # bfloat16 has 8 bits: some percent after a few layers; 1.8 % was measured.
         expect(
             (rough[name] - grad).norm() < 0.1 * grad.norm(),
-            f"with --dtype bfloat16 the gradient of {name} is far from that of one process",
+            f"with --dtype bfloat16 the gradient of {name} is far from one process's",
             grad,
             rough[name],
         )

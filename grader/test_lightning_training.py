@@ -507,7 +507,7 @@ def test_todo5_strategy(student):
             what = (
                 "the ranks' weights have drifted apart"
                 if apart
-                else "all ranks have the same weights, but not those of one process"
+                else "all ranks have the same weights, but not one process's"
             )
             raise Wrong(
                 f"after two steps on {world} ranks, rank {rank} has other weights than one process on the whole batches"

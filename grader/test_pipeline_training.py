@@ -710,7 +710,7 @@ def check_loss_of(student):
             raise Wrong(f"{told} returns {what}", wanted["loss"], loss)
         for name, grad, wanted_grad in zip(("h", "the head's weight"), seen["grads"], wanted["grads"], strict=True):
             expect(grad.numel() > 0, f"{told} gives {name} no gradient", "a gradient", "none")
-            check_tensor(f"{told}: the gradient of {name}", grad, wanted_grad, rel_grad, than="that of one process")
+            check_tensor(f"{told}: the gradient of {name}", grad, wanted_grad, rel_grad, than="one process's")
     exact, rough = left[0]["loss"], left[len(right)]["loss"]
     expect(
         exact != rough,

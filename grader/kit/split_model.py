@@ -1,4 +1,4 @@
-"""A model that ranks split: drawn, made alike on each of them, and compared part by part with that of one process."""
+"""A model that ranks split: drawn, made alike on each of them, and compared part by part with one process's."""
 
 import math
 import traceback

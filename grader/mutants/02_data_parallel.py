@@ -238,7 +238,7 @@ WRONG = [
                 dist.all_reduce(tensor)""",
         says="An all-reduce moves more than a broadcast",
     ),
-    Answer(3, "nothing", "pass", says="is not that of one process"),
+    Answer(3, "nothing", "pass", says="is not one process's"),
     Answer(
         3, "the sum", replaced(NAIVE, ("        p.grad /= world\n", "")), says="summed over the ranks, not averaged"
     ),
@@ -288,7 +288,7 @@ WRONG = [
             NAIVE,
             ("dist.all_reduce(p.grad)\n        p.grad /= world", "dist.all_reduce(p.data)\n        p.data /= world"),
         ),
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(
         3,
@@ -334,10 +334,10 @@ WRONG = [
         3,
         "rank 0's gradients",
         replaced(NAIVE, ("dist.all_reduce(p.grad)\n        p.grad /= world", "dist.broadcast(p.grad, 0)")),
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(3, "all of it twice", NAIVE + NAIVE.replace("world = dist.get_world_size()\n", ""), says="makes 18 calls"),
-    Answer(3, "for two ranks", replaced(NAIVE, ("/= world", "/= 2")), says="1.5 times that of one process"),
+    Answer(3, "for two ranks", replaced(NAIVE, ("/= world", "/= 2")), says="1.5 times one process's"),
     Answer(
         3,
         "nobody waits",
@@ -543,7 +543,7 @@ def begin(p):
         ],
         says="does not begin before that of",
     ),
-    Answer(4, "nothing", [ENDS, "return lambda: None"], says="is not that of one process"),
+    Answer(4, "nothing", [ENDS, "return lambda: None"], says="is not one process's"),
     Answer(
         5,
         "from the first to the last",
@@ -665,7 +665,7 @@ def begin(p):
         6,
         "not copied back",
         [INIT, TAKE, replaced(FINISH, ("        p.grad = piece.view_as(p)", "        pass"))],
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(
         6,
@@ -690,7 +690,7 @@ def begin(p):
                 ("self.started = []", "for work, _ in self.started:\n    work.wait()\nself.started = []"),
             ),
         ],
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(
         6,
@@ -781,7 +781,7 @@ if len(self.missing[number]) < 2:
             TAKE,
             FINISH,
         ],
-        says="all zeros, and so not that of one process",
+        says="all zeros, and so not one process's",
     ),
     Answer(
         6,
@@ -793,7 +793,7 @@ if len(self.missing[number]) < 2:
         ],
         says="before that is over",
     ),
-    Answer(6, "no communication at all", [INIT, "pass", "pass"], says="is not that of one process"),
+    Answer(6, "no communication at all", [INIT, "pass", "pass"], says="is not one process's"),
     Answer(
         7,
         "synchronised in each pass",
@@ -808,7 +808,7 @@ if len(self.missing[number]) < 2:
         7,
         "divided in the last pass only",
         replaced(MICRO, ("/ k)", "/ (k if reducer.sync else 1))")),
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(7, "never finished", replaced(MICRO, ("reducer.finish()", "")), says="never waits"),
     Answer(
@@ -827,13 +827,13 @@ if len(self.missing[number]) < 2:
         7,
         "only the last micro-batch",
         replaced(MICRO, ("enumerate(micro_batches)", "enumerate(micro_batches[-1:])"), ("number == k - 1", "True")),
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(
         7,
         "zeroed in between",
         replaced(MICRO, ("    (model", "    model.zero_grad()\n    (model")),
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(
         7,
@@ -843,7 +843,7 @@ if len(self.missing[number]) < 2:
         reducer.sync = True
         model(x, y).backward()
         reducer.finish()""",
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(7, "another average after it", MICRO + "average_gradients(model)", says="makes 13 calls"),
     Answer(
@@ -860,35 +860,35 @@ if len(self.missing[number]) < 2:
         says="after the last backward pass, not in it",
     ),
     Answer(7, "nothing", "pass", says="makes no backward pass"),
-    Answer(8, "the loss as it is", "return loss", says="is not that of one process"),
+    Answer(8, "the loss as it is", "return loss", says="is not one process's"),
     Answer(8, "without the ranks", replaced(WEIGHT, (" * dist.get_world_size()", "")), says="divided once too often"),
-    Answer(8, "times the count", "return loss * count", says="times that of one process"),
+    Answer(8, "times the count", "return loss * count", says="times one process's"),
     Answer(
         8,
         "divided by the count",
         replaced(WEIGHT, ("(count * dist", "(1 / max(count, 1) * dist")),
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(8, "a number that has no gradient", replaced(WEIGHT, ("return loss", "return loss.item()"))),
     Answer(
         8,
         "all ranks' mean of the losses",
         "total = loss.clone()\ndist.all_reduce(total.detach())\nreturn total / dist.get_world_size()",
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(
         8,
         "ranks with samples count alike",
         "have = torch.tensor(float(count > 0))\ndist.all_reduce(have)\nreturn loss * (count > 0) *"
         " dist.get_world_size() / have",
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(8, "a rank without samples leaves", "if count == 0:\n    return loss\n" + WEIGHT.strip(), says="rank 1"),
     Answer(
         8,
         "the largest share for all",
         replaced(WEIGHT, ("dist.all_reduce(total)", "dist.all_reduce(total, op=dist.ReduceOp.MAX)")),
-        says="times that of one process",
+        says="times one process's",
     ),
     Answer(
         8,
@@ -940,13 +940,13 @@ if len(self.missing[number]) < 2:
                 "    for x, y in micro_batches[-1:]:\n        (ddp(x, y) / k).backward()",
             ),
         ),
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(
         9,
         "the model inside is called",
         replaced(TORCH, ("(ddp(x, y) / k)", "(model(x, y) / k)")),
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(9, "not divided", replaced(TORCH, (" / k)", ")")), says="4 times those of the mean"),
     Answer(
@@ -971,7 +971,7 @@ if len(self.missing[number]) < 2:
         9,
         "buffers stay apart",
         replaced(TORCH, ("=True)", "=True, broadcast_buffers=False)")),
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(
         9,
@@ -1029,7 +1029,7 @@ if len(self.missing[number]) < 2:
                 "half = p.grad.bfloat16()\n        dist.all_reduce(half)\n        p.grad = half.to(p.dtype)",
             ),
         ),
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(4, "for three ranks", [ENDS, replaced(HOOKS, ("dist.get_world_size()", "3"))], says="on 2 ranks"),
     Answer(
@@ -1109,7 +1109,7 @@ if len(self.missing[number]) < 2:
         8,
         "counts in float16",
         replaced(WEIGHT, ("torch.tensor(float(count))", "torch.tensor(count, dtype=torch.float16)")),
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(
         8,

@@ -408,7 +408,7 @@ for p, part in zip(parameters, parts):
         4,
         "gathered, and thrown away",
         [PARTS, SHARE, WEIGHTS.replace("p.copy_(", "p = (")],
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(
         4,
@@ -835,7 +835,7 @@ for p, part in zip(parameters, parts):
         10,
         "masters are set back to what was rounded",
         [None, None, BACK + "    master.copy_(my_part(parameter, rank, world))\n"],
-        says="not those of one process",
+        says="not one process's",
     ),
     Answer(10, "not written back", [None, None, "pass"]),
     Answer(
@@ -916,7 +916,7 @@ for p, part in zip(parameters, parts):
                 "zip(parameters, gather", "zip(parameters[:-1], gather"
             ),
         ],
-        says="is not that of one process",
+        says="is not one process's",
     ),
     Answer(
         5,

@@ -223,13 +223,13 @@ WRONG = [
             "self.dropout(self.token_embedding(x) + self.position_embedding(positions_T))",
             "self.token_embedding(x) + self.position_embedding(positions_T)",
         ),
-        says="do not give what the model gives",
+        says="do not give the model's output",
     ),
     Answer(
         1,
         "without the last norm",
         swap=("self.head(self.norm(x))", "self.head(x)"),
-        says="do not give what the model gives",
+        says="do not give the model's output",
     ),
     Answer(
         1,
@@ -269,7 +269,7 @@ WRONG = [
             "x = self.dropout(",
             "x = F.dropout(self.token_embedding(x) + self.position_embedding(positions_T), 0.0)\n    x = x if self.training else (",
         ),
-        says="do not give what the model gives",
+        says="do not give the model's output",
     ),
     Answer(
         2,
@@ -300,7 +300,7 @@ WRONG = [
         2,
         "a gradient of ones in place of the one that is sent",
         swap=("output.backward(gradient)", "output.backward(torch.ones_like(output))"),
-        says="that of one process",
+        says="one process's",
     ),
     Answer(
         2,
@@ -315,7 +315,7 @@ WRONG = [
         2,
         "the activation is sent in place of the gradient",
         swap=("dist.send(x.grad, rank - 1)", "dist.send(x.detach(), rank - 1)"),
-        says="that of one process",
+        says="one process's",
     ),
     Answer(
         2,
@@ -345,7 +345,7 @@ WRONG = [
         2,
         "all ranks return something",
         swap=(NAIVE_END, "return loss.detach() if rank == world - 1 else output.detach().sum()"),
-        says="returns a loss, but it has none",
+        says="returns a loss, but has no losses",
     ),
     Answer(
         2,
@@ -400,7 +400,7 @@ WRONG = [
         2,
         "the last rank's gradient, averaged over the ranks",
         swap=("loss.backward()", "(loss / world).backward()"),
-        says="that of one process",
+        says="one process's",
     ),
     Answer(
         3,
@@ -449,14 +449,17 @@ WRONG = [
         says="padding rows",
     ),
     Answer(
-        3, "a mean of each micro-batch", swap=('reduction="sum") / counted', 'reduction="mean")'), says="shares are not"
+        3,
+        "a mean of each micro-batch",
+        swap=('reduction="sum") / counted', 'reduction="mean")'),
+        says="the share of a row is not",
     ),
-    Answer(3, "all targets count", swap=("int((y != IGNORE).sum())", "y.numel()"), says="shares are not"),
+    Answer(3, "all targets count", swap=("int((y != IGNORE).sum())", "y.numel()"), says="the share of a row is not"),
     Answer(
         3,
         "divided by those of the micro-batch",
         swap=("/ counted", "/ max(1, int((y_part != IGNORE).sum()))"),
-        says="shares are not",
+        says="the share of a row is not",
     ),
     Answer(
         3,
@@ -476,13 +479,13 @@ WRONG = [
         loss.backward()
         return loss.detach()""",
         ],
-        says="of activations of those before",
+        says="of activations of earlier ones",
     ),
     Answer(
         3,
         "the whole batch at once",
         [None, None, "loss = loss_of_batch(y)(model(x), y)\nloss.backward()\nreturn loss.detach()"],
-        says="something else than the micro-batches",
+        says="something other than the micro-batches",
     ),
     Answer(
         3,
@@ -496,16 +499,16 @@ WRONG = [
         swap=("torch.stack(losses).sum()", "torch.stack(losses).mean()"),
         says="the loss is not the whole batch's",
     ),
-    Answer(3, "divided by m once more", swap=("loss.backward()", "(loss / m).backward()"), says="that of one process"),
+    Answer(3, "divided by m once more", swap=("loss.backward()", "(loss / m).backward()"), says="one process's"),
     Answer(
         3, "the last loss", swap=("torch.stack(losses).sum()", "losses[-1]"), says="the loss is not the whole batch's"
     ),
-    Answer(3, "no backward pass", swap=("loss.backward()", "pass"), says="of activations of those before"),
+    Answer(3, "no backward pass", swap=("loss.backward()", "pass"), says="of activations of earlier ones"),
     Answer(
         3,
         "gradients of the last micro-batch",
         swap=("    loss.backward()", "    model.zero_grad()\n    loss.backward()"),
-        says="that of one process",
+        says="one process's",
     ),
     Answer(
         3,
@@ -514,7 +517,7 @@ WRONG = [
             ("counted = max(1, int((y != IGNORE).sum()))", "loss_of_batch.counted = max(1, int((y != IGNORE).sum()))"),
             ("/ counted", "/ loss_of_batch.counted"),
         ),
-        says="shares are not",
+        says="the share of a row is not",
     ),
     Answer(
         3,
@@ -544,7 +547,7 @@ WRONG = [
             "[forward + backward for _ in range(world)]",
             "[forward + (backward if rank % 2 else backward[::-1]) for rank in range(world)]",
         ),
-        says="the ranks' orders do not fit",
+        says="the ranks' orders do not match",
     ),
     Answer(
         4,
@@ -692,7 +695,7 @@ WRONG = [
             "x = self.batch.xs[j] if stage == 0 else arrived.requires_grad_(torch.is_grad_enabled())",
             "x = (self.batch.xs[j] if stage == 0 else arrived).requires_grad_(torch.is_grad_enabled())",
         ),
-        says="the batch's inputs are asked for gradients",
+        says="the batch's inputs have been asked for gradients",
     ),
     Answer(
         5,
@@ -725,7 +728,7 @@ WRONG = [
         5,
         "W frees nothing",
         swap=("return backward_weights(self.passed.pop((j, stage)))", "return backward_weights(self.passed[j, stage])"),
-        says="what stays of those that went backward",
+        says="what is kept after a backward pass",
     ),
     Answer(
         5,
@@ -826,7 +829,7 @@ WRONG = [
             "self.batch.loss_of(passed.output, self.batch.ys[j])",
             "self.batch.loss_of(passed.output, self.batch.ys[j]) / len(self.batch.xs)",
         ),
-        says="that of one process",
+        says="one process's",
     ),
     Answer(
         5,
@@ -883,7 +886,7 @@ WRONG = [
                 dist.send(h.detach(), (rank + 1) % world)
         return []""",
         ],
-        says="something else than one micro-batch",
+        says="something other than one micro-batch",
     ),
     Answer(
         6,
@@ -946,7 +949,7 @@ WRONG = [
             "    while len(sending) > 2 * world:  # posted so many ticks ago that the other end is posted as well, or soon\n        sending.popleft().wait()\n",
             "",
         ),
-        says="let go of only in the end",
+        says="freed only at the end",
     ),
     Answer(
         6, "what arrives is not waited for", swap=("        if work:\n            work.wait()\n", ""), says="in flight"
@@ -975,7 +978,7 @@ WRONG = [
                 "arrived, work = arriving.pop(next((k for k in arriving if k[0] == place[0] and k[2] == place[2]), None), (None, None))",
             ),
         ),
-        says="that of one process",
+        says="one process's",
     ),
     Answer(
         6,
@@ -1195,7 +1198,7 @@ WRONG = [
             "weight.grad = new if weight.grad is None else weight.grad + new",
             "weight.grad = new if weight.grad is None else weight.grad.add_(new)",
         ),
-        says="is it written into",
+        says="did you write into it",
     ),
     Answer(
         9,
@@ -1241,14 +1244,14 @@ WRONG = [
         9,
         "the last micro-batch counts",
         swap=("new if weight.grad is None else weight.grad + new", "new"),
-        says="that of one process",
+        says="one process's",
     ),
-    Answer(9, "no weights' gradients", [None, "pass"], says="no backward pass came here"),
+    Answer(9, "no weights' gradients", [None, "pass"], says="no backward pass reached it"),
     Answer(
         9,
         "the first layer is left out",
         swap=("zip(passed.layers, passed.gradients, strict=True)", "list(zip(passed.layers, passed.gradients))[1:]"),
-        says="no backward pass came here",
+        says="no backward pass reached it",
     ),
     Answer(9, "frozen weights are asked for", swap=("if weight.requires_grad]", "]"), says="stopped with"),
     Answer(9, "a frozen beginning is asked for", swap=(" if output.requires_grad]", "]"), says="stopped with"),
@@ -1287,7 +1290,7 @@ WRONG = [
         9,
         "a frozen layer ends it",
         swap=("if not weights:\n        continue", "if not weights:\n        break"),
-        says="no backward pass came here",
+        says="no backward pass reached it",
     ),
     Answer(
         9,
@@ -1401,8 +1404,10 @@ WRONG = [
         says="it takes",
     ),
     Answer(12, "in training mode", swap=("for chunk in chunks:\n    chunk.eval()\n", ""), says="training mode"),
-    Answer(12, "modes are not restored", swap=("chunk.train(mode)", "pass"), says="not in the mode"),
-    Answer(12, "all chunks train afterwards", swap=("chunk.train(mode)", "chunk.train()"), says="not in the mode"),
+    Answer(12, "modes are not restored", swap=("chunk.train(mode)", "pass"), says="not back in their mode"),
+    Answer(
+        12, "all chunks train afterwards", swap=("chunk.train(mode)", "chunk.train()"), says="not back in their mode"
+    ),
     Answer(12, "with autograd", swap=("with torch.no_grad():", "if True:"), says="autograd on"),
     Answer(
         12,
@@ -1416,10 +1421,8 @@ WRONG = [
         swap=(("total += counted * sum(", "total += sum("), ("count += counted", "count += 1")),
         says="the mean of the batches' means",
     ),
-    Answer(12, "what is ignored counts", swap=("int((y != IGNORE).sum())", "y.numel()"), says="that of one process"),
-    Answer(
-        12, "the first batch", swap=("for batch in batches:", "for batch in batches[:1]:"), says="that of one process"
-    ),
+    Answer(12, "what is ignored counts", swap=("int((y != IGNORE).sum())", "y.numel()"), says="one process's"),
+    Answer(12, "the first batch", swap=("for batch in batches:", "for batch in batches[:1]:"), says="one process's"),
     Answer(
         12,
         "each rank has its own",
@@ -1427,7 +1430,7 @@ WRONG = [
             "return on_all_ranks(total / count if rank == world - 1 else None, rank, world)",
             "return total / count if count else 0.0",
         ),
-        says="the mean is not",
+        says="the mean differs",
     ),
     Answer(
         12,
@@ -1462,7 +1465,7 @@ WRONG = [
                 "def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, world: int, so_far=[0.0, 0]) -> float:",
             ),
         ),
-        says="that of one process",
+        says="one process's",
     ),
     Answer(
         12,
@@ -1505,13 +1508,13 @@ WRONG = [
         1,
         "blocks in the order of their names",
         swap=("for block in self.blocks.values():", "for block in reversed(self.blocks.values()):"),
-        says="do not give what the model gives",
+        says="do not give the model's output",
     ),
     Answer(
         2,
         "the gradient of the output for the input's",
         swap=("dist.send(x.grad, rank - 1)", "dist.send(gradient if rank < world - 1 else x.grad, rank - 1)"),
-        says="that of one process",
+        says="one process's",
     ),
     Answer(3, "ceil by one too many", swap=("math.ceil(len(x) / m)", "len(x) // m + 1"), says="have the wrong shapes"),
     Answer(
@@ -1527,7 +1530,7 @@ WRONG = [
             "counted = max(1, int((y != IGNORE).sum()))",
             "counted = max(1, y.numel() - int((y == IGNORE).sum()) // 2)",
         ),
-        says="shares are not",
+        says="the share of a row is not",
     ),
     Answer(
         4,
@@ -1584,7 +1587,7 @@ WRONG = [
             "return backward(self.passed.pop((j, stage)), arrived)",
             "return backward(self.passed.pop((j, stage)), arrived if arrived is None else arrived * (1 if stage else 1.01))",
         ),
-        says="that of one process",
+        says="one process's",
     ),
     Answer(
         5,
@@ -1593,7 +1596,7 @@ WRONG = [
             "if passed.output.requires_grad:",
             "if stage == self.stages - 1 and torch.is_grad_enabled():\n        passed.output.backward(retain_graph=True)\n    if passed.output.requires_grad:",
         ),
-        says="that of one process",
+        says="one process's",
     ),
     Answer(
         5,
@@ -1620,7 +1623,7 @@ WRONG = [
             "    while len(sending) > m_of(batch):\n        sending.popleft().wait()\n",
         ),
         edits=(("def execute(", "def m_of(batch):\n    return len(batch.xs)\n\n\ndef execute("),),
-        says="let go of only in the end",
+        says="freed only at the end",
     ),
     Answer(
         6,
@@ -1671,7 +1674,7 @@ WRONG = [
                 "for layer, output in passed.layers:\n    gradient = layer.kept",
             ),
         ),
-        says="that of one process",
+        says="one process's",
     ),
     Answer(
         9,
@@ -1680,7 +1683,7 @@ WRONG = [
             "for weight, new in zip(weights, found, strict=True):",
             "for weight, new in list(zip(weights, found))[:1]:",
         ),
-        says="no backward pass came here",
+        says="no backward pass reached it",
     ),
     Answer(
         9,
@@ -1741,7 +1744,7 @@ WRONG = [
             "counted = sum(int((y != IGNORE).sum()) for y in batch.ys)",
             "counted = sum(int((y != IGNORE).sum()) for y in batches[0].ys)",
         ),
-        says="that of one process",
+        says="one process's",
     ),
     Answer(
         12,

@@ -488,7 +488,7 @@ first = dist.get_rank(group) * len(mine)
 local = (experts_NK >= first) & (experts_NK < first + len(mine))
 return combine(returned_RD, slots_R, torch.where(local, gates_NK, gates_NK.detach()))""",
         ),
-        says="the gradient of the gates is not that of one process",
+        says="the gradient of the gates is not one process's",
     ),
     Answer(
         4,

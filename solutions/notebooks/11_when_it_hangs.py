@@ -407,7 +407,7 @@ check("11_when_it_hangs/5")
 # %% [markdown]
 # ## Story 6: the batch that shrank
 #
-# *"The losses differ a little from those of one process. Rounding?"* Samples are checked by the processes that load
+# *"The losses differ a little from one process's. Rounding?"* Samples are checked by the processes that load
 # data, the loader's workers. An exception in a worker is raised again in its rank, with the worker's traceback,
 # unless it is caught before. The number to compare is the count of samples in a step: over all ranks it is the global
 # batch.

@@ -105,7 +105,7 @@ def spoken_bytes(count: float) -> str:
 
 
 def losses(serial: Sequence[float], parallel: dict[str, Sequence[float]]) -> Picture:
-    """Losses of parallel runs (dots) on those of the serial run (line), step by step; and how far they lie apart."""
+    """Losses of parallel runs (dots) on the serial run's (line), step by step; and how far they lie apart."""
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure
