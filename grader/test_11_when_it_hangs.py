@@ -2,19 +2,19 @@
 
 | TODO | achievement                            | evidence                                                                |
 |------|----------------------------------------|-------------------------------------------------------------------------|
-| 1    | a barrier on every rank                | 2 and 3 ranks come through and meet once more; what they called after the save |
+| 1    | a barrier on every rank                | 2 and 3 ranks get through and meet once more; their calls after the save |
 | 2    | one order on all ranks                 | means of gradients whose norms are ordered differently on each rank; the order of bytes |
-| 3    | equally many samples                   | each rank's samples, for drawn lengths on 1 to 4 ranks                  |
-| 4    | an error that is not swallowed         | the loss; what comes out where the model raises on one rank             |
-| 5    | one address for all nodes              | what each of two nodes would start, by stand-ins                        |
-| 6    | no sample lost                         | batches of sound samples; what comes out of one that is not sound       |
-| 7    | a mean of nothing                      | loss and gradient, of drawn losses with all, some and no targets        |
-| 8    | work that not every step needs         | in which steps which rank draws                                         |
-| 9    | different data                         | draws of 1 to 4 ranks, step by step, beside those of one                |
+| 3    | equally many samples                   | each rank's samples, for random lengths on 1 to 4 ranks                  |
+| 4    | an error that is not swallowed         | the loss; the error that comes out when the model raises on one rank             |
+| 5    | one address for all nodes              | what each of two nodes would start, with stand-ins                        |
+| 6    | no sample lost                         | batches of intact samples; the error for one that is not intact       |
+| 7    | a mean of nothing                      | loss and gradient, for random losses with all, some and no targets        |
+| 8    | work that not every step needs         | which rank draws in which steps                                         |
+| 9    | different data                         | draws of 1 to 4 ranks, step by step, beside one process's                |
 | 10   | one start                              | weights and buffers on ranks that start apart                           |
 
-Each TODO has a question as well, on the run as it was given. Its answers are those of real runs (torch 2.13, gloo);
-a verdict says which part is wrong, and not what would be right.
+Each TODO has a question as well, about the run as given. Its answers come from real runs (torch 2.13, gloo); a verdict
+says which part is wrong, and not what would be right.
 """  # noqa: E501
 
 from pathlib import Path
@@ -27,16 +27,16 @@ from grader.kit import Unit, answers_on_rank, expect, hinted, mark, plain, stand
 
 BUILDS = "ten broken runs: logs of each rank, time limits, stacks, fingerprints, the flight recorder, norms, checksums"
 
-ANSWERS = "The mend is right; this is about the question below it. "
+ANSWERS = "The fix is right; this is about the question below it. "
 
 
 def check_story(student, number, right, parts):
-    """The answer to a story's question: `right` has its parts, and `parts` says in words what each is."""
-    with hinted(f"{ANSWERS}`./workbook reset` keeps your file aside; run the story as it was given, and read again."):
+    """The answer to a story's question: `right` has its parts, and `parts` names each in words."""
+    with hinted(f"{ANSWERS}`./workbook reset` puts your file aside; run the story as given, and read again."):
         (seen,), *_ = student.call(answers_on_rank, world=1, group=False, calls=[[f"story_{number}", []]]).evidence
         expect(
             isinstance(seen, list) and len(seen) == len(right),
-            f"story_{number}() does not answer with {len(right)} values",
+            f"story_{number}() does not return {len(right)} values",
             f"{len(right)} values",
             seen,
         )
@@ -68,13 +68,13 @@ def save_on_rank(code, rank, world):
     1,
     minutes=25,
     why=(
-        "A collective in a branch that only some ranks take is the most frequent hang. No rank fails: they wait"
-        " for each other, in different calls, until a limit is over."
+        "A collective in a branch that only some ranks take is the most common hang. No rank fails: they wait for each"
+        " other, in different calls, until a time limit is over."
     ),
     hints=(
         "Which ranks call the barrier, and which must, for it to end?",
-        "What only rank 0 may do is to write; `save0` does nothing on the others, so that all may call it.",
-        "A barrier that all ranks reach stands outside of the if, after the saving.",
+        "Only rank 0 may write; `save0` does nothing on the others, so all may call it.",
+        "A barrier that all ranks reach is outside the if, after the saving.",
     ),
 )
 def test_todo01_save_checkpoint(student):
@@ -95,11 +95,15 @@ def test_todo01_save_checkpoint(student):
             expect(
                 [name for name in between if name != "init_process_group"],
                 f"on {world} ranks: rank {rank} returns"
-                + (" before the others can know that the file is whole" if rank == 0 else ", whole or not the file"),
-                "a call of all ranks between the saving and the return",
+                + (
+                    " before the others can know that the file is complete"
+                    if rank == 0
+                    else ", whether the file is complete or not"
+                ),
+                "a call on all ranks between the saving and the return",
                 "none",
                 rank,
-                hint="No rank hangs now. But what does the docstring promise, and who keeps it?",
+                hint="No rank hangs now. But what does the docstring promise, and what keeps that promise?",
             )
     check_story(
         student,
@@ -116,7 +120,7 @@ SHAPES = ((5,), (3, 4), (2, 2), (4, 3), (4, 3), (5,))
 
 
 def gradients(seed):
-    """Of one rank, with norms in an order of its own."""
+    """One rank's gradients, whose norms are in an order of their own."""
     draw = torch.Generator().manual_seed(seed)
     scales = torch.rand(len(SHAPES), generator=draw) * 9 + 1
     return [torch.randn(shape, generator=draw) * scale for shape, scale in zip(SHAPES, scales, strict=True)]
@@ -134,11 +138,11 @@ def average_on_rank(code, rank, world, seeds):
     2,
     minutes=20,
     why=(
-        "Calls meet by their number alone. An order that depends on a rank's own data (norms, a set, a file listing)"
-        " makes different tensors meet; where their sizes agree, nothing fails, and the numbers are wrong."
+        "Calls are matched only by their order. An order that depends on a rank's own data (norms, a set, a file"
+        " listing) makes different tensors meet; if their sizes agree, nothing fails, and the numbers are wrong."
     ),
     hints=(
-        "By what is the list sorted, and is that the same number on each rank?",
+        "What is the list sorted by, and is that number the same on each rank?",
         "Before the mean, gradients differ from rank to rank. Shapes do not.",
         "sorted(…, key=…, reverse=True), with the number of elements in place of the norm.",
     ),
@@ -163,7 +167,7 @@ def test_todo02_average_gradients(student):
                 )
         sizes = [e["bytes"] for e in run.events[0] if e["e"] == "op" and e["op"] == "all_reduce"]
         expect(sizes == sorted(sizes, reverse=True), "small gradients go before large ones", "the largest first", sizes)
-    check_story(student, 2, ("shape", False), ("in what the fingerprints differ", "whether DETAIL sees equal shapes"))
+    check_story(student, 2, ("shape", False), ("where the fingerprints differ", "whether DETAIL sees equal shapes"))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -178,9 +182,9 @@ def test_todo02_average_gradients(student):
         " the text and the number of ranks, so the run that worked last week hangs today."
     ),
     hints=(
-        "For 47 samples on 2 ranks: how many has each, and how many batches of 6 are that?",
-        "Training drops what does not divide, before it is dealt out: the last len(order) % world samples.",
-        "order[rank:stop:world], where stop is the largest multiple of world that is not above len(order).",
+        "For 47 samples on 2 ranks: how many does each have, and how many batches of 6 is that?",
+        "Training drops the remainder before dealing out: the last len(order) % world samples.",
+        "order[rank:stop:world], where stop is the largest multiple of world up to len(order).",
     ),
 )
 def test_todo03_my_part(student):
@@ -210,7 +214,7 @@ def test_todo03_my_part(student):
         student,
         3,
         (0, "train_epoch", "global_mean"),
-        ("the rank with a batch too many", "the function it was in", "the function that the other rank was in"),
+        ("the rank with one batch too many", "the function it was in", "the function that the other rank was in"),
     )
 
 
@@ -219,7 +223,7 @@ def test_todo03_my_part(student):
 
 
 class Short(nn.Module):
-    """A model that has too little memory, on one rank."""
+    """A model that runs out of memory, on one rank."""
 
     def __init__(self, fails):
         super().__init__()
@@ -251,13 +255,13 @@ def loss_on_rank(code, rank, world, fails, x):
     4,
     minutes=20,
     why=(
-        "A rank that handles an error alone leaves the others in a collective. What is reported is their error, or a"
-        " later one of its own: the cause is gone from all logs."
+        "A rank that handles an error alone leaves the others in a collective. The logs show their errors, or a later"
+        " one: the cause is gone from all of them."
     ),
     hints=(
         "What do the other ranks do while this one skips a batch?",
-        "The rank that fails is to end, with the error that it had; torchrun then ends the others.",
-        "Leave out the try, or raise again.",
+        "The rank that fails must end, with its own error; torchrun then ends the others.",
+        "Remove the try, or raise again.",
     ),
 )
 def test_todo04_compute_loss(student):
@@ -276,7 +280,7 @@ def test_todo04_compute_loss(student):
                 )
                 expect(
                     "2814 bytes" in seen["raised"],
-                    "what comes out does not say what happened: the cause is lost",
+                    "the error that comes out does not say what happened: the cause is lost",
                     "the model's error, or another one raised from it",
                     seen["raised"],
                     rank,
@@ -305,13 +309,13 @@ def batch_file_on_rank(code, rank, world):
     minutes=20,
     further=True,
     why=(
-        "Ranks that look for each other in different places wait for minutes, and the message names only an address."
-        " Who expands a variable, the first node or each, is the question in nearly all such cases."
+        "Ranks that look for each other in different places wait for minutes, and the message names only an address. In"
+        " nearly all such cases, the question is where a variable is expanded: on the first node or on each."
     ),
     hints=(
         "On which node does each line run? What is in quotes, '…', is expanded by each node's own shell.",
         'scontrol show hostnames "$SLURM_JOB_NODELIST" lists the nodes of the job, one on a line.',
-        "Export MASTER_ADDR before srun, which hands on the environment; each node has nothing left to do, `:`.",
+        "Export MASTER_ADDR before srun, which passes the environment on; each node has nothing left to do, `:`.",
     ),
 )
 def test_todo05_meeting_place(student):
@@ -359,12 +363,12 @@ def collate_on_rank(code, rank, world, batches):
     minutes=15,
     why=(
         "A short batch raises no error: its mean only weighs samples differently, and the parallel run is no longer the"
-        " serial one. What a worker catches, nobody learns of."
+        " serial one. An error that a worker catches appears in no log."
     ),
     hints=(
         "How many samples does a step have, over all ranks? See the logs.",
         "An exception that leaves collate_fn reaches the rank, with the worker's traceback. What keeps it in?",
-        "default_collate of all samples, each of them `checked`, and nothing that catches.",
+        "default_collate of all samples, each of them `checked`, without any except.",
     ),
 )
 def test_todo06_collate(student):
@@ -377,19 +381,19 @@ def test_todo06_collate(student):
     first, second, third = student.call(
         collate_on_rank, world=1, group=False, batches=[sound, broken, [broken[place]]]
     ).evidence[0]
-    expect(first.get("x") == sound, "of sound samples it does not make a batch of all", sound, first)
+    expect(first.get("x") == sound, "from intact samples it does not make a batch of all", sound, first)
     expect(first.get("y") == [[w + 1 for w in row] for row in sound], "the targets are not the samples'", None, first)
     for seen, of in ((second, "5"), (third, "1")):
         count = len(seen.get("x", ()))
         expect(
             "raised" in seen,
-            f"one sample of {of} is not sound, and nobody learns of it: a batch of {count} comes back",
+            f"one sample of {of} is not intact, and no error says so: a batch of {count} comes back",
             "an exception",
             f"a batch of {count}",
         )
         expect(
             "checksum" in seen["raised"],
-            "what comes out does not say what is wrong",
+            "the error that comes out does not say what is wrong",
             "the sample's error",
             seen["raised"],
         )
@@ -418,12 +422,12 @@ def mean_on_rank(code, rank, world, losses, targets):
     7,
     minutes=15,
     why=(
-        "The mean over ranks spreads one rank's NaN to all in one step. To hide it later (nan_to_num, a skipped step)"
-        " costs the step, or the equality of the ranks; the cause is a 0/0."
+        "The mean over ranks spreads one rank's NaN to all in one step. Hiding it later (nan_to_num, a skipped step)"
+        " costs the step, or makes the ranks differ; the cause is a 0/0."
     ),
     hints=(
         "What is the mean of no numbers? And its gradient?",
-        "A denominator of at least 1 changes no mean of one number or more.",
+        "A denominator of at least 1 does not change the mean of one or more numbers.",
         "Tensor.clamp(min=…).",
     ),
 )
@@ -481,7 +485,7 @@ def notes_on_rank(code, rank, world, log_every):
     why="Every step is as slow as the slowest rank, and all ranks show the same time: only its parts tell them apart.",
     hints=(
         "Which rank spends the least time in the part where ranks wait for each other?",
-        "The docstring says in which steps the drawing is wanted.",
+        "The docstring says in which steps to draw.",
         "step % log_every == 0.",
     ),
 )
@@ -498,7 +502,7 @@ def test_todo08_note(student):
             rank,
         )
     check_story(
-        student, 8, (0, "communication"), ("the rank that all wait for", "the part in which the others are longer")
+        student, 8, (0, "communication"), ("the rank that all wait for", "the part in which the others spend more time")
     )
 
 
@@ -510,12 +514,12 @@ def test_todo08_note(student):
     9,
     minutes=20,
     why=(
-        "Ranks that read the same compute the same gradient: n devices do the work of one, without an error. And a"
-        " seed for each rank makes them differ, but with another number of ranks it is another run."
+        "Ranks that read the same samples compute the same gradient: n devices do the work of one, without an error. A"
+        " seed for each rank makes them differ, but then a different number of ranks is a different run."
     ),
     hints=(
-        "Compare the checksums of the ranks. What in the draw knows the rank?",
-        "All ranks can make the same draw, of the whole batch, and take a part of it each.",
+        "Compare the checksums of the ranks. What in the draw depends on the rank?",
+        "All ranks can make the same draw, of the whole batch, and each take a part of it.",
         "torch.randint(…, (batch_size,), …), then every world-th from rank on.",
     ),
 )
@@ -548,7 +552,7 @@ def test_todo09_starts(student):
             )
             expect(
                 all(isinstance(s, int) and 0 <= s < length for part in group for s in part),
-                "a window starts outside of the text",
+                "a window starts outside the text",
                 f"0 … {length - 1}",
                 group,
             )
@@ -561,11 +565,12 @@ def test_todo09_starts(student):
     for world, drawn in by_world.items():
         expect(
             drawn == serial,
-            f"{world} ranks together do not read in a step what one process reads: the parallel run is another run",
+            f"in a step, {world} ranks together do not read what one process reads: the parallel run is a different"
+            " run",
             serial[0],
             drawn[0],
         )
-    check_story(student, 9, (3, 12), ("the number of draws as given", "the number once it is mended"))
+    check_story(student, 9, (3, 12), ("the number of draws as given", "the number after the fix"))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -590,13 +595,13 @@ def wrap_on_rank(code, rank, world, seeds):
     10,
     minutes=20,
     why=(
-        "Equal gradients keep different weights as far apart as they were. Each rank's loss falls; what is averaged are"
-        " gradients of different models. A checksum of the weights, compared once, finds it."
+        "Equal gradients keep different weights as far apart as they were. Each rank's loss falls, but gradients of"
+        " different models are averaged. A checksum of the weights, compared once, finds it."
     ),
     hints=(
         "Do the checksums of the ranks ever meet? What arrives where?",
         "broadcast writes into the tensor it is given. Which one is that, on a rank that receives?",
-        "What state_dict() gives are the model's own tensors, detached already.",
+        "state_dict() returns the model's own tensors, already detached.",
     ),
 )
 def test_todo10_wrap(student):
@@ -608,10 +613,10 @@ def test_todo10_wrap(student):
                 kept = torch.equal(seen["after"][name], seen["before"][name])
                 expect(
                     torch.equal(seen["after"][name], tensor),
-                    f"on {world} ranks: {name} is not rank 0's" + (", but what it was before" if kept else ""),
+                    f"on {world} ranks: {name} is not rank 0's" + (", but as before" if kept else ""),
                     tensor,
                     seen["after"][name],
                     rank,
                 )
-            expect(seen["trains"], "a parameter does not train any more", "requires_grad", "frozen", rank)
+            expect(seen["trains"], "a parameter no longer trains", "requires_grad", "frozen", rank)
     check_story(student, 10, (True, False), ("whether each loss falls", "whether the checksums meet"))

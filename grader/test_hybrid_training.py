@@ -329,7 +329,7 @@ def test_todo2_cut(student):
             right, seen = [place + k * p for k in range(chunks)], [stage["stage"] for stage in stages]
             expect(
                 seen == right,
-                f"{told} rank {rank}, which is rank {place} of its pipeline, does not have the stages that are its own",
+                f"{told} rank {rank}, which is rank {place} of its pipeline, does not have its own stages",
                 right,
                 seen,
                 rank,

@@ -12,8 +12,7 @@
 | 8    | one file of the whole model     | who writes; that it loads here, twice, by torch.load(weights_only=True) | |
 | 9    | the grid, samples, the whole run | make_mesh() on 6 ranks, make_samplers(); main() on 4 and 2 ranks against the serial run | 1 – 8 |
 
-Stages are cut by the check itself, unless cutting is what is checked: so a TODO can be judged before or without the
-others.
+The checks cut the stages themselves, except in TODO 1: so each TODO can be judged without the others.
 """  # noqa: E501
 
 import math
@@ -67,7 +66,7 @@ CPU = torch.device("cpu")
 
 
 def made_args(code, *flags, pp=1, data=1):
-    """Flags as a run on such a grid has them: 12 sequences, 8 blocks, micro-batches of one sequence."""
+    """Flags of a run on this grid: 12 sequences, 8 blocks, micro-batches of one sequence."""
     sizes = "--batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 8".split()
     return code.parse_args([*sizes, "--pp", str(pp), "--microbatches", str(12 // data), *flags])
 
@@ -103,7 +102,7 @@ class Cut(nn.Module):
 
 
 def blocks_of(blocks, n_stages):
-    """The blocks of each stage; the first stage has what does not divide."""
+    """The blocks of each stage; the first stage takes the remainder."""
     later = blocks // n_stages
     borders = [0, *(blocks - later * k for k in reversed(range(n_stages)))]
     return [range(*pair) for pair in zip(borders, borders[1:])]
@@ -120,7 +119,7 @@ def made_stage(module, stage, n_stages, group):
 
 
 def cut_stages(mesh, turns=1, **more):
-    """This rank's stages of a model that has a block for each, or more."""
+    """This rank's stages of a model with at least one block for each."""
     pp, model = mesh["pp"], made_model(0, **more)
     n_stages = turns * pp.size()
     mine = range(pp.get_local_rank(), n_stages, pp.size())
@@ -139,12 +138,12 @@ def one_f_one_b(stages, m):
 
 
 def with_stages(many):
-    """Words for so many stages a rank."""
-    return "" if many == 1 else ", two stages a rank"
+    """The number of stages per rank in words."""
+    return "" if many == 1 else ", two stages per rank"
 
 
 def batch(seed, rows, vocab=50):
-    """x and y; the rows of y have more and more targets that do not count."""
+    """x and y; from row to row, more targets of y do not count."""
     draw = torch.Generator().manual_seed(seed)
     x, y = torch.randint(vocab, (rows, 8), generator=draw), torch.randint(vocab, (rows, 8), generator=draw)
     for row in range(rows):
@@ -169,7 +168,7 @@ def cuts_on_rank(code, rank, world, questions):
 
 
 def plain_ranges(value):
-    """Lists of numbers as evidence can hold them; else in words what it is."""
+    """Lists of numbers as evidence can hold them; anything else described in words."""
     if isinstance(value, (list, tuple)) and all(isinstance(part, (range, list, tuple)) for part in value):
         kinds = [[int(i) for i in part] for part in value]
         return {"blocks": kinds, "ranges": all(isinstance(part, range) for part in value)}
@@ -177,12 +176,12 @@ def plain_ranges(value):
 
 
 def slowest_of(numbers, head):
-    """What the slowest stage costs, in blocks: so many in each, and in the last the head."""
+    """The cost of the slowest stage, in blocks: these numbers of blocks, and the head in the last stage."""
     return max(*numbers[:-1], numbers[-1] + head) if len(numbers) > 1 else numbers[0] + head
 
 
 def least_slowest(blocks, n_stages, head):
-    """By trying how many blocks the last stage has."""
+    """Tries all numbers of blocks for the last stage."""
     if n_stages == 1:
         return blocks + head
     others = n_stages - 1
@@ -198,13 +197,13 @@ def with_last(blocks, n_stages, last):
 
 
 def by_mean(blocks, n_stages, head):
-    """The last stage has what is missing to the mean, rounded."""
+    """The last stage gets what it lacks to the mean, rounded."""
     last = round((blocks + head) / n_stages - head)
     return with_last(blocks, n_stages, min(max(1, last), blocks - n_stages + 1))
 
 
 def by_mean_of_others(blocks, n_stages, head):
-    """As if the other stages could have parts of blocks."""
+    """As if the other stages could have fractions of blocks."""
     choices = range(1, blocks - n_stages + 2)
     return with_last(blocks, n_stages, min(choices, key=lambda n: max((blocks - n) / (n_stages - 1), n + head)))
 
@@ -218,7 +217,7 @@ def filled_up(blocks, n_stages, head):
 
 
 def drawn_cut(draw, wrong):
-    """A model of which this cut, which looks right, is not the best."""
+    """A model for which this cut looks right, and is not the best."""
     while True:
         n_stages = draw.randint(2, 5)
         blocks, head = draw.randint(n_stages + 1, 14), draw.randint(1, 20) / 4
@@ -234,13 +233,13 @@ def drawn_cut(draw, wrong):
     "costs as much as 3.4 blocks: of 12 blocks on two ranks, 6 and 6 make one step as long as 9.4 blocks, 8 and 4 as "
     "long as 8.",
     hints=(
-        "Only one number is to be chosen: how many blocks the last stage has. What does the slowest of the other "
-        "stages "
-        "have then?",
+        "Only one number is to be chosen: how many blocks the last stage has. How many blocks does the slowest of the"
+        " other stages have then?",
         "The other stages divide the rest as evenly as they can: the largest of them has math.ceil of a quotient. "
         "by_number makes their ranges. min(…, key=…) chooses.",
-        "Try every number of blocks for the last stage from 1 up to what leaves one to each other stage; the slowest "
-        "stage is the larger one of two numbers; keep the best, and put the last range behind those of by_number.",
+        "Try every number of blocks for the last stage, from 1 up to the number that leaves one block to each other"
+        " stage; the slowest stage costs the larger of two numbers; keep the best, and append the last range to"
+        " by_number's.",
     ),
 )
 def test_todo1_cut(student):
@@ -332,11 +331,12 @@ def left_of(stage, model):
 @todo(
     2,
     minutes=20,
-    why="A stage knows its number, how many there are, and over which group it talks to its neighbours. With the whole "
-    "world as its group, stage 1 of one pipeline would send to stage 2 of another.",
+    why=(
+        "A stage knows its number, how many there are, and the group in which it exchanges messages with its"
+        " neighbours. With the whole world as its group, stage 1 of one pipeline would send to stage 2 of another."
+    ),
     hints=(
-        "Which of the numbers 0 … n_stages - 1 does rank r have, if it takes every p-th? And where do its blocks "
-        "stand?",
+        "Which of the numbers 0 … n_stages - 1 does rank r have, if it takes every p-th? And where are its blocks?",
         "A range with a step gives the numbers. Layers takes the blocks of one stage and the dtype; it is on the "
         "device "
         "“meta” until to_empty gives it memory. PipelineStage wants a group: of which axis?",
@@ -355,9 +355,7 @@ def test_todo2_stages(student):
         run = student.call(stages_on_rank, world=4, grids=grids)
     except Fault as fault:
         if "group size" in fault.message:  # of torch's PipelineStage
-            fault.hint = (
-                "PipelineStage takes all ranks for one pipeline unless it is given a group. Which one is yours?"
-            )
+            fault.hint = "Without a group, PipelineStage takes all ranks for one pipeline. Which group is yours?"
         raise
     for rank, left in enumerate(run.evidence):
         for grid, stages in zip(grids, left, strict=True):
@@ -365,9 +363,9 @@ def test_todo2_stages(student):
     talk = [call for case in cases(run.events)[1::2] for call in collectives(case)]
     expect(
         not talk,
-        f"a backward pass through a stage calls {talk[0].op if talk else ''}: gradients would be summed over the ranks "
-        "in each micro-batch, and those of the micro-batches before once more",
-        "no collective: TODO 6 sums, once a step",
+        f"a backward pass through a stage calls {talk[0].op if talk else ''}: gradients would be summed over the ranks"
+        " in each micro-batch, and earlier micro-batches' once more each time",
+        "no collective: TODO 6 sums, once per step",
         f"{len(talk)} collectives",
         talk[0].rank if talk else None,
     )
@@ -381,7 +379,7 @@ def check_stages_of(rank, grid, stages):
     chunks = 2 if kind == "interleaved" else 1
     here = rank // data
     right, seen = [here + k * pp for k in range(chunks)], [stage["stage"] for stage in stages]
-    wrong = f"{told} rank {here} of its pipeline does not have the stages that are its own"
+    wrong = f"{told} rank {here} of its pipeline does not have its own stages"
     expect(seen == right, wrong, right, seen, rank)
     group = [rank % data + k * data for k in range(pp)]
     for stage in stages:
@@ -406,8 +404,8 @@ def check_stage(told, stage, n_stages, group, dtype, rank):
     wrapped = [name for name in stage["names"] if name.startswith("module.")]
     expect(
         not wrapped,
-        f"{told} is wrapped, by DDP for example, which counts on one backward pass a step: a stage has one for each "
-        "micro-batch",
+        f"{told} is wrapped, by DDP for example, which expects one backward pass per step: a stage has one for each"
+        " micro-batch",
         "Layers",
         wrapped[:1],
         rank,
@@ -437,7 +435,7 @@ LONG = {"n_layers": 6}
 
 
 def first_on_rank(code, rank, world, seeds, pp, turns):
-    """Ranks that have drawn different numbers before, so that only what is sent can be equal; from one seed, then from
+    """Ranks whose generators differ, so that only weights that were sent can be equal; with one seed, then with
     another.
     """
     built = []  # this rank's models with weights
@@ -474,9 +472,8 @@ def serial_weights(seed):
     3,
     minutes=25,
     why="Stages that draw their own weights make a different model than one process would, and each number of stages "
-    "yet another. If they all draw from the same seed, stages even repeat each other. And a model that is built whole "
-    "on "
-    "every rank must fit on every rank, which the cut was to spare it.",
+    "yet another. If they all draw from the same seed, stages even repeat each other. And a model that is built whole"
+    " on every rank must fit on every rank, although the cut was made to avoid that.",
     hints=(
         "One rank knows all weights, and goes through them by name. What do the others have that tells them which "
         "tensor "
@@ -562,7 +559,7 @@ def loss_on_rank(code, rank, world, seed):
 
 
 def micro_batches(seed):
-    """Streams and targets: all count, some, none; and more than bfloat16 can count. The last one is word 0."""
+    """Streams and targets: all targets count, some, none; and more than bfloat16 can count. The last one is word 0."""
     draw = torch.Generator().manual_seed(seed)
     found = []
     for rows, ignored in ((2, 0), (3, 13), (2, 16), (35, 13)):
@@ -591,7 +588,7 @@ def serial_losses(seed):
 
 
 class Note(torch.autograd.Function):
-    """Passes on what it gets, and notes when its gradient comes by."""
+    """Passes its input on, and records when its gradient passes."""
 
     @staticmethod
     def forward(ctx, tensor, log, event):
@@ -605,7 +602,8 @@ class Note(torch.autograd.Function):
 
 
 class Toy(nn.Module):
-    """A stage that notes its work: [kind, stage, micro-batch], kind F, B (its input's gradient) or W (its weight's)."""
+    """A stage that records its work: [kind, stage, micro-batch], kind F, B (its input's gradient) or W (its
+    weight's)."""
 
     def __init__(self, stage, log):
         super().__init__()
@@ -643,7 +641,7 @@ def serial_toy(seed, n_stages, m):
 
 
 def schedules_on_rank(code, rank, world, seed, kinds):
-    """Of each schedule two steps, for in the first one the stages agree on shapes, and run once more for that."""
+    """Two steps with each schedule: in the first, the stages agree on shapes, and run once more for that."""
     return [schedule_on_rank(code, rank, world, seed, kind, m) for kind, m in kinds]
 
 
@@ -670,12 +668,11 @@ def schedule_on_rank(code, rank, world, seed, kind, m):
     4,
     minutes=15,
     why="The mean over a batch is the mean of the micro-batches' means only if each has equally many targets. With "
-    "padding, or a short last window, they do not, and the loss and all gradients depend on the number of "
-    "micro-batches. "
-    "Divided twice, gradients are m times too small, and clipping and Adam hide it.",
+    "padding, or a short last window, they do not, and the loss and all gradients depend on the number of"
+    " micro-batches. If gradients are divided twice, they are m times too small, and clipping and Adam hide it.",
     hints=(
-        "Which two divisions are there already, and by what? Which of them is right if micro-batches have different "
-        "numbers of targets?",
+        "Where is the loss already divided, and by which numbers? Which of them is right if micro-batches have"
+        " different numbers of targets?",
         "Sums can be added, means cannot. head_loss returns a mean over the targets of y that are not IGNORE.",
         "loss_of: a mean times the number that it was divided by. scale_grads: is there anything left for torch to "
         "divide?",
@@ -684,7 +681,7 @@ def schedule_on_rank(code, rank, world, seed, kind, m):
 def test_todo4_loss(student):
     with hinted("What turns a mean over some targets back into their sum?"):
         check_loss_of(student)
-    with hinted("The gradients are already those of a sum over micro-batches. Who divides them, and by what?"):
+    with hinted("The gradients are already summed over micro-batches. Where are they divided, and by what?"):
         check_scale(student)
 
 
@@ -714,7 +711,7 @@ def check_loss_of(student):
     exact, rough = left[0]["loss"], left[len(right)]["loss"]
     expect(
         exact != rough,
-        "with layers.bfloat16 the loss is that of float32 to the last bit: the head does not compute in bfloat16",
+        "with layers.bfloat16 the loss equals float32's to the last bit: the head does not compute in bfloat16",
         "bfloat16",
         "float32",
     )
@@ -747,7 +744,7 @@ def check_work(told, ranks, m, world):
             expect(len(rows) > 0, f"{told} stage {stage} runs no forward pass", f"{m} micro-batches", "none", rank)
             expect(
                 len(rows) > 1,
-                f"{told} stage {stage} runs the whole batch at once: no other rank can work meanwhile",
+                f"{told} stage {stage} runs the whole batch at once: no other rank can work in the meantime",
                 f"{m} micro-batches of 2 rows",
                 f"{len(rows)} of {rows[0]} rows",
                 rank,
@@ -775,7 +772,7 @@ def check_toys(told, ranks, right, m, world):
         for chunk, grad in enumerate(seen["grads"]):
             stage, wanted = rank + chunk * world, right["grads"][rank + chunk * world]
             expect(grad.numel() > 0, f"{told} stage {stage} gets no gradient", "a gradient", "none", rank)
-            divided = "divided by the number of micro-batches: the loss is a sum, so nothing is to be scaled"
+            divided = "divided by the number of micro-batches: the loss is a sum, so nothing may be scaled"
             wrongs = {divided: wanted / m, "divided by the number of micro-batches twice": wanted / m**2}
             than = "that of the sum of all losses"
             check_tensor(f"{told} the gradient of stage {stage}", grad, wanted, REL, rank, wrongs=wrongs, than=than)
@@ -798,7 +795,7 @@ MICRO = 6
 
 
 def train_on_rank(code, rank, world, seed, turns):
-    """Two batches for each number of stages a rank, with gradients of their own."""
+    """Two batches for each number of stages per rank, each with its own gradients."""
     mesh, left = made_mesh(world, 1), []
     for many in turns:
         stages = cut_stages(mesh, many, **LONG)
@@ -828,13 +825,14 @@ def serial_sum(seed, rows):
 @todo(
     5,
     minutes=20,
-    why="One call is the pipeline: it cuts, sends, receives, runs the passes in the schedule's order, and waits for "
-    "what "
-    "is still on its way. Only the last stage sees a loss. A rank that reports one of its own reports nothing, and one "
-    "that counts targets whose losses it does not have makes the validation loss too small.",
+    why=(
+        "One call is the pipeline: it cuts, sends, receives, runs the passes in the schedule's order, and waits for the"
+        " messages in flight. Only the last stage sees a loss. A rank that reports its own loss reports nothing"
+        " meaningful, and a rank that counts targets whose losses it does not have makes the validation loss too small."
+    ),
     hints=(
-        "One call for the passes; then look at what it has left in the list, on this rank. Where it has left nothing, "
-        "what does the function return, and what is added?",
+        "One call for the passes; then look at what it has left in the list, on this rank. Where the list is empty,"
+        " what does the function return, and what is added?",
         "torch.stack makes one tensor of a list of scalars; on an empty list it fails. detach() cuts the graph off. "
         "Padding rows have no target that counts.",
         "Both parts: an empty list, the call with losses= and return_outputs=False, then the sum of the list, or zero. "
@@ -884,8 +882,8 @@ def check_batches(student, seed, ranks, second, many):
     talk = collectives(second)
     expect(
         not talk,
-        f"train_batch calls {talk[0].op if talk else ''}: between stages there are messages, and gradients are summed "
-        f"later, once a step",
+        f"train_batch calls {talk[0].op if talk else ''}: between stages there are messages, and gradients are summed"
+        " later, once per step",
         "messages alone",
         f"{len(talk)} collectives",
         talk[0].rank if talk else None,
@@ -899,7 +897,7 @@ def check_trained(told, seen, right, rank):
         check_tensor(f"{told} the gradient of {name}", grad, goal, REL, rank, than=than)
     expect(
         not seen["graph"],
-        f"{told} what train_batch returns still has its graph, which keeps all activations alive",
+        f"{told} the value that train_batch returns still has its graph, which keeps all activations alive",
         "a detached tensor",
         "one with a graph",
         rank,
@@ -907,7 +905,7 @@ def check_trained(told, seen, right, rank):
 
 
 def check_reported_loss(told, loss, wanted, many, rank):
-    """`wanted` is 0 on a rank that has no last stage."""
+    """`wanted` is 0 on a rank without the last stage."""
     same = math.isclose(loss, wanted, rel_tol=REL, abs_tol=1e-9)
     if wanted and not same:
         what = (
@@ -915,7 +913,7 @@ def check_reported_loss(told, loss, wanted, many, rank):
             if math.isclose(loss, wanted / MICRO, rel_tol=REL)
             else "the last stage is this rank's second one"
             if many > 1 and loss == 0
-            else "each target is to count once"
+            else "each target must count once"
         )
         raise Wrong(f"{told} train_batch does not return the sum of the losses: {what}", wanted, loss, rank)
     expect(same, f"{told} train_batch returns a loss, which only the rank of the last stage can know", 0, loss, rank)
@@ -1015,7 +1013,7 @@ def sum_on_rank(code, rank, world, seed, grids):
 
 
 def serial_sums(grid, seeds):
-    """For each rank the sum of its row's gradients over the row's targets, and those that are easily taken for it."""
+    """For each rank the sum of its row's gradients over the row's targets, and the results easily mistaken for it."""
     pp, data, turns = grid
     found = []
     for rank in range(pp * data):
@@ -1036,9 +1034,11 @@ def serial_sums(grid, seeds):
 @todo(
     6,
     minutes=15,
-    why="Ranks that have the same layers must make the same step, or their weights drift apart. Summed in every "
-    "micro-batch, m times as much is sent, and what was summed before is summed again: the gradients are wrong as "
-    "well.",
+    why=(
+        "Ranks that have the same layers must make the same step, or their weights drift apart. If they are summed in"
+        " every micro-batch, m times as much is sent, and earlier sums are summed again: the gradients are wrong as"
+        " well."
+    ),
     hints=(
         "Which ranks have the same layers, and which axis of the mesh are they on? What must be summed besides the "
         "gradients, so that all divide by the same number?",
@@ -1070,7 +1070,7 @@ def test_todo6_sum_gradients(student):
 
 def check_sums(grid, ranks, calls, right):
     wrong = (
-        ("own", "that of its own samples alone: nothing is summed up"),
+        ("own", "its own samples' only: nothing is summed"),
         ("means", "the mean of the pipelines' means"),
         ("sums", "the sum, not divided by the targets"),
     )
@@ -1090,14 +1090,14 @@ def check_sums(grid, ranks, calls, right):
         foreign = [call for call in mine if call.world != grid[1]]
         expect(
             not foreign,
-            f"{told} rank {rank} talks to {foreign[0].world if foreign else 0} ranks, of which not all have its layers",
+            f"{told} rank {rank} talks to {foreign[0].world if foreign else 0} ranks; some do not have its layers",
             f"{grid[1]} ranks",
             f"{foreign[0].world if foreign else 0} ranks",
             rank,
         )
         expect(
             len(mine) <= 1,
-            f"{told} rank {rank} calls {len(mine)} collectives to sum up the gradients of a step",
+            f"{told} rank {rank} calls {len(mine)} collectives to sum the gradients of a step",
             "one",
             len(mine),
             rank,
@@ -1133,12 +1133,14 @@ def whole_gradient(seed, pp, turns):
 @todo(
     7,
     minutes=15,
-    why="Each stage has another part of the gradient, with another norm. If each clips by its own, the parts are "
-    "scaled "
-    "by different numbers, and the step goes in another direction: the model depends on how many stages there are. And "
-    "the norm is the first thing to look at when a loss jumps.",
+    why=(
+        "Each stage has a different part of the gradient, with a different norm. If each clips by its own norm, the"
+        " parts are scaled by different numbers, and the step goes in a different direction: the model depends on the"
+        " number of stages. And the norm is the first thing to look at when a loss jumps."
+    ),
     hints=(
-        "Each rank knows the norm of its part. What of it can be added, and along which axis are the parts different?",
+        "Each rank knows the norm of its part. What can be added instead of norms, and along which axis do the parts"
+        " differ?",
         "get_total_norm takes a list of gradients; the tensor that it returns can be squared, all-reduced over a "
         "group, "
         "and rooted. clip_grads_with_norm_ takes a limit: without one it is math.inf.",
@@ -1176,7 +1178,7 @@ def check_clipped(told, grid, clip, seen, right, grads, rank):
     expect(isinstance(norm, (int, float)), f"{told_norm} returns no number on rank {rank}", "a float", norm, rank)
     if not math.isclose(norm, right, rel_tol=REL):
         what = (
-            "it is that of this rank's part"
+            "it is the norm of this rank's part"
             if math.isclose(norm, own, rel_tol=REL)
             else f"it counts each stage {grid[1]} times"
             if grid[1] > 1 and math.isclose(norm, right * math.sqrt(grid[1]), rel_tol=REL)
@@ -1212,15 +1214,17 @@ def save_on_rank(code, rank, world, grid):
 @todo(
     8,
     minutes=15,
-    why="To use a model one wants a file that loads anywhere: on one device, by a script that knows nothing of "
-    "stages. Rank 0's own weights are some layers, and nothing else.",
+    why=(
+        "To use a model you need a file that loads anywhere: on one device, in a script that knows nothing about"
+        " stages. Rank 0's own weights are only some of the layers."
+    ),
     hints=(
-        "Which ranks have something that rank 0 lacks, and where are they on the data axis? The others need not take "
-        "part.",
-        "gather_object is called by all ranks of its group, and by no other; only its first rank gives a list, with a "
-        "place for each. What arrives is one dictionary a rank.",
-        "In rank 0's pipeline: gather own over the group of the stages; then, on rank 0 alone, one dictionary of all "
-        "parts takes the place of own. save0 writes it, as before.",
+        "Which ranks have layers that rank 0 lacks, and where are they on the data axis? The others need not take"
+        " part.",
+        "All ranks of a group call gather_object, and no others; only its first rank passes a list, with a place for"
+        " each. One dictionary per rank arrives.",
+        "In rank 0's pipeline: gather own over the group of the stages; then, only on rank 0, one dictionary of all"
+        " parts replaces own. save0 writes it, as before.",
     ),
 )
 def test_todo8_save(student):
@@ -1235,7 +1239,7 @@ def test_todo8_save(student):
         for rank, seen in enumerate(run.evidence[1:], start=1):
             expect(
                 seen["peak"] < 0.9 * whole,
-                f"on {grid[0]} × {grid[1]} ranks rank {rank} puts the whole model together, too: rank 0 alone needs it",
+                f"on {grid[0]} × {grid[1]} ranks rank {rank} assembles the whole model, too: only rank 0 needs it",
                 f"its own part, of {whole:,} bytes",
                 f"{seen['peak']:,} bytes",
                 rank,
@@ -1322,19 +1326,19 @@ def same_weights(told, serial, run, out, pp):
     9,
     minutes=25,
     needs=(1, 2, 3, 4, 5, 6, 7, 8),
-    why="A rank's place in the grid decides over which wires its messages go: an all-reduce of all gradients "
-    "between "
-    "nodes can take longer than the pipeline saves. And if each rank reads samples of its own, the loss compares "
-    "predictions for one text with the words of another: it falls to that of a model that knows only which words are "
-    "frequent, and stays there.",
+    why=(
+        "A rank's place in the grid decides which links its messages use: an all-reduce of all gradients between nodes"
+        " can take longer than the pipeline saves. And if each rank reads its own samples, the loss compares"
+        " predictions for one text with the words of another: it falls to the loss of a model that knows only which"
+        " words are frequent, and stays there."
+    ),
     hints=(
-        "Count stages and copies: which axis is how long? Then ask of each axis how much it sends, whether anything "
-        "can "
-        "be computed meanwhile, and whether its ranks read the same samples.",
+        "Count stages and copies: how long is each axis? Then ask of each axis how much it sends, whether anything can"
+        " be computed meanwhile, and whether its ranks read the same samples.",
         "init_device_mesh(device_type, sizes, mesh_dim_names=names): the last axis varies fastest from rank to rank. A "
         "sampler needs two numbers, which both come from one axis of the mesh.",
-        "The axis with the neighbours comes last in sizes and in names. For all three samplers: how many shares there "
-        "are, and which one is this rank's, in place of the world's size and the rank.",
+        "The axis with the neighbours comes last in sizes and in names. For all three samplers: how many parts there"
+        " are, and which one is this rank's, in place of the world size and the rank.",
     ),
 )
 def test_todo9_grid(student):
@@ -1345,9 +1349,9 @@ def test_todo9_grid(student):
         for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, pipelines=PIPELINES).evidence):
             for pp, mesh in zip(PIPELINES, meshes, strict=True):
                 check_mesh(f"with --pp {pp} on {world} ranks", mesh, pp, world // pp, rank)
-    with hinted("All ranks of a pipeline read the same samples. How many shares are there, then?"):
+    with hinted("All ranks of a pipeline read the same samples. How many parts are there, then?"):
         check_samplers(student)
-    with hinted("Each TODO is right by itself. What is the first number that differs, and which TODO makes it?"):
+    with hinted("Each TODO is right on its own. What is the first number that differs, and which TODO computes it?"):
         check_whole_runs(student, serial)
 
 
@@ -1358,7 +1362,7 @@ def check_mesh(told, mesh, pp, data, rank):
     expect(bool(axes), f"{told} make_mesh returns no mesh with names", "a DeviceMesh", kind, rank)
     expect(
         names == ["data", "pp"],
-        f"{told} the axes have other names, by which they are looked up",
+        f"{told} the axes have other names than pp and data, by which they are looked up",
         ["data", "pp"],
         names,
         rank,
@@ -1373,16 +1377,16 @@ def check_mesh(told, mesh, pp, data, rank):
     copies, stages = [rank // data * data + d for d in range(data)], [rank % data + k * data for k in range(pp)]
     expect(
         sorted(axes["data"]) == copies,
-        f"{told} the ranks that sum gradients with rank {rank} are not its neighbours: what sends most goes between "
-        f"nodes",
+        f"{told} the ranks that sum gradients with rank {rank} are not its neighbours: the largest messages go between"
+        " nodes",
         copies,
         axes["data"],
         rank,
     )
     expect(
         sorted(axes["pp"]) == stages and axes["pp"] == stages and axes["data"] == copies,
-        f"{told} the ranks along an axis do not go upwards, as those of a process group do: stages would send to "
-        f"others",
+        f"{told} the ranks along an axis are not in ascending order, as in a process group: stages would send to the"
+        " wrong ranks",
         {"pp": stages, "data": copies},
         axes,
         rank,
@@ -1413,7 +1417,7 @@ def check_samplers(student):
 
 
 def check_training_samples(told, ranks, seed):
-    """`ranks`: of each pipeline its samples, epoch by epoch. A step takes 6; what is left over is dropped."""
+    """`ranks`: of each pipeline its samples, epoch by epoch. A step takes 6; the rest is dropped."""
     data, size = len(ranks), SET_SIZES[0]
     for epoch in range(3):
         order = torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
@@ -1422,14 +1426,15 @@ def check_training_samples(told, ranks, seed):
             wanted = sorted(order[step * 6 : step * 6 + 6])
             seen = sorted(i for mine in ranks for i in mine[epoch][step * share : step * share + share])
             wrong = (
-                f"{told} step {step + 1} of epoch {epoch + 1}, of 6 samples, trains on other samples than one process"
+                f"{told} step {step + 1} of epoch {epoch + 1}, of 6 samples, trains on different samples than one"
+                " process"
             )
             expect(seen == wanted, wrong, wanted, seen)
         for rank, mine in enumerate(ranks):
             expect(
                 len(mine[epoch]) == size // data,
-                f"{told} pipeline {rank} has {len(mine[epoch])} training samples of {size}: where they do not divide, "
-                "some are repeated until all pipelines have equally many",
+                f"{told} pipeline {rank} has {len(mine[epoch])} training samples of {size}: if they do not divide,"
+                " some are repeated until all pipelines have equally many",
                 f"{size // data}, and the rest is dropped",
                 len(mine[epoch]),
                 rank,

@@ -2,21 +2,21 @@
 
 | TODO | achievement                     | evidence                                                              | needs      |
 |------|---------------------------------|-----------------------------------------------------------------------|------------|
-| 1    | a checkpoint, whole or not there | save_whole() on 2 ranks: what the folder holds before each operation on files and in the midst of each file; what a kill left is not in the way | |
+| 1    | a checkpoint, whole or not there | save_whole() on 2 ranks: the folder's contents before each file operation and halfway through each file; leftovers of a kill do no harm | |
 | 2    | the newest one                  | find_newest() among whole, torn and unfinished ones                   |            |
 | 3    | the place in the epoch          | find_epoch()                                                          |            |
-| 4    | all that is saved               | contents(), restore(): saved on 2 ranks, restored on 3, 2 and 1       |            |
-| 5    | the start, by itself            | choose_start() on 3 ranks that do not see the same folders            |            |
+| 4    | what must be saved | contents(), restore(): saved on 2 ranks, restored on 3, 2 and 1       |            |
+| 5    | the automatic start | choose_start() on 3 ranks that do not see the same folders            |            |
 | 6    | signals are noted               | listen(): both signals, twice                                         |            |
-| 7    | all stop together               | agree_to_stop() on 3 ranks, of which each has been asked alone        |            |
-| 8    | the global batch stays          | share_batch(); main() on 4, 3 and 1 ranks, stopped by a signal in mid-epoch and at an epoch's end | 1 – 7 |
-| 9    | saved in the background         | begin_save() on 2 ranks that train on, of which one writes late       |            |
-| 10   | told before the limit           | the batch file, run to the limit: what reaches the training and torchrun, and when | |
-| 11   | the job comes again             | the batch file, done, failed, and at the limit: whether another job follows | 10   |
+| 7    | all stop together               | agree_to_stop() on 3 ranks, each asked alone in turn        |            |
+| 8    | the global batch stays          | share_batch(); main() on 4, 3 and 1 ranks, stopped by a signal in mid-epoch and at the end of an epoch | 1 – 7 |
+| 9    | saved in the background         | begin_save() on 2 ranks that continue training; one writes late       |            |
+| 10   | told before the limit           | the batch file, run to the limit: which signals reach the training and torchrun, and when | |
+| 11   | the job is resubmitted | the batch file, done, failed, and at the limit: whether another job follows | 10   |
 
-A kill leaves of the file system what is there at that moment. So nothing is killed here: a hook notes what the folder
-holds before each operation on files, which is every state that a kill can leave, but for a file that is written to its
-middle; that one is made.
+A kill leaves the file system as it is at that moment. So nothing is killed here: a hook records the folder's contents
+before each file operation. Those are all the states that a kill can leave, except half-written files; the check makes
+these itself.
 """  # noqa: E501
 
 import math
@@ -56,7 +56,7 @@ CHANGES = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", 
 
 
 def tree(folder):
-    """Path of each file in the folder -> its content. Another rank may be at work in it."""
+    """Path of each file in the folder -> its content. Another rank may be writing to it."""
     found = {}
     for path in sorted(folder.rglob("*")):
         try:
@@ -67,7 +67,7 @@ def tree(folder):
 
 
 class Watch:
-    """What `folder` holds before each change that this process makes to files in it, and how each file is cut."""
+    """The contents of `folder` before each change that this process makes to its files, and each file cut short."""
 
     def __init__(self, folder):
         self.folder, self.on, self.states = folder, False, []
@@ -129,12 +129,12 @@ def whole_on_rank(code, rank, world, seed):
 
 
 def named(state, folder):
-    """The files in a folder of a state, by their names in it."""
+    """The files of one folder in a state, by name."""
     return {name.removeprefix(f"{folder}/"): held for name, held in state.items() if name.startswith(f"{folder}/")}
 
 
 def first_torn(before, states, after):
-    """When a kill would have left a folder step-… that is not whole, or no good one; "" if never."""
+    """The moment at which a kill would leave an incomplete folder step-…, or no good one; "" if there is none."""
     right = {"step-3": named(before, "step-3"), "step-7": named(after, "step-7")}
     for when, state in states:
         there = {name.partition("/")[0] for name in state if re.match(r"step-\d+(/|$)", name)}
@@ -157,7 +157,7 @@ def put(folder, files):
 
 
 def content(folder, world):
-    """What a checkpoint holds, read by one process: the ranks' parts, and the step; or why it cannot be read."""
+    """The contents of a checkpoint, read by one process: the ranks' parts, and the step; or why it cannot be read."""
     import torch.distributed.checkpoint as dcp
 
     state = {f"part-{rank}": torch.zeros(50) for rank in range(world)} | {"position": {"step": 0}}
@@ -172,19 +172,19 @@ def content(folder, world):
     1,
     minutes=20,
     why=(
-        "A run that is killed is killed at any moment, and likely in a save, since many saves take minutes. Whoever"
-        " writes into the folder that the next job reads has, now and then, no checkpoint at all: the new one is half"
-        " there, and looks like a whole one."
+        "A run may be killed at any moment, and a save is a likely one, since many saves take minutes. A script that"
+        " writes into the folder that the next job reads will sometimes leave no usable checkpoint: the new one is"
+        " incomplete, and looks complete."
     ),
     hints=(
-        "Write where nobody looks, and give it its name when it is whole. Which rank does that, and after what?",
+        "Write to a place where no run looks, and rename it when it is complete. Which rank does that, and after what?",
         (
-            "dcp.save(state, checkpoint_id=...) makes its folder under any name, and overwrites what it finds in it."
-            " Path.rename(new) is one operation; once is enough. dist.get_rank() says which rank this is."
+            "dcp.save(state, checkpoint_id=...) makes its folder under any name, and overwrites what it finds there."
+            " Path.rename(new) is atomic; one rank must call it. dist.get_rank() says which rank this is."
         ),
         (
-            'part = out / f"unfinished-{step}"; dcp.save into it; then on rank 0 remove what has the final name, which'
-            " is torn, and rename; a barrier lets nobody go on before."
+            'part = out / f"unfinished-{step}"; dcp.save into it; then on rank 0 remove an incomplete folder with'
+            " the final name, and rename; a barrier makes the other ranks wait for that."
         ),
     ),
 )
@@ -204,13 +204,13 @@ def test_todo1_whole(student):
         )
         expect(
             not seen["torn"],
-            f"a kill would leave no whole checkpoint to trust: {seen['torn']}",
+            f"a kill would leave no complete checkpoint: {seen['torn']}",
             "step-3, until step-7 is whole",
             seen["torn"],
             rank,
         )
-    check_content("save_whole(), called anew where it was killed before,", ranks[0]["killed"], parts)
-    check_content("save_whole(), where a folder step-7 lies that is not whole,", ranks[0]["copied"], parts)
+    check_content("save_whole(), called again after it was killed,", ranks[0]["killed"], parts)
+    check_content("save_whole(), beside an incomplete folder step-7,", ranks[0]["copied"], parts)
 
 
 def check_content(told, seen, parts):
@@ -266,13 +266,13 @@ def made_checkpoint(folder, is_whole):
     2,
     minutes=10,
     why=(
-        "The run looks for it by itself, at night. Text sorts by characters, and 9 comes after 1: so the hundredth step"
-        " is forgotten for the ninetieth, and each restart does the same steps again."
+        "The run looks for it on its own, at night. Text sorts by characters, and 9 comes after 1: so step 90 is taken"
+        " for newer than step 100, and each restart repeats the same steps."
     ),
     hints=(
-        "Of the folders named step- and a number leave out those that are not whole, and compare the numbers.",
+        "Among the folders named step- and a number, leave out the incomplete ones, and compare the numbers.",
         'out.glob("step-*") gives paths, none where there is no folder; path.name.removeprefix("step-"),'
-        " str.isdecimal() and int() make numbers of their names. A file is there if path.is_file().",
+        " str.isdecimal() and int() turn their names into numbers. path.is_file() says whether a file exists.",
         'Collect int(...) of the names of all folders with (folder / ".metadata").is_file(); then'
         ' out / f"step-{max(...)}", or None where there are none.',
     ),
@@ -299,16 +299,16 @@ def find_on_rank(code, rank, world):
     3,
     minutes=10,
     why=(
-        "A run that begins its epoch anew trains twice on some samples and never reaches others. Step k has the same"
-        " samples on any number of ranks, so the number of steps is all that one has to know."
+        "A run that restarts its epoch trains twice on some samples and never reaches others. Step k has the same"
+        " samples on any number of ranks, so the number of steps is all you need."
     ),
     hints=(
         (
-            "Divide the steps by the steps of an epoch: the quotient is the epoch, the rest is what is done of it. Then"
-            " look at the last step of an epoch."
+            "Divide the steps by the steps of an epoch: the quotient is the epoch, the remainder the steps done in it."
+            " Then look at the last step of an epoch."
         ),
-        "With // and %, or divmod, of step - 1 for a step that is not the first. Nothing done yet is (0, 0).",
-        "epoch = max(step - 1, 0) // ..., and what is done is step less the steps of the epochs before.",
+        "With // and %, or divmod, of step - 1 for a step that is not the first. Before the first step it is (0, 0).",
+        "epoch = max(step - 1, 0) // ..., and the steps done are step minus the steps of earlier epochs.",
     ),
 )
 def test_todo3_place(student):
@@ -402,19 +402,19 @@ SAID = {"step": "the steps done", "loss": "the mean loss of the epoch so far", "
     4,
     minutes=20,
     why=(
-        "What is not saved begins anew, without a word. Without the lowest validation loss the next epoch, however bad,"
-        " is the best so far, and model-best.pt is overwritten. Without the random states dropout repeats itself, and"
-        " the run is not the one that was stopped."
+        "State that is not saved is reset silently. Without the lowest validation loss the next epoch, however bad, is"
+        " the best so far, and overwrites model-best.pt. Without the random states dropout repeats itself, and the run"
+        " is not the one that was stopped."
     ),
     hints=(
-        "Go through all that main() and train_epoch() change from step to step. What of it differs between the ranks?",
+        "Go through everything that main() and train_epoch() change from step to step. What differs between the ranks?",
         (
-            "position is a dictionary, and goes in whole. A tensor that each rank has for itself needs a name for each"
-            ' rank, as in f"...-{dist.get_rank()}". saved_names(folder) has the names that were saved: a name that is'
-            " not there must not be asked for."
+            "position is a dictionary, and is saved as it is. A tensor that differs between ranks needs one name per"
+            ' rank, as in f"...-{dist.get_rank()}". saved_names(folder) has the names that were saved: ask for no'
+            " other."
         ),
         (
-            'In contents add "position": position, and under a name of its own random_state(). In restore take that'
+            'In contents add "position": position, and random_state() under a name for this rank. In restore take that'
             " name out of `saved` if it is not in saved_names(folder), dcp.load, and give it to set_random_state()."
         ),
     ),
@@ -430,7 +430,7 @@ def test_todo4_contents(student):
         seen = [left[rank][str(ranks)] for rank in range(ranks)]
         for rank, mine in enumerate(seen):
             refused = mine.get("refused", "")
-            expect(not refused, f"{told} restore() stops: {refused}", "what there is, is loaded", refused, rank)
+            expect(not refused, f"{told} restore() stops: {refused}", "restore() loads what was saved", refused, rank)
         for name, value in together(seen, "state").items():
             same = value.shape == right[name].shape and torch.equal(value, right[name])
             expect(same, f"{told} the {name.rstrip(' 0123456789')} are not what was saved", right[name], value)
@@ -500,15 +500,16 @@ def start_on_rank(code, rank, world):
     5,
     minutes=10,
     why=(
-        "A lost process, a time limit, a node that fails: each ends in the same command being run again, at night. A"
-        " script that then begins at step 0 has lost days, and one whose ranks start from different checkpoints trains"
-        " a model stitched of two."
+        "A lost process, a time limit, a node that fails: after each, the same command is run again, at night. A script"
+        " that then starts at step 0 has lost days, and one whose ranks start from different checkpoints trains a"
+        " mixture of two models."
     ),
     hints=(
-        "If there is a checkpoint, go on; else begin. That alone decides it. Then let one rank decide for all.",
+        "If there is a checkpoint, resume; else start from scratch. Nothing else decides it. And let one rank decide"
+        " for all.",
         (
-            "find_newest(out) is TODO 2. from_rank0(text) takes and returns text; every rank must call it. How often"
-            " torchrun has restarted is counted on each node for itself, and starts at 0 again in the next job."
+            "find_newest(out) is TODO 2. from_rank0(text) takes and returns text; every rank must call it. torchrun's"
+            " restart count is kept on each node separately, and is 0 again in the next job."
         ),
         'name = from_rank0(str(... or "")), and Path(name), or None where the text is empty.',
     ),
@@ -522,7 +523,7 @@ def test_todo5_start(student):
         for rank, name in enumerate(found):
             expect(
                 (name in steps) if steps else name is None,
-                f"{told} choose_start() on rank {rank} " + ("begins anew" if name is None else f"takes {name}"),
+                f"{told} choose_start() on rank {rank} " + ("starts from scratch" if name is None else f"takes {name}"),
                 "a checkpoint that is there" if steps else "None: there is no checkpoint",
                 name or "None",
                 rank,
@@ -562,12 +563,12 @@ def listen_on_rank(code, rank, world):
     6,
     minutes=10,
     why=(
-        "A signal is the only notice that a scheduler gives before it kills. It arrives between any two lines, in the"
-        " midst of an optimizer's step, or of a collective: a state saved there is of no step, and other ranks are"
+        "A signal is the only warning that a scheduler gives before it kills. It arrives between any two lines, in the"
+        " middle of an optimizer step or of a collective: a state saved there belongs to no step, and other ranks are"
         " elsewhere."
     ),
     hints=(
-        "A handler for each of the two signals, which leaves a note where the training loop will look.",
+        "Install a handler for each of the two signals that leaves a note for the training loop.",
         "signal.signal(signal.SIGTERM, handler) installs handler(number, frame), which can append to the list `came`.",
         "For both numbers: signal.signal(number, a function of (number, frame) that calls came.append(number)).",
     ),
@@ -575,8 +576,8 @@ def listen_on_rank(code, rank, world):
 def test_todo6_listen(student):
     (seen,) = student.call(listen_on_rank, world=1, group=False).evidence
     names = [signal.Signals(number).name for number in dict.fromkeys(seen["unheeded"])]
-    expect(not names, f"{' and '.join(names)} would end the process: no handler takes note", "a handler", "none")
-    expect(not seen["raised"], f"a handler raises {seen['raised']}, in the midst of a step", "a note", seen["raised"])
+    expect(not names, f"{' and '.join(names)} would end the process: no handler records it", "a handler", "none")
+    expect(not seen["raised"], f"a handler raises {seen['raised']}, in the middle of a step", "a note", seen["raised"])
     expect(seen["counts"][0] == 0, "`came` is not empty before a signal came", 0, seen["counts"][0])
     for number, count in zip(("SIGUSR1", "SIGTERM"), seen["counts"][1:]):
         expect(count > 0, f"after {number} the list that listen() returned is still empty", "a note", "none")
@@ -594,11 +595,12 @@ def agree_on_rank(code, rank, world):
     7,
     minutes=10,
     why=(
-        "Saving is something that all ranks do together. If rank 1 has heard the signal and rank 0 has not, rank 1"
-        " begins to save, and rank 0 the next step: both wait, until the limit kills them with nothing saved."
+        "Saving takes all ranks. If rank 1 has received the signal and rank 0 has not, rank 1 starts to save, and rank"
+        " 0 starts the next step: both wait, until the limit kills them with nothing saved."
     ),
     hints=(
-        "A yes or no from each rank; all must learn whether there is a yes. So all ask, also those that were not told.",
+        "Each rank has a yes or a no; all must learn whether there is a yes. So all call it, also those without a"
+        " signal.",
         "dist.all_reduce(tensor, dist.ReduceOp.MAX) leaves the largest on all ranks; the tensor must be on the device.",
         "A tensor of int(len(came) > 0) on the device; all_reduce it with MAX; return it as a bool.",
     ),
@@ -610,7 +612,7 @@ def test_todo7_agree(student):
         for rank, answers in enumerate(ranks):
             expect(
                 answers[case] == (asked is not None),
-                f"where {who} has been asked to stop, rank {rank} " + ("stops" if answers[case] else "goes on"),
+                f"where {who} has been asked to stop, rank {rank} " + ("stops" if answers[case] else "continues"),
                 asked is not None,
                 answers[case],
                 rank,
@@ -651,7 +653,7 @@ def share_on_rank(code, rank, world):
 
 
 def chain_on_rank(code, rank, world, data):
-    """main(), job after job in one folder; after so many steps of a job, one rank gets a signal."""
+    """main(), job after job in one folder; after a given number of steps, one rank gets a signal."""
     plain, agree, at = code.main, code.agree_to_stop, {}
     mine = [step for ranks, _, step in CHAIN if rank < ranks]
 
@@ -676,11 +678,11 @@ def chain_on_rank(code, rank, world, data):
     further=True,
     needs=tuple(range(1, 8)),
     why=(
-        "A node fails, and the run goes on with the others. If the batch shrinks, it is another training: another"
-        " noise, another number of steps in an epoch, and step k is no longer at the samples where it stood."
+        "A node fails, and the run resumes on the others. If the batch shrinks, the training is a different one: the"
+        " noise differs, the number of steps in an epoch differs, and step k no longer has the samples that it had."
     ),
     hints=(
-        "What was asked for per rank holds for the first job. From then on the run knows its global batch.",
+        "The size per rank counts in the first job. From then on the run knows its global batch.",
         "`saved` is None at first. With args.batch_size_per_rank = None set_batch_size takes args.batch_size as it is.",
         "If saved and args.batch_size_per_rank: set args.batch_size to saved, and the other to None. Then the call.",
     ),
@@ -688,7 +690,7 @@ def chain_on_rank(code, rank, world, data):
 def test_todo8_batch(student):
     (seen,) = student.call(share_on_rank, world=1, group=False).evidence
     for (flags, saved, ranks, right), got in zip(BATCHES, seen, strict=True):
-        so_far = f"of a run whose batch so far is {saved}" if saved else "at the beginning of a run"
+        so_far = f"of a run whose batch so far is {saved}" if saved else "at the start of a run"
         expect(
             got == right if right else got == "exit code 2",
             f"with {' '.join(flags)}, {so_far}, on {ranks} rank{'s' * (ranks > 1)}, the global batch is wrong",
@@ -721,7 +723,7 @@ def check_chain(student):
             rows = sorted(row for mine in left for row in list(training(mine).values())[k][0])
             expect(
                 rows == windows[step + k],
-                f"{told} step {step + k + 1} trains on other samples than without a stop",
+                f"{told} step {step + k + 1} trains on different samples than without a stop",
                 f"the samples of step {step + k + 1}",
                 next((f"those of step {n + 1}" for n, other in enumerate(windows) if rows == other), "others"),
             )
@@ -742,7 +744,7 @@ def check_chain(student):
 
 
 def calls(events, name):
-    """The collectives of one rank from mark `name` to the next one."""
+    """One rank's collectives from mark `name` to the next."""
     found, inside = [], False
     for event in events:
         if event["e"] == "mark":
@@ -753,7 +755,7 @@ def calls(events, name):
 
 
 def waits_for_a_future():
-    """Whether the main thread stands in a future's result(), so that nothing it does comes before the writing's end."""
+    """Whether the main thread is in a future's result(), so that it does nothing before the writing ends."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     while frame is not None:
         if frame.f_code.co_filename.endswith("futures/_base.py") and frame.f_code.co_name in ("result", "wait"):
@@ -808,19 +810,20 @@ def begin_on_rank(code, rank, world, seed):
     minutes=20,
     further=True,
     why=(
-        "To write a large model's checkpoint takes minutes, and the GPUs wait. To copy it into the CPU's memory takes"
-        " a second; from then on it can be written while training goes on. But what is written must be the state of one"
-        " step, and two conversations of the same ranks must not be mixed up."
+        "Writing a large model's checkpoint takes minutes, and the GPUs wait. Copying it to CPU memory takes a second;"
+        " from then on it can be written while training continues. But the checkpoint must hold the state of one step,"
+        " and the messages of saving and of training must not be mixed up."
     ),
     hints=(
-        "Which part of TODO 1 can happen now, which only when all is written? The latter goes into what you return.",
+        "Which part of TODO 1 can happen now, and which only when everything is written? The second part belongs in"
+        " the function that you return.",
         (
-            "dcp.async_save(state, checkpoint_id=..., process_group=group) returns a future. A function inside a"
-            " function sees its variables. The rename comes after .result(), on one rank."
+            "dcp.async_save(state, checkpoint_id=..., process_group=group) returns a future. An inner function sees the"
+            " variables of the outer one. The rename comes after .result(), on one rank."
         ),
         (
-            "writing = dcp.async_save(... under another name ...); def finish(): writing.result(), then what comes"
-            " after dcp.save in TODO 1; return finish."
+            "writing = dcp.async_save(... under another name ...); def finish(): writing.result(), then the lines after"
+            " dcp.save in TODO 1; return finish."
         ),
     ),
 )
@@ -833,8 +836,8 @@ def test_todo9_background(student):
         mixed = [event["op"] for event in calls(run.events[rank], "begin") if event["name"] in of_training]
         expect(
             not mixed,
-            f"what rank {rank} has to say while it saves goes by the group of the training, which talks at the same"
-            " time: the two can be taken for each other",
+            f"while rank {rank} saves, its messages go through the training's group, which is in use at the same time:"
+            " the two can be mistaken for each other",
             "the group that begin_save() is given",
             f"{mixed[0] if mixed else ''} by the training's",
             rank,
@@ -843,8 +846,8 @@ def test_todo9_background(student):
         expect(not seen["waited"], waited, "it returns at once, and a thread writes", "it waits", rank)
         expect(
             torch.equal(seen["total"], torch.full((3,), float(world))),
-            f"the training's own all-reduce on rank {rank}, made while the checkpoint is written, comes out wrong: the"
-            " two go by the same group",
+            f"the training's own all-reduce on rank {rank}, made while the checkpoint is written, comes out wrong:"
+            " both use the same group",
             float(world),
             seen["total"],
             rank,
@@ -885,19 +888,19 @@ def last_words(seen):
     minutes=20,
     further=True,
     why=(
-        "At its limit a job is killed, and with it all that was trained since the last checkpoint. A minute's notice is"
-        " enough to save, if it reaches the processes that can: a signal that ends torchrun instead ends them, too."
+        "At its limit a job is killed, and all training since the last checkpoint is lost. A minute's warning is enough"
+        " to save, if it reaches the training processes: a signal that ends torchrun instead ends them, too."
     ),
     hints=(
-        "Two things: ask for a signal early enough, and see that torchrun survives it, or passes it on.",
+        "Two things: ask for a signal early enough, and make sure that torchrun survives it, or passes it on.",
         (
             "Slurm: a directive --signal=NAME@SECONDS, and within bash -c a trap of that signal before torchrun; or"
-            " TERM, which torchrun passes on, and after which its exit code is not 0. PBS: timeout -s TERM SECONDS"
-            " before torchrun, and what to make of exit code 124: command || [ $? -eq ... ]."
+            " TERM, which torchrun passes on; its exit code is then not 0. PBS: timeout -s TERM SECONDS before"
+            " torchrun, and how to treat exit code 124: command || [ $? -eq ... ]."
         ),
         (
-            'Within the quotes of bash -c: trap "" SIGNAL; and then what stands there. For PBS: timeout, the signal and'
-            " the seconds before torchrun, and at the very end of the command what makes of its exit code a success."
+            'Within the quotes of bash -c: trap "" SIGNAL; and then the command as it is. For PBS: timeout, the signal'
+            " and the seconds before torchrun, and at its end whatever turns that exit code into success."
         ),
     ),
 )
@@ -906,14 +909,14 @@ def test_todo10_told(student):
         seen = ended(student, unit)["limit"]
         expect(
             not seen["killed"] or seen["told"] or seen["code"] != -9,
-            f"{unit.name}: the job meets its time limit, and nobody has told the training",
+            f"{unit.name}: the job reaches its time limit, and no signal has told the training",
             "USR1 or TERM, a minute or more before the limit",
             "no signal",
         )
         expect(
             not seen["killed"],
             f"{unit.name}: the signal ends torchrun{last_words(seen)}; its processes end with it",
-            "torchrun goes on until its processes have saved",
+            "torchrun continues until its processes have saved",
             "torchrun is killed",
         )
         expect(
@@ -931,7 +934,7 @@ def test_todo10_told(student):
         )
         expect(
             seen["code"] == 0,
-            f"{unit.name}: the training has saved and ended in order, and the batch file ends as if it had"
+            f"{unit.name}: the training has saved and ended normally, but the batch file ends as if it had"
             f" failed{last_words(seen)}",
             "exit code 0",
             f"exit code {seen['code']}",
@@ -939,7 +942,7 @@ def test_todo10_told(student):
 
 
 def notice_of(unit, seen):
-    """Seconds from the signal to the limit, and how many there must be."""
+    """Seconds from the signal to the limit, and the least allowed."""
     if unit.name.endswith(".sbatch"):
         seconds = header.header(unit.text).get("signal", "").rpartition("@")[2]
         return (int(seconds) if seconds.isdecimal() else 60), 60
@@ -955,19 +958,19 @@ def notice_of(unit, seen):
     further=True,
     needs=(10,),
     why=(
-        "A training of a month is thirty jobs of a day, and nobody wants to submit them by hand. But a run that fails"
-        " must not come again by itself: it would fail every minute until the budget is gone."
+        "A month of training is thirty jobs of one day, too many to submit by hand. But a run that fails must not be"
+        " resubmitted automatically: it would fail every minute until the budget is gone."
     ),
     hints=(
-        "There are three ends: done, failed, and stopped at the limit. After which of them is there to be another job?",
+        "A job ends in one of three ways: done, failed, or stopped at the limit. After which must another job follow?",
         (
             "[ -f FILE ] || command runs the command unless the file is there. Slurm: scontrol requeue and the job's"
-            " number. PBS: NEXT=$(qsub -W depend=afterok:$PBS_JOBID -v ARGS,RUN FILE), and qdel of it once the training"
-            " is done."
+            " number. PBS: NEXT=$(qsub -W depend=afterok:$PBS_JOBID -v ARGS,RUN FILE), and qdel it once the training is"
+            " done."
         ),
         (
-            '[ -f "$RUN/..." ] || the call that puts this job, by the number that Slurm gave it, into the queue;'
-            " for PBS the opposite question, and qdel of the job that waits."
+            '[ -f "$RUN/..." ] || the call that puts this job back into the queue, by its Slurm number; for PBS the'
+            " opposite question, and qdel of the waiting job."
         ),
     ),
 )
@@ -993,7 +996,7 @@ def test_todo11_again(student):
 
 
 def follows(seen):
-    """Whether another job runs after this one, by what was asked of the scheduler, in order."""
+    """Whether another job runs after this one, judging by the calls to the scheduler, in order."""
     again = False
     for call in seen["asked"]:
         words = call.split()
@@ -1013,10 +1016,10 @@ def check_handed_on(unit, call):
         return
     handed = re.search(r"-v ?(\S+)", call)
     names = [part.partition("=")[0] for part in handed[1].split(",")] if handed else []
-    for name, what in (("RUN", "writes into another folder, and begins"), ("ARGS", "has other arguments")):
+    for name, what in (("RUN", "writes into another folder, and starts from scratch"), ("ARGS", "has other arguments")):
         expect(
             name in names or " -V" in call,
-            f"by {unit.name} the next job is not told {name}: it {what}",
+            f"with {unit.name} the next job is not told {name}: it {what}",
             "-v ARGS,RUN",
             call,
         )

@@ -83,7 +83,7 @@ WRONG = [
         ],
     ),
     Answer(2, "DETAIL sees all", [None, 'return "shape", True'], says="whether DETAIL"),
-    Answer(2, "another operation", [None, 'return "operation", False'], says="in what the fingerprints"),
+    Answer(2, "another operation", [None, 'return "operation", False'], says="where the fingerprints"),
     Answer(3, "padded", ["return (order + order[: -len(order) % world])[rank::world]", None], says="read twice"),
     Answer(
         3,
@@ -104,7 +104,7 @@ WRONG = [
         says="does not take the samples",
     ),
     Answer(3, "all ranks read all", ["return order[: len(order) // world]", None], says="read twice"),
-    Answer(3, "the rank that died", [None, 'return 1, "global_mean", "train_epoch"'], says="the rank with a batch"),
+    Answer(3, "the rank that died", [None, 'return 1, "global_mean", "train_epoch"'], says="the rank with one batch"),
     Answer(
         4,
         "a loss with a gradient of zeros",
@@ -192,9 +192,9 @@ WRONG = [
             """,
             None,
         ],
-        says="nobody learns of it",
+        says="no error says so",
     ),
-    Answer(6, "not checked", ["return default_collate(samples)", None], says="nobody learns of it"),
+    Answer(6, "not checked", ["return default_collate(samples)", None], says="no error says so"),
     Answer(
         6,
         "told to the log",
@@ -210,7 +210,7 @@ WRONG = [
             """,
             None,
         ],
-        says="nobody learns of it",
+        says="no error says so",
     ),
     Answer(6, "the main process", [None, 'return "ValueError", "the main process"'], says="where it was caught"),
     Answer(
@@ -259,7 +259,7 @@ WRONG = [
             """,
             None,
         ],
-        says="the parallel run is another run",
+        says="the parallel run is a different run",
     ),
     Answer(
         9,
@@ -268,7 +268,7 @@ WRONG = [
             "return torch.randint(length // world, (batch_size // world,), generator=generator) + rank * (length // world)",
             None,
         ],
-        says="the parallel run is another run",
+        says="the parallel run is a different run",
     ),
     Answer(9, "the first part for all", swap=("[rank::world]", "[: batch_size // world]"), says="same windows"),
     Answer(9, "the whole batch for all", swap=("[rank::world]", ""), says="not every rank has"),

@@ -50,7 +50,7 @@ WRONG = [
         2,
         "neighbouring stages on one rank",
         swap=("range(r, n_stages, p)", "range(r * (n_stages // p), (r + 1) * (n_stages // p))"),
-        says="the stages that are its own",
+        says="its own stages",
     ),
     Answer(2, "one stage, whatever the schedule", swap=("p * stages_a_rank(p, args)", "p"), says="its own"),
     Answer(2, "the stages of all ranks", swap=("range(r, n_stages, p)", "range(n_stages)"), says="its own"),

@@ -97,20 +97,12 @@ WRONG = [
         2,
         "neighbouring stages on one rank",
         swap=("range(r, n_stages, p)", "range(r * (n_stages // p), (r + 1) * (n_stages // p))"),
-        says="the stages that are its own",
+        says="its own stages",
     ),
     Answer(
-        2,
-        "one stage, whatever the schedule",
-        swap=("range(r, n_stages, p)", "range(r, p, p)"),
-        says="the stages that are its own",
+        2, "one stage, whatever the schedule", swap=("range(r, n_stages, p)", "range(r, p, p)"), says="its own stages"
     ),
-    Answer(
-        2,
-        "the stages of all ranks",
-        swap=("range(r, n_stages, p)", "range(n_stages)"),
-        says="the stages that are its own",
-    ),
+    Answer(2, "the stages of all ranks", swap=("range(r, n_stages, p)", "range(n_stages)"), says="its own stages"),
     Answer(2, "no memory", swap=(".to_empty(device=device)", ""), says="no memory yet"),
     Answer(
         2,
@@ -274,10 +266,10 @@ WRONG = [
         3,
         "the first of its stages alone",
         swap=("own = weights(stages)", "own = dict(stages[0].submod.named_parameters())"),
-        says="two stages a rank",
+        says="two stages per rank",
     ),
     Answer(
-        3, "the last of its stages alone", swap=("weights(stages)", "weights(stages[-1:])"), says="two stages a rank"
+        3, "the last of its stages alone", swap=("weights(stages)", "weights(stages[-1:])"), says="two stages per rank"
     ),
     Answer(
         3,
@@ -321,7 +313,7 @@ WRONG = [
         4,
         "in float32, whatever --dtype says",
         ["return head_loss(h, layers.head.weight, y, IGNORE) * (y != IGNORE).sum()", None],
-        says="float32 to the last bit",
+        says="float32's to the last bit",
     ),
     Answer(
         4,
@@ -522,7 +514,7 @@ WRONG = [
         6,
         "not at all",
         swap=('dist.all_reduce(flat, group=mesh["data"].get_group())\n', "\n"),
-        says="its own samples alone",
+        says="its own samples' only",
     ),
     Answer(
         6,
@@ -555,7 +547,7 @@ WRONG = [
             dist.all_reduce(parameter.grad, group=mesh["data"].get_group())
             parameter.grad /= n_targets
         """,
-        says="collectives to sum up",
+        says="collectives to sum",
     ),
     Answer(
         6,
@@ -692,7 +684,7 @@ WRONG = [
             full.update(part)
         save0({"model": full, "config": config, "epoch": epoch}, path)
         """,
-        says="rank 0 alone needs it",
+        says="only rank 0 needs it",
     ),
     Answer(
         8,
@@ -701,7 +693,7 @@ WRONG = [
             ('if mesh["data"].get_local_rank() == 0:', "if True:"),
             ("if dist.get_rank() == 0 else None", 'if mesh["pp"].get_local_rank() == 0 else None'),
         ),
-        says="rank 0 alone needs it",
+        says="only rank 0 needs it",
     ),
     Answer(8, "the config is lost", swap=(', "config": config', ""), says="lost an entry"),
     Answer(8, "gathered, and thrown away", swap=("if parts:", "if parts and False:"), says="all weights"),
@@ -760,7 +752,7 @@ WRONG = [
             '{"num_replicas": 1, "rank": 0}',
         ),
     ),
-    Answer(9, "in the order of the text", swap=("shuffle=True", "shuffle=False"), says="trains on other samples"),
+    Answer(9, "in the order of the text", swap=("shuffle=True", "shuffle=False"), says="trains on different samples"),
     Answer(
         9,
         "validation is padded",
@@ -810,7 +802,7 @@ WRONG = [
         9,
         "rows that go upside down",
         [f"return DeviceMesh(device.type, torch.arange(world_size).view(args.pp, -1).flip(0), {NAMES})", None],
-        says="do not go upwards",
+        says="are not in ascending order",
     ),
     Answer(
         9,
@@ -859,12 +851,7 @@ WRONG = [
         says="the slowest costs",
     ),
     Answer(1, "the head in whole blocks", swap=("n + head)", "n + round(head))"), says="the slowest costs"),
-    Answer(
-        2,
-        "the stages in the wrong order",
-        swap=("return stages", "return stages[::-1]"),
-        says="the stages that are its own",
-    ),
+    Answer(2, "the stages in the wrong order", swap=("return stages", "return stages[::-1]"), says="its own stages"),
     Answer(2, "memory on meta", swap=(".to_empty(device=device)", '.to_empty(device="meta")'), says="no memory yet"),
     Answer(
         2,

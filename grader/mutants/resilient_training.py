@@ -223,10 +223,15 @@ dist.barrier()
         return None
     return find_newest(out)
     """,
-        says="begins anew",
+        says="starts from scratch",
     ),
     Answer(5, "each rank finds its own", "return find_newest(out)", says="do not start from the same"),
-    Answer(5, "rank 0 alone goes on", "return find_newest(out) if dist.get_rank() == 0 else None", says="begins anew"),
+    Answer(
+        5,
+        "rank 0 alone goes on",
+        "return find_newest(out) if dist.get_rank() == 0 else None",
+        says="starts from scratch",
+    ),
     Answer(
         5,
         "an empty path where there is none",
@@ -283,8 +288,8 @@ dist.barrier()
         says="TypeError",
     ),
     # 7: trap 55
-    Answer(7, "each by its own signal", "return len(came) > 0", says="goes on"),
-    Answer(7, "all must have heard it", swap=("dist.ReduceOp.MAX", "dist.ReduceOp.MIN"), says="goes on"),
+    Answer(7, "each by its own signal", "return len(came) > 0", says="continues"),
+    Answer(7, "all must have heard it", swap=("dist.ReduceOp.MAX", "dist.ReduceOp.MIN"), says="continues"),
     Answer(
         7,
         "those that were asked tell each other",
@@ -303,7 +308,7 @@ dist.barrier()
     dist.broadcast(stop, 0)
     return bool(stop)
     """,
-        says="goes on",
+        says="continues",
     ),
     Answer(
         7,
@@ -313,7 +318,7 @@ dist.barrier()
     dist.reduce(stop, 0, dist.ReduceOp.MAX)
     return bool(stop) and dist.get_rank() == 0
     """,
-        says="goes on",
+        says="continues",
     ),
     Answer(7, "the sum of all but none", swap=("return bool(stop)", "return stop is not None"), says="stops"),
     # 8: trap 58
@@ -408,7 +413,7 @@ dist.barrier()
     ),
     Answer(9, "never renamed", swap=("part.rename(folder)", "pass"), says="no checkpoint step-7"),
     Answer(
-        9, "by the group of the training", swap=(", process_group=group", ""), says="goes by the group of the training"
+        9, "by the group of the training", swap=(", process_group=group", ""), says="go through the training's group"
     ),
     Answer(
         9,
@@ -434,7 +439,7 @@ dist.barrier()
         10,
         "torchrun is safe, and nobody asks for a signal",
         ["#SBATCH --signal=0@0", None],
-        says="nobody has told the training",
+        says="no signal has told the training",
     ),
     Answer(10, "to the shell alone, which dies of it", swap=("--signal=USR1@120", "--signal=B:USR1@120")),
     Answer(10, "too late", swap=("USR1@120", "USR1@5"), says="5 seconds before the limit"),
@@ -446,7 +451,7 @@ dist.barrier()
         10,
         "another signal",
         swap=(("USR1@120", "USR2@120"), ('trap "" USR1', 'trap "" USR2')),
-        says="nobody has told the training",
+        says="no signal has told the training",
     ),
     Answer(
         10,
