@@ -1,19 +1,19 @@
 """Checks and hints of 05_pipeline_parallel.
 
-| TODO | achievement                   | evidence                                                                     | needs   |
-|------|-------------------------------|------------------------------------------------------------------------------|---------|
-| 1    | the model cut by cost | costs; the slowest stage of drawn costs; names, values, bytes of stages |         |
-| 2    | one stage at a time           | loss and gradients on 1 to 5 ranks, twice; messages; who computed what       |         |
-| 3    | micro-batches                 | loss and gradients, targets ignored unequally; what is kept                  |         |
-| 4    | GPipe; times of any schedule  | actions; times of drawn schedules; what is said of those that get stuck      |         |
-| 5    | one action                    | order of the passes, losses, gradients, bytes kept; no messages              |         |
-| 6    | any schedule executed         | the same on ranks, several in a row; messages, sends in flight, no autograd  | 4, 5    |
-| 7    | 1F1B                          | actions, simulated time, passes alive; a run, and the bytes alive in it      | 4, 5, 6 |
-| 8    | interleaved                   | the same                                                                     | 4, 5, 6 |
-| 9    | the backward pass in two parts | gradients of either part, and which part computes them                      |         |
-| 10   | zero bubble                   | as of 7; the order of W                                                      | 4 – 7, 9 |
-| 11   | predictions                   | the formulas                                                                 |         |
-| 12   | evaluation                    | values on all ranks; modes; what is kept; two evaluations in a row           | 4, 5, 6 |
+| TODO | achievement                    | evidence                                                                    | needs    |
+|------|--------------------------------|-----------------------------------------------------------------------------|----------|
+| 1    | the model cut by cost          | costs; the slowest stage of drawn costs; names, values, bytes of stages     |          |
+| 2    | one stage at a time            | loss and gradients on 1 to 5 ranks, twice; messages; who computed what      |          |
+| 3    | micro-batches                  | loss and gradients, targets ignored unequally; what is kept                 |          |
+| 4    | GPipe; times of any schedule   | actions; times of drawn schedules; what is said of those that get stuck     |          |
+| 5    | one action                     | order of the passes, losses, gradients, bytes kept; no messages             |          |
+| 6    | any schedule executed          | the same on ranks, several in a row; messages, sends in flight, no autograd | 4, 5     |
+| 7    | 1F1B                           | actions, simulated time, passes alive; a run, and the bytes alive in it     | 4, 5, 6  |
+| 8    | interleaved                    | the same                                                                    | 4, 5, 6  |
+| 9    | the backward pass in two parts | gradients of either part, and which part computes them                      |          |
+| 10   | zero bubble                    | as of 7; the order of W                                                     | 4 – 7, 9 |
+| 11   | predictions                    | the formulas                                                                |          |
+| 12   | evaluation                     | values on all ranks; modes; what is kept; two evaluations in a row          | 4, 5, 6  |
 
 Each rank draws the weights of its own stages from a seed that no other rank has; only the first rank draws the inputs,
 and only the last the targets. So a rank can get right gradients only through messages. The stages report each pass

@@ -1,17 +1,17 @@
 """Checks and hints of 11_when_it_hangs.
 
-| TODO | achievement                            | evidence                                                                |
-|------|----------------------------------------|-------------------------------------------------------------------------|
-| 1    | a barrier on every rank                | 2 and 3 ranks get through and meet once more; their calls after the save |
-| 2    | one order on all ranks                 | means of gradients whose norms are ordered differently on each rank; the order of bytes |
-| 3    | equally many samples                   | each rank's samples, for random lengths on 1 to 4 ranks                  |
-| 4    | an error that is not swallowed         | the loss; the error that comes out when the model raises on one rank             |
-| 5    | one address for all nodes              | what each of two nodes would start, with stand-ins                        |
-| 6    | no sample lost                         | batches of intact samples; the error for one that is not intact       |
-| 7    | a mean of nothing                      | loss and gradient, for random losses with all, some and no targets        |
-| 8    | work that not every step needs         | which rank draws in which steps                                         |
-| 9    | different data                         | draws of 1 to 4 ranks, step by step, beside one process's                |
-| 10   | one start                              | weights and buffers on ranks that start apart                           |
+| TODO | achievement                    | evidence                                                                    |
+|------|--------------------------------|-----------------------------------------------------------------------------|
+| 1    | a barrier on every rank        | 2 and 3 ranks get through and meet once more; their calls after the save    |
+| 2    | one order on all ranks         | means of gradients whose norms are ordered differently on each rank; the order of bytes |
+| 3    | equally many samples           | each rank's samples, for random lengths on 1 to 4 ranks                     |
+| 4    | an error that is not swallowed | the loss; the error that comes out when the model raises on one rank        |
+| 5    | one address for all nodes      | what each of two nodes would start, with stand-ins                          |
+| 6    | no sample lost                 | batches of intact samples; the error for one that is not intact             |
+| 7    | a mean of nothing              | loss and gradient, for random losses with all, some and no targets          |
+| 8    | work that not every step needs | which rank draws in which steps                                             |
+| 9    | different data                 | draws of 1 to 4 ranks, step by step, beside one process's                   |
+| 10   | one start                      | weights and buffers on ranks that start apart                               |
 
 Each TODO has a question as well, about the run as given. Its answers come from real runs (torch 2.13, gloo); a verdict
 says which part is wrong, and not what would be right.

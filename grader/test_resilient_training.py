@@ -1,18 +1,18 @@
 """Checks and hints of resilient_training.
 
-| TODO | achievement                     | evidence                                                              | needs      |
-|------|---------------------------------|-----------------------------------------------------------------------|------------|
-| 1    | a checkpoint, whole or not there | save_whole() on 2 ranks: the folder's contents before each file operation and halfway through each file; leftovers of a kill do no harm | |
-| 2    | the newest one                  | find_newest() among whole, torn and unfinished ones                   |            |
-| 3    | the place in the epoch          | find_epoch()                                                          |            |
-| 4    | what must be saved | contents(), restore(): saved on 2 ranks, restored on 3, 2 and 1       |            |
-| 5    | the automatic start | choose_start() on 3 ranks that do not see the same folders            |            |
-| 6    | signals are noted               | listen(): both signals, twice                                         |            |
-| 7    | all stop together               | agree_to_stop() on 3 ranks, each asked alone in turn        |            |
-| 8    | the global batch stays          | share_batch(); main() on 4, 3 and 1 ranks, stopped by a signal in mid-epoch and at the end of an epoch | 1 – 7 |
-| 9    | saved in the background         | begin_save() on 2 ranks that continue training; one writes late       |            |
-| 10   | told before the limit           | the batch file, run to the limit: which signals reach the training and torchrun, and when | |
-| 11   | the job is resubmitted | the batch file, done, failed, and at the limit: whether another job follows | 10   |
+| TODO | achievement                      | evidence                                                                    | needs |
+|------|----------------------------------|-----------------------------------------------------------------------------|-------|
+| 1    | a checkpoint, whole or not there | save_whole() on 2 ranks: the folder's contents before each file operation and halfway through each file; leftovers of a kill do no harm |       |
+| 2    | the newest one                   | find_newest() among whole, torn and unfinished ones                         |       |
+| 3    | the place in the epoch           | find_epoch()                                                                |       |
+| 4    | what must be saved               | contents(), restore(): saved on 2 ranks, restored on 3, 2 and 1             |       |
+| 5    | the automatic start              | choose_start() on 3 ranks that do not see the same folders                  |       |
+| 6    | signals are noted                | listen(): both signals, twice                                               |       |
+| 7    | all stop together                | agree_to_stop() on 3 ranks, each asked alone in turn                        |       |
+| 8    | the global batch stays           | share_batch(); main() on 4, 3 and 1 ranks, stopped by a signal in mid-epoch and at the end of an epoch | 1 – 7 |
+| 9    | saved in the background          | begin_save() on 2 ranks that continue training; one writes late             |       |
+| 10   | told before the limit            | the batch file, run to the limit: which signals reach the training and torchrun, and when |       |
+| 11   | the job is resubmitted           | the batch file, done, failed, and at the limit: whether another job follows | 10    |
 
 A kill leaves the file system as it is at that moment. So nothing is killed here: a hook records the folder's contents
 before each file operation. Those are all the states that a kill can leave, except half-written files; the check makes
