@@ -99,9 +99,16 @@ def piece_of(whole: torch.Tensor, part: Any) -> tuple[torch.Tensor, torch.Tensor
 
 
 def check_part(
-    told: str, name: str, seen: Any, whole: torch.Tensor, rank: int, rel: float = EXACT, what: str = "gradient"
+    told: str,
+    name: str,
+    seen: Any,
+    whole: torch.Tensor,
+    rank: int,
+    rel: float = EXACT,
+    what: str = "gradient",
+    than: str = "what it should be",
 ) -> None:
-    """A rank's part of one tensor is what one process has there."""
+    """A rank's part of one tensor is that of `whole`."""
     mine, wanted = piece_of(whole, seen)
     cut = f" (its part, {tuple(mine.shape)} of {tuple(whole.shape)})" if mine.shape != whole.shape else ""
     check_tensor(
@@ -111,7 +118,7 @@ def check_part(
         rel,
         rank,
         scale=whole.norm().item(),
-        than="what one process has",
+        than=than,
     )
 
 
@@ -131,7 +138,7 @@ def check_parts(
     for name, tensor in right.items():
         for rank, seen in enumerate(ranks):
             expect(name in seen, f"{told}, {name} has no {what} on rank {rank}", f"a {what}", "none", rank)
-            check_part(told, name, seen[name], tensor, rank, rel, what)
+            check_part(told, name, seen[name], tensor, rank, rel, what, "what one process has")
 
 
 def check_norm(told: str, norm: Any, right: float, rank: int, wrong: str) -> None:

@@ -204,7 +204,7 @@ WRONG = [
     ),
     Answer(5, "the share alone", f"return {SHARE}", says="my_share gives"),
     # TODO 6
-    Answer(6, "FSDP's division is left", swap=("shares / n_targets", "1 / n_targets"), says="times what it should be"),
+    Answer(6, "FSDP's division is left", swap=("shares / n_targets", "1 / n_targets"), says="what it should be"),
     Answer(
         6,
         "by its own targets",
@@ -219,13 +219,13 @@ WRONG = [
             'for axis in ("dp", "shard"):\n    dist.all_reduce(n_targets, group=mesh.get_group(axis))\n',
             "dist.all_reduce(n_targets)\n",
         ),
-        says="times what it should be",
+        says="what it should be",
     ),
     Answer(
         6,
         "by the number of all ranks",
         swap=(f"shares = {SHARES}", "shares = dist.get_world_size()"),
-        says="times what it should be",
+        says="what it should be",
     ),
     Answer(
         6,
