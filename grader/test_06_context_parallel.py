@@ -927,19 +927,7 @@ def causal(seeds, shape, order):
 )
 def test_todo4_causal(student):
     pick = student.draw("deal")
-    asked = [([r], n) for r, n in ((0, 8), (3, 8), (1, 1))] + [
-        ([0, 7], 4),
-        ([3, 4], 4),
-        (pick.sample(range(12), 3), pick.randrange(2, 9)),
-    ]
-    check_answers(
-        student,
-        {
-            ("pairs_of", (mine, size)): sum(piece * size * size + size * (size + 1) // 2 for piece in mine)
-            for mine, size in ((tuple(mine), size) for mine, size in asked)
-        },
-        wrong="is not what will happen",
-    )
+    check_pairs_of(student, pick)
     lists = [
         ([0], [0], 3),
         ([1], [0], 2),
@@ -954,68 +942,90 @@ def test_todo4_causal(student):
     ]
     (seen,) = student.call(deal_on_rank, world=1, group=False, lists=lists).evidence
     for n, dealt in enumerate(seen["dealt"], start=1):
-        told = f"pieces_of on {n} rank{'s' if n > 1 else ''}"
-        whole_numbers = all(isinstance(mine, list) and all(isinstance(piece, int) for piece in mine) for mine in dealt)
-        expect(whole_numbers, f"{told} does not return a list of numbers for each rank", "a list of two numbers", dealt)
-        expect(
-            sorted(piece for mine in dealt for piece in mine) == list(range(2 * n)),
-            f"{told}: not every one of {2 * n} pieces is on one rank",
-            list(range(2 * n)),
-            dealt,
-        )
-        work = [sum(2 * piece + 1 for piece in mine) for mine in dealt]  # in halves of a square
-        expect(
-            len(set(work)) == 1,
-            f"{told}: the ranks have unequal work, in triangles of a piece",
-            f"{2 * n * 2 * n // n} each",
-            work,
-        )
+        check_deal(n, dealt)
     for (mine, theirs, size), where, blocks in zip(lists, seen["where"], seen["blocks"], strict=True):
         right = [position for piece in mine for position in range(piece * size, (piece + 1) * size)]
-        told = f"positions_of({mine}, {size})"
-        check_tensor(told, where, torch.tensor(right))
-        told = f"causal_blocks({mine}, {theirs}, {size})"
-        expect(isinstance(blocks, list), f"{told} returns no list", "a list of blocks", blocks)
-        covered, area = torch.zeros(len(mine) * size, len(theirs) * size), 0
-        for block in blocks:
-            expect(
-                isinstance(block, list),
-                f"{told} has a block that is none: {block}",
-                "(slice, slice, mask or None)",
-                block,
-            )
-            first, last, left, end, mask = block
-            covered[first:last, left:end] += 1 if mask is None else mask
-            area += (last - first) * (end - left)
-        right = seen_pairs(mine, theirs, size)
-        future = int((covered[~right] > 0).sum())
-        expect(future == 0, f"{told} lets queries see keys that come after them", "0 pairs", f"{future} pairs")
-        missing, twice = int((covered[right] == 0).sum()), int((covered[right] > 1).sum())
+        check_tensor(f"positions_of({mine}, {size})", where, torch.tensor(right))
+        check_blocks(mine, theirs, size, blocks)
+    check_causal_ring(student, pick, seen["dealt"])
+
+
+def check_pairs_of(student, pick):
+    asked = [([r], n) for r, n in ((0, 8), (3, 8), (1, 1))] + [
+        ([0, 7], 4),
+        ([3, 4], 4),
+        (pick.sample(range(12), 3), pick.randrange(2, 9)),
+    ]
+    check_answers(
+        student,
+        {
+            ("pairs_of", (mine, size)): sum(piece * size * size + size * (size + 1) // 2 for piece in mine)
+            for mine, size in ((tuple(mine), size) for mine, size in asked)
+        },
+        wrong="is not what will happen",
+    )
+
+
+def check_deal(n, dealt):
+    """Each piece is on one rank, and all ranks have equally much work."""
+    told = f"pieces_of on {n} rank{'s' if n > 1 else ''}"
+    whole_numbers = all(isinstance(mine, list) and all(isinstance(piece, int) for piece in mine) for mine in dealt)
+    expect(whole_numbers, f"{told} does not return a list of numbers for each rank", "a list of two numbers", dealt)
+    expect(
+        sorted(piece for mine in dealt for piece in mine) == list(range(2 * n)),
+        f"{told}: not every one of {2 * n} pieces is on one rank",
+        list(range(2 * n)),
+        dealt,
+    )
+    work = [sum(2 * piece + 1 for piece in mine) for mine in dealt]  # in halves of a square
+    expect(
+        len(set(work)) == 1,
+        f"{told}: the ranks have unequal work, in triangles of a piece",
+        f"{2 * n * 2 * n // n} each",
+        work,
+    )
+
+
+def check_blocks(mine, theirs, size, blocks):
+    """Each pair of a query and a key that it may see is in one block, and little is computed in vain."""
+    told = f"causal_blocks({mine}, {theirs}, {size})"
+    expect(isinstance(blocks, list), f"{told} returns no list", "a list of blocks", blocks)
+    covered, area = torch.zeros(len(mine) * size, len(theirs) * size), 0
+    for block in blocks:
         expect(
-            missing == 0,
-            f"{told} hides keys that queries must see",
-            f"{int(right.sum())} pairs",
-            f"{int(right.sum()) - missing} pairs",
+            isinstance(block, list), f"{told} has a block that is none: {block}", "(slice, slice, mask or None)", block
         )
-        expect(
-            twice == 0,
-            f"{told} has pairs in two blocks: they would count twice",
-            "each pair once",
-            f"{twice} pairs twice",
-        )
-        needed = sum(other <= piece for piece in mine for other in theirs) * size * size
-        spare = (
-            size * size if mine == theirs and len(mine) > 1 else 0
-        )  # one block for all of a rank's own pieces is enough
-        expect(
-            area <= needed + spare,
-            f"{told} computes {area} scores, of which a mask hides more than it must: blocks in which nothing is "
-            "visible need no work",
-            f"{needed} scores",
-            f"{area} scores",
-        )
+        first, last, left, end, mask = block
+        covered[first:last, left:end] += 1 if mask is None else mask
+        area += (last - first) * (end - left)
+    right = seen_pairs(mine, theirs, size)
+    future = int((covered[~right] > 0).sum())
+    expect(future == 0, f"{told} lets queries see keys that come after them", "0 pairs", f"{future} pairs")
+    missing, twice = int((covered[right] == 0).sum()), int((covered[right] > 1).sum())
+    expect(
+        missing == 0,
+        f"{told} hides keys that queries must see",
+        f"{int(right.sum())} pairs",
+        f"{int(right.sum()) - missing} pairs",
+    )
+    expect(
+        twice == 0, f"{told} has pairs in two blocks: they would count twice", "each pair once", f"{twice} pairs twice"
+    )
+    needed = sum(other <= piece for piece in mine for other in theirs) * size * size
+    spare = size * size if mine == theirs and len(mine) > 1 else 0  # one block for all of a rank's own pieces is enough
+    expect(
+        area <= needed + spare,
+        f"{told} computes {area} scores, of which a mask hides more than it must: blocks in which nothing is "
+        "visible need no work",
+        f"{needed} scores",
+        f"{area} scores",
+    )
+
+
+def check_causal_ring(student, pick, dealt):
+    """The ring as a whole: output, gradients, and how many scores each rank computes."""
     worlds = {world: (1, 2, 2 * pick.randrange(2, 5), 4) for world in (1, 2, 3, some_ranks(student, "causal"))}
-    asked = [([*student.seeds(world)], shape, seen["dealt"][world - 1]) for world, shape in worlds.items()]
+    asked = [([*student.seeds(world)], shape, dealt[world - 1]) for world, shape in worlds.items()]
     for (seeds, shape, order), right in zip(asked, student.reference(causals, asked=asked), strict=True):
         world = len(seeds)
         run = student.call(dealt_on_rank, world=world, seed=student.seeds(world), shape=shape)
@@ -1177,43 +1187,48 @@ def test_todo6_ulysses(student):
         check_gradients(f"ulysses on {told}", [mine["grads"] for mine in run.evidence], right["ranks"], 16 * rel, dtype)
         unit = nbytes(shape, dtype)
         for direction, events in zip(("forward", "backward"), cases(run.events), strict=True):
-            messages, calls = sound(f"ulysses on {told}", events), collectives(events)
-            for rank in range(world):
-                sent = sum(m.bytes for m in messages if m.source == rank) + sum(
-                    call.sent for call in calls if call.rank == rank
-                )
-                budget = 4 * (world - 1) / world * unit
-                expect(
-                    sent <= budget * 1.001,
-                    f"the {direction} pass of ulysses on {told}: rank {rank} sends {sent:,.0f} bytes, more than the "
-                    "budget",
-                    f"at most {budget:,.0f} bytes",
-                    f"{sent:,.0f} bytes",
-                    rank,
-                )
-                expect(
-                    sent >= budget * 0.999,
-                    f"the {direction} pass of ulysses on {told}: rank {rank} sends {sent:,.0f} bytes, which is less "
-                    "than the others need from it",
-                    f"{budget:,.0f} bytes",
-                    f"{sent:,.0f} bytes",
-                    rank,
-                )
-        scores = B * (H // world) * (world * T) ** 2 * DTYPES[dtype].itemsize
-        most = ALIVE * unit + ALIVE_SCORES * scores
-        for rank, mine in enumerate(run.evidence if world == 8 else ()):
-            for direction, alive in mine["most"].items():
-                expect(
-                    alive <= most,
-                    f"the {direction} pass of ulysses on {told}: rank {rank} has {alive:,} bytes alive at a time; its "
-                    f"queries have {unit:,}. It needs its own heads of all tokens, and its own tokens of all heads: a "
-                    "few copies of these, and the scores",
-                    f"at most {most:,} bytes",
-                    f"{alive:,} bytes",
-                    rank,
-                )
+            check_swaps(f"the {direction} pass of ulysses on {told}", events, 4 * (world - 1) / world * unit)
+        if world == 8:
+            scores = B * (H // world) * (world * T) ** 2 * DTYPES[dtype].itemsize
+            check_alive(told, run.evidence, unit, ALIVE * unit + ALIVE_SCORES * scores)
     run = student.call(refused_on_rank, world=3, heads=4)
     check_refused("ulysses of 4 heads on 3 ranks", run.evidence, cases(run.events)[0], (4, 3))
+
+
+def check_swaps(told, events, budget):
+    """Each rank sends the bytes that the others need from it, and no more."""
+    messages, calls = sound(told, events), collectives(events)
+    for rank in range(len(events)):
+        sent = sum(message.bytes for message in messages if message.source == rank)
+        sent += sum(call.sent for call in calls if call.rank == rank)
+        expect(
+            sent <= budget * 1.001,
+            f"{told}: rank {rank} sends {sent:,.0f} bytes, more than the budget",
+            f"at most {budget:,.0f} bytes",
+            f"{sent:,.0f} bytes",
+            rank,
+        )
+        expect(
+            sent >= budget * 0.999,
+            f"{told}: rank {rank} sends {sent:,.0f} bytes, which is less than the others need from it",
+            f"{budget:,.0f} bytes",
+            f"{sent:,.0f} bytes",
+            rank,
+        )
+
+
+def check_alive(told, ranks, unit, most):
+    for rank, mine in enumerate(ranks):
+        for direction, alive in mine["most"].items():
+            expect(
+                alive <= most,
+                f"the {direction} pass of ulysses on {told}: rank {rank} has {alive:,} bytes alive at a time; its "
+                f"queries have {unit:,}. It needs its own heads of all tokens, and its own tokens of all heads: a "
+                "few copies of these, and the scores",
+                f"at most {most:,} bytes",
+                f"{alive:,} bytes",
+                rank,
+            )
 
 
 @todo(
@@ -1391,101 +1406,109 @@ def test_todo8_model(student):
     for (seed, world), right in zip(asked, rights, strict=True):
         ranks = student.call(trained_on_rank, world=world, seed=seed).evidence
         told = f"on {world} rank{'s' if world > 1 else ''}"
-        taken = [[] for _ in range(STEPS)]
+        check_shares(told, world, seed, [mine["shares"] for mine in ranks])
         for rank, mine in enumerate(ranks):
-            for step, share in enumerate(mine["shares"]):
-                x, y = batch_of(seed, step, world)
-                check_parts(f"my_share {told}", share, ("tokens", "targets", "positions"), rank)
-                for name, part in zip(("tokens", "targets", "positions"), share):
-                    expect(
-                        isinstance(part, torch.Tensor) and part.dtype == torch.int64,
-                        f"my_share {told}: the {name} of rank {rank} are no int64 tensor",
-                        "int64",
-                        part.dtype if isinstance(part, torch.Tensor) else part,
-                        rank,
-                    )
-                places = share[2]
-                expect(
-                    places.dim() == 1 and len(places) == x.shape[1] // world,
-                    f"my_share {told} of {x.shape[1]} tokens: rank {rank} has other numbers of positions",
-                    f"{x.shape[1] // world}, 1-D",
-                    tuple(places.shape),
-                    rank,
-                )
-                expect(
-                    bool((places >= 0).all()) and bool((places < x.shape[1]).all()),
-                    f"my_share {told}: positions of rank {rank} lie outside of the sequence",
-                    f"0 to {x.shape[1] - 1}",
-                    places.tolist(),
-                    rank,
-                )
-                for name, part, all_of_them in (("tokens", share[0], x), ("targets", share[1], y)):
-                    good = all_of_them[:, places]
-                    check_tensor(
-                        f"my_share {told}: rank {rank}'s tensor of {name}",
-                        part,
-                        good,
-                        rank=rank,
-                        than="what is at its positions",
-                    )
-                taken[step] += places.tolist()
-        for step, places in enumerate(taken):
-            tokens = batch_of(seed, step, world)[0].shape[1]
-            expect(
-                sorted(places) == list(range(tokens)),
-                f"my_share {told}: not every one of {tokens} tokens is on one rank",
-                "each token once",
-                sorted(places),
-            )
-        for rank, mine in enumerate(ranks):
-            expect(
-                mine["another"],
-                f"after use_ring of one model, another model {told} attends differently, too, on rank {rank}",
-                "only that one model attends with the ring",
-                "others of its class as well",
-                rank,
-            )
-            for step, (loss, good) in enumerate(zip(mine["losses"], right["losses"], strict=True), start=1):
-                expect(
-                    isinstance(loss, (int, float)),
-                    f"backward_pass {told} returns no number on rank {rank}",
-                    "a number",
-                    loss if isinstance(loss, str) else type(loss).__name__,
-                    rank,
-                )
-                if step == 1:
-                    check_loss(told, step, loss, good, rank)
-            for name, good in right["gradients"].items():
-                got = mine["gradients"][name]
-                gradient = f"{told}, after the first backward_pass the gradient of {name} on rank {rank}"
-                check_tensor(gradient, got, good, REL, rank, than="one process's")
-            for step, (loss, good) in enumerate(zip(mine["losses"], right["losses"], strict=True), start=1):
-                check_loss(told, step, loss, good, rank)
-            for name, good in right["weights"].items():
-                moved = good - right["first"][name]
-                expect(
-                    near(mine["weights"][name] - good + moved, moved, 10 * REL),
-                    f"{told}, after {STEPS} steps {name} on rank {rank} is not one process's",
-                    good,
-                    mine["weights"][name],
-                    rank,
-                )
-            good = right["logits"][:, mine["places"]]
-            logits = f"{told}, the tensor of logits under torch.no_grad() on rank {rank}"
-            check_tensor(logits, mine["logits"], good, 10 * REL, rank, than="one process's")
-            # Up to copies of a layer's q, k and v that are contiguous: 3 of about 16 parts.
-            most = round(1.25 * right["activations"])
-            expect(
-                mine["activations"] <= most,
-                f"{told}, rank {rank} keeps {mine['activations']:,} bytes of activations for the backward pass; one "
-                "process with as many tokens as a rank keeps "
-                f"{right['activations']:,}",
-                f"at most {most:,} bytes",
-                f"{mine['activations']:,} bytes",
-                rank,
-            )
+            check_training(told, mine, right, rank)
     run = student.call(share_refused_on_rank, world=3, tokens=8)
     check_refused("my_share of 8 tokens on 3 ranks", run.evidence, cases(run.events)[0], (8, 6))
+
+
+def check_shares(told, world, seed, ranks):
+    """Each token of each step is on one rank, with its target."""
+    for step in range(STEPS):
+        x, y = batch_of(seed, step, world)
+        for rank, shares in enumerate(ranks):
+            check_share(told, world, x, y, shares[step], rank)
+        places = sorted(place for shares in ranks for place in shares[step][2].tolist())
+        expect(
+            places == list(range(x.shape[1])),
+            f"my_share {told}: not every one of {x.shape[1]} tokens is on one rank",
+            "each token once",
+            places,
+        )
+
+
+def check_share(told, world, x, y, share, rank):
+    """A rank's tokens and targets are those at its positions."""
+    check_parts(f"my_share {told}", share, ("tokens", "targets", "positions"), rank)
+    for name, part in zip(("tokens", "targets", "positions"), share):
+        expect(
+            isinstance(part, torch.Tensor) and part.dtype == torch.int64,
+            f"my_share {told}: the {name} of rank {rank} are no int64 tensor",
+            "int64",
+            part.dtype if isinstance(part, torch.Tensor) else part,
+            rank,
+        )
+    places = share[2]
+    expect(
+        places.dim() == 1 and len(places) == x.shape[1] // world,
+        f"my_share {told} of {x.shape[1]} tokens: rank {rank} has other numbers of positions",
+        f"{x.shape[1] // world}, 1-D",
+        tuple(places.shape),
+        rank,
+    )
+    expect(
+        bool((places >= 0).all()) and bool((places < x.shape[1]).all()),
+        f"my_share {told}: positions of rank {rank} lie outside of the sequence",
+        f"0 to {x.shape[1] - 1}",
+        places.tolist(),
+        rank,
+    )
+    for name, part, all_of_them in (("tokens", share[0], x), ("targets", share[1], y)):
+        good = all_of_them[:, places]
+        check_tensor(
+            f"my_share {told}: rank {rank}'s tensor of {name}", part, good, rank=rank, than="what is at its positions"
+        )
+
+
+def check_training(told, mine, right, rank):
+    """What a rank has after some steps is what one process has."""
+    expect(
+        mine["another"],
+        f"after use_ring of one model, another model {told} attends differently, too, on rank {rank}",
+        "only that one model attends with the ring",
+        "others of its class as well",
+        rank,
+    )
+    for step, (loss, good) in enumerate(zip(mine["losses"], right["losses"], strict=True), start=1):
+        expect(
+            isinstance(loss, (int, float)),
+            f"backward_pass {told} returns no number on rank {rank}",
+            "a number",
+            loss if isinstance(loss, str) else type(loss).__name__,
+            rank,
+        )
+        if step == 1:
+            check_loss(told, step, loss, good, rank)
+    for name, good in right["gradients"].items():
+        got = mine["gradients"][name]
+        gradient = f"{told}, after the first backward_pass the gradient of {name} on rank {rank}"
+        check_tensor(gradient, got, good, REL, rank, than="that of one process")
+    for step, (loss, good) in enumerate(zip(mine["losses"], right["losses"], strict=True), start=1):
+        check_loss(told, step, loss, good, rank)
+    for name, good in right["weights"].items():
+        moved = good - right["first"][name]
+        expect(
+            near(mine["weights"][name] - good + moved, moved, 10 * REL),
+            f"{told}, after {STEPS} steps {name} on rank {rank} is not that of one process",
+            good,
+            mine["weights"][name],
+            rank,
+        )
+    good = right["logits"][:, mine["places"]]
+    logits = f"{told}, the tensor of logits under torch.no_grad() on rank {rank}"
+    check_tensor(logits, mine["logits"], good, 10 * REL, rank, than="that of one process")
+    # Up to copies of a layer's q, k and v that are contiguous: 3 of about 16 parts.
+    most = round(1.25 * right["activations"])
+    expect(
+        mine["activations"] <= most,
+        f"{told}, rank {rank} keeps {mine['activations']:,} bytes of activations for the backward pass; one "
+        "process with as many tokens as a rank keeps "
+        f"{right['activations']:,}",
+        f"at most {most:,} bytes",
+        f"{mine['activations']:,} bytes",
+        rank,
+    )
 
 
 def check_loss(told, step, loss, good, rank):

@@ -159,7 +159,7 @@ WRONG = [
         2,
         "summed in float32, and left there",
         [None, None, SUM.replace("total = x.clone", "total = x.float().clone"), None],
-        says="not in bfloat16",
+        says="is in float32",
     ),
     Answer(2, "nothing at all", ["return x", "return gradient", "return x", "return gradient"], says="g of a tensor"),
     Answer(3, "a view", swap=(".clone(memory_format=torch.contiguous_format)", ""), says="view of the whole"),
