@@ -1137,7 +1137,6 @@ def test_todo9_torch(student):
     run = student.call(torch_on_rank, world=world, seed=seeds)
     ranks = run.evidence
     sizes, first = gradient_bytes(), dict(made_model().named_parameters())
-    nbytes = sum(sizes)
     for case, passes in enumerate(TORCH):
         what = f"with_torch on {len(passes)} micro-batches" + (
             ", of which rank 1 uses a layer in the first only" if case else ", of which two are the same"
@@ -1170,38 +1169,44 @@ def test_todo9_torch(student):
                 )
             check_scaled(what, mine["grads"], right, rank, len(passes))
             check_gradients(what, mine["grads"], right, rank, world)
-            sent = reduced(passes_seen[-1])
-            expect(
-                sum(sent) <= nbytes,
-                f"{what}: rank {rank} gives {sum(sent)} bytes of gradients to its all-reduces",
-                f"{nbytes} bytes, each gradient once",
-                sum(sent),
-                rank,
-            )
-            expect(
-                len(sent) > 1 and max(sent) < 2 * CAP,
-                f"{what}: rank {rank} sends buckets of {', '.join(map(str, sent))} bytes where the cap is {CAP}",
-                f"buckets of about {CAP} bytes",
-                f"{len(sent)} buckets",
-                rank,
-            )
-            # torch closes a bucket a little later than `assign_buckets` does, and its first bucket is small
-            most = fewest(sizes, CAP) + 1
-            expect(
-                len(sent) <= most,
-                f"{what}: rank {rank} sends its gradients in {len(sent)} messages where buckets of {CAP} bytes need"
-                f" {most} at most",
-                f"at most {most}",
-                len(sent),
-                rank,
-            )
-            expect(
-                bool(reduced(upto(passes_seen[-1], "backward over"))),
-                f"{what}: rank {rank} begins to send gradients after the last backward pass, not in it",
-                "messages in the last pass",
-                "none",
-                rank,
-            )
+            check_buckets(what, passes_seen[-1], sizes, rank)
+
+
+def check_buckets(what, last_pass, sizes, rank):
+    """Each gradient is sent once, in few messages of about the cap's size, and before the backward pass is over."""
+    nbytes = sum(sizes)
+    sent = reduced(last_pass)
+    expect(
+        sum(sent) <= nbytes,
+        f"{what}: rank {rank} gives {sum(sent)} bytes of gradients to its all-reduces",
+        f"{nbytes} bytes, each gradient once",
+        sum(sent),
+        rank,
+    )
+    expect(
+        len(sent) > 1 and max(sent) < 2 * CAP,
+        f"{what}: rank {rank} sends buckets of {', '.join(map(str, sent))} bytes where the cap is {CAP}",
+        f"buckets of about {CAP} bytes",
+        f"{len(sent)} buckets",
+        rank,
+    )
+    # torch closes a bucket a little later than `assign_buckets` does, and its first bucket is small
+    most = fewest(sizes, CAP) + 1
+    expect(
+        len(sent) <= most,
+        f"{what}: rank {rank} sends its gradients in {len(sent)} messages where buckets of {CAP} bytes need"
+        f" {most} at most",
+        f"at most {most}",
+        len(sent),
+        rank,
+    )
+    expect(
+        bool(reduced(upto(last_pass, "backward over"))),
+        f"{what}: rank {rank} begins to send gradients after the last backward pass, not in it",
+        "messages in the last pass",
+        "none",
+        rank,
+    )
 
 
 def reduced(events):

@@ -199,44 +199,50 @@ def test_todo1_route(student):
         gates, chosen, probs = outputs
         check_shape(f"{what}: the second result, experts,", chosen, (n, k), torch.int64)
         check_shape(f"{what}: the first result, gates,", gates, (n, k), torch.float32)
-        for token in range(n):
-            got, due = chosen[token].tolist(), right[1][token].tolist()
-            logits = [round(right[3][token, e].item(), 4) for e in due]
-            others = [round(right[3][token, e].item(), 4) if 0 <= e < experts else None for e in got]
-            expect(
-                got == due,
-                f"{what}: token {token} goes to other experts",
-                f"experts {due}, whose logits are {logits}",
-                f"experts {got}, whose logits are {others}",
-            )
+        check_chosen(what, chosen, right, experts)
         float32 = dict(rel=1e-4, dtype=torch.float32)
         check_tensor(f"{what}: the third result, probabilities,", probs, right[2].detach(), **float32)
         than = (
             "the probabilities themselves, for k = 1" if k == 1 else "what it should be: for k > 1, a token's sum to 1"
         )
         check_tensor(f"{what}: the first result, gates,", gates, right[0].detach(), than=than, **float32)
-        if kind not in ("random", "large") or not n:
-            continue
-        draw = generator(seed + 1)
-        weights = torch.randn(n, k, generator=draw), torch.randn(n, experts, generator=draw)
-        for name, which, weight in (("gates", 0, weights[0]), ("probs", 2, weights[1])):
-            due = torch.autograd.grad((right[which] * weight.double()).sum(), (h, router), retain_graph=True)
-            size = max(h.abs().max().item(), router.abs().max().item(), 1.0)
-            for of, got, gradient in zip(("the tokens", "the router"), found[name], due, strict=True):
-                spoken = "probabilities" if name == "probs" else name
-                expect(
-                    isinstance(got, torch.Tensor),
-                    f"{what}: {spoken} have no gradient that reaches {of}",
-                    "a gradient",
-                    got,
-                )
-                # Softmax of large logits is nearly constant: its gradient is compared with the numbers it is made of.
-                expect(
-                    near(got, gradient, 1e-4, 1e-2 * size * math.sqrt(gradient.numel())),
-                    f"{what}: the gradient that {spoken} give {of} is wrong",
-                    gradient,
-                    got,
-                )
+        if kind in ("random", "large") and n:
+            check_route_gradients(what, found, right, h, router, generator(seed + 1))
+
+
+def check_chosen(what, chosen, right, experts):
+    """Each token goes to the experts of its largest logits, in this order."""
+    for token in range(len(chosen)):
+        got, due = chosen[token].tolist(), right[1][token].tolist()
+        logits = [round(right[3][token, e].item(), 4) for e in due]
+        others = [round(right[3][token, e].item(), 4) if 0 <= e < experts else None for e in got]
+        expect(
+            got == due,
+            f"{what}: token {token} goes to other experts",
+            f"experts {due}, whose logits are {logits}",
+            f"experts {got}, whose logits are {others}",
+        )
+
+
+def check_route_gradients(what, found, right, h, router, draw):
+    """The gradients that gates and probabilities give the tokens and the router."""
+    (n, k), experts = right[0].shape, len(router)
+    weights = torch.randn(n, k, generator=draw), torch.randn(n, experts, generator=draw)
+    for name, which, weight in (("gates", 0, weights[0]), ("probs", 2, weights[1])):
+        due = torch.autograd.grad((right[which] * weight.double()).sum(), (h, router), retain_graph=True)
+        size = max(h.abs().max().item(), router.abs().max().item(), 1.0)
+        for of, got, gradient in zip(("the tokens", "the router"), found[name], due, strict=True):
+            spoken = "probabilities" if name == "probs" else name
+            expect(
+                isinstance(got, torch.Tensor), f"{what}: {spoken} have no gradient that reaches {of}", "a gradient", got
+            )
+            # Softmax of large logits is nearly constant: its gradient is compared with the numbers it is made of.
+            expect(
+                near(got, gradient, 1e-4, 1e-2 * size * math.sqrt(gradient.numel())),
+                f"{what}: the gradient that {spoken} give {of} is wrong",
+                gradient,
+                got,
+            )
 
 
 def reversed_ties(logits, k):
@@ -1137,30 +1143,7 @@ def averaged_on_rank(code, rank, world, spread, seed):
 )
 def test_todo7_gradients(student):
     for world, spread in GROUPS:
-        ranks = student.call(grouped_on_rank, world=world, spread=spread).evidence
-        for rank, found in enumerate(ranks):
-            what = f"make_groups on {world} rank{s(world)}, spread {spread}"
-            groups = found["groups"]
-            expect(isinstance(groups, list), f"{what} does not return two groups", "two groups", groups, rank)
-            first = rank - rank % spread
-            due = [list(range(first, first + spread)), list(range(rank % spread, world, spread))]
-            for name, got, right in zip(
-                ("that exchanges tokens", "that holds the same experts"), groups, due, strict=True
-            ):
-                expect(
-                    isinstance(got, list),
-                    f"{what}: rank {rank}'s group {name} is {got}: it is not in it, or it is no group",
-                    f"ranks {right}",
-                    got,
-                    rank,
-                )
-                expect(
-                    got == right,
-                    f"{what}: rank {rank}'s group {name} has other members",
-                    f"ranks {right}",
-                    f"ranks {got}",
-                    rank,
-                )
+        check_groups(student, world, spread)
     for world, spread in ((4, 2), (6, 2), (3, 3), (2, 1)):
         seeds = student.draw("gradients", world).sample(range(1 << 40), world)
         run = student.call(averaged_on_rank, world=world, spread=spread, seed=Private(seeds))
@@ -1199,6 +1182,31 @@ def test_todo7_gradients(student):
             size = 8 * sum(map(math.prod, SHARED)), 4 * sum(map(math.prod, OWN))
             most = 2 * (world - 1) / world * size[0] + 2 * (len(holders) - 1) / len(holders) * size[1]
             check_sent(what, events, most, 0, f"all-reduces send {most:,.0f}", [rank])
+
+
+def check_groups(student, world, spread):
+    ranks = student.call(grouped_on_rank, world=world, spread=spread).evidence
+    for rank, found in enumerate(ranks):
+        what = f"make_groups on {world} rank{s(world)}, spread {spread}"
+        groups = found["groups"]
+        expect(isinstance(groups, list), f"{what} does not return two groups", "two groups", groups, rank)
+        first = rank - rank % spread
+        due = [list(range(first, first + spread)), list(range(rank % spread, world, spread))]
+        for name, got, right in zip(("that exchanges tokens", "that holds the same experts"), groups, due, strict=True):
+            expect(
+                isinstance(got, list),
+                f"{what}: rank {rank}'s group {name} is {got}: it is not in it, or it is no group",
+                f"ranks {right}",
+                got,
+                rank,
+            )
+            expect(
+                got == right,
+                f"{what}: rank {rank}'s group {name} has other members",
+                f"ranks {right}",
+                f"ranks {got}",
+                rank,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1432,47 +1440,8 @@ def check_training(student, world, spread, each, seeds, how, right):
         f"capacity factor {how['factor']}" if how["factor"] else "dropless"
     )
     run = student.call(trained_on_rank, world=world, spread=spread, seed=Private(seeds), **how)
-    sizes = {name: p.numel() for name, p in right["weights"].items()}
-    of_one = sum(size for name, size in sizes.items() if ".experts.0." in name)
-    of_all = sum(size for name, size in sizes.items() if ".experts." not in name)
     for rank, found in enumerate(run.evidence):
-        expect(
-            isinstance(found["lists"], list),
-            f"spread_experts on {told_size} does not return two lists of parameters",
-            "two lists",
-            found["lists"],
-            rank,
-        )
-        held, due = found["held"], of_all + each * of_one
-        expect(
-            held <= due,
-            f"{told_size}: after spread_experts, rank {rank} has memory for {held:,} weights; its share is "
-            f"{due:,}, with {each} "
-            f"expert{s(each)} per layer",
-            f"{due:,} weights",
-            f"{held:,} weights",
-            rank,
-        )
-        names = [name for name in right["weights"] if ".experts." not in name]
-        own = [
-            f"blocks.{b}.mlp.experts.{e}.{part}.weight"
-            for b in range(2)
-            for e in range(each)
-            for part in ("up", "down")
-        ]
-        for what, got, those in (
-            ("what all ranks hold", found["lists"][0], names),
-            ("this rank's experts", found["lists"][1], own),
-        ):
-            stray = sorted(set(got) ^ set(those)) or [name for name in got if got.count(name) > 1]
-            expect(
-                not stray,
-                f"spread_experts on {told_size}: the list of {what} on rank {rank} is wrong with respect to "
-                f"{stray[0] if stray else ''}",
-                f"{len(those)} parameters",
-                f"{len(got)} parameters",
-                rank,
-            )
+        check_spread(told_size, found, right, each, rank)
         expect(
             "loss" not in found,
             f"whole_loss on {told_size} does not return two numbers, as tensors",
@@ -1494,7 +1463,56 @@ def check_training(student, world, spread, each, seeds, how, right):
         f"{excess:.5f} more than the loss",
     )
     check_first_gradients(told_size, run.evidence, right, world, spread, each)
-    for rank, found in enumerate(run.evidence):
+    check_load(told_size, run.evidence, right)
+    for number, due in enumerate(right["losses"]):
+        check_loss(told_size, run.evidence, number, due)
+    check_last_weights(told_size, run.evidence, right, spread, each)
+    check_sent_in_training(told_size, cases(run.events)[:2], spread, each, how["experts"], right["kept"])
+
+
+def check_spread(told_size, found, right, each, rank):
+    """What spread_experts has left on a rank: memory, and the two lists."""
+    sizes = {name: p.numel() for name, p in right["weights"].items()}
+    of_one = sum(size for name, size in sizes.items() if ".experts.0." in name)
+    of_all = sum(size for name, size in sizes.items() if ".experts." not in name)
+    expect(
+        isinstance(found["lists"], list),
+        f"spread_experts on {told_size} does not return two lists of parameters",
+        "two lists",
+        found["lists"],
+        rank,
+    )
+    held, due = found["held"], of_all + each * of_one
+    expect(
+        held <= due,
+        f"{told_size}: after spread_experts, rank {rank} has memory for {held:,} weights; its share is "
+        f"{due:,}, with {each} "
+        f"expert{s(each)} per layer",
+        f"{due:,} weights",
+        f"{held:,} weights",
+        rank,
+    )
+    names = [name for name in right["weights"] if ".experts." not in name]
+    own = [
+        f"blocks.{b}.mlp.experts.{e}.{part}.weight" for b in range(2) for e in range(each) for part in ("up", "down")
+    ]
+    for what, got, those in (
+        ("what all ranks hold", found["lists"][0], names),
+        ("this rank's experts", found["lists"][1], own),
+    ):
+        stray = sorted(set(got) ^ set(those)) or [name for name in got if got.count(name) > 1]
+        expect(
+            not stray,
+            f"spread_experts on {told_size}: the list of {what} on rank {rank} is wrong with respect to "
+            f"{stray[0] if stray else ''}",
+            f"{len(those)} parameters",
+            f"{len(got)} parameters",
+            rank,
+        )
+
+
+def check_load(told_size, ranks, right):
+    for rank, found in enumerate(ranks):
         for layer in range(2):
             due = right["load"][layer][rank]
             load, than = found["load"][layer], f"how many of rank {rank}'s slots chose each expert"
@@ -1502,19 +1520,17 @@ def check_training(student, world, spread, each, seeds, how, right):
             check_tensor(
                 f"{told_size}: block {layer}'s load", load, torch.tensor(due), rank=rank, dtype=kind, than=than
             )
-    for number, due in enumerate(right["losses"]):
-        check_loss(told_size, run.evidence, number, due)
-    check_last_weights(told_size, run.evidence, right, spread, each)
-    forward, backward = cases(run.events)[:2]
-    for rank in range(world):
-        members = range(rank - rank % spread, rank - rank % spread + spread)
-        passes = [traffic([kept[r] for r in members], rank % spread, each, 4 * WIDTH) for kept in right["kept"]]
-        most, least = sum(p[0] for p in passes), sum(p[1] for p in passes)
-        small = 2 * (
-            8 * (how["experts"] - each) + 2 * 8 * (2 * how["experts"] + 2)
-        )  # counts and balancing losses of two layers
-        check_sent(f"{told_size}, forward", forward, most + small, least, NEEDED, [rank])
-        check_sent(f"{told_size}, backward", backward, most + small, least, NEEDED, [rank])
+
+
+def check_sent_in_training(told_size, passes, spread, each, experts, kept):
+    """Forward and backward, a rank sends the tokens that are not its own, counts, and the balancing losses."""
+    for direction, events in zip(("forward", "backward"), passes, strict=True):
+        for rank in range(len(events)):
+            members = range(rank - rank % spread, rank - rank % spread + spread)
+            layers = [traffic([layer[r] for r in members], rank % spread, each, 4 * WIDTH) for layer in kept]
+            small = 2 * (8 * (experts - each) + 2 * 8 * (2 * experts + 2))  # counts and balancing losses of two layers
+            most, least = sum(layer[0] for layer in layers) + small, sum(layer[1] for layer in layers)
+            check_sent(f"{told_size}, {direction}", events, most, least, NEEDED, [rank])
 
 
 def check_loss(told_size, ranks, number, due):

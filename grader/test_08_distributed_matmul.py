@@ -571,52 +571,55 @@ def test_todo3_cannon(student):
     )
     for shape in ((2, 3), (1, 4)):  # the second has a square number of ranks
         check_refusal(student, shape)
-    todo = Private()
-    for rank in range(9):
-        mine = []
-        for ranks, dtype, merciless, (x, w, dy) in plans:
-            (m, k), n, side = x.shape, w.shape[1], math.isqrt(ranks)
-            case = {
-                "ranks": ranks,
-                "dtype": dtype,
-                "merciless": merciless,
-                "shape": [side, side],
-                "sizes": [m, k, n],
-                "limit": 0,
-            }
-            if rank < ranks:
-                held, (y, *_) = two_axes_blocks(x, w, dy, (side, side), rank)
-                case["blocks"] = [given(t) for t in held]
-                if ranks == 9:  # with fewer, a whole row of blocks is no more than what one may hold
-                    blocks = largest(k, side) * (held[0].shape[0] + held[1].shape[1])
-                    numbers = held[0].numel() + held[1].numel() + 2 * blocks + 2 * y.numel()
-                    case["limit"] = numbers * (4 if dtype == "float32" else 8)
-            mine.append(case)
-        todo.append(mine)
+    todo = Private([[cannon_case(plan, rank) for plan in plans] for rank in range(9)])
     run = student.call(cannon_on_rank, world=9, todo=todo)
     calls = iter(cases(run.events))
-    for number, (ranks, dtype, _, (x, w, dy)) in enumerate(plans):
-        (m, k), n, side = x.shape, w.shape[1], math.isqrt(ranks)
-        told = f"cannon on {side} × {side} ranks, m = {m}, k = {k}, n = {n}, {dtype}"
-        right = [two_axes_blocks(x, w, dy, (side, side), rank)[1] for rank in range(ranks)]
-        seen = [run.evidence[rank][number] for rank in range(ranks)]
+    for number, plan in enumerate(plans):
         forward, _ = next(calls), next(calls)
-        check_results(told, ["Y"], [mine["y"] for mine in seen], [mine[0] for mine in right], dtype)
-        gradients = [mine["gradients"] for mine in seen]
-        check_results(f"{told}, backward", ["dX", "dW"], gradients, [mine[1:] for mine in right], dtype)
-        check_kept(told, seen)
-        sound(told, forward)
-        size = 4 if dtype == "float32" else 8
-        check_moved(
-            told,
-            forward,
-            [size * side * largest(k, side) * sum(y.shape) * (ranks > 1) for y, *_ in right],
-            f"{side} blocks of X and {side} of W are enough",
-        )
-        if seen[0]["limit"]:
-            check_alive(
-                told, seen, "beside its own blocks it needs two more of X and of W, and two of the result's size"
-            )
+        check_cannon(plan, [run.evidence[rank][number] for rank in range(plan[0])], forward)
+
+
+def cannon_case(plan, rank):
+    """What a rank is given for one product, and how many bytes it may hold; 0: any."""
+    ranks, dtype, merciless, (x, w, dy) = plan
+    (m, k), n, side = x.shape, w.shape[1], math.isqrt(ranks)
+    case = {
+        "ranks": ranks,
+        "dtype": dtype,
+        "merciless": merciless,
+        "shape": [side, side],
+        "sizes": [m, k, n],
+        "limit": 0,
+    }
+    if rank < ranks:
+        held, (y, *_) = two_axes_blocks(x, w, dy, (side, side), rank)
+        case["blocks"] = [given(t) for t in held]
+        if ranks == 9:  # with fewer, a whole row of blocks is no more than what one may hold
+            blocks = largest(k, side) * (held[0].shape[0] + held[1].shape[1])
+            numbers = held[0].numel() + held[1].numel() + 2 * blocks + 2 * y.numel()
+            case["limit"] = numbers * (4 if dtype == "float32" else 8)
+    return case
+
+
+def check_cannon(plan, seen, forward):
+    ranks, dtype, _, (x, w, dy) = plan
+    (m, k), n, side = x.shape, w.shape[1], math.isqrt(ranks)
+    told = f"cannon on {side} × {side} ranks, m = {m}, k = {k}, n = {n}, {dtype}"
+    right = [two_axes_blocks(x, w, dy, (side, side), rank)[1] for rank in range(ranks)]
+    check_results(told, ["Y"], [mine["y"] for mine in seen], [mine[0] for mine in right], dtype)
+    gradients = [mine["gradients"] for mine in seen]
+    check_results(f"{told}, backward", ["dX", "dW"], gradients, [mine[1:] for mine in right], dtype)
+    check_kept(told, seen)
+    sound(told, forward)
+    size = 4 if dtype == "float32" else 8
+    check_moved(
+        told,
+        forward,
+        [size * side * largest(k, side) * sum(y.shape) * (ranks > 1) for y, *_ in right],
+        f"{side} blocks of X and {side} of W are enough",
+    )
+    if seen[0]["limit"]:
+        check_alive(told, seen, "beside its own blocks it needs two more of X and of W, and two of the result's size")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -697,6 +700,30 @@ def summa_on_rank(code, rank, world, todo):
     ),
 )
 def test_todo4_summa(student):
+    check_panels(student)
+    plans, shapes = [], []
+    for ranks in range(8, 0, -1):  # as near to a square as may be; of 8 ranks, and of a prime, a row or a column, maybe
+        tables = boxes(ranks, 2)
+        near = tables[len(tables) // 2] if len(tables) > 2 else None
+        others = [student.draw("table", ranks).choice([t for t in tables if t != near])]
+        shapes += [near] * bool(near) + others * (ranks == 8 or not near)
+    for number, shape in enumerate(shapes):
+        draw = student.draw("summa", shape)
+        # Of 7 ranks in a row or a column, some have nothing of the result, and panels all the same.
+        m, n = (4, 6) if math.prod(shape) == 7 else draw.sample(range(5, 12), 2)
+        k = draw.choice([25, 26, 27, 29, 30])
+        plans.append(
+            (shape, "float64" if number % 2 else "float32", [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))])
+        )
+    todo = Private([[summa_case(plan, rank) for plan in plans] for rank in range(8)])
+    run = student.call(summa_on_rank, world=8, todo=todo)
+    calls = iter(cases(run.events))
+    for number, plan in enumerate(plans):
+        seen = [run.evidence[rank][number] for rank in range(math.prod(plan[0]))]
+        check_summa(plan, seen, forward=next(calls), backward=next(calls))
+
+
+def check_panels(student):
     draw = student.draw("panels")
     asked = [
         [10, [2, 3]],
@@ -715,70 +742,54 @@ def test_todo4_summa(student):
             found,
         )
 
-    plans, shapes = [], []
-    for ranks in range(8, 0, -1):  # as near to a square as may be; of 8 ranks, and of a prime, a row or a column, maybe
-        tables = boxes(ranks, 2)
-        near = tables[len(tables) // 2] if len(tables) > 2 else None
-        others = [student.draw("table", ranks).choice([t for t in tables if t != near])]
-        shapes += [near] * bool(near) + others * (ranks == 8 or not near)
-    for number, shape in enumerate(shapes):
-        draw = student.draw("summa", shape)
-        # Of 7 ranks in a row or a column, some have nothing of the result, and panels all the same.
-        m, n = (4, 6) if math.prod(shape) == 7 else draw.sample(range(5, 12), 2)
-        k = draw.choice([25, 26, 27, 29, 30])
-        plans.append(
-            (shape, "float64" if number % 2 else "float32", [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))])
-        )
-    todo = Private()
-    for rank in range(8):
-        mine = []
-        for shape, dtype, (x, w, dy) in plans:
-            case = {"ranks": math.prod(shape), "shape": list(shape), "dtype": dtype, "k": x.shape[1]}
-            if rank < math.prod(shape):
-                held, right = two_axes_blocks(x, w, dy, shape, rank)
-                widest = max(end - begin for begin, end, *_ in panels_of(x.shape[1], shape))
-                each = widest * (len(held[0]) + held[1].shape[1])  # a panel of X and one of W, or of their gradients
-                sizes = [t.numel() for t in (*held, *right)]
-                limits = (sum(sizes[:2]) + 2 * each + 2 * sizes[3], sum(sizes[:3]) + sum(sizes[4:]) + 4 * each)
-                case |= {
-                    "blocks": [given(t) for t in held],
-                    "limits": [limit * (4 if dtype == "float32" else 8) for limit in limits],
-                }
-            mine.append(case)
-        todo.append(mine)
-    run = student.call(summa_on_rank, world=8, todo=todo)
-    calls = iter(cases(run.events))
-    for number, (shape, dtype, (x, w, dy)) in enumerate(plans):
-        ranks, (m, k), n = math.prod(shape), x.shape, w.shape[1]
-        told = f"summa on {spoken(shape)} ranks, m = {m}, k = {k}, n = {n}, {dtype}"
-        blocks = [two_axes_blocks(x, w, dy, shape, rank) for rank in range(ranks)]
-        seen = [run.evidence[rank][number] for rank in range(ranks)]
-        forward, backward = next(calls), next(calls)
-        check_results(told, ["Y"], [mine["y"] for mine in seen], [right[0] for _, right in blocks], dtype)
-        gradients = [mine["gradients"] for mine in seen]
-        check_results(f"{told}, backward", ["dX", "dW"], gradients, [right[1:] for _, right in blocks], dtype)
-        check_kept(told, seen)
-        size = 4 if dtype == "float32" else 8
-        lacking = [len(hx) * (k - hx.shape[1]) + (k - hw.shape[0]) * hw.shape[1] for (hx, hw, _), _ in blocks]
-        most = [1.1 * size * numbers for numbers in lacking]  # blocks differ by one, and a neighbour's may be larger
-        check_moved(told, forward, most, "the panels that it lacks are all that must come", "takes part with")
-        check_moved(
-            f"{told}, backward",
-            backward,
-            [2 * mine for mine in most],
-            "the panels that it lacks, and as many sums, are all that must be moved",
-            "takes part with",
-        )
-        check_alive(
-            told,
-            [mine["forward"] for mine in seen],
-            "beside its blocks it needs two panels of each matrix at most, and two tensors of the result's size",
-        )
-        check_alive(
-            f"{told}, backward",
-            [mine["backward"] for mine in seen],
-            "beside its blocks and gradients it needs two panels of each matrix and of each gradient at most",
-        )
+
+def summa_case(plan, rank):
+    """What a rank is given for one product, and how many bytes it may hold, forward and backward."""
+    shape, dtype, (x, w, dy) = plan
+    case = {"ranks": math.prod(shape), "shape": list(shape), "dtype": dtype, "k": x.shape[1]}
+    if rank < math.prod(shape):
+        held, right = two_axes_blocks(x, w, dy, shape, rank)
+        widest = max(end - begin for begin, end, *_ in panels_of(x.shape[1], shape))
+        each = widest * (len(held[0]) + held[1].shape[1])  # a panel of X and one of W, or of their gradients
+        sizes = [t.numel() for t in (*held, *right)]
+        limits = (sum(sizes[:2]) + 2 * each + 2 * sizes[3], sum(sizes[:3]) + sum(sizes[4:]) + 4 * each)
+        case |= {
+            "blocks": [given(t) for t in held],
+            "limits": [limit * (4 if dtype == "float32" else 8) for limit in limits],
+        }
+    return case
+
+
+def check_summa(plan, seen, forward, backward):
+    shape, dtype, (x, w, dy) = plan
+    ranks, (m, k), n = math.prod(shape), x.shape, w.shape[1]
+    told = f"summa on {spoken(shape)} ranks, m = {m}, k = {k}, n = {n}, {dtype}"
+    blocks = [two_axes_blocks(x, w, dy, shape, rank) for rank in range(ranks)]
+    check_results(told, ["Y"], [mine["y"] for mine in seen], [right[0] for _, right in blocks], dtype)
+    gradients = [mine["gradients"] for mine in seen]
+    check_results(f"{told}, backward", ["dX", "dW"], gradients, [right[1:] for _, right in blocks], dtype)
+    check_kept(told, seen)
+    size = 4 if dtype == "float32" else 8
+    lacking = [len(hx) * (k - hx.shape[1]) + (k - hw.shape[0]) * hw.shape[1] for (hx, hw, _), _ in blocks]
+    most = [1.1 * size * numbers for numbers in lacking]  # blocks differ by one, and a neighbour's may be larger
+    check_moved(told, forward, most, "the panels that it lacks are all that must come", "takes part with")
+    check_moved(
+        f"{told}, backward",
+        backward,
+        [2 * mine for mine in most],
+        "the panels that it lacks, and as many sums, are all that must be moved",
+        "takes part with",
+    )
+    check_alive(
+        told,
+        [mine["forward"] for mine in seen],
+        "beside its blocks it needs two panels of each matrix at most, and two tensors of the result's size",
+    )
+    check_alive(
+        f"{told}, backward",
+        [mine["backward"] for mine in seen],
+        "beside its blocks and gradients it needs two panels of each matrix and of each gradient at most",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -874,23 +885,7 @@ def three_axes_on_rank(code, rank, world, todo):
     ),
 )
 def test_todo5_three_axes(student):
-    answers = {}
-    for m, k, n, x, y, z in (
-        (48, 96, 144, 2, 3, 4),
-        (48, 96, 144, 1, 1, 8),
-        (40, 24, 16, 1, 4, 1),
-        (40, 24, 16, 4, 1, 1),
-        (6, 4, 10, 1, 1, 1),
-    ):
-        gathered = (z - 1) / z * k * n / (x * y)
-        answers["numbers_sent_3d", (m, k, n, x, y, z)] = (
-            2 * gathered,
-            gathered,
-            2 * (x - 1) / x * m * n / (z * y),
-            2 * (y - 1) / y * m * k / (z * x),
-        )
-    check_answers(student, answers, wrong="is not what will happen")
-
+    check_numbers_sent(student)
     plans = []
     for ranks in range(8, 0, -1):
         draw = student.draw("boxes", ranks)
@@ -908,16 +903,7 @@ def test_todo5_three_axes(student):
                     [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))],
                 )
             )
-    todo = Private()
-    for rank in range(8):
-        mine = []
-        for shape, axes, dtype, (x, w, dy) in plans:
-            case = {"ranks": math.prod(shape), "shape": list(shape), "axes": list(axes), "dtype": dtype}
-            if rank < math.prod(shape):
-                held, of_w, _ = three_axes_blocks(x, w, dy, shape, axes, rank)
-                case |= {"blocks": [given(t) for t in held], "of_w": of_w}
-            mine.append(case)
-        todo.append(mine)
+    todo = Private([[three_axes_case(plan, rank) for plan in plans] for rank in range(8)])
     run = student.call(three_axes_on_rank, world=8, todo=todo)
     calls = iter(cases(run.events))
     for number, (shape, axes, dtype, (x, w, dy)) in enumerate(plans):
@@ -943,6 +929,35 @@ def test_todo5_three_axes(student):
         for direction, limit in zip(("forward", "backward"), most):
             check_moved(f"{told}, {direction}", next(calls), [limit] * ranks, "more than the formula says")
     check_corners(student)
+
+
+def check_numbers_sent(student):
+    answers = {}
+    for m, k, n, x, y, z in (
+        (48, 96, 144, 2, 3, 4),
+        (48, 96, 144, 1, 1, 8),
+        (40, 24, 16, 1, 4, 1),
+        (40, 24, 16, 4, 1, 1),
+        (6, 4, 10, 1, 1, 1),
+    ):
+        gathered = (z - 1) / z * k * n / (x * y)
+        answers["numbers_sent_3d", (m, k, n, x, y, z)] = (
+            2 * gathered,
+            gathered,
+            2 * (x - 1) / x * m * n / (z * y),
+            2 * (y - 1) / y * m * k / (z * x),
+        )
+    check_answers(student, answers, wrong="is not what will happen")
+
+
+def three_axes_case(plan, rank):
+    """What a rank is given for one product."""
+    shape, axes, dtype, (x, w, dy) = plan
+    case = {"ranks": math.prod(shape), "shape": list(shape), "axes": list(axes), "dtype": dtype}
+    if rank < math.prod(shape):
+        held, of_w, _ = three_axes_blocks(x, w, dy, shape, axes, rank)
+        case |= {"blocks": [given(t) for t in held], "of_w": of_w}
+    return case
 
 
 # The layers of the lessons before, in short: what the corners of the box must do.
@@ -1206,73 +1221,78 @@ def test_todo6_mlp(student):
     for right in serial:
         student.premise(right["losses"][-1] < 0.999 * right["losses"][0], "a model that does not train")
     check_axes(student)
-    todo = Private()
-    for rank in range(8):
-        mine = []
-        for shape, dtype, (x, target), weights in plans:
-            last = layer_axes(len(weights) - 1)
-            case = {
-                "ranks": math.prod(shape),
-                "shape": list(shape),
-                "dtype": dtype,
-                "last": list(last),
-                "numbers": target.numel(),
-            }
-            if rank < math.prod(shape):
-                at = coordinates(rank, shape)
-                rows = piece(len(x), shape[2], at[2])
-                case["blocks"] = [
-                    given(x[rows, piece(x.shape[1], shape[0], at[0])]),
-                    given(target[rows, piece(target.shape[1], shape[last[1]], at[last[1]])]),
-                ]
-                blocks = [weight_block(w, layer, shape, at) for layer, w in enumerate(weights)]
-                case |= {
-                    "shards": [given(shard(w, shape[2], at[2])) for w in blocks],
-                    "shapes": [list(w.shape) for w in blocks],
-                }
-            mine.append(case)
-        todo.append(mine)
+    todo = Private([[mlp_case(plan, rank) for plan in plans] for rank in range(8)])
     run = student.call(mlp_on_rank, world=8, todo=todo)
     calls = iter(cases(run.events))
-    for number, (shape, dtype, (x, target), weights) in enumerate(plans):
-        ranks = math.prod(shape)
-        sizes = " → ".join(str(size) for size in (weights[0].shape[0], *(w.shape[1] for w in weights)))
-        told = f"an MLP of {sizes} on {spoken(shape)} ranks, {len(x)} tokens, {dtype}"
-        seen = [run.evidence[rank][number] for rank in range(ranks)]
-        right = serial[number]
-        size = 4 if dtype == "float32" else 8
-        most = 64.0  # for the loss
-        for layer, w in enumerate(weights):
-            inner, outer, depth = (shape[axis] for axis in layer_axes(layer))
-            most += sum(three_axes_moved(len(x), *w.shape, inner, outer, depth, size))
+    for number, plan in enumerate(plans):
+        seen = [run.evidence[rank][number] for rank in range(math.prod(plan[0]))]
+        check_mlp(plan, seen, serial[number], [next(calls, None) for _ in range(STEPS)])
+
+
+def mlp_case(plan, rank):
+    """What a rank is given for one MLP: its blocks of x and of the target, its shards of the weights."""
+    shape, dtype, (x, target), weights = plan
+    last = layer_axes(len(weights) - 1)
+    case = {
+        "ranks": math.prod(shape),
+        "shape": list(shape),
+        "dtype": dtype,
+        "last": list(last),
+        "numbers": target.numel(),
+    }
+    if rank < math.prod(shape):
+        at = coordinates(rank, shape)
+        rows = piece(len(x), shape[2], at[2])
+        case["blocks"] = [
+            given(x[rows, piece(x.shape[1], shape[0], at[0])]),
+            given(target[rows, piece(target.shape[1], shape[last[1]], at[last[1]])]),
+        ]
+        blocks = [weight_block(w, layer, shape, at) for layer, w in enumerate(weights)]
+        case |= {
+            "shards": [given(shard(w, shape[2], at[2])) for w in blocks],
+            "shapes": [list(w.shape) for w in blocks],
+        }
+    return case
+
+
+def check_mlp(plan, seen, right, steps):
+    shape, dtype, (x, target), weights = plan
+    ranks = math.prod(shape)
+    sizes = " → ".join(str(size) for size in (weights[0].shape[0], *(w.shape[1] for w in weights)))
+    told = f"an MLP of {sizes} on {spoken(shape)} ranks, {len(x)} tokens, {dtype}"
+    size = 4 if dtype == "float32" else 8
+    most = 64.0  # for the loss
+    for layer, w in enumerate(weights):
+        inner, outer, depth = (shape[axis] for axis in layer_axes(layer))
+        most += sum(three_axes_moved(len(x), *w.shape, inner, outer, depth, size))
+    for rank, mine in enumerate(seen):
+        if mine["broken"]:
+            name, expected, found = mine["broken"]
+            raise Wrong(f"{told}: {name} does not return what it should on rank {rank}", expected, found, rank)
+    for step in range(STEPS):
         for rank, mine in enumerate(seen):
-            if mine["broken"]:
-                name, expected, found = mine["broken"]
-                raise Wrong(f"{told}: {name} does not return what it should on rank {rank}", expected, found, rank)
-        for step in range(STEPS):
-            for rank, mine in enumerate(seen):
-                loss, found = right["losses"][step], mine["losses"][step]
-                if step == 0:
-                    check_gradients(told, mine["gradients"][0], right["gradients"][0], shape, rank, dtype)
-                expect(
-                    abs(found - loss) <= CLOSE * loss,
-                    f"{told}: the loss of step {step + 1} on rank {rank} differs from one process's",
-                    loss,
-                    found,
-                    rank,
-                )
-                part, of_its_block = mine["parts"][step]
-                expect(
-                    abs(part - of_its_block) <= CLOSE * loss,
-                    f"{told}: the part of the loss that squared_error returns on rank {rank} is not its block's",
-                    of_its_block,
-                    part,
-                    rank,
-                )
-                if step == STEPS - 1:
-                    last = mine["gradients"][-1], right["gradients"][-1]
-                    check_gradients(f"{told}, step {STEPS}", *last, shape, rank, dtype)
-            check_moved(f"{told}, a step", next(calls), [most] * ranks, "more than the products and the loss need")
+            loss, found = right["losses"][step], mine["losses"][step]
+            if step == 0:
+                check_gradients(told, mine["gradients"][0], right["gradients"][0], shape, rank, dtype)
+            expect(
+                abs(found - loss) <= CLOSE * loss,
+                f"{told}: the loss of step {step + 1} on rank {rank} differs from one process's",
+                loss,
+                found,
+                rank,
+            )
+            part, of_its_block = mine["parts"][step]
+            expect(
+                abs(part - of_its_block) <= CLOSE * loss,
+                f"{told}: the part of the loss that squared_error returns on rank {rank} is not its block's",
+                of_its_block,
+                part,
+                rank,
+            )
+            if step == STEPS - 1:
+                last = mine["gradients"][-1], right["gradients"][-1]
+                check_gradients(f"{told}, step {STEPS}", *last, shape, rank, dtype)
+        check_moved(f"{told}, a step", steps[step], [most] * ranks, "more than the products and the loss need")
 
 
 def weight_block(w, layer, shape, at):
@@ -1354,15 +1374,7 @@ def mlp_time(m, dim, hidden, shape, alpha, beta, speed, cores):
 )
 def test_todo7_best_grid(student):
     draw = student.draw("costs")
-    answers = {}
-    for inner, outer, depth in ((1, 1, 1), (2, 1, 1), (1, 3, 1), (1, 1, 4), (2, 4, 3)):
-        m, k, n = (draw.randrange(24, 480, 24) for _ in range(3))
-        numbers = 3 * (depth - 1) / depth * k * n / (inner * outer) + 2 * (inner - 1) / inner * m * n / (depth * outer)
-        numbers += 2 * (outer - 1) / outer * m * k / (depth * inner)
-        answers["layer_cost", (m, k, n, inner, outer, depth)] = (
-            3 * (depth - 1) + 2 * (inner - 1) + 2 * (outer - 1),
-            numbers,
-        )
+    answers = layer_costs(draw)
     worlds, asked = (1, 4, 7, 8, 12, 64), []
     for world, sizes, machine in (
         (8, (4096, 64, 256), (2e-4, 1e-9, 2e10, 2)),
@@ -1389,20 +1401,7 @@ def test_todo7_best_grid(student):
     check_answers(student, answers, wrong="is not what the layer sends")
     (seen,) = student.call(grids_on_rank, world=1, group=False, worlds=worlds, asked=asked).evidence
     for world, found in zip(worlds, seen["factorings"], strict=True):
-        right = all_boxes(world)
-        expect(
-            isinstance(found, list) and all(isinstance(shape, list) for shape in found),
-            f"factorings({world}) is no list of grids",
-            f"{len(right)} grids",
-            found,
-        )
-        expect(
-            sorted(found) == right,
-            f"factorings({world}) are not all grids of three axes, each once",
-            f"{len(right)} grids",
-            f"{len(found)} grids: {found}"[:300],
-        )
-        expect(found == right, f"factorings({world}) are not in ascending order", right, found)
+        check_factorings(world, found)
     for (sizes, shapes, machine), all_of_them, times, best in zip(
         asked, every, seen["seconds"], seen["best"], strict=True
     ):
@@ -1427,6 +1426,37 @@ def test_todo7_best_grid(student):
             fastest,
             chosen,
         )
+
+
+def layer_costs(draw):
+    """(layer_cost, its arguments) -> messages, and numbers sent."""
+    answers = {}
+    for inner, outer, depth in ((1, 1, 1), (2, 1, 1), (1, 3, 1), (1, 1, 4), (2, 4, 3)):
+        m, k, n = (draw.randrange(24, 480, 24) for _ in range(3))
+        numbers = 3 * (depth - 1) / depth * k * n / (inner * outer) + 2 * (inner - 1) / inner * m * n / (depth * outer)
+        numbers += 2 * (outer - 1) / outer * m * k / (depth * inner)
+        answers["layer_cost", (m, k, n, inner, outer, depth)] = (
+            3 * (depth - 1) + 2 * (inner - 1) + 2 * (outer - 1),
+            numbers,
+        )
+    return answers
+
+
+def check_factorings(world, found):
+    right = all_boxes(world)
+    expect(
+        isinstance(found, list) and all(isinstance(shape, list) for shape in found),
+        f"factorings({world}) is no list of grids",
+        f"{len(right)} grids",
+        found,
+    )
+    expect(
+        sorted(found) == right,
+        f"factorings({world}) are not all grids of three axes, each once",
+        f"{len(right)} grids",
+        f"{len(found)} grids: {found}"[:300],
+    )
+    expect(found == right, f"factorings({world}) are not in ascending order", right, found)
 
 
 def all_boxes(world):

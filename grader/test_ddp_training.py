@@ -406,50 +406,57 @@ def check_loader_on(student, nodes, world, which, name):
             seen,
             rank,
         )
+        told = f"rank {rank} of {world}"
         if which == 0:
-            local = BATCH // world
-            right = [share[k : k + local] for k in range(0, BATCH, local)]
-            if batches and seen[:local] == share[:local]:
-                expect(
-                    len(batches[0]) == local,
-                    f"rank {rank} of {world} trains on batches of {len(batches[0])}: --batch-size {BATCH} is the global"
-                    f" batch, and a rank's part of it is {local}",
-                    f"batches of {local}",
-                    [len(b) for b in batches],
-                    rank,
-                )
-                expect(
-                    batches[len(right) :] != [share[BATCH:]],
-                    f"rank {rank} of {world} trains on a last batch of {len(batches[-1])}: in training a "
-                    "short batch is left out, on all ranks alike",
-                    [len(b) for b in right],
-                    [len(b) for b in batches],
-                    rank,
-                )
-            expect(
-                batches == right,
-                f"rank {rank} of {world} does not train on the samples that its sampler deals",
-                right[0],
-                batches[:1],
-                rank,
-            )
+            check_training_batches(told, batches, share, BATCH // world, rank)
         else:
-            expect(
-                sorted(seen) != list(range(100)),
-                f"rank {rank} of {world} reads the whole {name} set: its sampler is not used",
-                share,
-                f"all {len(seen)} samples",
-                rank,
-            )
-            lost = [i for i in share if i not in seen]
-            expect(not lost, f"rank {rank} of {world} drops {name} samples {lost}; every one counts", share, seen, rank)
-            expect(
-                sorted(seen) == sorted(share),
-                f"rank {rank} of {world} does not read the {name} samples that its sampler deals",
-                share,
-                seen,
-                rank,
-            )
+            check_all_read(told, name, seen, share, rank)
+
+
+def check_training_batches(told, batches, share, local, rank):
+    """The sampler's samples, in batches of a rank's part, without a short one."""
+    right = [share[k : k + local] for k in range(0, BATCH, local)]
+    seen = [n for batch in batches for n in batch]
+    if batches and seen[:local] == share[:local]:
+        expect(
+            len(batches[0]) == local,
+            f"{told} trains on batches of {len(batches[0])}: --batch-size {BATCH} is the global"
+            f" batch, and a rank's part of it is {local}",
+            f"batches of {local}",
+            [len(b) for b in batches],
+            rank,
+        )
+        expect(
+            batches[len(right) :] != [share[BATCH:]],
+            f"{told} trains on a last batch of {len(batches[-1])}: in training a "
+            "short batch is left out, on all ranks alike",
+            [len(b) for b in right],
+            [len(b) for b in batches],
+            rank,
+        )
+    expect(
+        batches == right, f"{told} does not train on the samples that its sampler deals", right[0], batches[:1], rank
+    )
+
+
+def check_all_read(told, name, seen, share, rank):
+    """The sampler's samples, all of them."""
+    expect(
+        sorted(seen) != list(range(100)),
+        f"{told} reads the whole {name} set: its sampler is not used",
+        share,
+        f"all {len(seen)} samples",
+        rank,
+    )
+    lost = [i for i in share if i not in seen]
+    expect(not lost, f"{told} drops {name} samples {lost}; every one counts", share, seen, rank)
+    expect(
+        sorted(seen) == sorted(share),
+        f"{told} does not read the {name} samples that its sampler deals",
+        share,
+        seen,
+        rank,
+    )
 
 
 @todo(
@@ -1073,6 +1080,28 @@ def test_todo17_launch(student):
 def check_launch(name, starts, nodes):
     """Every GPU of every node has one process, and all processes are ranks of one world."""
     job = f"{name}, on {nodes} node{'s' if nodes > 1 else ''}"
+    check_call(job, starts)
+    for node in range(nodes):
+        check_node(job, starts, node)
+    world = nodes * header.GPUS
+    for ranks in starts:
+        expect(
+            ranks.world == world,
+            f"{job}: node {ranks.node} believes in a world of {ranks.world} ranks, {world} are started: is it told how "
+            "many nodes there are?",
+            f"{world} ranks",
+            f"{ranks.world}",
+        )
+    if all(ranks.ranks is not None for ranks in starts):
+        check_ranks(job, starts, world)
+    else:
+        check_rendezvous(job, starts)
+    if nodes > 1:
+        check_place(job, starts)
+
+
+def check_call(job, starts):
+    """torchrun is called as it can be, for the script, with the batch file's arguments."""
     for ranks in starts:
         expect(
             not ranks.refused,
@@ -1095,64 +1124,59 @@ def check_launch(name, starts, nodes):
             '"$@": --size gpu --out … ' + " ".join(stand_ins.ARGS),
             " ".join(ranks.args) or "no arguments",
         )
-    for node in range(nodes):
-        here = [ranks for ranks in starts if ranks.node == node]
-        expect(
-            here,
-            f"{job}: node {node} starts nothing, its {header.GPUS} GPUs are idle. What should run on each node goes"
-            " through srun or mpiexec",
-            "a torchrun on each node",
-            f"started on nodes {sorted({ranks.node for ranks in starts})} only",
-        )
-        count = sum(ranks.processes for ranks in here)
-        how = f"{len(here)} × {here[0].how}"
-        expect(
-            count == header.GPUS,
-            f"{job}: node {node} starts {count} process{'es' if count != 1 else ''} ({how}) for {header.GPUS} GPUs",
-            f"{header.GPUS} processes on each node",
-            f"{count} by {how}",
-        )
-    world = nodes * header.GPUS
-    for ranks in starts:
-        expect(
-            ranks.world == world,
-            f"{job}: node {ranks.node} believes in a world of {ranks.world} ranks, {world} are started: is it told how "
-            "many nodes there are?",
-            f"{world} ranks",
-            f"{ranks.world}",
-        )
-    if all(ranks.ranks is not None for ranks in starts):
-        for k, ranks in enumerate(starts):
-            for other in starts[k + 1 :]:
-                twice = sorted(set(ranks.ranks) & set(other.ranks))
-                if twice:
-                    raise Wrong(
-                        f"{job}: nodes {ranks.node} and {other.node} both start rank {twice[0]}. A node's number is"
-                        " known on that node only; outside of single quotes the first node expands it, for all",
-                        "each rank once",
-                        f"rank {twice[0]} twice",
-                    )
-        missing = sorted(set(range(world)) - {rank for ranks in starts for rank in ranks.ranks})
-        expect(
-            not missing, f"{job}: no process is rank {missing[:1]}", f"ranks 0 to {world - 1}", f"missing: {missing}"
-        )
-    else:
-        check_rendezvous(job, starts)
-    if nodes > 1:
-        places = {ranks.place for ranks in starts}
-        expect(
-            len(places) == 1 and all(places),
-            f"{job}: the nodes do not meet in one place",
-            "one address and port",
-            ", ".join(sorted(places)),
-        )
-        place = places.pop().rpartition(":")[0]
-        expect(
-            is_first_node(place),
-            f"{job}: the nodes look for each other at {place}, which is not the first node",
-            stand_ins.NODES[0],
-            place,
-        )
+
+
+def check_node(job, starts, node):
+    here = [ranks for ranks in starts if ranks.node == node]
+    expect(
+        here,
+        f"{job}: node {node} starts nothing, its {header.GPUS} GPUs are idle. What should run on each node goes"
+        " through srun or mpiexec",
+        "a torchrun on each node",
+        f"started on nodes {sorted({ranks.node for ranks in starts})} only",
+    )
+    count = sum(ranks.processes for ranks in here)
+    how = f"{len(here)} × {here[0].how}"
+    expect(
+        count == header.GPUS,
+        f"{job}: node {node} starts {count} process{'es' if count != 1 else ''} ({how}) for {header.GPUS} GPUs",
+        f"{header.GPUS} processes on each node",
+        f"{count} by {how}",
+    )
+
+
+def check_ranks(job, starts, world):
+    """Each rank is started once."""
+    for k, ranks in enumerate(starts):
+        for other in starts[k + 1 :]:
+            twice = sorted(set(ranks.ranks) & set(other.ranks))
+            if twice:
+                raise Wrong(
+                    f"{job}: nodes {ranks.node} and {other.node} both start rank {twice[0]}. A node's number is"
+                    " known on that node only; outside of single quotes the first node expands it, for all",
+                    "each rank once",
+                    f"rank {twice[0]} twice",
+                )
+    missing = sorted(set(range(world)) - {rank for ranks in starts for rank in ranks.ranks})
+    expect(not missing, f"{job}: no process is rank {missing[:1]}", f"ranks 0 to {world - 1}", f"missing: {missing}")
+
+
+def check_place(job, starts):
+    """All nodes meet on the first one."""
+    places = {ranks.place for ranks in starts}
+    expect(
+        len(places) == 1 and all(places),
+        f"{job}: the nodes do not meet in one place",
+        "one address and port",
+        ", ".join(sorted(places)),
+    )
+    place = places.pop().rpartition(":")[0]
+    expect(
+        is_first_node(place),
+        f"{job}: the nodes look for each other at {place}, which is not the first node",
+        stand_ins.NODES[0],
+        place,
+    )
 
 
 def check_rendezvous(job, starts):

@@ -87,26 +87,7 @@ def check_checkpoint(
     """It loads without a group, and holds the plain model's weights, which are `right`: to the last bit, or `rounded`
     by another order of sums. `earlier`: the weights of a checkpoint that this one was to replace.
     """
-    if zipfile.is_zipfile(io.BytesIO(content)):  # as torch.save writes it: nothing in it is packed, so nothing grows
-        packed = [
-            entry
-            for entry in zipfile.ZipFile(io.BytesIO(content)).infolist()
-            if entry.compress_type != zipfile.ZIP_STORED
-        ]
-        expect(
-            not packed,
-            "the checkpoint is packed, which torch.save does not do",
-            "plain entries",
-            [entry.filename for entry in packed[:1]],
-        )
-    try:
-        saved = torch.load(io.BytesIO(content), weights_only=True)
-    except Exception as error:
-        raise Wrong(
-            "the checkpoint does not load with torch.load(weights_only=True): it holds objects, not weights",
-            "a dictionary of tensors",
-            str(error).splitlines()[0],
-        ) from None
+    saved = loaded(content)
     expect(
         isinstance(saved, dict) and isinstance(saved.get("model"), dict) and {"config", "epoch"} <= set(saved),
         "the checkpoint has lost an entry",
@@ -127,37 +108,7 @@ def check_checkpoint(
         sorted(saved["model"]),
     )
     for name, weight in right.items():
-        part = saved["model"][name]
-        expect(
-            type(part) is torch.Tensor,
-            f"the checkpoint's {name} is a {type(part).__name__}, which only a process group can read",
-            "a tensor",
-            type(part).__name__,
-        )
-        expect(
-            part.shape == weight.shape,
-            f"the checkpoint's {name} is a part of it",
-            tuple(weight.shape),
-            tuple(part.shape),
-        )
-        expect(
-            part.dtype == weight.dtype,
-            f"the checkpoint's {name} is {str(part.dtype).removeprefix('torch.')}, and the model's is not",
-            str(weight.dtype).removeprefix("torch."),
-            str(part.dtype).removeprefix("torch."),
-        )
-        if rounded:  # SGD keeps rounding small: 1e-6 was measured; the weights themselves move by 1e-2
-            same = torch.allclose(part, weight, rtol=1e-3, atol=1e-5)
-        else:
-            same = torch.equal(part, weight)
-        stale = not same and earlier is not None and torch.equal(part, earlier[name])
-        expect(
-            same,
-            f"the checkpoint's {name} is not the model's"
-            + (": it is that of an earlier checkpoint at this path, which was to be written over" if stale else ""),
-            "equal weights",
-            "others",
-        )
+        check_saved_weight(name, saved["model"][name], weight, earlier and earlier[name], rounded)
     for name, wanted in (("epoch", epoch), ("config", config)):
         expect(
             wanted is None or saved[name] == wanted,
@@ -165,6 +116,60 @@ def check_checkpoint(
             wanted,
             saved[name],
         )
+
+
+def loaded(content: bytes) -> Any:
+    """What a checkpoint holds, for whoever has torch alone."""
+    if zipfile.is_zipfile(io.BytesIO(content)):  # as torch.save writes it: nothing in it is packed, so nothing grows
+        packed = [
+            entry
+            for entry in zipfile.ZipFile(io.BytesIO(content)).infolist()
+            if entry.compress_type != zipfile.ZIP_STORED
+        ]
+        expect(
+            not packed,
+            "the checkpoint is packed, which torch.save does not do",
+            "plain entries",
+            [entry.filename for entry in packed[:1]],
+        )
+    try:
+        return torch.load(io.BytesIO(content), weights_only=True)
+    except Exception as error:
+        raise Wrong(
+            "the checkpoint does not load with torch.load(weights_only=True): it holds objects, not weights",
+            "a dictionary of tensors",
+            str(error).splitlines()[0],
+        ) from None
+
+
+def check_saved_weight(name: str, part: Any, weight: torch.Tensor, earlier: torch.Tensor | None, rounded: bool) -> None:
+    expect(
+        type(part) is torch.Tensor,
+        f"the checkpoint's {name} is a {type(part).__name__}, which only a process group can read",
+        "a tensor",
+        type(part).__name__,
+    )
+    expect(
+        part.shape == weight.shape, f"the checkpoint's {name} is a part of it", tuple(weight.shape), tuple(part.shape)
+    )
+    expect(
+        part.dtype == weight.dtype,
+        f"the checkpoint's {name} is {str(part.dtype).removeprefix('torch.')}, and the model's is not",
+        str(weight.dtype).removeprefix("torch."),
+        str(part.dtype).removeprefix("torch."),
+    )
+    if rounded:  # SGD keeps rounding small: 1e-6 was measured; the weights themselves move by 1e-2
+        same = torch.allclose(part, weight, rtol=1e-3, atol=1e-5)
+    else:
+        same = torch.equal(part, weight)
+    stale = not same and earlier is not None and torch.equal(part, earlier)
+    expect(
+        same,
+        f"the checkpoint's {name} is not the model's"
+        + (": it is that of an earlier checkpoint at this path, which was to be written over" if stale else ""),
+        "equal weights",
+        "others",
+    )
 
 
 def one_writer(run: Any, told: str = "") -> list[int]:
