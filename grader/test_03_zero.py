@@ -1258,9 +1258,8 @@ def unit_on_rank(code, rank, world, factor, dtype):
             return seen  # using a tensor without memory would end the process
         with torch.no_grad():
             for shard in unit.shards:
-                shard.mul_(
-                    factor
-                )  # as an optimizer would: the gathered values must come from the shards, not from before
+                # As an optimizer would: the gathered values must come from the shards, not from before.
+                shard.mul_(factor)
         mark()
         code.unshard(unit)
         seen["lacking"] = [

@@ -1621,9 +1621,8 @@ def dropped_on_rank(code, rank, world, seed, p):
     for generator in made:
         for _ in range(2):
             x_ = x.clone().requires_grad_()
-            torch.manual_seed(
-                5
-            )  # whoever draws from the common source of all, and not from the generator, draws the same again
+            # Whoever draws from the common source of all, and not from the generator, draws the same again.
+            torch.manual_seed(5)
             y = code.dropout(x_, p, generator)
             seen["fault"] = (
                 seen["fault"]

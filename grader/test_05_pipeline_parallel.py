@@ -1354,11 +1354,11 @@ def nameless(trial):
 
 def serial_of(trials, seeds):
     """For `serial_trials`: the same weights and batches."""
-    return [
-        {key: value for key, value in trial.items() if key not in ("name", "schedule", "grad")}
-        | {"seeds": [seed + 1000 * number for seed in seeds[: len(trial["schedule"])]]}
-        for number, trial in enumerate(trials)
-    ]
+    asked = []
+    for number, trial in enumerate(trials):
+        given = {key: value for key, value in trial.items() if key not in ("name", "schedule", "grad")}
+        asked.append(given | {"seeds": [seed + 1000 * number for seed in seeds[: len(trial["schedule"])]]})
+    return asked
 
 
 def drawn_trial(draw, p, m, v, split=False, dtype="float32"):

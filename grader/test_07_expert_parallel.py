@@ -1067,9 +1067,8 @@ def test_todo6_balance(student):
                 " is detached.",
             )
             (events,) = cases(run.events)
-            most = (
-                2 * 2 * (world - 1) / world * 8 * (2 * experts + 2)
-            )  # an all-reduce of float64 numbers, forward and backward
+            # An all-reduce of float64 numbers, forward and backward.
+            most = 2 * 2 * (world - 1) / world * 8 * (2 * experts + 2)
             enough = "a few numbers for each expert are enough, however many tokens there are"
             check_sent(what, events, most, 1 if world > 1 else 0, enough, [rank])
 
@@ -1286,9 +1285,8 @@ class Whole(nn.Module):
         index = torch.tensor([row for share in shares for row in share])
         out = torch.zeros_like(h)
         for number, expert in enumerate(self.experts):
-            out = out + ((index == number) * gates).sum(dim=1, keepdim=True) * expert(
-                h
-            )  # dense: all tokens, most times zero
+            # Dense: all tokens, most times zero.
+            out = out + ((index == number) * gates).sum(dim=1, keepdim=True) * expert(h)
         return out.view_as(x)
 
 

@@ -204,11 +204,11 @@ def places_on_rank(code, rank, world, lengths, shapes):
         blocks.append(
             [[plain(s.start), plain(s.stop), plain(s.step)] if isinstance(s, slice) else repr(s) for s in found]
         )
-    places = [[plain(code.place(r, tuple(shape))) for r in range(math.prod(shape))] for shape in shapes]
-    lines = [
-        [[plain(code.line(r, tuple(shape), axis)) for axis in range(len(shape))] for r in range(math.prod(shape))]
-        for shape in shapes
-    ]
+    places, lines = [], []
+    for shape in map(tuple, shapes):
+        ranks, axes = range(math.prod(shape)), range(len(shape))
+        places.append([plain(code.place(r, shape)) for r in ranks])
+        lines.append([[plain(code.line(r, shape, axis)) for axis in axes] for r in ranks])
     return {"blocks": blocks, "places": places, "lines": lines}
 
 
@@ -1024,9 +1024,8 @@ def corners_on_rank(code, rank, world, todo):
             if not theirs:
                 y = code.Product.apply(x, w, shape, code.Axes(0, 1, 2), grid)
             elif case["layer"] == "FSDP":
-                from torch.utils.checkpoint import (
-                    checkpoint,
-                )  # makes the forward pass, and with it the all-gather, once more
+                # Makes the forward pass, and with it the all-gather, once more.
+                from torch.utils.checkpoint import checkpoint
 
                 y = checkpoint(lambda x, w: x @ Unsharded.apply(w, shape), x, w, use_reentrant=False)
             elif case["layer"] == "column-parallel":

@@ -154,9 +154,8 @@ def joined(student, world, **how):
         ranks, events = run.evidence, run.events
     except Fault as fault:
         events = fault.events
-        group = next(
-            (e["world"] for mine in events for e in mine if e["e"] == "joined"), None
-        )  # joining takes all ranks: one speaks for all
+        # Joining takes all ranks: one speaks for all.
+        group = next((e["world"] for mine in events for e in mine if e["e"] == "joined"), None)
         if group is None and not (fault.cause == "crash" and "process group" in fault.message):
             raise  # it failed before that
         ranks = [{"joined": group is not None, "ranks": group, "sum": None}] * world

@@ -418,10 +418,11 @@ def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
 
     inside = 4 * sum(shares(block, shards) for block in blocks)
     outside = 4 * shares(rest, shards)
+    # Without padding.
     least = (
         4 * sum(math.prod(shape) for block in blocks for shape in block) / shards,
         4 * sum(map(math.prod, rest)) / shards,
-    )  # without padding
+    )
     if shards > 1:
         gathered, scattered = given("all_gather"), sum(given("reduce_scatter"))
         times = {"grad": "once: they stay from the forward to the backward pass", "full": "twice, once for each pass"}

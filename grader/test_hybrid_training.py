@@ -269,26 +269,36 @@ def test_todo1_mesh(student):
 CUTS = [(2, 1, 1, 2, "1f1b"), (4, 1, 1, 1, "zero-bubble"), (2, 2, 1, 1, "interleaved"), (4, 1, 1, 1, "interleaved")]
 
 
+def cut_stage(model, stage):
+    """What one of the student's stages has, and what it should have."""
+    index, n_stages, layers = stage.stage_index, stage.num_stages, len(model.blocks)
+    whole = {name: p for name, p in model.named_parameters()}
+    mine = dict(stage.submod.named_parameters())
+    right = None
+    if 0 <= index < n_stages <= layers:
+        right = [name for name, _ in cut_by_check(model, index, n_stages).named_parameters()]
+    return {
+        "stage": index,
+        "of": n_stages,
+        "group": sorted(dist.get_process_group_ranks(stage.group)),
+        "held": elements(mine.values()),
+        "names": [*mine],
+        "own": all(p is whole.get(name) for name, p in mine.items()),
+        "right": right,
+    }
+
+
 def cut_on_rank(code, rank, world, layers):
     left = []
     for *shape, schedule in CUTS:
         mesh = made_mesh(*shape)
         with torch.device("meta"):
             model = TransformerLM(50, 16, 2, layers, 8)
-        names = {name: p for name, p in model.named_parameters()}
         stages = code.cut(model, mesh["pp"], CPU, made_args(code, pp=shape[0], schedule=schedule))
         if not isinstance(stages, list) or not all(hasattr(stage, "submod") for stage in stages):
             left.append(kind_of(stages))
             continue
-        left.append([{
-            "stage": stage.stage_index, "of": stage.num_stages,
-            "group": sorted(dist.get_process_group_ranks(stage.group)),
-            "held": elements(stage.submod.parameters()),
-            "names": [name for name, _ in stage.submod.named_parameters()],
-            "own": all(p is names.get(name) for name, p in stage.submod.named_parameters()),
-            "right": [name for name, _ in cut_by_check(model, stage.stage_index, stage.num_stages).named_parameters()]
-            if 0 <= stage.stage_index < stage.num_stages <= layers else None,
-        } for stage in stages])  # fmt: skip
+        left.append([cut_stage(model, stage) for stage in stages])
     return left
 
 

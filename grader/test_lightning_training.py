@@ -524,11 +524,8 @@ def test_todo5_strategy(student):
 # ---------------------------------------------------------------------------------------------------
 # TODOs 6 and 7: loaders
 
-SETS = (
-    35,
-    17,
-    13,
-)  # 35 = 2 · 12 + 11: on 2 and on 3 ranks, a padded share has a third step that one process does not make
+# 35 = 2 · 12 + 11: on 2 and on 3 ranks, a padded share has a third step that one process does not make.
+SETS = (35, 17, 13)
 
 
 def numbered(first, size):

@@ -284,10 +284,8 @@ def check_cut(blocks, n_stages, head, seen):
 
 
 def stages_on_rank(code, rank, world, grids):
-    code.Layers, code.cut = (
-        Cut,
-        lambda blocks, n_stages, head: blocks_of(blocks, n_stages),
-    )  # TODO 1 is judged by itself
+    # TODO 1 is judged by itself.
+    code.Layers, code.cut = (Cut, lambda blocks, n_stages, head: blocks_of(blocks, n_stages))
     left = []
     for pp, data, kind, dtype in grids:
         args = made_args(code, "--schedule", kind, "--dtype", dtype, pp=pp, data=data)

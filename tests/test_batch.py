@@ -115,9 +115,8 @@ def test_polaris_would_take_the_header(name):
     hours, minutes, seconds = map(int, options["walltime"].split(":"))
     assert 0 < hours * 3600 + minutes * 60 + seconds <= 3600
     assert options["filesystems"].split(":") == ["home", "eagle"] and options["place"] == "scatter"
-    assert not any(
-        re.match(r"#PBS -[Aq]", line) for line in lines
-    )  # the user's own; a directive would be somebody else's
+    # The user's own; a directive would be somebody else's.
+    assert not any(re.match(r"#PBS -[Aq]", line) for line in lines)
     assert len(re.search(r"#PBS -N (.*)", text).group(1)) <= 15
 
 

@@ -97,9 +97,8 @@ def test_a_python_without_venv_is_named(bench):
 def test_installs_once_and_again_when_the_requirements_change(bench):
     bench.python()
     done = bench.run("status")
-    assert (
-        done.stdout.startswith("ran ") and str(bench.bin.parent) in done.stdout
-    )  # the user's folder stays the current one
+    # The user's folder stays the current one.
+    assert done.stdout.startswith("ran ") and str(bench.bin.parent) in done.stdout
     assert len(bench.log("install -r")) == 1
     # the python of .venv, not the python3 that made it
     assert bench.log("grader.engine.commands.cli")[0].startswith("python ")

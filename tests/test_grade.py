@@ -222,9 +222,8 @@ def test_a_worker_that_dies_twice_is_no_zero(course, handed_in, tmp_path, monkey
     record = records.read_record(room.record("all"))
     assert record["state"] == records.FAILED and "died twice" in record["why"]
     assert pages.table([record], [LESSON]).splitlines()[1] == "all,could not be graded," + "," * 9
-    assert list(grade.left_to_do(room, {"all": handed_in / "all"}, again=False)) == [
-        "all"
-    ]  # the next call tries it once more
+    # The next call tries it once more.
+    assert list(grade.left_to_do(room, {"all": handed_in / "all"}, again=False)) == ["all"]
 
 
 def test_numbers_that_cannot_tell_right_from_wrong_cost_one_todo_and_no_submission(tmp_path):

@@ -157,9 +157,8 @@ def test_a_student_solves_a_todo(address, browser, course, tmp_path):
     browser.get(address)
     WebDriverWait(browser, LONG).until(ready)
     do("await panel.context.ready; await panel.sessionContext.ready")
-    assert (
-        "Jupyter news" not in browser.find_element("tag name", "body").text
-    )  # nothing is asked before anything can be read
+    # Nothing is asked before anything can be read.
+    assert "Jupyter news" not in browser.find_element("tag name", "body").text
 
     shown = check("not-done")
     assert "· 01_collectives/1" in shown and "TODO 1 is not done yet" in shown and "hint" in shown

@@ -1,33 +1,40 @@
-"""A function fits a screen."""
+"""A function fits a screen, and a comment stands at the line that it speaks of."""
 
 import ast
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from grader.engine.lesson.lessons import COURSE
 
+pytestmark = pytest.mark.skipif(not (COURSE / ".git").exists(), reason="no checkout: nobody says which files are ours")
+
 SCREEN, MOST = 60, 100  # lines of a function
 ALLOWED = 15  # functions longer than a screen: recipes, and commands with many options
+LONE_BRACKET = re.compile(r"^ *[])}]+,? +# (?!fmt|noqa|type)", re.MULTILINE)  # where a formatter leaves a comment
 
 
-def lengths() -> dict[str, int]:
-    """Lines of each function of what is written by hand."""
+def ours() -> list[Path]:
+    """What is written by hand."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=COURSE, capture_output=True, text=True, check=True).stdout
-    found = {}
-    for name in listed.split():
-        path = COURSE / name
-        if not name.startswith("train/") and path.is_file():
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.FunctionDef):
-                    found[f"{name}: {node.name}"] = node.end_lineno - node.lineno + 1
-    return found
+    files = [COURSE / name for name in listed.split() if not name.startswith("train/")]
+    return [file for file in files if file.is_file()]
 
 
-@pytest.mark.skipif(not (COURSE / ".git").exists(), reason="no checkout: nobody says which files are ours")
 def test_a_function_fits_a_screen():
-    found = lengths()
-    assert len(found) > 1000
-    long = {name: lines for name, lines in found.items() if lines > SCREEN}
+    lengths = {}
+    for file in ours():
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                lengths[f"{file.relative_to(COURSE)}: {node.name}"] = node.end_lineno - node.lineno + 1
+    assert len(lengths) > 1000
+    long = {name: lines for name, lines in lengths.items() if lines > SCREEN}
     assert max(long.values()) <= MOST, long
     assert len(long) <= ALLOWED, long
+
+
+def test_no_comment_stands_behind_a_lone_bracket():
+    assert LONE_BRACKET.search("x = (\n    1,\n)  # one\n")
+    assert [file.name for file in ours() if LONE_BRACKET.search(file.read_text("utf-8"))] == []

@@ -29,10 +29,8 @@ def test_what_autograd_keeps_is_alive():
     weight = nn.Parameter(torch.ones(4, 4))
     with Storages([weight]) as storages:
         loss = (weight * 2).exp().sum()
-        assert storages.by_kind({"weights": [weight]}) == {
-            "weights": 64,
-            "other": 64,
-        }  # exp's result, for the backward pass
+        # Exp's result, for the backward pass.
+        assert storages.by_kind({"weights": [weight]}) == {"weights": 64, "other": 64}
         loss.backward()
         assert storages.by_kind({"weights": [weight], "gradients": [weight.grad]}) == {
             "weights": 64,

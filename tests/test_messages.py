@@ -47,11 +47,8 @@ def rounds(*ranks):
 
 def test_messages_in_rounds():
     assert rounds(rank("s1"), rank("r0")) == [(1, 0, 1)]
-    assert rounds(rank("s2", "s1"), rank("r0"), rank("r0", "s3"), rank("r2")) == [
-        (1, 0, 2),
-        (2, 0, 1),
-        (2, 2, 3),
-    ]  # a tree
+    # A tree.
+    assert rounds(rank("s2", "s1"), rank("r0"), rank("r0", "s3"), rank("r2")) == [(1, 0, 2), (2, 0, 1), (2, 2, 3)]
     assert rounds(rank("s1", "s2", "s3"), *[rank("r0")] * 3) == [(1, 0, 1), (2, 0, 2), (3, 0, 3)]  # one after the other
     assert rounds(rank("s1"), rank("r0", "s2"), rank("r1")) == [(1, 0, 1), (2, 1, 2)]  # a chain
 

@@ -431,9 +431,8 @@ def test_run_and_report(course):
     assert "2 processes" in page and "efficiency" in page and "nproc-2/report.html" in page
     one, two = runs.speed_rows({n: runs.read(folder / f"nproc-{n}") for n in (1, 2)})
     assert one["speed_up"] == 1 and one["difference"] == 0
-    assert (
-        two["efficiency"] == pytest.approx(two["speed_up"] / 2) and two["difference"] < 1e-4
-    )  # the parallel run is the serial run
+    # The parallel run is the serial run.
+    assert two["efficiency"] == pytest.approx(two["speed_up"] / 2) and two["difference"] < 1e-4
     assert "strong scaling" in page and "losses differ" in page
     assert course.run("report", "ddp_training").returncode == 0
     assert course.run("report", "runs/ddp_training/nproc-1").returncode == 0

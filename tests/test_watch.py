@@ -42,9 +42,8 @@ class Watched:
         else:
             self.out, end = os.pipe()
             how = {"stdin": subprocess.DEVNULL, "stdout": end, "stderr": end}
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # a shell's background job ignores it, and so would what it starts
+        # A shell's background job ignores it, and so would what it starts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             course.command("watch", lesson), cwd=course.folder, env=environment, start_new_session=True, **how
         )

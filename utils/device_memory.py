@@ -200,9 +200,8 @@ def told(limit: int | None, held: Mapping[str, int], asked: str) -> str:
         "optimizer": "optimizer",
         "other": "activations and other",
     }
-    kinds = ", ".join(
-        f"{names[kind]} {size(held[kind])}" for kind in names if held[kind] or kind != "gathered"
-    )  # most jobs gather nothing
+    # Most jobs gather nothing.
+    kinds = ", ".join(f"{names[kind]} {size(held[kind])}" for kind in names if held[kind] or kind != "gathered")
     of = f" (--device-memory {size(limit)})" if limit else ""
     return f"out of memory{of}: {rank} holds {size(sum(held.values()))} ({kinds}) {asked}"
 

@@ -23,12 +23,8 @@ from grader.engine.lesson import lessons, notebooks, regions
 
 LESSON = "01_collectives"
 NOTEBOOK = f"notebooks/{LESSON}.ipynb"
-KNOWN = {
-    "FOUND": [],
-    "ELSEWHERE": ["/nowhere"],
-    "PORT": 1,
-    "KEPT": [],
-}  # files that hold a canary, folders to write into, a port of the host, addresses of services
+# Files that hold a canary, folders to write into, a port of the host, addresses of services.
+KNOWN = {"FOUND": [], "ELSEWHERE": ["/nowhere"], "PORT": 1, "KEPT": []}
 ROUNDS = "return (world - 1).bit_length()"
 TREE = """
 have = 1

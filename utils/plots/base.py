@@ -49,13 +49,10 @@ def messages(sent: Sequence["Message"], title: str) -> Picture:
         figure = Figure(figsize=(12, 0.9 + 0.42 * max(world, 4)), layout="constrained")
         figure.suptitle(f"{title}: {len(sent)} messages")
         table, rounds, clock = figure.subplots(1, 3, width_ratios=(1, 1.3, 1.3))
-        bytes_table(
-            table,
-            [
-                [sum(m.bytes for m in sent if (m.source, m.target) == (i, j)) for j in range(world)]
-                for i in range(world)
-            ],
-        )
+        nbytes = [[0] * world for _ in range(world)]
+        for m in sent:
+            nbytes[m.source][m.target] += m.bytes
+        bytes_table(table, nbytes)
 
         last = max((m.round for m in sent), default=1)
         began = min((m.sent for m in sent), default=0.0)

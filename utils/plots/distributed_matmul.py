@@ -15,15 +15,19 @@ def spoken_grid(shape: Shape) -> str:
     return " × ".join(map(str, shape))
 
 
+def centred_places(values: Sequence[float]) -> list[float]:
+    """The place of each in ascending order, from the middle one; equal numbers share theirs."""
+    places = [(sum(y < x for y in values) + sum(y <= x for y in values)) / 2 for x in values]
+    middle = sum(places) / len(places)
+    return [place - middle for place in places]
+
+
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's: 1 if both are in the same order, -1 if in the opposite one. Equal numbers share their places.
 
     It is 0 where one of the two has no order at all.
     """
-    places = [
-        [(sum(y < x for y in values) + sum(y <= x for y in values)) / 2 for x in values] for values in (first, second)
-    ]
-    centred = [[place - sum(found) / len(found) for place in found] for found in places]
+    centred = [centred_places(values) for values in (first, second)]
     squares = [sum(x * x for x in found) for found in centred]
     product = sum(x * y for x, y in zip(*centred, strict=True))
     return product / (squares[0] * squares[1]) ** 0.5 if all(squares) else 0.0

@@ -167,9 +167,10 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
     """The same as `run` by a job array: each of `jobs` jobs takes its share, one submission after the other."""
     import submitit
 
+    # sbatch passes it on
     os.environ["PYTHONPATH"] = os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(
         os.pathsep
-    )  # sbatch passes it on
+    )
     entries = [(student, str(path.resolve())) for student, path in left.items()]
     shares = [share for start in range(jobs) if (share := entries[start::jobs])]
     before = {student: stamp(room, student) for student in left}
@@ -190,9 +191,8 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
     waiting = {student: job for job, share in zip(array, shares) for student, _ in share}
     try:
         while waiting:
-            ended = {
-                job.job_id for job in array if job.done()
-            }  # asked first: a record that is there now was there at the end
+            # Asked first: a record that is there now was there at the end.
+            ended = {job.job_id for job in array if job.done()}
             for student, job in list(waiting.items()):
                 if stamp(room, student) == before[student]:
                     if job.job_id not in ended:

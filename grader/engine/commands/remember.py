@@ -20,9 +20,10 @@ def remember(verdicts: list[Verdict]) -> None:
     news = [v for v in verdicts if v.passed and before.get((v.lesson, v.todo), Entry()).state != "pass"]
     if problem := board.post([*news, *([failed] if failed else [])]):
         say(f"[dim]{escape(problem)}[/]")
+    # The first one comes with the failure.
     with_hint = [
         (v.lesson, v.todo) for v in verdicts if v.status == "fail" and v.cause != "not_attempted" and v.hints_seen
-    ]  # the first one comes with the failure
+    ]
     progress.write({todo: 1 for todo in with_hint if not known[todo].hints})
     for lesson in seals.unseal_due(right()):
         say(f"[green]{lesson} is open now.[/]")

@@ -112,9 +112,8 @@ def settle(job: dict, run: Path, number: int) -> None:
         GROUP_RANK=str(number // a_node),
         GROUP_WORLD_SIZE=str(nodes),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(
-            20_000 + zlib.crc32(str(run).encode()) % 20_000
-        ),  # nothing listens there; different in each run, so hard-coding it fails
+        # Nothing listens there; different in each run, so hard-coding it fails.
+        MASTER_PORT=str(20_000 + zlib.crc32(str(run).encode()) % 20_000),
         TORCHELASTIC_RUN_ID="workbook",
         WORKBOOK_STARTER=str(os.getppid()),  # the server, as torchrun's agent: see utils/starter.py
         HF_HUB_OFFLINE="1",

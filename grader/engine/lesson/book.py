@@ -18,6 +18,7 @@ import nbformat
 from grader.engine.lesson import build, lessons, regions, release, tracks
 
 FRAME = Path("docs") / "book"  # Sphinx's settings, the first page, a style
+# In this order, those that are there.
 GUIDES = (
     "docs/students.md",
     "docs/planning.md",
@@ -26,7 +27,7 @@ GUIDES = (
     "docs/sites.md",
     "grader/THREATS.md",
     "CONTRIBUTING.md",
-)  # in this order, those that are there
+)
 QUESTIONS = Path("docs") / "questions.md"
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 CODE = (".py", ".sbatch", ".pbs", ".sh", ".toml")

@@ -140,15 +140,8 @@ def with_source(event: dict, ends: dict[int, dict]) -> dict:
     return event
 
 
-SENT = {
-    "send",
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "gather",
-    "reduce_scatter",
-}  # whose bytes must go to another rank
+# Whose bytes must go to another rank.
+SENT = {"send", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "reduce_scatter"}
 
 
 def least_bytes(events: Sequence[list[dict]]) -> int:
@@ -158,9 +151,8 @@ def least_bytes(events: Sequence[list[dict]]) -> int:
         met: Counter[str] = Counter()
         for event in mine:
             if event["e"] == "op" and event["op"] in SENT and len(event["group"]) > 1:
-                who = (
-                    number if event["op"] == "send" else None
-                )  # a message is its sender's alone, a collective everybody's
+                # A message is its sender's alone, a collective everybody's.
+                who = number if event["op"] == "send" else None
                 met[event["name"], who] += 1
                 call = event["name"], who, met[event["name"], who]
                 calls[call] = max(calls.get(call, 0), event["bytes"])

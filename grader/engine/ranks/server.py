@@ -218,9 +218,8 @@ def join_pages() -> None:
     for span, rights, _, _, _, *name in private:
         if rights.startswith("rw") and (not name or name == ["[heap]"]):
             start, stop = (int(address, 16) for address in span.split("-"))
-            libc.madvise(
-                ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_COLLAPSE
-            )  # a wish: it may be refused
+            # A wish: it may be refused.
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_COLLAPSE)
 
 
 def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:

@@ -46,12 +46,8 @@ CLONE_NEWUSER = 0x10000000
 SOCKET, PRLIMIT = (41, 198), (302, 261)
 AF_UNIX = 1
 PR_SET_SECCOMP, FILTER = 22, 2
-LOAD, EQUAL, ANY_BIT, RETURN = (
-    0x20,
-    0x15,
-    0x45,
-    0x06,
-)  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K of linux/bpf_common.h
+# BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K of linux/bpf_common.h
+LOAD, EQUAL, ANY_BIT, RETURN = (0x20, 0x15, 0x45, 0x06)
 
 
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # SECCOMP_RET_…; REFUSE | errno
@@ -68,10 +64,8 @@ def forbid_calls(libc: ctypes.CDLL, services: bool) -> None:
     # struct seccomp_data: the call's number at 0, the architecture at 4, the first argument at 16
     program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, (X86, ARM)[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     if machine == 0:
-        program += [
-            (0x35, 0, 1, 0x40000000),
-            (RETURN, 0, 0, KILL),
-        ]  # BPF_JMP|JGE|K: the same calls by their x32 numbers
+        # BPF_JMP|JGE|K: the same calls by their x32 numbers
+        program += [(0x35, 0, 1, 0x40000000), (RETURN, 0, 0, KILL)]
     for numbers in FORBIDDEN.values():
         program += [(EQUAL, 0, 1, numbers[machine]), (RETURN, 0, 0, REFUSE | errno.EPERM)]
     program += [
