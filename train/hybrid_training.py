@@ -40,7 +40,7 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -279,14 +279,19 @@ def evaluate(
     return global_mean(total, count)
 
 
+class Pipeline(NamedTuple):
+    """What this rank has of the pipeline: its stages, the schedule that runs them, and all their layers as one."""
+
+    stages: list[PipelineStage]
+    schedule: _PipelineSchedule
+    own: nn.Module
+
+
 def train_epoch(
-    stages: list[PipelineStage],
-    schedule: _PipelineSchedule,
-    own: nn.Module,
+    pipeline: Pipeline,
     loader: Iterable[tuple[Tensor, Tensor]],
     optimizer: torch.optim.Optimizer,
     mesh: DeviceMesh,
-    device: torch.device,
     args: argparse.Namespace,
     metrics: Metrics,
     beside: Beside,
@@ -299,6 +304,8 @@ def train_epoch(
 
     `position` is kept up to date, and saved every args.save_every steps.
     """
+    stages, schedule, own = pipeline
+    device = stages[0].device
     for stage in stages:
         stage.submod.train()
     # Sums and counts: since the last line of the log, and over the epoch.
@@ -422,7 +429,7 @@ def main(argv: list[str] | None = None) -> None:
             batches = islice(train_loader, done, done + total_steps - position["step"])
             before = done * train_loader.batch_size * args.seq_len  # tokens of this rank
             train_loss = train_epoch(
-                stages, schedule, own, batches, optimizer, mesh, device, args, metrics, beside, epoch, before, position
+                Pipeline(stages, schedule, own), batches, optimizer, mesh, args, metrics, beside, epoch, before, position
             )
             done = 0
             validation_loss = evaluate(stages, schedule, validation_loader, device, args)
