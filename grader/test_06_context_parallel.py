@@ -1483,21 +1483,21 @@ def check_training(told, mine, right, rank):
     for name, good in right["gradients"].items():
         got = mine["gradients"][name]
         gradient = f"{told}, after the first backward_pass the gradient of {name} on rank {rank}"
-        check_tensor(gradient, got, good, REL, rank, than="that of one process")
+        check_tensor(gradient, got, good, REL, rank, than="one process's")
     for step, (loss, good) in enumerate(zip(mine["losses"], right["losses"], strict=True), start=1):
         check_loss(told, step, loss, good, rank)
     for name, good in right["weights"].items():
         moved = good - right["first"][name]
         expect(
             near(mine["weights"][name] - good + moved, moved, 10 * REL),
-            f"{told}, after {STEPS} steps {name} on rank {rank} is not that of one process",
+            f"{told}, after {STEPS} steps {name} on rank {rank} is not one process's",
             good,
             mine["weights"][name],
             rank,
         )
     good = right["logits"][:, mine["places"]]
     logits = f"{told}, the tensor of logits under torch.no_grad() on rank {rank}"
-    check_tensor(logits, mine["logits"], good, 10 * REL, rank, than="that of one process")
+    check_tensor(logits, mine["logits"], good, 10 * REL, rank, than="one process's")
     # Up to copies of a layer's q, k and v that are contiguous: 3 of about 16 parts.
     most = round(1.25 * right["activations"])
     expect(
