@@ -13,6 +13,7 @@ LONG = {
     "test_pipeline_training": "50 steps of every schedule",
     "test_hybrid_training": "runs over four axes",
     "test_resilience": "runs that are killed, and go on",
+    "test_watching": "runs that hang, die, or are only slow, under ./workbook run",
     "test_hostile": "a class full of cheats",
     "test_grade": "a class, killed and gone on with",
     "test_nbgrader": "nbgrader's own commands",

@@ -2,13 +2,14 @@
 
 import getpass
 import os
+import random
 import re
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,18 @@ class Slurm:
         # What a task of a node finds in its environment: `plant` puts lines there.
         (self.folder / "prolog").write_text(f'#!/bin/sh\ncat "{self.folder}/planted-$SLURMD_NODENAME" 2>/dev/null\n:\n')
         (self.folder / "prolog").chmod(0o755)
-        self.start("slurmctld", "-D", "-c")
-        for node in NODES:
-            self.start("slurmd", "-D", "-N", node)
-        deadline = time.monotonic() + 60
-        while len(self.ask("sinfo", "-h", "-N", "-p", "dc-gpu", "-t", "idle", "-o", "%N").stdout.split()) < len(NODES):
-            assert time.monotonic() < deadline, (self.folder / "slurmctld.log").read_text()[-2000:]
-            time.sleep(0.1)
+        try:
+            self.start("slurmctld", "-D", "-c")
+            for node in NODES:
+                self.start("slurmd", "-D", "-N", node)
+            deadline = time.monotonic() + 60
+            idle = ("sinfo", "-h", "-N", "-p", "dc-gpu", "-t", "idle", "-o", "%N")
+            while len(self.ask(*idle).stdout.split()) < len(NODES):
+                assert time.monotonic() < deadline, (self.folder / "slurmctld.log").read_text()[-2000:]
+                time.sleep(0.1)
+        except BaseException:
+            self.end()  # nobody else would: the context was not entered
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,6 +98,9 @@ class Slurm:
         deadline = time.monotonic() + 20
         while self.ask("squeue", "-h").stdout.strip() and time.monotonic() < deadline:
             time.sleep(0.1)
+        self.end()
+
+    def end(self) -> None:
         for process in reversed(self.processes):
             process.terminate()
         for process in self.processes:
@@ -128,32 +137,37 @@ class Slurm:
             timeout=300,
         )
 
-    def job(self, *args: str, **how: Any) -> tuple[str, int]:
+    def job(self, *args: str, patience: float = 300.0, **how: Any) -> tuple[str, int]:
         """Submit by sbatch, and wait for the job's end: its number, and its exit code. `sbatch --wait` asks ever more
         rarely.
         """
         done = self.ask("sbatch", "--parsable", *args, **how)
         assert done.returncode == 0, done
         number = done.stdout.split(";")[0].strip()
-        return number, self.ended(number)
+        return number, self.ended(number, patience)
 
-    def ended(self, number: str) -> int:
-        """Wait for a job's end; its exit code."""
-        deadline = time.monotonic() + 300
+    def ended(self, number: str, patience: float = 300.0) -> int:
+        """Wait for a job's end, so many seconds at most; its exit code."""
+        deadline = time.monotonic() + patience
         while True:
             told = dict(
                 re.findall(r"(JobState|ExitCode)=(\S+)", self.ask("scontrol", "show", "job", "-o", number).stdout)
             )
-            if told["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+            if told["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED"):
                 return int(told["ExitCode"].split(":")[0])
             assert time.monotonic() < deadline, told
             time.sleep(0.2)  # a queue can only be asked
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now; all are held until all are known, so that they differ."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports that nobody has now, from below those that Linux gives to outgoing connections: one of these may be taken
+    by anybody until the daemon asks for it.
+    """
+    found: list[int] = []
+    for port in random.sample(range(15000, 32000), 1000):
+        with socket.socket() as each, suppress(OSError):
+            each.bind(("", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError("no free ports")

@@ -230,8 +230,11 @@ def test_without_a_scheduler(course, tmp_path):
     nowhere = {"PATH": str(tmp_path)}
     shown = run(course, "--nodes", "2", "--dry-run", "--", "--epochs", "1", **nowhere)
     assert shown.returncode == 0, shown
-    assert "$ sbatch --nodes=2 sbatch/ddp_training.sbatch --epochs 1 --record" in shown.stdout
-    assert "$ qsub -l select=2:system=polaris -v 'ARGS=--epochs 1 --record' sbatch/ddp_training.pbs" in shown.stdout
+    assert "$ sbatch --nodes=2 sbatch/ddp_training.sbatch --epochs 1 --record --watch" in shown.stdout
+    assert (
+        "$ qsub -l select=2:system=polaris -v 'ARGS=--epochs 1 --record --watch' sbatch/ddp_training.pbs"
+        in shown.stdout
+    )
     refused = run(course, "--nodes", "2", **nowhere)
     assert refused.returncode == 2 and "neither sbatch nor qsub" in refused.stderr and refused.stderr.count("\n") == 1
 

@@ -106,6 +106,7 @@ def training_parser(name: str) -> Parser:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if torch sees them, else CPUs")
     add("--device-memory", type=size, metavar="SIZE", help="end where a rank's tensors take more, say 300MB")
     add("--record", action="store_true", help="note what each rank uses, once a second, for ./workbook report")
+    add("--watch", action="store_true", help="note what each rank waits for, for ./workbook run to say when it hangs")
     return parser
 
 

@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,8 @@ from utils.starter import end_with_starter
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Make sure, before anything else, that this process ends with its launcher and has the device of --device.
+    """Make sure, before anything else, that this process ends with its launcher and has the device of --device. With
+    --watch, what it does is noted from here on.
 
     Exits with code 2 where there should be GPUs and torch sees none: a job that trains on CPUs without a word wastes
     the hours of the GPUs. It must come before the first call of torch.cuda, which looks at the environment once.
@@ -27,6 +29,10 @@ def prepare(args: argparse.Namespace) -> None:
     if args.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     by, granted = granted_gpus()
+    if args.watch:
+        from utils.watched import rank
+
+        rank.begin(Path(args.out), launch_environment(), several_nodes=nodes() > 1)
     if args.device != "cpu" and (granted or args.device == "cuda") and not torch.cuda.is_available():
         asked = f"{by} has granted {granted} GPUs" if granted else "--device cuda asks for a GPU"
         _refuse(f"{asked} on {socket.gethostname()}, but torch sees none: {why_no_gpu()}")

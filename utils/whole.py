@@ -17,8 +17,12 @@ FULL = {
 def written_whole(path: Path) -> Iterator[Path]:
     """A path to write to. At the end it becomes `path` in one step; after an exception it is gone.
 
-    It lies beside `path`, since a move from one file system to another is not atomic. The folder is made.
+    It lies beside `path`, since a move from one file system to another is not atomic. The folder is made. A device or a
+    pipe, such as /dev/null, is written to as it is: it is not ours to replace.
     """
+    if path.is_char_device() or path.is_fifo():
+        yield path
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -1,8 +1,8 @@
 """Start a script, here or as a job, and write a report when it ends."""
 
-import itertools
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,22 +11,32 @@ from rich.markup import escape
 
 from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
+from utils.watched.record import out_folder
 
 if TYPE_CHECKING:
     from grader.engine.jobs.scheduler import State
 
 
-def run_once(script: Path, nproc: int, args: list[str], out: Path, dry_run: bool = False, most: int = 0) -> int:
+def run_once(
+    script: Path, nproc: int, args: list[str], out: Path, dry_run: bool = False, most: int = 0, watched: bool = True
+) -> int:
     """Run a script in `nproc` processes, recorded; its exit code. `most`: processes of the largest run to compare."""
+    from grader.engine.commands.watcher import Watcher
     from grader.engine.jobs import machine
 
     # Each process would use all cores; and runs are comparable only if a process has the same number in all of them.
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // max(nproc, most))))
     options = [] if str(out) == str(out_folder(args, f"runs/{script.stem}")) else ["--out", str(out)]
-    options += ["--record"] * ("--record" not in args)
+    options += [flag for flag, wanted in (("--record", True), ("--watch", watched)) if wanted and flag not in args]
     typed, run = (machine.launch_command(script, nproc, [*args, *options], quiet) for quiet in (False, True))
     say(f"[dim]$ OMP_NUM_THREADS={threads} {escape(machine.shown(typed))}[/]")
-    return 0 if dry_run else machine.call(run, {**os.environ, "OMP_NUM_THREADS": threads})
+    if dry_run:
+        return 0
+    watcher = Watcher(out, since=time.time() - 1) if watched else None  # a file's clock is coarse
+    code = machine.call(run, {**os.environ, "OMP_NUM_THREADS": threads}, watcher and watcher.hopeless)
+    if watcher:
+        watcher.say_end(code)
+    return code
 
 
 def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bool) -> int:
@@ -36,7 +46,7 @@ def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bo
     job = submit(lesson, nodes, batch, args, dry_run)
     if job is None:
         return 0
-    ended = follow(*job)
+    ended = follow(*job, args)
     if ended is None:
         return 130
     say_report(lessons.COURSE / out_folder(args, str(scheduler.run_folder(job[1], ended))), began=0.0)
@@ -67,29 +77,33 @@ def submit(stem: str, nodes: int, batch: str, args: list[str], dry_run: bool = F
         fail(problem)
 
 
-def follow(kind: str, job: str) -> "State | None":
-    """Show a job's output until it is over; None on Ctrl-C, which leaves it alone."""
+def follow(kind: str, job: str, args: list[str]) -> "State | None":
+    """Show a job's output until it is over; None on Ctrl-C, which leaves it alone. With --watch in `args`, its
+    script's, the job is ended where it can never go on.
+    """
+    from grader.engine.commands.watcher import Watcher
     from grader.engine.jobs import scheduler
 
+    watcher: Watcher | None = None
+
+    def look(now: "State") -> None:
+        nonlocal watcher
+        if "--watch" not in args:
+            return
+        watcher = watcher or Watcher(lessons.COURSE / out_folder(args, str(scheduler.run_folder(job, now))))
+        if watcher.hopeless():
+            scheduler.cancel(kind, job)
+
     try:
-        return scheduler.follow(kind, job, lambda text: (sys.stdout.write(text), sys.stdout.flush()))
+        ended = scheduler.follow(kind, job, lambda text: (sys.stdout.write(text), sys.stdout.flush()), look)
     except ValueError as problem:
         fail(problem, code=1)
     except KeyboardInterrupt:
-        stop = "scancel" if kind == "sbatch" else "qdel"
-        say(f"\njob {job} continues; {stop} {job} ends it")
+        say(f"\njob {job} continues; {scheduler.stop_command(kind)} {job} ends it")
         return None
-
-
-def values_of(option: str, args: list[str]) -> list[str]:
-    """The value that a script gets for one of its options."""
-    given = [after for flag, after in itertools.pairwise(args) if flag == option]
-    return given + [arg.removeprefix(f"{option}=") for arg in args if arg.startswith(f"{option}=")]
-
-
-def out_folder(args: list[str], default: str) -> Path:
-    """The folder that a script writes to: its --out."""
-    return Path(([default] + values_of("--out", args))[-1])
+    if watcher:
+        watcher.say_end(ended.code)
+    return ended
 
 
 def say_report(out: Path, began: float) -> None:

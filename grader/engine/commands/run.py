@@ -11,9 +11,10 @@ import typer
 from rich.markup import escape
 
 from grader.engine.commands.arguments import LEARN, Lesson, app, lesson_named, own_file
-from grader.engine.commands.launch import follow, out_folder, run_as_job, run_once, say_report, submit
+from grader.engine.commands.launch import follow, run_as_job, run_once, say_report, submit
 from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
+from utils.watched.record import out_folder
 
 
 @app.command(rich_help_panel=LEARN)
@@ -34,12 +35,15 @@ def run(
     ] = None,
     batch: Annotated[str, typer.Option(metavar="OPTIONS", help='for sbatch or qsub, such as "--time=00:10:00"')] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show the command")] = False,
+    watched: Annotated[
+        bool, typer.Option("--watch/--no-watch", help="say which rank waits for which, and end what can never go on")
+    ] = True,
 ) -> None:
     """Run a lesson's script in several processes on this machine, or with its batch file on several nodes."""
     if lessons.is_notebook(lesson_named(lesson)):
         fail(f"{lesson} is a notebook: ./workbook lab opens it")
     if nodes:
-        raise typer.Exit(run_as_job(lesson, nodes, batch, [*(args or []), "--record"], dry_run))
+        raise typer.Exit(run_as_job(lesson, nodes, batch, [*(args or []), "--record", *["--watch"] * watched], dry_run))
     script = lessons.student_path(lesson)
     if not script.is_file():
         fail(f"there is no {own_file(lesson)}: ./workbook reset {lesson} brings it back")
@@ -53,7 +57,7 @@ def run(
     code, began = 0, time.time()
     for count in counts:
         folder = out / f"nproc-{count}" if len(counts) > 1 else out
-        code = code or run_once(script, count, args or [], folder, dry_run, counts[-1])
+        code = code or run_once(script, count, args or [], folder, dry_run, counts[-1], watched)
     if not dry_run and code != 130:
         say_report(out, began)
     raise typer.Exit(code)
@@ -80,7 +84,7 @@ def preflight(
     with written_whole(login) as part:
         part.write_text(json.dumps({"versions": versions()}), "utf-8")
     job = submit(lessons.PREFLIGHT, nodes, batch, ["--login", str(login.relative_to(lessons.COURSE)), *(args or [])])
-    ended = follow(*job)
+    ended = follow(*job, args=[])
     raise typer.Exit(130 if ended is None else ended.code)
 
 

@@ -53,47 +53,11 @@ from grader.engine.inside import on_gpu
 from grader.engine.inside.in_flight import PendingCollective, PendingMessage, begin, depart, finish, watch_waits
 from grader.engine.inside.pretended import pretend_gpus
 from utils.distributed import cleanup
+from utils.watched.calls import described, intercept, members_of, tensors_sent
 
 leave: Callable[[int], None] = os._exit  # the real one: `watch` replaces it for the student
 
 
-# Which argument's shape every rank of a group must agree on. The others
-# (all-to-all, barrier) may differ, or have none.
-AGREED = {
-    "allreduce_": "tensors",
-    "broadcast_": "tensors",
-    "reduce_": "tensors",
-    "allgather_": "input_tensors",
-    "_allgather_base_": "input_tensor",
-    "gather_": "input_tensors",
-    "scatter_": "output_tensors",
-    "reduce_scatter_": "output_tensors",
-    "_reduce_scatter_base_": "output_tensor",
-    "allgather_into_tensor_coalesced_": "inputs",
-    "reduce_scatter_tensor_coalesced_": "outputs",
-    "allreduce_coalesced_": "tensors",
-    "allgather_coalesced_": "input_list",
-}
-SPOKEN = {  # the dispatcher's name -> the name the student typed
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "broadcast_": "broadcast",
-    "reduce_": "reduce",
-    "gather_": "gather",
-    "scatter_": "scatter",
-    "allgather_": "all_gather",
-    "_allgather_base_": "all_gather",
-    "allgather_coalesced_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather",
-    "reduce_scatter_": "reduce_scatter",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "alltoall_": "all_to_all",
-    "alltoall_base_": "all_to_all",
-    "recv_": "recv",
-    "recv_any_source_": "recv",
-    "monitored_barrier_": "barrier",
-}
 PATIENT = 0.2  # seconds that a patient judge waits for news
 
 
@@ -296,24 +260,8 @@ kept: set[dist.ProcessGroup] = set()
 
 
 def stand_before_collectives() -> list[torch.library.Library]:
-    """Give every operation of c10d a kernel that reports it and passes it on. Called once, before any fork.
-
-    BackendSelect is the last dispatch key before a device's own kernel, and nothing else uses it for these
-    operations. All else costs nothing: a TorchDispatchMode would see every operation, and take a quarter of
-    a small run's time. The kernels last as long as what is returned.
-    """
-    key = torch._C.DispatchKey.BackendSelect
-    below = torch._C._dispatch_keyset_full_after(key)
-    libraries = []
-    for namespace in ("c10d", "_c10d_functional"):
-        library = torch.library.Library(namespace, "IMPL")
-        for full_name in torch._C._dispatch_get_all_op_names():
-            if full_name.startswith(f"{namespace}::") and (namespace == "c10d" or full_name.endswith("::wait_tensor")):
-                name, _, overload = full_name.removeprefix(f"{namespace}::").partition(".")
-                operation = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-                library.impl(full_name, reporting(operation, name, below), key.name, with_keyset=True)
-        libraries.append(library)
-    return libraries
+    """Give every operation of c10d a kernel that reports it and passes it on. Called once, before any fork."""
+    return intercept(reporting)
 
 
 def reporting(operation: Any, name: str, below: Any) -> Callable:
@@ -401,47 +349,16 @@ def announce(line: Line, name: str, given: dict) -> dict:
     """Tell of a collective or message that is about to begin; returns the event."""
     group = dist.ProcessGroup.unbox(given["process_group"])
     kept.add(group)
-    members = next(
-        (
-            ranks
-            for g, ranks in c10d._world.pg_group_ranks.items()  # a group that this rank is not in is a number there
-            if getattr(g, "group_name", None) == group.group_name
-        ),
-        {},
-    )
+    members = members_of(group)
     where, *callers = line.frames() or [None]
-    event = dict(
-        op=SPOKEN.get(name, name.rstrip("_")),
-        name=f"{line.lives}/{group.group_name}",
-        group=sorted(members),
-        shape=None,
-        dtype=None,
-        bytes=0,
-        detail=None,
-        where=where,
-        callers=callers,
-        ours=line.ours(),
+    event = described(name, given, members) | dict(
+        name=f"{line.lives}/{group.group_name}", group=sorted(members), where=where, callers=callers, ours=line.ours()
     )
-    tensors = given.get(AGREED.get(name, ""))
-    sent = tensors if tensors is not None else given.get("tensors", given.get("input_tensors", given.get("input")))
-    sent = [t for t in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(t, torch.Tensor)]
-    if sent:
-        event["bytes"] = sum(t.numel() * t.element_size() for t in sent)
-        event["dtype"] = str(sent[0].dtype).removeprefix("torch.")
-        if tensors is not None or event["op"] in ("send", "recv"):
-            event["shape"] = [list(t.shape) for t in sent] if len(sent) > 1 else list(sent[0].shape)
     if not all(map(is_dense, tensors_in(given.values()))):
         event["gaps"] = True  # gloo copies such a tensor, NCCL refuses it
     if event["op"] == "all_to_all":
-        event["pieces"] = pieces(sent, given.get("input_split_sizes"), len(members))
-    if "root_rank" in given:
-        event["detail"] = f"root {given['root_rank']}"
-    elif "reduce_op" in given:
-        event["detail"] = reduction()
+        event["pieces"] = pieces(tensors_sent(name, given), given.get("input_split_sizes"), len(members))
     if event["op"] in ("send", "recv"):
-        peer = given.get("dst", given.get("src"))
-        event["peer"] = None if peer is None else members_in_order(members)[peer]
-        event["tag"] = given.get("tag", 0)
         event["id"] = line.messages
         line.messages += 1
     else:
@@ -475,21 +392,3 @@ def pieces(sent: list[torch.Tensor], sizes: list[int] | None, ranks: int) -> lis
         return [t.numel() * t.element_size() for t in sent]
     nbytes, rows = sent[0].numel() * sent[0].element_size(), len(sent[0])
     return [nbytes * max(size, 0) // max(rows, 1) for size in sizes] or [nbytes // ranks] * ranks
-
-
-def members_in_order(members: dict) -> list[int]:
-    """Global ranks by their rank in the group."""
-    return sorted(members, key=members.get)
-
-
-def reduction() -> str | None:
-    """SUM, MAX, …: opaque in the dispatcher, so read from the frame of the `dist` call. None for C++ callers."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != c10d.__file__:
-        frame = frame.f_back
-    while frame is not None and frame.f_code.co_filename == c10d.__file__:
-        op = frame.f_locals.get("op")
-        if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            return str(getattr(op, "op", op)).rpartition(".")[2]  # one with a factor has no name of its own, but a kind
-        frame = frame.f_back
-    return None

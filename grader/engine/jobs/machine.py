@@ -9,11 +9,17 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from grader.engine.jobs.scheduler import ask
 from grader.engine.lesson import lessons
 from utils.starter import STARTER, with_starter
+
+LOOK = 1.0  # seconds from one look at a run to the next
 
 
 def found() -> dict[str, str]:
@@ -94,10 +100,11 @@ def shown(command: list[str]) -> str:
     return shlex.join(part.removeprefix(here) for part in command)
 
 
-def call(command: list[str], env: dict[str, str]) -> int:
+def call(command: list[str], env: dict[str, str], hopeless: Callable[[], bool] | None = None) -> int:
     """Run a command on this terminal and return its exit code; it does not outlive us, whatever ends us.
 
     On Ctrl-C or SIGTERM it is told to end by SIGTERM, at the second one by SIGKILL, and the exit code is 130 or 143.
+    Where `hopeless`, asked once a second, says so, it is killed, and the exit code is 1.
     """
     stops: list[int] = []
 
@@ -112,7 +119,7 @@ def call(command: list[str], env: dict[str, str]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             old.setdefault(number, signal.getsignal(number))
             signal.signal(number, stop)
-        code = process.wait()
+        code = wait(process, hopeless)
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
@@ -121,3 +128,18 @@ def call(command: list[str], env: dict[str, str]) -> int:
         print(f"{shown_again}stopped by {'Ctrl-C' if stops[0] == signal.SIGINT else 'SIGTERM'}", flush=True)
         return 128 + stops[0]
     return code if code >= 0 else 128 - code  # as a shell says it
+
+
+def wait(process: subprocess.Popen, hopeless: Callable[[], bool] | None) -> int:
+    """The exit code of a process, which is killed where `hopeless` says so."""
+    while hopeless is not None:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(LOOK)
+        if hopeless():
+            # Its ranks first: one whose launcher is gone says so at length. SIGTERM they may have learned to survive.
+            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            process.wait()
+            return 1
+    return process.wait()

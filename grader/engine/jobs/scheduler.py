@@ -117,13 +117,22 @@ def ask(*what: str) -> str:
     return "" if done.returncode else done.stdout
 
 
+def cancel(kind: str, job: str) -> None:
+    ask(stop_command(kind), job)
+
+
+def stop_command(kind: str) -> str:
+    return "scancel" if kind == "sbatch" else "qdel"
+
+
 def look_again(kind: str, job: str) -> str:
     """What to type to see a job that is no longer followed."""
     return f"scontrol show job {job}" if kind == "sbatch" else f"qstat -x -f {job}"
 
 
-def follow(kind: str, job: str, show: Callable[[str], object]) -> State:
-    """Pass on what a job prints, as it comes, and what becomes of it, until it is over.
+def follow(kind: str, job: str, show: Callable[[str], object], look: Callable[[State], object] | None = None) -> State:
+    """Pass on what a job prints, as it comes, and what becomes of it, until it is over. While it runs, `look` has a
+    look at it after each turn.
 
     A scheduler that does not answer is asked again, ever more rarely, for PATIENCE seconds. Raises ValueError, with
     what to do, if it has not answered by then; the job may run on.
@@ -150,6 +159,8 @@ def follow(kind: str, job: str, show: Callable[[str], object]) -> State:
             if now.over:
                 return now
             last = now
+            if look and now.name == "RUNNING":
+                look(now)
         time.sleep(pause)
 
 

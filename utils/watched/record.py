@@ -1,0 +1,147 @@
+"""What one rank is doing: a small file in the run's folder, of a fixed size, written in place.
+
+It is mapped into memory, so that a note takes microseconds, and what was noted survives `kill -9`. Its parts, each JSON
+padded with blanks unless it says otherwise:
+
+    WHO      rank, world, process, host, when it began
+    STATE    three numbers: calls so far; whether the main thread is inside a wait; for which call, -1 if unknown
+    BEAT     once a second: CPU seconds, the lines that are running, calls of each group so far
+    GROUPS   the ranks of each group, by its name
+    GONE     how the rank has ended, by its own word
+    CALLS    the last collectives and messages, in turns
+"""
+
+import itertools
+import json
+import mmap
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.whole import written_whole
+
+FOLDER = "watch"  # in the run's
+LAST = 64  # calls that are kept
+STATE_FORMAT = struct.Struct("<qqq")
+SIZES = {"who": 512, "state": 64, "beat": 8192, "groups": 16384, "gone": 2048}
+CALL = 1024  # bytes
+AT = {name: sum(list(SIZES.values())[:number]) for number, name in enumerate(SIZES)}
+CALLS_AT = sum(SIZES.values())
+SIZE = CALLS_AT + LAST * CALL
+
+
+class Record:
+    """A rank's own file, made anew. Raises OSError where it cannot be."""
+
+    def __init__(self, folder: Path, rank: int, world: int, **more: Any) -> None:
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        path = folder / FOLDER / f"rank-{rank}"
+        with written_whole(path) as part:
+            with part.open("w+b") as file:
+                file.write(bytes(SIZE))  # all of its place: a disk that is full is not for a map to find out
+                file.flush()
+                self.map = mmap.mmap(file.fileno(), SIZE)
+            self.put("who", {"rank": rank, "world": world, "pid": os.getpid(), "host": socket.gethostname(), **more})
+            self.state(0, False)
+
+    def put(self, name: str, value: Any) -> bool:
+        """Write a part; False, and nothing is written, if it is too long."""
+        return self.write(AT[name], SIZES[name], value)
+
+    def call(self, number: int, event: dict) -> None:
+        """The rank's call `number`, from 0."""
+        at = CALLS_AT + number % LAST * CALL
+        if not self.write(at, CALL, {"n": number, **event}):
+            self.write(at, CALL, {"n": number, **event, "callers": [], "shape": None})
+
+    def state(self, calls: int, waiting: bool, of: int = -1) -> None:
+        STATE_FORMAT.pack_into(self.map, AT["state"], calls, waiting, of)
+
+    def write(self, at: int, size: int, value: Any) -> bool:
+        text = json.dumps(value, separators=(",", ":")).encode()
+        if len(text) > size:
+            return False
+        self.map[at : at + size] = text.ljust(size)
+        return True
+
+
+@dataclass
+class Seen:
+    """A rank as its file shows it. What was being written in this moment is missing: look again."""
+
+    who: dict[str, Any]
+    calls: list[dict[str, Any]]  # the last, in order
+    count: int  # of calls so far
+    waiting: bool
+    of: int  # the call that it waits for, by its number; -1: not known
+    beat: dict[str, Any]
+    groups: dict[str, list[int]]
+    gone: dict[str, Any]
+
+    @property
+    def rank(self) -> int:
+        return self.who["rank"]
+
+
+def read(folder: Path, since: float = 0.0) -> list[Seen]:
+    """All ranks of the run in `folder`, in order, that began after `since` (seconds since 1970); [] while one is
+    missing.
+    """
+    seen = {}
+    for path in (folder / FOLDER).glob("rank-*"):
+        if (one := read_one(path)) and one.who["created"] >= since:
+            seen[one.rank] = one
+    world = seen[0].who["world"] if 0 in seen else 0
+    ranks = [seen[rank] for rank in range(world) if rank in seen and seen[rank].who["world"] == world]
+    # A launcher that starts all ranks anew counts how often; files of one life belong together.
+    return ranks if len({one.who.get("life") for one in ranks}) == 1 and len(ranks) == world else []
+
+
+def read_one(path: Path) -> Seen | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    if len(content) != SIZE:
+        return None
+    parts = {name: loaded(content[AT[name] : AT[name] + SIZES[name]]) for name in SIZES if name != "state"}
+    if not parts["who"]:
+        return None
+    count, waiting, of = STATE_FORMAT.unpack_from(content, AT["state"])
+    places = (CALLS_AT + number * CALL for number in range(LAST))
+    calls = [call for at in places if (call := loaded(content[at : at + CALL])) and call["n"] < count]
+    return Seen(calls=sorted(calls, key=lambda call: call["n"]), count=count, waiting=bool(waiting), of=of, **parts)
+
+
+def loaded(part: bytes) -> dict:
+    """What a part says; {} while it is empty, or half written."""
+    try:
+        return json.loads(part.strip(b" \0"))
+    except ValueError:
+        return {}
+
+
+def out_folder(args: list[str], default: str) -> Path:
+    """The folder that a script writes to: its --out."""
+    given = [after for flag, after in itertools.pairwise(args) if flag == "--out"]
+    return Path([default, *given, *(arg.removeprefix("--out=") for arg in args if arg.startswith("--out="))][-1])
+
+
+def note_ends(folder: Path, ends: dict[int, str]) -> None:
+    """A launcher's word on ranks that have ended: rank -> how, as in "SIGKILL" or "exit code 1"."""
+    if not (folder / FOLDER).is_dir():
+        return  # nobody watches
+    text = json.dumps({str(rank): how for rank, how in ends.items()})
+    (folder / FOLDER / f"ended-{socket.gethostname()}-{os.getpid()}.json").write_text(text, "utf-8")
+
+
+def read_ends(folder: Path, since: float = 0.0) -> dict[int, str]:
+    """What launchers have noted of ranks that have ended, if that was after `since`."""
+    ends: dict[int, str] = {}
+    for path in (folder / FOLDER).glob("ended-*.json"):
+        if path.stat().st_mtime >= since:
+            ends |= {int(rank): how for rank, how in loaded(path.read_bytes()).items()}
+    return ends
