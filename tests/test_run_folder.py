@@ -163,6 +163,17 @@ def test_what_cannot_be_written_whole_is_not_there(tmp_path):
     assert not list((tmp_path / "a").iterdir())
 
 
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    """Nor is a device: as root, a file would take the place of /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with written_whole(pipe) as part:
+        part.write_text("x")
+    assert pipe.is_fifo() and os.read(reader, 9) == b"x"
+    os.close(reader)
+
+
 def test_what_cannot_be_written_is_named_as_its_reader_knows_it(tmp_path):
     """Not by the name that it has while it is written."""
     with pytest.raises(FileNotFoundError) as problem, written_whole(tmp_path / "b") as part:

@@ -33,6 +33,7 @@ WITHOUT_GIT = (
     "images",
 )
 
+TAUGHT_BY = re.compile(r'^TAUGHT_BY = "([\d ]+)"', re.MULTILINE)  # in such a module: of the lesson these TODOs alone
 GIVES_AWAY = re.compile(r'^GIVES_AWAY = """([^"]+)"""', re.MULTILINE)  # in such a module: TODOs of other lessons
 
 # Below this many significant characters a body says nothing ("pass", "return x").
@@ -193,10 +194,12 @@ def _imports(text: str, module: str) -> bool:
 
 def _given_away(module: Path, lesson: str, released: Sequence[str]) -> set[tuple[str, int]]:
     """The TODOs of released lessons that a module of the library gives away."""
-    todos = set()
+    todos, text = set(), module.read_text("utf-8")
     if lesson in released:
-        todos |= {(lesson, n) for n in regions.titles(lessons.source_path(lesson).read_text("utf-8"))}
-    if earlier := GIVES_AWAY.search(module.read_text("utf-8")):
+        only = TAUGHT_BY.search(text)
+        numbers = only[1].split() if only else regions.titles(lessons.source_path(lesson).read_text("utf-8"))
+        todos |= {(lesson, int(number)) for number in numbers}
+    if earlier := GIVES_AWAY.search(text):
         for todo in earlier[1].split():
             stem, _, number = todo.partition("/")
             todos |= {(stem, int(number))} if stem in released else set()
