@@ -209,6 +209,14 @@ def test_a_lesson_that_gives_another_away_is_sealed_until_that_is_right(course, 
     assert "fsdp_training" in lessons.stems() and seals.sealed() == {}
 
 
+def test_a_module_may_give_some_todos_away_alone(course, tmp_path, monkeypatch):
+    (course / "solutions" / "train" / "fsdp_training.py").write_text("from utils.after_ddp_training import stop\n")
+    (course / "utils" / "after_ddp_training.py").write_text('TAUGHT_IN = "ddp_training"\nTAUGHT_BY = "3"\n')
+    release.release(tmp_path / "out")
+    monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
+    assert seals.sealed() == {"fsdp_training": ["ddp_training/3"]}
+
+
 def test_a_lesson_is_opened_with_all_that_it_imports(course, tmp_path, monkeypatch):
     """Also with what only the library asks for."""
     (course / "solutions" / "train" / "fsdp_training.py").write_text("from utils.after_fsdp_training import more\n")

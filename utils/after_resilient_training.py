@@ -1,6 +1,7 @@
 """What `resilient_training` has taught, for the scripts that come after it."""
 
 TAUGHT_IN = "resilient_training"  # no rank of that lesson can import this
+TAUGHT_BY = "3"  # a lesson that needs this waits for that TODO alone
 
 
 def find_epoch(step: int, an_epoch: int) -> tuple[int, int]:
