@@ -264,7 +264,28 @@ def test_code_added_below_a_body_belongs_to_it():
 def test_a_given_line_below_a_body_that_is_changed_a_little_does_not_belong_to_it():
     edited = START.replace("    return total\n", "    return totals\n").replace("    total = 0\n", "    total = \n")
     assert code_of(edited, 3) == ['    print("start")\n\n    # as many times as there are ranks', "    print(total)"]
-    assert [text for _, text in regions.changed_elsewhere(SOURCE, edited)] == ["“total =”", "“return totals”"]
+    assert [change.text for change in regions.changed_elsewhere(SOURCE, edited)] == ["“total =”", "“return totals”"]
+
+
+@pytest.mark.parametrize(
+    "old, new, told",
+    [
+        ("in shard(range(10)):\n", "in shard(range(10)):  # each rank\n", []),
+        ("    total = 0\n", "", [("“total = 0” is missing", True)]),
+        ("        total += x\n", "    total += x\n", [("“total += x”, indented differently", True)]),
+        (
+            "        total += x\n",
+            "        if x:\n            total += x\n",
+            [("“if x:”", True), ("“total += x”", False)],
+        ),
+        ("    return total\n", "    return total\n\n\nprint(1)\n", [("“print(1)”", False)]),
+    ],
+)
+def test_given_lines_are_told_from_added_ones(old, new, told):
+    edited = START.replace(old, new)
+    assert edited != START
+    found = regions.changed_elsewhere(SOURCE, edited)
+    assert sorted((change.text, change.given) for change in found) == sorted(told)
 
 
 @pytest.mark.parametrize(

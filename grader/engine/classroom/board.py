@@ -34,7 +34,10 @@ STUDENTS = 500
 FILES = 5_000  # that are looked at in the folder
 QUIET = 15  # minutes without a verdict
 STATUS = ("pass", "fail")
-CAUSES = ("not_attempted", "crash", "wrong_value", "mismatch", "hang", "prerequisite", "no_python", "not_judged")
+CAUSES = (
+    *("not_attempted", "crash", "wrong_value", "mismatch", "hang"),
+    *("lines_outside", "prerequisite", "no_python", "not_judged"),
+)
 
 
 class Line(NamedTuple):

@@ -114,6 +114,8 @@ def check(
         say_reference(lesson, number)
     unread = sum(verdict.cause == "no_python" for verdict in found)
     say(f"\n{passed} of {len(found)} right" + (f", {unread} not judged" if unread else ""))
+    for stem, message in dict.fromkeys((v.lesson, v.message) for v in found if v.passed and v.message):
+        say(escape(f"Right, but {message}. `./workbook diff {stem}` shows them: was this intended?"))
     unjudged = any(verdict.cause == "not_judged" for verdict in found)
     raise typer.Exit(3 if unjudged else passed < len(found))
 

@@ -14,6 +14,7 @@ raises `Wrong` if not:
 same `Judge`.
 """
 
+import functools
 import importlib
 import traceback
 import warnings
@@ -147,7 +148,7 @@ class Judge:
             if not self.student.units:
                 raise
             return self._judge(number, self.returned(number) or not_understood(error))
-        return self._say(number, "pass", None)
+        return self._passed(number)
 
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
         if not self.attempted(number):
@@ -187,13 +188,20 @@ class Judge:
             return self._say(number, "fail", "crash", self.broken.message, self.broken)
         return self._say(number, "skipped", "prerequisite", f"first TODO {teller}: {self.broken.message}")
 
+    def _passed(self, number: int) -> Verdict:
+        changed = self.outside(given=True)
+        return self._say(number, "pass", None, f"{CHANGED}: {changed}" if changed else "")
+
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
-        message = self.by_own_lines(number, problem)
-        if len(self.checks[number].todo.needs) >= WHOLE and self.owner(problem.where) != number:
-            if elsewhere := self.changed_elsewhere():
-                message += f". Outside the TODOs, these lines are not the course's: {elsewhere}"
-                problem.hint = f"`./workbook diff {self.lesson}` shows everything that you changed: was this intended?"
-        return self._say(number, "fail", problem.cause, message, problem)
+        message, cause = self.by_own_lines(number, problem), problem.cause
+        changed, added = self.outside(given=True), self.outside(given=False)
+        if changed:
+            message, cause = f"{CHANGED}: {changed}. With them as they are now: {message}", "lines_outside"
+            problem.hint = f"`./workbook diff {self.lesson}` shows all that you changed: bring these lines back first."
+        elif added and len(self.checks[number].todo.needs) >= WHOLE and self.owner(problem.where) != number:
+            message += f". Outside the TODOs, these lines are not the course's: {added}"
+            problem.hint = f"`./workbook diff {self.lesson}` shows everything that you changed: was this intended?"
+        return self._say(number, "fail", cause, message, problem)
 
     def by_own_lines(self, number: int, problem: Wrong | Fault) -> str:
         """The message, with the student's own line in place of one in a function that was given: the innermost that is
@@ -217,18 +225,26 @@ class Judge:
         chosen = number if number in owners else next(filter(None, owners), None)
         return None if chosen is None else lines[owners.index(chosen)]
 
-    def changed_elsewhere(self) -> str:
-        """Lines outside all TODOs that are not the course's: where a whole run is wrong, it may be by them. "" if all
-        are.
+    def outside(self, given: bool) -> str:
+        """Lines outside all TODOs that are not the course's: those that were `given` and are changed or gone, or those
+        that were added. "" if there are none.
         """
-        found = [
-            f"{unit.name}:{line} {text}"
-            for unit in self.student.units
-            if unit.source
-            for line, text in regions.changed_elsewhere(unit.source, unit.text)
-        ]
+        found = [f"{unit} {change.text}" for unit, change in self._changes if change.given == given]
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         return f"{', '.join(found[:3])}{more}"
+
+    @functools.cached_property
+    def _changes(self) -> list[tuple[str, regions.Change]]:
+        """What is not as it was given, with its place; a cell that is gone as one."""
+        found = []
+        for unit in self.student.units:
+            if unit.source and not unit.text.strip():
+                first = regions.compose(unit.source).split("\n")[0]
+                found.append((f"{unit.name}:", regions.Change(0, f"the cell “{first}” is gone", True)))
+            elif unit.source:
+                changes = regions.changed_elsewhere(unit.source, unit.text)
+                found += [(f"{unit.name}:{change.line}", change) for change in changes]
+        return found
 
     def named(self, words: str | None) -> str | None:
         """A place in a notebook in words that its reader can find: cells show no numbers."""
@@ -288,6 +304,7 @@ class Judge:
         return f"{place(own)} (TODO {self.owner(own)}), which calls {said}"
 
 
+CHANGED = "lines that were given are changed or gone"
 DRAWS = 5  # of a check's numbers, until some tell right from wrong
 NOT_JUDGED = "not judged, and without a mark: the check itself failed"
 WHOLE = 4  # a check that needs so many TODOs runs the script as a whole

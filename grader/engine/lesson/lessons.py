@@ -184,16 +184,20 @@ def units(stem: str, target: str | Path | None = None, latest: dict[str, Ran] | 
     if not is_notebook(stem):
         return [Unit(f"train/{path.name}", of_likely_size(text, path), source)]
 
-    known = {_key(cell): cell.source for cell in read_percent(source, stem).cells}
+    given = read_percent(source, stem).cells
+    known = {_key(cell): cell.source for cell in given}
     cells = read_percent(text, stem).cells if path.suffix == ".py" else _read_notebook(text, path)
     if latest:
         _bring_up_to_date(cells, latest, path.stat().st_mtime)
     of_likely_size("".join(cell.source for cell in cells), path)
-    return [
+    there = [
         Unit(f"notebooks/{stem}.ipynb, cell {number}", without_magics(cell.source), known.get(_key(cell), ""))
         for number, cell in enumerate(cells, start=1)
         if cell.cell_type == "code" and not is_locked(cell) and not _is_foreign(cell.source)
     ]
+    keys = {_key(cell) for cell in cells if cell.cell_type == "code"}
+    gone = [cell for cell in given if _key(cell) not in keys and _is_graded(cell)]
+    return there + [Unit(f"notebooks/{stem}.ipynb", "", cell.source) for cell in gone]
 
 
 def of_likely_size(code: str, path: Path) -> str:
@@ -265,6 +269,16 @@ def without_magics(code: str) -> str:
 
 def _is_foreign(code: str) -> bool:
     return code.lstrip().startswith("%%") and not PYTHON_CELL.match(code)
+
+
+def _is_graded(cell: "NotebookNode") -> bool:
+    """Whether other cells may use what this one of the source makes: it is no test, and it defines something."""
+    makes = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)
+    return (
+        cell.cell_type == "code"
+        and not is_locked(cell)
+        and any(isinstance(line, makes) for line in ast.parse(without_magics(cell.source)).body)
+    )
 
 
 def _nbgrader(cell: "NotebookNode") -> dict[str, Any]:

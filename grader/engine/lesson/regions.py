@@ -25,6 +25,7 @@ import tokenize
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import NamedTuple
 
 BEGIN, STUDENT, END = "### BEGIN SOLUTION", "### STUDENT", "### END SOLUTION"
 TODO = re.compile(r"\s*# TODO (\d+)(, again)?:(.*)")
@@ -243,7 +244,7 @@ def todo_to_blame(source: str, edited: str, line: int) -> int | None:
     A line that is as it was given is not why: then it is the nearest one above that is not, as where a ``for`` is left
     without a body.
     """
-    changed: dict[int, int | None] = {number: None for number, _ in changed_elsewhere(source, edited)}
+    changed: dict[int, int | None] = {number: None for number, *_ in changed_elsewhere(source, edited)}
     for todo, places in locate(source, edited).items():
         if attempted(source, edited, todo):
             for number in (number for place in places for number in place or [place.start - 1]):
@@ -251,20 +252,31 @@ def todo_to_blame(source: str, edited: str, line: int) -> int | None:
     return changed[max(above)] if (above := [number for number in changed if number <= line]) else None
 
 
-def changed_elsewhere(source: str, edited: str) -> list[tuple[int, str]]:
-    """(1-based line of the student's file, what is there, quoted): lines of code in no TODO's region that are not in
-    the file as it was given, and those that are missing.
+class Change(NamedTuple):
+    """A line of code outside all TODOs that is not as it was given."""
+
+    line: int  # 1-based, in the student's file
+    text: str  # in words, quoted
+    given: bool  # it was given, and is changed or gone; otherwise it was added
+
+
+def changed_elsewhere(source: str, edited: str) -> list[Change]:
+    """Lines of code in no TODO's region that are not in the file as it was given, and those that are missing.
+    Indentation counts: a line that is moved into an `if` does something else.
     """
-    given = compose(source)
-    old, new = ([*_outside(source, text)] for text in (given, edited))
-    matcher = SequenceMatcher(None, [_bare(text) for _, text in old], [_bare(text) for _, text in new], False)
+    old, new = ([*_outside(source, text)] for text in (compose(source), edited))
+    matcher = SequenceMatcher(None, [line.key for line in old], [line.key for line in new], False)
     found = []
     for kind, first, last, begin, end in matcher.get_opcodes():
-        if kind in ("replace", "insert"):
-            found += [(number, f"“{_short(text)}”") for number, text in new[begin:end]]
-        elif kind == "delete" and new:
-            place = new[min(begin, len(new) - 1)][0]
-            found += [(place, f"“{_short(text)}” is missing") for _, text in old[first:last]]
+        if kind == "equal":
+            continue
+        for before, now in zip(old[first:last], new[begin:end]):
+            moved = ", indented differently" if before.code == now.code else ""
+            found.append(Change(now.number, f"“{_short(now.text)}”{moved}", True))
+        changed = min(last - first, end - begin)
+        found += [Change(line.number, f"“{_short(line.text)}”", False) for line in new[begin + changed : end]]
+        place = new[min(begin + changed, len(new) - 1)].number if new else 1
+        found += [Change(place, f"“{_short(line.text)}” is missing", True) for line in old[first + changed : last]]
     return found
 
 
@@ -272,17 +284,27 @@ def _short(line: str) -> str:
     return textwrap.shorten(line, 80, placeholder=" …")
 
 
-def _outside(source: str, text: str) -> Iterator[tuple[int, str]]:
-    """(1-based line, text) of code outside all regions."""
+class Line(NamedTuple):
+    """A line of code."""
+
+    number: int  # 1-based
+    text: str
+    code: str  # without comment and white space
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What it does and where it belongs."""
+        text = self.text.expandtabs(4)
+        return len(text) - len(text.lstrip()), self.code
+
+
+def _outside(source: str, text: str) -> Iterator[Line]:
+    """The code outside all regions."""
     inside = {line for lines in locate(source, text).values() for piece in lines for line in piece}
     lines = text.split("\n")
-    for number, _ in code_lines(text):
+    for number, code in code_lines(text):
         if number not in inside:
-            yield number, lines[number - 1]
-
-
-def _bare(line: str) -> str:
-    return "".join(line.split())
+            yield Line(number, lines[number - 1], code)
 
 
 def attempted(source: str, edited: str, todo: int) -> bool:
