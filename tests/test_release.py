@@ -1,5 +1,6 @@
 """What students get: the whole course, pristine, and no solution anywhere in it."""
 
+import ast
 import json
 import subprocess
 from pathlib import Path
@@ -303,3 +304,26 @@ def test_without_reveal_there_is_no_solution(course, tmp_path, monkeypatch):
     release.release(tmp_path / "out")
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
     assert reference.reference("ddp_training", 1) is None and reference.after("ddp_training", 1) == ""
+
+
+def test_what_goes_out_imports_nothing_that_does_not(tmp_path):
+    """The report once needed a module that a seal holds back: `start` and each `run` ended in a traceback."""
+    out = tmp_path / "out"
+    release.release(out)
+    sealed = {"grader/engine/commands/plan.py", "grader/engine/commands/planned.py"}  # they look before they import
+    missing = []
+    for path in sorted([*out.glob("utils/**/*.py"), *out.glob("grader/**/*.py")]):
+        name = path.relative_to(out).as_posix()
+        if name in sealed or name.startswith(("grader/start/", "grader/test_")):  # no Python yet; sealed as lessons are
+            continue
+        wanted = {
+            f"{node.module}" if isinstance(node, ast.ImportFrom) else alias.name
+            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        for module in wanted:
+            file = out.joinpath(*module.split("."))
+            if module.startswith(("utils", "grader")) and not (file.is_dir() or file.with_suffix(".py").is_file()):
+                missing.append(f"{name}: {module}")
+    assert not missing

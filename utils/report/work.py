@@ -3,8 +3,6 @@
 import statistics
 
 from utils.catalogue import MACHINES, machine, names
-from utils.costs.counts import flops, parameters
-from utils.plan import Model
 from utils.report.runs import Run
 
 
@@ -12,11 +10,26 @@ def facts(run: Run) -> dict[str, str]:
     """For the page; what cannot be known is said."""
     out, sizes = {}, run.ranks[0].start.get("model")
     if sizes:
-        model = Model(sizes["dim"], sizes["n_layers"], sizes["n_heads"], sizes["vocab_size"], sizes["max_len"])
-        out["parameters"] = f"{parameters(model):,}"
+        parameters, flops = per_token(sizes)
+        out["parameters"] = f"{parameters:,}"
         if run.tokens_per_s:
-            out["MFU"] = share_of_peak(run, flops(model, run.tokens_per_s))
+            out["MFU"] = share_of_peak(run, flops * run.tokens_per_s)
     return out | {"power": power(run)}
+
+
+def per_token(sizes: dict[str, int]) -> tuple[int, int]:
+    """Parameters of the model, and the FLOPs of forward and backward pass for a token: six for each number of a matrix
+    that multiplies, and 12 L D T for attention, without a causal mask (PaLM, appendix B).
+    """
+    import torch  # here: a report without a model needs none
+
+    from utils.model import TransformerLM
+
+    with torch.device("meta"):
+        weights = dict(TransformerLM(**sizes).named_parameters())
+    products = sum(w.numel() for name, w in weights.items() if w.dim() == 2 and "embedding" not in name)
+    attention = 12 * sizes["n_layers"] * sizes["dim"] * sizes["max_len"]
+    return sum(w.numel() for w in weights.values()), 6 * products + attention
 
 
 def share_of_peak(run: Run, speed: float) -> str:
