@@ -415,6 +415,7 @@ def exchange_budget(what, messages, world, piece, a_number):
 
 @todo(
     3,
+    in_place=("tensor",),
     minutes=20,
     further=True,
     why=(
@@ -456,6 +457,7 @@ def test_todo3_tree_broadcast(student):
 
 @todo(
     4,
+    in_place=("tensor",),
     minutes=20,
     why=(
         "Data-parallel training adds up gradients with it; ZeRO and FSDP keep only the part that it leaves on each"
@@ -488,6 +490,7 @@ def test_todo4_ring_reduce_scatter(student):
 
 @todo(
     5,
+    in_place=("tensor",),
     minutes=15,
     why=(
         "FSDP calls it before each layer, to have the whole weights while it computes. It is the second half of every"
@@ -530,6 +533,7 @@ def test_todo5_ring_all_gather(student):
 
 @todo(
     6,
+    in_place=("tensor",),
     minutes=10,
     needs=(4, 5),
     why=(

@@ -3,3 +3,9 @@
 
 def work(student, rank, world):
     return student.work(rank, world)
+
+
+def total(student, rank, world, numbers):
+    import torch
+
+    return student.total(torch.tensor(numbers))

@@ -19,6 +19,7 @@
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
+from grader.engine.inside.given import Given
 from grader.engine.inside.observe import Line, mark, merciless_messages, next_world, smaller_world
 from grader.engine.inside.products import watch_products
 from grader.engine.inside.recording import elements, record_files, record_training
@@ -34,7 +35,7 @@ from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, rehearse
 from grader.engine.ranks.run import Run
 from grader.kit.messages import sound
-from grader.kit.on_rank import Given, answers_on_rank, as_evidence, mains_on_rank, plain, plain_name
+from grader.kit.on_rank import answers_on_rank, as_evidence, mains_on_rank, plain, plain_name
 from grader.kit.predictions import a_number, check_answers, known, same_numbers, written
 from grader.kit.scripts import (
     REL,

@@ -22,6 +22,9 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
                                      not the launcher's
     {"e": "strange", "name": "wrap", "returned": "None", "promised": "Module"}
                                      a function of the student's has returned what its signature does not promise
+    {"e": "touched", "name": "attend", "argument": "k", "change": "is written into"}
+                                     a function of the student's has done that to what it was given
+    {"e": "boundary"}                of two calls, the rank has returned from the first: it waits until all ranks have
     {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
     {"e": "crash", …} {"e": "exit", …} {"e": "end"}
     {"e": "fit"} {"e": "unfit", "text": why}
@@ -65,28 +68,39 @@ class Line:
     """The rank's line to the judge."""
 
     mine: "Line | None" = None  # this rank's, from `watch` on
-    merciless = False  # see `merciless_messages`
-    patient = False  # in a run that measures time the judge is told later, for listening takes a processor
+    merciless: bool  # see `merciless_messages`
+    patient: bool  # in a run that measures time the judge is told later, for listening takes a processor
 
     def __init__(self, line: socket.socket, job: dict) -> None:
         self.units = {unit["name"] for unit in job["units"]}
         self.pid = os.getpid()
         self.unsaid: list[dict] = []
-        self.messages = 0
-        self.collectives = 0
-        self.in_flight: dict[
-            dist.Work, PendingMessage | PendingCollective
-        ] = {}  # held by these, a work keeps its identity
-        self.over: WeakKeyDictionary[dist.Work, int] = WeakKeyDictionary()  # messages that were waited for
-        self.results: dict[int, int] = {}  # address of a result -> the collective that C++ has called for it
-        self.world = job["world"]
+        self.ranks = job["world"]
         self.on_gpu = bool(job["devices"])
         self.backend = "cpu:gloo,cuda:nccl" if self.on_gpu else "gloo"  # of groups that the checks make
-        self.host: Any = None  # on GPUs, what carries messages: gloo's backend of all ranks
-        self.lives = 0  # process groups joined: a later one gives its groups the same names again
         self.lock = threading.Lock()
         self.socket = line
+        self.begin(Path(job["folder"]))
         self.say(e="here")
+
+    def begin(self, folder: Path) -> None:
+        """A call begins, the process's first or second, that leaves its traces in a folder."""
+        self.folder = folder
+        self.merciless = self.patient = False
+        self.messages = 0
+        self.collectives = 0
+        # Held by these, a work keeps its identity.
+        self.in_flight: dict[dist.Work, PendingMessage | PendingCollective] = {}
+        self.over: WeakKeyDictionary[dist.Work, int] = WeakKeyDictionary()  # messages that were waited for
+        self.results: dict[int, int] = {}  # address of a result -> the collective that C++ has called for it
+        self.world = self.ranks
+        self.host: Any = None  # on GPUs, what carries messages: gloo's backend of all ranks
+        self.lives = 0  # process groups joined: a later one gives its groups the same names again
+        self.meetings = 0
+        folder.mkdir(exist_ok=True)
+        stacks = open(folder / f"stacks-{os.environ['RANK']}", "w")
+        faulthandler.enable(stacks)  # SIGSEGV, SIGABRT: the line is left behind
+        faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)  # the judge asks: where are you?
 
     def say(self, **event: Any) -> None:
         if os.getpid() != self.pid:  # a data loader's worker, say: not a rank
@@ -142,12 +156,8 @@ def smaller_world(ranks: int, rank: int) -> bool:
     return rank < ranks
 
 
-def watch(line: Line, run: Path, job: dict) -> None:
+def watch(line: Line, job: dict) -> None:
     """Make all that this process does from now on known to the judge."""
-    number = int(os.environ["RANK"])
-    stacks = open(run / f"stacks-{number}", "w")
-    faulthandler.enable(stacks)  # SIGSEGV, SIGABRT: the line is left behind
-    faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)  # the judge asks: where are you?
 
     def exit_seen(status: int) -> None:
         line.say(e="exit", status=status, where=line.where())
@@ -161,7 +171,7 @@ def watch(line: Line, run: Path, job: dict) -> None:
 
     sys.addaudithook(audit)
     watch_waits(line)
-    watch_rendezvous(line, run, job)
+    watch_rendezvous(line, job)
     if job["gpus"]:
         pretend_gpus(job["gpus"])
     Line.mine = line
@@ -181,9 +191,8 @@ def mark(**about: Any) -> None:
     Line.mine.say(e="mark", **about)
 
 
-def meet_in_files(line: Line, run: Path) -> None:
+def meet_in_files(line: Line) -> None:
     """Ranks meet in a file of the run, not at a port."""
-    meetings = iter(range(1000))
 
     def meet(url: str, timeout: Any = None, **_: Any):
         parsed = urllib.parse.urlparse(url)
@@ -193,17 +202,18 @@ def meet_in_files(line: Line, run: Path) -> None:
         rank = int(asked.get("rank", os.environ["RANK"]))
         world = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
         line.say(e="joins", rank=rank, elsewhere=elsewhere, where=line.where())
-        yield dist.FileStore(str(run / f"store-{next(meetings)}"), world), rank, world
+        line.meetings += 1
+        yield dist.FileStore(str(line.folder / f"store-{line.meetings}"), world), rank, world
 
     for scheme in ("env", "tcp"):
         dist.rendezvous.__globals__["_rendezvous_handlers"][scheme] = meet
 
 
-def watch_rendezvous(line: Line, run: Path, job: dict) -> None:
+def watch_rendezvous(line: Line, job: dict) -> None:
     """Joining a process group, or making one, is an event like any collective; ranks meet in files."""
     from torch.distributed import device_mesh  # here, for the judge needs none of it
 
-    meet_in_files(line, run)
+    meet_in_files(line)
     init, new_group = dist.init_process_group, dist.new_group
 
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
@@ -257,6 +267,7 @@ def watch_rendezvous(line: Line, run: Path, job: dict) -> None:
 # Groups live as long as the process. Gloo's destructor joins its threads with the GIL held, and a thread
 # that drops the last reference to a tensor which Python has seen (all have, here) needs the GIL: deadlock.
 kept: set[dist.ProcessGroup] = set()
+ended: set[dist.ProcessGroup] = set()  # of these, the first call's: gloo itself would still serve them
 
 
 def stand_before_collectives() -> list[torch.library.Library]:
@@ -348,6 +359,8 @@ def waited_for(line: Line, tensor: torch.Tensor) -> dict:
 def announce(line: Line, name: str, given: dict) -> dict:
     """Tell of a collective or message that is about to begin; returns the event."""
     group = dist.ProcessGroup.unbox(given["process_group"])
+    if group in ended:
+        raise ValueError(f"process group {group.group_name} is not registered: it has been destroyed")
     kept.add(group)
     members = members_of(group)
     where, *callers = line.frames() or [None]

@@ -26,6 +26,7 @@ import importlib
 import json
 import linecache
 import os
+import random
 import socket
 import sys
 import traceback
@@ -39,7 +40,7 @@ from typing import Any
 import torch
 
 from grader import OWN
-from grader.engine.inside import evidence, observe, on_gpu, recording, returned
+from grader.engine.inside import anew, evidence, observe, on_gpu, recording, returned
 from grader.engine.lesson import lessons
 
 
@@ -48,18 +49,19 @@ def main(job: dict, number: int, end: socket.socket) -> None:
     run = Path(job["folder"])
     redirect(run, number)
     settle(job, run, number)
+    crowd(number)
     line = observe.Line(end, job)
     if job["devices"]:
         take_gpu(line)
     with end.makefile("rb") as heard:
         job["inputs"] = json.loads(heard.readline())
-    observe.watch(line, run, job)
+    observe.watch(line, job)
     try:
         if job["argv"] is not None:
             result = whole_run(job, line)
         else:
             result = call(job, line, number)
-        evidence.write(run / f"evidence-{number}", result)
+        evidence.write(line.folder / f"evidence-{number}", result)
         last_word = {"e": "end"}
     except BaseException as error:  # SystemExit and KeyboardInterrupt are the student's too
         last_word = {"e": "crash", **describe(error)}
@@ -120,6 +122,20 @@ def settle(job: dict, run: Path, number: int) -> None:
     )
     if gpus := job["devices"]:
         os.environ.update(on_gpu.environment(gpus[number], shared=len(set(gpus)) < len(gpus)))
+
+
+crowded: list[Any] = []
+
+
+def crowd(number: int) -> None:
+    """Objects and tensors get other addresses on each rank, in another order: as on real ones, which are no forks of
+    one process. A set of parameters, say, is in the order of their addresses.
+    """
+    drawn = random.Random(number)
+    blocks: list[Any] = [bytearray(size) for size in range(8, 480, 16) for _ in range(drawn.randrange(32, 96))]
+    blocks += [object() for _ in range(200)] + [torch.empty(drawn.randrange(1, 4000)) for _ in range(20)]
+    drawn.shuffle(blocks)
+    crowded.extend(blocks[::2])  # the others' places are free, in an order of chance
 
 
 compiled: dict[tuple[str, str], types.CodeType] = {}  # (name, text) of a unit -> its code
@@ -243,18 +259,32 @@ def watch_exits(line: observe.Line) -> list[Callable[[], Any]]:
 
 
 def call(job: dict, line: observe.Line, number: int) -> dict:
-    """Call a check's rank function with the student's module."""
+    """Call a check's rank function with the student's module: once, or twice. Returns the last call's result."""
     if job["group"]:
         torch.distributed.init_process_group(line.backend)
     module, _, name = job["function"].rpartition(":")
     function = getattr(sys.modules[module], name)
-    if job["file"] is None:  # a reference: the check's own code and nobody else's
-        return function(**job["inputs"])
+    first, *second = job["inputs"]
     # Code that was given its group names no device; a script that makes its own does.
     with on_gpu.OnGPU() if job["devices"] and job["group"] else contextlib.nullcontext():
-        student = load(job, line, "student")
-        returned.listen(student, functools.partial(line.say, e="strange"))
-        return function(student, rank=number, world=job["world"], **job["inputs"])
+        if job["file"] is not None:  # else a reference: the check's own code and nobody else's
+            student = load(job, line, "student")
+            returned.listen(student, line.say)
+            function = functools.partial(function, student, rank=number, world=job["world"])
+        start = anew.Start() if second else None
+        result = function(**first)
+        for inputs in second:
+            evidence.write(line.folder / f"evidence-{number}", result)
+            del result
+            run = anew.between(line, start)
+            redirect(run, number)
+            settle(job, run, number)
+            if job["gpus"]:
+                observe.pretend_gpus(job["gpus"])
+            if job["group"]:
+                torch.distributed.init_process_group(line.backend)
+            result = function(**inputs)
+        return result
 
 
 def own_function(student: types.ModuleType, rank: int, world: int, name: str, inputs: list, timed: bool) -> object:

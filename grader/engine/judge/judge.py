@@ -24,12 +24,14 @@ from types import ModuleType
 
 from grader.engine.judge.passed import Passed
 from grader.engine.judge.student import Student, named_places
+from grader.engine.judge.twice import KEPT, Second
 from grader.engine.judge.verdict import ALIKE, BadDraw, Todo, Verdict, Wrong, text, todos
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.endings import broken_promise
 from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.events import NOTHING
+from grader.engine.ranks.run import Run
 from grader.engine.walls import plain
 
 
@@ -134,21 +136,50 @@ class Judge:
         return self._say(number, "skipped", "not_judged", f"{NOT_JUDGED}: {why}")
 
     def _check(self, number: int) -> Verdict:
-        """The verdict on what the numbers of this draw show."""
-        self.student.recent.clear()
+        """The verdict on what the numbers of this draw show, in a first call and in a second one."""
+        about, student = self.checks[number].todo, self.student
+        student.recent.clear()
+        student.in_place = about.in_place
+        if about.once:
+            problem = self._problem(number, student)
+        else:
+            second = Second(student, functools.partial(self._problem, number))
+            try:
+                problem = self._problem(number, student) or self._second(number, second)
+            finally:
+                second.drop()
+        return self._passed(number) if problem is None else self._judge(number, problem)
+
+    def _second(self, number: int, second: Second) -> Wrong | Fault | None:
+        """What is wrong in the second call. If it is in a process of its own, too, then it is no matter of calls."""
+        problem = second.result()
+        if not isinstance(problem, (Wrong, Fault, type(None))):
+            raise problem
+        if problem is None:
+            return None
+        alone = self.student.second()
+        alone.again, alone.ask = second.student.again, self.student.launch
+        if found := self._problem(number, alone):
+            return found
+        problem.message = f"{SECOND}{problem.message.removeprefix(SECOND)}"
+        problem.hint = KEPT
+        return problem
+
+    def _problem(self, number: int, student: Student) -> Wrong | Fault | None:
+        """What a check finds to be wrong."""
         try:
-            self.checks[number](self.student)
+            self.checks[number](student)
         except Wrong as problem:
-            return self._judge(number, self.returned(number, only=NOTHING) or problem)
+            return self.returned(number, student.recent, only=NOTHING) or problem
         except Fault as problem:
-            return self._judge(number, problem)
+            return problem
         except Unjudged:
             raise
         except Exception as error:
-            if not self.student.units:
+            if not student.units:
                 raise
-            return self._judge(number, self.returned(number) or not_understood(error))
-        return self._passed(number)
+            return self.returned(number, student.recent) or not_understood(error)
+        return None
 
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
         if not self.attempted(number):
@@ -167,11 +198,11 @@ class Judge:
                     )
         return self._failed(number, problem)
 
-    def returned(self, number: int, only: str = "") -> Fault | None:
+    def returned(self, number: int, runs: list[Run], only: str = "") -> Fault | None:
         """What a function returned against its signature while this TODO was checked: a check that breaks, breaks on
         that, and of what is `None` it has nothing to tell.
         """
-        for run in self.student.recent:
+        for run in runs:
             for rank, told in sorted(run.strange.items()):
                 if self.owner(told["where"]) in (number, None) and only in ("", told["returned"]):
                     return broken_promise(rank, told)
@@ -305,6 +336,7 @@ class Judge:
 
 
 CHANGED = "lines that were given are changed or gone"
+SECOND = "the second call in one process: "
 DRAWS = 5  # of a check's numbers, until some tell right from wrong
 NOT_JUDGED = "not judged, and without a mark: the check itself failed"
 WHOLE = 4  # a check that needs so many TODOs runs the script as a whole

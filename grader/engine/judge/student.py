@@ -1,13 +1,15 @@
 """A student's lesson as a check sees it: it is run on ranks, and beside it the serial reference."""
 
 import ast
+import copy
 import json
 import random
 import re
 import textwrap
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from grader.engine.jobs import batch, stand_ins
@@ -18,6 +20,18 @@ from grader.engine.ranks.engine import Engine
 from grader.engine.ranks.job import Job, Private
 from grader.engine.ranks.messages import least_bytes
 from grader.engine.ranks.run import Run
+
+
+class Request(NamedTuple):
+    """A run that a check wants: of the student's code, or of the check's own reference. `how`: as a job's fields."""
+
+    how: dict[str, Any]
+    whole: bool = False  # the script as a whole, from its first line to its last
+    reference: bool = False
+
+    def like(self, other: "Request") -> bool:
+        """Whether another one differs in the inputs alone."""
+        return self._replace(how=self.how | {"inputs": None}) == other._replace(how=other.how | {"inputs": None})
 
 
 class Student:
@@ -34,13 +48,22 @@ class Student:
         self._runs: dict[str, Run] = {}
         self.recent: list[Run] = []  # whose evidence the check that runs looks at
         self.premises = 0  # tried so far
+        self.in_place: Collection[str] = ()  # arguments that the TODO of this check may change
+        self.turn = ""  # of the check's two passes
+        self.ask: Callable[[Request], Run] = self.launch
+
+    def second(self) -> "Student":
+        """The same for the second pass of a check: with other numbers to draw."""
+        other = copy.copy(self)
+        other.recent, other.turn = [], "/second call"
+        return other
 
     def draw(self, *purpose: Any) -> random.Random:
         """Numbers for a check to draw: for one purpose always the same, and where marks matter known to the instructor
         alone.
         """
         again = f"/again {self.again}" if self.again else ""
-        return random.Random(f"{self.seed}/{self.lesson}/{purpose}{again}")
+        return random.Random(f"{self.seed}/{self.lesson}/{purpose}{again}{self.turn}")
 
     def seeds(self, world: int) -> Private:
         """A seed for each rank, from which it draws what the other ranks can only know if it tells them."""
@@ -86,24 +109,36 @@ class Student:
         Raises the `Fault` that stopped it; its `events` tell how far the ranks came.
         """
         talks = group is None or (group and (anywhere or lessons.is_notebook(self.lesson)))
-        run = self._once(
-            world=world,
-            nodes=nodes,
-            gpus=gpus,
-            group=bool(group),
-            on_gpus=talks and nodes == 1 and not gpus,
-            function=qualified(function),
-            inputs=inputs,
-        )
+        how = dict(world=world, nodes=nodes, gpus=gpus, group=bool(group), function=qualified(function), inputs=inputs)
+        on_gpus = talks and nodes == 1 and not gpus
+        run = self.ask(Request(how | {"on_gpus": on_gpus}, whole="main" in function.__code__.co_names))
+        self.recent.append(run)
         if run.fault:
             fault = explain_broken_cell(run, self.units)
             fault.events = run.events
             raise fault
+        self._untouched(run)
         return run
+
+    def _untouched(self, run: Run) -> None:
+        """What the student's functions were given is as it was, unless the TODO allows to change it."""
+        for rank, touched in sorted(run.touched.items()):
+            for event in touched:
+                name, argument, change = (event[field] for field in ("name", "argument", "change"))
+                if re.match(r"\w*", argument)[0] not in self.in_place:
+                    raise Fault(
+                        "wrong_value",
+                        f"{name}: {argument}, which it is given, {change}",
+                        rank,
+                        event["where"],
+                        expected="as it was",
+                        seen=change,
+                    )
 
     def run(self, argv: list[str], files: dict[str, str], world: int = 2, nodes: int = 1) -> Run:
         """The script as a whole, with `files` in its working folder. Raises the `Fault` that stopped it."""
-        run = self._once(world=world, nodes=nodes, argv=argv, files=files, on_gpus=nodes == 1)
+        run = self.ask(Request(dict(world=world, nodes=nodes, argv=argv, files=files, on_gpus=nodes == 1), whole=True))
+        self.recent.append(run)
         if run.fault:
             raise run.fault
         return run
@@ -165,12 +200,15 @@ class Student:
         """A variable in the environment of what the last submitted file started; "" where there is none."""
         return self.starts[0]["env"].get(name, "")
 
-    def _once(self, **how: Any) -> Run:
-        """One run serves every check that asks for the same."""
-        key = json.dumps(how, sort_keys=True)
+    def launch(self, wanted: Request, second: Request | None = None) -> Run:
+        """One run serves every check that asks for the same. `second`: of a second call in the processes of the
+        first.
+        """
+        if wanted.reference:
+            return self._reference(wanted.how, second and second.how)
+        key = json.dumps([wanted.how, second and second.how["inputs"]], sort_keys=True)
         if key not in self._runs:
-            self._runs[key] = self._launch(self.units, **how)
-        self.recent.append(self._runs[key])
+            self._runs[key] = self._launch(self.units, **wanted.how, second=second and second.how["inputs"])
         return self._runs[key]
 
     def serial(self, argv: list[str], files: dict[str, str]) -> Run:
@@ -186,14 +224,20 @@ class Student:
 
     def reference(self, function: Callable, **inputs: Any) -> Any:
         """`function(**inputs)` of the check file in a process of its own, without the student's code."""
-        name = qualified(function)
-        key = json.dumps([name, inputs])
-        if key not in SERIAL:
-            how = dict(world=1, group=False, function=name, inputs=inputs)
-            SERIAL[key] = self._launch([], self.engine.trusted, **how)
-        if SERIAL[key].fault:
-            raise Unjudged(f"the check's own reference fails: {SERIAL.pop(key).fault.message}")
-        return SERIAL[key].evidence[0]
+        how = dict(world=1, group=False, function=qualified(function), inputs=inputs)
+        return self.ask(Request(how, reference=True)).evidence[0]
+
+    def _reference(self, how: dict[str, Any], second: dict[str, Any] | None) -> Run:
+        """As `launch`; both calls are pure, so each is also known alone."""
+        keys = [json.dumps([call["function"], call["inputs"]]) for call in (how, second) if call]
+        left = [call for key, call in zip(keys, (how, second)) if key not in SERIAL]
+        if left:
+            run = self._launch([], self.engine.trusted, **left[0], second=left[1]["inputs"] if left[1:] else None)
+            for call, done in zip(left, (run, run.second)):
+                if done is None or done.fault:
+                    raise Unjudged(f"the check's own reference fails: {run.fault and run.fault.message}")
+                SERIAL[json.dumps([call["function"], call["inputs"]])] = done
+        return replace(SERIAL[keys[0]], second=second and SERIAL[keys[-1]])
 
     def _launch(self, units: list[lessons.Unit], engine: Engine | None = None, **how: Any) -> Run:
         began = time.perf_counter()
@@ -207,7 +251,9 @@ class Student:
             raise Fault("crash", f"what the ranks left cannot be read ({type(error).__name__})", None) from error
         finally:
             self.seconds += time.perf_counter() - began
-        if run.wire is not None and run.fault is None and run.wire < (claimed := least_bytes(run.events)):
+        claimed = least_bytes(run.events) + (least_bytes(run.second.events) if run.second else 0)
+        failed = run.fault or (run.second and run.second.fault)
+        if run.wire is not None and not failed and run.wire < claimed:
             self.suspicions.append(
                 f"the ranks report collectives of {claimed:,} bytes or more; over their network went {run.wire:,}"
             )

@@ -134,6 +134,8 @@ class Todo:
     points: int
     minutes: int
     further: bool
+    in_place: tuple[str, ...]
+    once: str
 
 
 def todo(
@@ -145,15 +147,18 @@ def todo(
     needs: tuple[int, ...] = (),
     points: int = 1,
     further: bool = False,
+    in_place: tuple[str, ...] = (),
+    once: str = "",
 ) -> Callable:
     """Mark a function as the check of a TODO.
 
     `needs`: without these TODOs the check cannot run. `minutes`: an estimate of the time from the first word read to
-    the verdict. `further`: the lesson's main thread does without it.
+    the verdict. `further`: the lesson's main thread does without it. `in_place`: arguments that the student's functions
+    may change, by name. `once`: why this check cannot bear a second call in one process.
     """
 
     def mark(check: Callable) -> Callable:
-        check.todo = Todo(number, why, hints, needs, points, minutes, further)
+        check.todo = Todo(number, why, hints, needs, points, minutes, further, in_place, once)
         return check
 
     return mark

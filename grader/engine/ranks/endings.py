@@ -29,19 +29,22 @@ def parted(text: str) -> tuple[str, str]:
 class Endings:
     """What is known of the end of each rank. `check` is the module of the check that is running."""
 
-    def __init__(self, traces: Traces, check: str, strange: dict[int, dict]) -> None:
+    def __init__(self, traces: Traces, check: str, strange: dict[int, dict], status: dict[int, int]) -> None:
         self.traces, self.check = traces, check
         self.strange = strange  # by rank, what a function has returned against its signature
-        self.last_word: dict[int, dict] = {}  # end, crash, exit or kill
-        self.status: dict[int, int] = {}  # wait status
+        self.last_word: dict[int, dict] = {}  # end, boundary, crash, exit or kill
+        self.status = status  # wait status
 
     def over(self, rank: int) -> bool:
         """Whether a rank has said its last word, or is gone without one."""
-        return rank in self.status or self.last_word.get(rank, {}).get("e") in ("end", "crash")
+        return rank in self.status or self.last_word.get(rank, {}).get("e") in ("end", "boundary", "crash")
+
+    def returned(self, rank: int) -> bool:
+        return self.last_word.get(rank, {}).get("e") in ("end", "boundary")
 
     def how_it_ended(self, rank: int) -> str:
         word = self.last_word.get(rank, {}).get("e")
-        if word == "end":
+        if self.returned(rank):
             return "it has finished"
         if word == "crash":
             return f"it stopped with {self.last_word[rank]['type']}"

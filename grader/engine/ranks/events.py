@@ -17,6 +17,7 @@ NEEDED = {
     "joins": {"rank", "where"},
     "again": {"of", "where"},
     "strange": {"name", "returned", "promised", "where"},
+    "touched": {"name", "argument", "change", "where"},
     "joined": {"rank", "world"},
     "future": {"work"},
     "product": {"size"},
@@ -121,7 +122,7 @@ def line_of_code(value: Any) -> bool:
 
 
 FIELDS: dict[str, Callable[[Any, int], bool]] = (
-    dict.fromkeys(("e", "op", "name", "type", "text", "cell", "returned", "promised"), text)
+    dict.fromkeys(("e", "op", "name", "type", "text", "cell", "returned", "promised", "argument", "change"), text)
     | dict.fromkeys(("dtype", "detail", "elsewhere"), text_or_none)
     | dict.fromkeys(("bytes", "id", "of", "work", "tag", "status", "rank", "world", "size"), count)
     | dict.fromkeys(("peer", "source"), rank_or_none)

@@ -28,6 +28,7 @@ class Job:
         gpus: a node, that the ranks pretend to have.
         files: in the working folder, by name: their text.
         on_gpus: run on GPUs, if the engine's backend is NCCL.
+        second: the inputs of a second call of the function, in the processes of the first one.
     """
 
     units: list[lessons.Unit]
@@ -41,12 +42,14 @@ class Job:
     gpus: int = 0
     files: dict[str, str] = field(default_factory=dict)
     on_gpus: bool = False
+    second: dict[str, Any] | None = None
 
     def message(self, folder: Path, devices: list[str]) -> dict[str, Any]:
         """What the server and all ranks are told (`inside/rank.py` names the fields): not the inputs, which are for
         each rank alone.
         """
-        fields = {name: value for name, value in vars(self).items() if name not in ("inputs", "files", "on_gpus")}
+        apart = ("inputs", "second", "files", "on_gpus")
+        fields = {name: value for name, value in vars(self).items() if name not in apart}
         lesson = self.module.removeprefix("grader.test_")
         return fields | dict(
             lesson=lesson,
@@ -59,8 +62,13 @@ class Job:
             devices=devices,
         )
 
-    def inputs_of(self, rank: int) -> dict[str, Any]:
-        return {name: value[rank] if isinstance(value, Private) else value for name, value in self.inputs.items()}
+    def inputs_of(self, rank: int) -> list[dict[str, Any]]:
+        """Of each call."""
+        calls = [self.inputs] if self.second is None else [self.inputs, self.second]
+        return [
+            {name: value[rank] if isinstance(value, Private) else value for name, value in inputs.items()}
+            for inputs in calls
+        ]
 
 
 def check_of(function: str | None) -> dict[str, str] | None:

@@ -15,6 +15,7 @@ class Run:
     evidence: list[Any] = field(default_factory=list)
     events: list[list[dict]] = field(default_factory=list)
     strange: dict[int, dict] = field(default_factory=dict)  # by rank: a promise of a signature not kept
+    touched: dict[int, list[dict]] = field(default_factory=dict)  # by rank: what functions did to what they were given
     stdout: list[str] = field(default_factory=list)
     stderr: list[str] = field(default_factory=list)
     broken: list[dict] = field(default_factory=list)  # cells that did not load, as rank 0 saw them
@@ -22,3 +23,4 @@ class Run:
     fault_after: float = 0.0  # seconds from the start of the run to the diagnosis
     own_time: float = 0.0  # of these, seconds in which the ranks ran or waited, and no busy machine held them up
     wire: int | None = None  # bytes that the kernel saw between the ranks; None outside of a sandbox
+    second: "Run | None" = None  # of a job of two calls, what the second one left; None if it never began

@@ -47,9 +47,8 @@ class Session:
 
         `devices`: the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; none, and the ranks are on CPUs.
         """
-        self.server = server
+        self.server, self.job, self.folder = server, job, folder
         self.world = world = job.world
-        self.traces = Traces(folder, {unit.name for unit in job.units})
         # A line for each rank. The rank's end travels through the server to the rank, so nobody can speak in another's
         # name.
         pairs = [socket.socketpair() for _ in range(world)]
@@ -70,19 +69,25 @@ class Session:
             pass  # news of the run before
         self.names = answer["pids"]  # what the server calls them; in a sandbox it counts otherwise than we do
         self.pids: list[int | None] = [None] * world if LINUX else list(self.names)
-        self.diagnosis = Diagnosis(world)
-        self.run = Run(world, events=[[] for _ in range(world)])
-        self.endings = Endings(self.traces, job.module, self.run.strange)
         self.fault: Fault | None = None
         self.lost = False  # whether only the end of the sandbox is the end of the ranks
-        self.parted_at: dict[int, float] | None = None  # each rank's own time then
-        self.cause: int | None = None  # the rank whose crash was heard of first
-        self.crashed_at: dict[int, float] = {}  # each rank's own time then
         self.rest: dict[socket.socket, bytes] = dict.fromkeys(self.owner, b"")
         self.on_gpu = bool(devices)
         self.pulse = Pulse(world, self.started, on_gpu=self.on_gpu)
-        self.said = dict.fromkeys(range(world), 0)  # bytes
         self.unfit = ""  # why the machine, and not the student's code, keeps a rank from running
+        self.first: Run | None = None  # of two calls, once the second one has begun
+        self.begin(folder, {})
+
+    def begin(self, folder: Path, status: dict[int, int]) -> None:
+        """A call begins, the first or the second. `status`: of the ranks whose process is gone."""
+        self.traces = Traces(folder, {unit.name for unit in self.job.units})
+        self.diagnosis = Diagnosis(self.world)
+        self.run = Run(self.world, events=[[] for _ in range(self.world)])
+        self.endings = Endings(self.traces, self.job.module, self.run.strange, status)
+        self.parted_at: dict[int, float] | None = None  # each rank's own time then
+        self.cause: int | None = None  # the rank whose crash was heard of first
+        self.crashed_at: dict[int, float] = {}  # each rank's own time then
+        self.said = dict.fromkeys(range(self.world), 0)  # bytes
 
     def watch(self) -> Run:
         self.selector = selectors.DefaultSelector()
@@ -91,7 +96,7 @@ class Session:
         self.selector.register(self.server.socket, selectors.EVENT_READ, "server")
         looked = time.monotonic()
         try:
-            while self.fault is None and len(self.over()) < self.world:
+            while self.fault is None and (len(self.over()) < self.world or self.goes_on()):
                 ready = [key for key, _ in self.selector.select(TICK)]
                 for key in ready:
                     if key.data != "server":
@@ -115,7 +120,7 @@ class Session:
             self.run.fault_after = time.monotonic() - self.started
             self.run.own_time = max(self.pulse.own.values())
             if self.wire_before is not None and not self.lost and (wire := self.server.sandbox.wire()) is not None:
-                self.run.wire = wire - self.wire_before
+                (self.first or self.run).wire = wire - self.wire_before
             self.kill()
             for key in list(self.selector.get_map().values()):
                 if key.data == "rank":
@@ -123,7 +128,27 @@ class Session:
             self.selector.close()
         self.run.fault = self.fault
         self.traces.collect(self.run)
-        return self.run
+        if self.first:
+            self.first.second = self.run
+        return self.first or self.run
+
+    def goes_on(self) -> bool:
+        """All ranks are over. If they have returned from the first of two calls, the second begins."""
+        words = [word.get("e") for word in self.endings.last_word.values()]
+        if self.job.second is None or self.first or words != ["boundary"] * self.world or self.endings.status:
+            return False
+        self.run.own_time = max(self.pulse.own.values())
+        self.traces.collect(self.run)
+        if self.run.fault:
+            self.fault = self.run.fault
+            return False
+        self.first = self.run
+        self.begin(self.folder / "second", self.endings.status)
+        for line, rank in self.owner.items():
+            self.pulse.heard(rank)
+            with suppress(OSError):  # a rank that is dead already
+                line.send(b"\n", socket.MSG_DONTWAIT)
+        return True
 
     def hear(self, key: selectors.SelectorKey) -> None:
         """Read what a rank said."""
@@ -176,17 +201,22 @@ class Session:
                 raise ValueError("whether a rank can use its GPU is said first, and where there are GPUs")
             self.unfit = self.unfit or f"rank {rank} cannot use its GPU: {event['text']}"
             return
+        if event["e"] == "boundary" and (self.job.second is None or self.first):
+            raise ValueError("there is no second call")
+        if event["e"] == "touched":
+            self.run.touched.setdefault(rank, []).append(event)
+            return
         if event["e"] == "strange":
             if rank not in self.run.strange or event["returned"] == events.NOTHING:
                 self.run.strange[rank] = event
             return
-        self.run.events[rank].append(event)
+        self.run.events[rank].append(event | {"e": "end"} if event["e"] == "boundary" else event)
         self.pulse.heard(rank)
         if event["e"] == "broken" and rank == 0:
             self.run.broken.append(event)
-        if event["e"] in ("end", "crash", "exit", "kill"):
+        if event["e"] in ("end", "boundary", "crash", "exit", "kill"):
             self.endings.last_word[rank] = event
-        if event["e"] in ("end", "crash"):
+        if event["e"] in ("end", "boundary", "crash"):
             self.diagnosis.ranks[rank].gone = self.endings.how_it_ended(rank)
         self.fault = self.fault or self.diagnosis.add(rank, event)
 
@@ -222,7 +252,7 @@ class Session:
         Where several stop alike, the lowest is named: who is heard of first is chance.
         """
         last = [rank.last for rank in self.diagnosis.ranks]
-        broken = [n for n in self.over() if self.endings.last_word.get(n, {}).get("e") != "end"]
+        broken = [n for n in self.over() if not self.endings.returned(n)]
         # A rank whose peer vanished stops with an error of its own; the news of the peer follows.
         causes = [n for n in broken if not self.endings.lost_a_peer(n)]
         if not causes:

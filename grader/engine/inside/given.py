@@ -1,0 +1,127 @@
+"""Tensors that a function is given, and what it has done to them.
+
+They are looked at behind torch's back: no tensor is made that a watcher of memory or of operations would see.
+"""
+
+import ctypes
+import dataclasses
+import inspect
+import types
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+LARGEST = 64 << 20  # bytes of a tensor that are looked at: crc32 takes 20 ms for so many, and no check has as many
+MOST = 1000  # tensors in one call
+
+
+class Given:
+    """The tensors in some named values, as they are now: alone, or in lists, dictionaries and dataclasses."""
+
+    def __init__(self, **values: Any) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        for name, value in values.items():
+            for place, tensor in tensors_in(name, value):
+                if len(self.tensors) < MOST:
+                    self.tensors[place] = tensor
+        self.before = {name: look(tensor) for name, tensor in self.tensors.items()}
+
+    @classmethod
+    def to(cls, function: Callable, args: tuple, kwargs: dict[str, Any]) -> "Given":
+        """The arguments of a call, by their names."""
+        try:
+            named = inspect.signature(function).bind(*args, **kwargs).arguments
+        except (TypeError, ValueError):  # the call itself will tell
+            named = {}
+        named.pop("self", None)
+        return cls(**named)
+
+    def changes(self, gradients: bool = True) -> dict[str, str]:
+        """name -> what is different by now, in words. `gradients`: theirs as well; not where the check itself has gone
+        backward through them.
+        """
+        found = {name: difference(old, look(self.tensors[name]), gradients) for name, old in self.before.items()}
+        return {name: change for name, change in found.items() if change}
+
+    def shared_with(self, result: Any) -> list[str]:
+        """Whose memory a result lies in, or one of several."""
+        parts = result if isinstance(result, (list, tuple)) else [result]
+        mine = {part.untyped_storage().data_ptr() for part in parts if isinstance(part, torch.Tensor) and part.numel()}
+        return [name for name in self.before if self.tensors[name].untyped_storage().data_ptr() in mine]
+
+
+def tensors_in(name: str, value: Any, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]:
+    if hasattr(value, "_local_tensor"):  # a DTensor
+        yield name, value._local_tensor
+    elif type(value) in (torch.Tensor, torch.nn.Parameter):
+        yield name, value
+    elif depth and isinstance(value, (list, tuple)):
+        for number, part in enumerate(value):
+            yield from tensors_in(f"{name}[{number}]", part, depth - 1)
+    elif depth and isinstance(value, dict):
+        for key, part in value.items():
+            yield from tensors_in(f"{name}[{key!r}]", part, depth - 1)
+    elif depth and (isinstance(value, types.SimpleNamespace) or dataclasses.is_dataclass(value)):
+        for key, part in getattr(value, "__dict__", {}).items():
+            yield from tensors_in(f"{name}.{key}", part, depth - 1)
+
+
+class Look(NamedTuple):
+    """A tensor at a moment."""
+
+    kind: tuple  # shape and dtype
+    numbers: int
+    strides: tuple[int, ...]
+    requires_grad: bool
+    grad: int | None  # its numbers
+
+
+def look(tensor: torch.Tensor) -> Look:
+    with torch._C.DisableTorchFunction():
+        grad = tensor.grad if tensor.is_leaf else None
+        return Look(
+            (tuple(tensor.shape), tensor.dtype),
+            checksum(tensor),
+            tensor.stride() if tensor.layout == torch.strided else (),
+            tensor.requires_grad,
+            None if grad is None else checksum(grad),
+        )
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Of its bytes, whatever numbers they are: a NaN equals itself. 0 where there are none to look at."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
+        return 0
+    if not tensor.numel() or tensor.numel() * tensor.element_size() > LARGEST or not tensor.data_ptr():
+        return 0
+    if tensor.device.type != "cpu":
+        with _disable_current_modes():
+            tensor = tensor.detach().cpu()
+    size, shape, strides = tensor.element_size(), tuple(tensor.shape), tensor.stride()
+    span = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides))
+    memory = (ctypes.c_char * (span * size)).from_address(tensor.data_ptr())
+    if span == tensor.numel():
+        return zlib.crc32(memory)
+    numbers = numpy.ndarray(shape, f"V{size}", memory, strides=[size * stride for stride in strides])
+    return zlib.crc32(numbers.tobytes())
+
+
+def difference(old: Look, new: Look, gradients: bool) -> str:
+    """In words; "" if there is none."""
+    if new.kind != old.kind:
+        return "has another shape or dtype afterwards"
+    if new.numbers != old.numbers:
+        return "is written into"
+    if new.strides != old.strides:
+        return "has other strides afterwards"
+    if new.requires_grad != old.requires_grad:
+        return f"requires {'a' if new.requires_grad else 'no'} gradient afterwards"
+    if not gradients or new.grad == old.grad:
+        return ""
+    if (new.grad is None) != (old.grad is None):
+        return f"has {'no gradient any more' if new.grad is None else 'a gradient'} afterwards"
+    return "has another gradient afterwards"

@@ -1,0 +1,119 @@
+"""A check walks twice, in lock step: its second pass has numbers of its own, and calls the student's functions in the
+rank processes of the first.
+
+A global, a default argument, a class or a cached group keeps what the first call left there. A function that is called
+once a process never shows it, and in training each is called at every step.
+
+The second pass has a thread of its own, but never runs beside the first: it goes on when the first one has come to its
+next request, and stops at its own. If both want the same function on the same ranks, one launch serves them.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from grader.engine.judge.student import Request, Student
+from grader.engine.judge.verdict import BadDraw
+from grader.engine.ranks.diagnose import Fault
+from grader.engine.ranks.run import Run
+
+TRIES = 5  # of the second pass's numbers, until some tell right from wrong
+KEPT = (
+    "With these numbers it is right in a process of its own, so it is something that the first call has left: in a"
+    " global, a default argument, an attribute of a class or module, a group or a buffer that was made once."
+)
+
+
+class Ended(BaseException):
+    """The second pass has nothing more to ask for, or nobody wants to know."""
+
+
+class Second:
+    """The second pass of a check. `check` says what is wrong with a student, or None."""
+
+    def __init__(self, student: Student, check: Callable[[Student], Exception | None]) -> None:
+        self.first, self.student, self.check = student, student.second(), check
+        self.student.ask = self.wait_for
+        self.problem: Exception | None = None
+        self.wanted: Request | None = None
+        self.answer: Run | Exception | None = None  # None: it is still to be launched
+        self.asked = self.over = self.dropped = False
+        self.goes_on, self.stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self.thread = threading.Thread(target=self.walk, daemon=True)
+        student.ask = self.beside
+
+    def walk(self) -> None:
+        self.goes_on.acquire()
+        try:
+            for self.student.again in range(TRIES):
+                try:
+                    self.problem = self.check(self.student)
+                    break
+                except BadDraw:
+                    if self.asked:
+                        break
+        except Ended:
+            pass
+        except Exception as problem:  # the machine's or ours
+            self.problem = problem
+        finally:
+            self.over = True
+            self.stopped.release()
+
+    def wait_for(self, wanted: Request) -> Run:
+        """In the second pass: stop until there is an answer."""
+        if wanted.whole:
+            raise Ended
+        self.wanted, self.answer, self.asked = wanted, None, True
+        self.stopped.release()
+        self.goes_on.acquire()
+        if self.dropped:
+            raise Ended
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def go_on(self) -> None:
+        """In the first pass: let the second walk to its next request, or to its end."""
+        if self.over:
+            return
+        if not self.thread.is_alive():
+            self.thread.start()
+        elif self.answer is None and not self.dropped:
+            try:
+                self.answer = self.first.launch(self.wanted)
+            except Fault as fault:
+                self.answer = fault
+        drawn = random.getstate(), torch.get_rng_state()
+        self.goes_on.release()
+        self.stopped.acquire()
+        random.setstate(drawn[0])
+        torch.set_rng_state(drawn[1])
+
+    def beside(self, wanted: Request) -> Run:
+        """In the first pass: what it wants, with what the second pass wants if the same launch can serve it."""
+        if wanted.whole:
+            return self.first.launch(wanted)
+        self.go_on()
+        if self.over or not wanted.like(self.wanted):
+            return self.first.launch(wanted)
+        run = self.first.launch(wanted, self.wanted)
+        self.answer = run.second
+        return run
+
+    def result(self) -> Exception | None:
+        """After the first pass: what is wrong with the rest of the second."""
+        while not self.over:
+            self.go_on()
+        return self.problem
+
+    def drop(self) -> None:
+        """The end of both passes."""
+        self.first.ask = self.first.launch
+        self.dropped = True
+        if self.thread.is_alive():
+            self.go_on()
+            self.thread.join()

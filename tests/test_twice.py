@@ -1,0 +1,142 @@
+"""A check walks twice: what a student's code keeps between calls falls in the second, and nothing else does."""
+
+import random
+import sys
+import types
+
+import pytest
+import torch
+from tests import on_ranks
+
+from grader.engine.judge.judge import Judge, checked_lessons, checks_of
+from grader.engine.judge.judge import check_module
+from grader.engine.judge.verdict import expect, premise, todo
+from grader.engine.lesson import lessons, regions
+from grader.engine.lesson.lessons import Unit
+from grader.engine.ranks.job import Private
+
+SECOND = "/second call"
+SOURCE = """
+import functools
+import torch
+import torch.distributed as dist
+
+class Kept:
+    value = None
+
+known = {}
+
+def total(x):
+    # TODO 1: Add up x over all ranks, into a tensor of its own.
+    ### BEGIN SOLUTION
+    x = x.clone()
+    dist.all_reduce(x)
+    return x
+    ### END SOLUTION
+"""
+
+
+def total_is_right(student):
+    """As an author writes a check: he thinks of one call."""
+    drawn = student.draw("total")
+    numbers = [[drawn.uniform(1, 2) for _ in range(3)] for _ in range(2)]
+    premise(sum(numbers[0]) != sum(numbers[1]), "twice its own")
+    run = student.call(on_ranks.total, numbers=Private(numbers), group=student.makes_group)
+    right = torch.tensor(numbers).sum(0)
+    for rank, seen in enumerate(run.evidence):
+        expect(torch.allclose(seen, right), "total is wrong", right, seen, rank)
+
+
+@pytest.fixture
+def verdict(engine, monkeypatch):
+    """The verdict on a body of the toy lesson's only TODO."""
+
+    def found(body, group=True, **about):
+        check = todo(1, minutes=1, why="why", hints=("a", "b", "c"), **about)(
+            types.FunctionType(total_is_right.__code__, globals())
+        )
+        module = types.ModuleType("grader.test_toy")
+        module.__file__, module.check = __file__, check
+        monkeypatch.setitem(sys.modules, "grader.test_toy", module)
+        for name, answer in (("lacking", ""), ("titles", {1: "total"}), ("said_by_checks", "")):
+            monkeypatch.setattr(lessons, name, lambda *_, answer=answer: answer)
+        unit = Unit("train/toy.py", regions.compose(SOURCE, {1}, {1: body}), SOURCE)
+        judge = Judge(engine, "toy", units=[unit], batch=[])
+        judge.student.makes_group = group
+        return judge.verdict(1)
+
+    return found
+
+
+ADDS = "x = x.clone()\ndist.all_reduce(x)\n"
+KEEPS = {
+    "a global": "if 'x' not in known:\n    known['x'] = x.clone()\n    dist.all_reduce(known['x'])\nreturn known['x']",
+    "a class": "if Kept.value is None:\n    Kept.value = x.clone()\n    dist.all_reduce(Kept.value)\nreturn Kept.value",
+    "a default argument": ADDS
+    + "def shown(x, first=known):\n    first.setdefault(0, x)\n    return first[0]\nreturn shown(x)",
+    "a sum that grows": ADDS + "known[0] = known.get(0, 0) + x\nreturn known[0]",
+}
+
+
+@pytest.mark.parametrize("body", KEEPS.values(), ids=KEEPS)
+def test_what_is_kept_falls_in_the_second_call(verdict, body):
+    found = verdict(body)
+    assert (found.status, found.cause) == ("fail", "wrong_value")
+    assert found.message == "the second call in one process: total is wrong"
+    assert "the first call has left: in a global, a default argument" in found.hint
+
+
+def test_a_group_that_was_made_once_is_gone_in_the_second_call(verdict):
+    found = verdict(
+        "x = x.clone()\ngroup = known.setdefault(0, dist.group.WORLD)\ndist.all_reduce(x, group=group)\nreturn x"
+    )
+    assert found.cause == "crash" and found.message.startswith("the second call in one process: rank 0 stopped with")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ADDS + "return x",
+        ADDS + "known.setdefault(tuple(x.tolist()), float(x.sum()))\nreturn x",
+        "@functools.cache\ndef twice(n):\n    return 2 * n\n" + ADDS + "return x + 0 * twice(1)",
+    ],
+)
+def test_right_answers_and_right_memos_pass(verdict, body):
+    assert verdict(body).passed
+
+
+def test_a_hang_in_the_second_call_alone_is_told_as_such(verdict):
+    found = verdict(
+        "known[0] = known.get(0, 0) + 1\nx = x.clone()\nif known[0] == 1 or dist.get_rank():\n    dist.all_reduce(x)\nreturn x"
+    )
+    assert found.cause == "hang" and found.message.startswith("the second call in one process: deadlock: rank 1 waits")
+
+
+def test_what_is_wrong_in_any_process_is_no_matter_of_calls(verdict):
+    assert verdict("return x").message == "total is wrong"
+    drawn = [sum(random.Random(f"/toy/('total',){turn}").uniform(1, 2) for _ in range(6)) for turn in ("", SECOND)]
+    of_one_draw = f"return x if abs(float(x.sum()) - {drawn[0]}) < 1e-4 else -x"
+    assert verdict(ADDS + of_one_draw).message == "total is wrong"
+
+
+def test_the_code_makes_its_group_in_each_call(verdict):
+    made = "dist.init_process_group('gloo')\n" + ADDS + "return x"
+    assert verdict(made, group=None).passed
+
+
+def test_a_check_may_ask_for_one_call(verdict):
+    assert verdict(KEEPS["a global"], once="a reason").passed
+
+
+def test_what_is_written_into_is_named(verdict):
+    found = verdict("dist.all_reduce(x)\nreturn x")
+    assert found.message == "total: x, which it is given, is written into" and found.seen == "is written into"
+    assert verdict("dist.all_reduce(x)\nreturn x", in_place=("x",)).passed
+    assert verdict("y = x.clone()\nx.requires_grad_()\ndist.all_reduce(y)\nreturn y").message.endswith(
+        "requires a gradient afterwards"
+    )
+
+
+def test_few_checks_bear_one_call_only():
+    checks = [check.todo for lesson in checked_lessons() for check in checks_of(check_module(lesson))]
+    assert 20 * sum(bool(about.once) for about in checks) <= len(checks)
