@@ -1314,6 +1314,7 @@ def unit_serial(factors, dtype):
 
 @todo(
     8,
+    in_place=("parameters",),
     minutes=15,
     needs=(2, 3),
     why=(
@@ -1575,6 +1576,7 @@ def mixed_serial(seeds, steps, kind="AdamW"):
 
 @todo(
     10,
+    in_place=("masters",),
     minutes=15,
     further=True,
     needs=(2, 3),
