@@ -1385,6 +1385,7 @@ def forward_passes(p, m, v):
 
 @todo(
     5,
+    in_place=("arrived",),
     minutes=30,
     why=(
         "A rank's memory is what it keeps between the two passes of a micro-batch. If it is freed too late, memory adds"

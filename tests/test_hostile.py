@@ -189,8 +189,7 @@ def test_every_string_of_a_record_is_cleaned_where_it_is_kept(tmp_path):
 
 @pytest.mark.parametrize("number", [6, 34, 40, 64])
 def test_every_signal_that_ends_a_rank_has_a_name(number):
-    ended = endings.Endings(None, "", {})
-    ended.status[0] = number
+    ended = endings.Endings(None, "", {}, {0: number})
     assert ended.how_it_ended(0).startswith("it was killed by ")
 
 

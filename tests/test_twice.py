@@ -2,6 +2,7 @@
 
 import random
 import sys
+import textwrap
 import types
 
 import pytest
@@ -13,7 +14,7 @@ from grader.engine.judge.judge import check_module
 from grader.engine.judge.verdict import expect, premise, todo
 from grader.engine.lesson import lessons, regions
 from grader.engine.lesson.lessons import Unit
-from grader.engine.ranks.job import Private
+from grader.engine.ranks.job import Job, Private
 
 SECOND = "/second call"
 SOURCE = """
@@ -106,9 +107,8 @@ def test_right_answers_and_right_memos_pass(verdict, body):
 
 
 def test_a_hang_in_the_second_call_alone_is_told_as_such(verdict):
-    found = verdict(
-        "known[0] = known.get(0, 0) + 1\nx = x.clone()\nif known[0] == 1 or dist.get_rank():\n    dist.all_reduce(x)\nreturn x"
-    )
+    skips = "if known.setdefault(0, []).append(0) or len(known[0]) == 1 or dist.get_rank():\n    dist.all_reduce(x)\n"
+    found = verdict("x = x.clone()\n" + skips + "return x")
     assert found.cause == "hang" and found.message.startswith("the second call in one process: deadlock: rank 1 waits")
 
 
@@ -140,3 +140,36 @@ def test_what_is_written_into_is_named(verdict):
 def test_few_checks_bear_one_call_only():
     checks = [check.todo for lesson in checked_lessons() for check in checks_of(check_module(lesson))]
     assert 20 * sum(bool(about.once) for about in checks) <= len(checks)
+
+
+def launch(engine, body, second=True):
+    text = "from grader.engine.inside.observe import Line\nfrom grader.engine.inside import evidence\n"
+    text += "def work(rank, world):\n" + textwrap.indent(body, "    ") + "\n"
+    how = dict(module="tests.on_ranks", function="tests.on_ranks:work", second={} if second else None)
+    return engine.run(Job([Unit("train/x.py", text, "")], **how))
+
+
+def test_two_calls_are_kept_apart(engine):
+    run = launch(
+        engine, "import os\nprint('here')\nopen('f', 'w').write('x')\nos.environ['A'] = 'a'\nreturn os.getcwd()"
+    )
+    assert (run.fault, run.second.fault) == (None, None)
+    assert run.stdout == run.second.stdout == ["here\n", "here\n"] and run.files == run.second.files == {"f": b"x"}
+    assert run.evidence[0] != run.second.evidence[0] and run.second.second is None
+    assert [event["e"] for event in run.second.events[0]][-1] == [event["e"] for event in run.events[0]][-1] == "end"
+
+
+def test_a_crash_in_the_second_call_is_its_own(engine):
+    run = launch(
+        engine, "print('once')\nif not hasattr(Line, 'was'):\n    Line.was = 1\n    return rank\nraise KeyError('x')"
+    )
+    assert run.fault is None and run.evidence == [0, 1]
+    assert run.second.fault.cause == "crash" and "KeyError" in run.second.fault.message
+
+
+@pytest.mark.parametrize("forged", ["pass", "evidence.write(Line.mine.folder / f'evidence-{rank}', 7)"])
+@pytest.mark.parametrize("second", [True, False])
+def test_a_boundary_that_a_stranger_tells_gains_nothing(engine, forged, second):
+    run = launch(engine, f"{forged}\nLine.mine.say(e='boundary')\nreturn 8", second)
+    fault = run.fault or run.second.fault
+    assert fault.cause == "crash" and ("makes no sense" in fault.message or "no evidence" in fault.message)

@@ -22,6 +22,9 @@ from grader.engine.ranks.messages import least_bytes
 from grader.engine.ranks.run import Run
 
 
+IN_PLACE = "An operation with an underscore, or one such as `*=`, writes into the tensor itself. Whose is it?"
+
+
 class Request(NamedTuple):
     """A run that a check wants: of the student's code, or of the check's own reference. `how`: as a job's fields."""
 
@@ -133,6 +136,7 @@ class Student:
                         event["where"],
                         expected="as it was",
                         seen=change,
+                        hint=IN_PLACE if change == "is written into" else "",
                     )
 
     def run(self, argv: list[str], files: dict[str, str], world: int = 2, nodes: int = 1) -> Run:

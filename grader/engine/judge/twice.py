@@ -11,7 +11,6 @@ next request, and stops at its own. If both want the same function on the same r
 import random
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
 

@@ -201,8 +201,8 @@ class Session:
                 raise ValueError("whether a rank can use its GPU is said first, and where there are GPUs")
             self.unfit = self.unfit or f"rank {rank} cannot use its GPU: {event['text']}"
             return
-        if event["e"] == "boundary" and (self.job.second is None or self.first):
-            raise ValueError("there is no second call")
+        if event["e"] == "boundary" and (self.job.second is None or self.first or self.endings.returned(rank)):
+            raise ValueError("no call ends here")
         if event["e"] == "touched":
             self.run.touched.setdefault(rank, []).append(event)
             return
