@@ -335,11 +335,7 @@ def lists_on_rank(code, rank, world, mine, dtype):
     reduced = code.reduce_to_shards(tensors, world)
     held = [part.untyped_storage() for part in reduced or () if isinstance(part, torch.Tensor)]
     distinct = {storage.data_ptr(): storage.nbytes() for storage in held}
-    return {
-        "gathered": as_evidence(gathered),
-        "reduced": as_evidence(reduced),
-        "bytes": sum(distinct.values()),
-    }
+    return {"gathered": as_evidence(gathered), "reduced": as_evidence(reduced), "bytes": sum(distinct.values())}
 
 
 def own_shard(size, number, mine):

@@ -31,8 +31,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from grader.kit import (
-    Given,
-    check_given,
     Private,
     check_answers,
     expect,
@@ -750,16 +748,13 @@ def split_on_rank(code, rank, world, cases):
     seen = []
     for rows, counted, m in cases:
         x, y = made_tokens(rows, 4, counted)
-        given = Given(x=x, y=y)
         parts = code.split(x, y, m)
         two = (
             isinstance(parts, (list, tuple))
             and len(parts) == 2
             and all(isinstance(p, (list, tuple)) and all(isinstance(t, torch.Tensor) for t in p) for p in parts)
         )
-        found = dict(zip(("xs", "ys"), as_evidence(parts))) if two else {"xs": None, "ys": None}
-        found["changes"] = given.changes()
-        seen.append(found)
+        seen.append(dict(zip(("xs", "ys"), as_evidence(parts))) if two else {"xs": None, "ys": None})
     return seen
 
 
@@ -770,12 +765,9 @@ def losses_on_rank(code, rank, world, cases):
     functions = [code.loss_of_batch(y) for _, y in batches]
     seen = []
     for (rows, _, m), (x, y), loss_of in zip(cases, batches, functions, strict=True):
-        given = Given(x=x, y=y)
         logits = torch.randn(rows, 4, 23, generator=torch.Generator().manual_seed(5))
         shares = [loss_of(logits[row : row + 1], y[row : row + 1]) for row in range(rows)]
-        found = {"shares": plain_losses(shares)} | accumulated(code, x, y, m)
-        found["changes"] = given.changes()
-        seen.append(found)
+        seen.append({"shares": plain_losses(shares)} | accumulated(code, x, y, m))
     return seen
 
 
@@ -850,7 +842,6 @@ def test_todo3_microbatches(student):
         for (rows, counted, m), found in zip(cases, seen, strict=True):
             what = f"split(x, y, {m}) of {rows} rows"
             check_split(what, found, rows, counted, m)
-            check_given(what, found["changes"])
     (seen,) = student.call(losses_on_rank, world=1, group=False, cases=cases).evidence
     for (rows, counted, m), right, found in zip(cases, rights, seen, strict=True):
         told = f"a batch of {rows} rows with {counted} targets that count, in {m} micro-batch{'es' if m > 1 else ''}"
@@ -858,7 +849,6 @@ def test_todo3_microbatches(student):
             check_shares(told, found, rows, counted)
         with hinted("What happens to each micro-batch before the next one begins, and what is kept of it?"):
             check_accumulated(told, found, right, rows, counted, m)
-        check_given(f"accumulate, {told}", found["changes"])
 
 
 def check_split(what, found, rows, counted, m):
@@ -2008,7 +1998,6 @@ def parts_of(code, first, frozen, last):
         if last:
             one.output = one.output.square().sum()
         passed.append(one)
-    given = Given(gradients=gradients)
     inputs = [code.backward_input(one, gradient) for one, gradient in zip(passed, gradients)]
     early = [name for name, p in stage.named_parameters() if p.grad is not None]
     early += ["passed.input" for one in passed if one.input.grad is not None][:1]
@@ -2031,7 +2020,6 @@ def parts_of(code, first, frozen, last):
         "gradients": gradients_of(stage),
         "right": right,
         "gone": gone,
-        "changes": given.changes(),
     }
 
 
@@ -2088,7 +2076,6 @@ def check_input_part(told, case):
         "no grad is changed",
         case["early"][:3],
     )
-    check_given(f"backward_input, {told}", case["changes"])
     in_input = [call for call in case["in input"] if call[0] == "weights"]
     expect(
         not in_input,
