@@ -753,6 +753,7 @@ def bucketed_on_rank(code, rank, world, seed, cap, steps):
 
 @todo(
     6,
+    in_place=("parameter",),
     minutes=50,
     needs=(5,),
     why=(
@@ -875,6 +876,7 @@ class told_passes:
 
 @todo(
     7,
+    in_place=("parameter",),
     minutes=10,
     needs=(5, 6),
     why=(

@@ -1567,7 +1567,7 @@ def mixed_serial(seeds, steps, kind="AdamW"):
 
 @todo(
     10,
-    in_place=("masters",),
+    in_place=("masters", "parameters"),
     minutes=15,
     further=True,
     needs=(2, 3),

@@ -1125,6 +1125,7 @@ def averaged_on_rank(code, rank, world, spread, seed):
 
 @todo(
     7,
+    in_place=("shared", "experts"),
     minutes=20,
     further=True,
     why="With the wrong group, different experts are averaged into one; with the wrong divisor, experts learn "

@@ -1096,6 +1096,12 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         ),
         says="NCCL",
     ),
+    Answer(
+        6,
+        "the indices are shifted where they lie",
+        swap=("(x_BT - self.first).where(mine_BT, 0)", "x_BT.sub_(self.first).where(mine_BT, 0)"),
+        says="x_BT, which it is given, is written into",
+    ),
 ]
 
 RIGHT = [

@@ -1758,6 +1758,20 @@ WRONG = [
         swap=("return box.item()", 'return float(f"{box.item():.12g}")'),
         says="gets something else",
     ),
+    Answer(
+        12,
+        "the totals are kept from one evaluation to the next",
+        swap=(
+            ("total, count = 0.0, 0", 'totals = globals().setdefault("totals", [0.0, 0])'),
+            (
+                "total += counted * sum(loss.double().item() for loss in losses)",
+                "totals[0] += counted * sum(map(float, losses))",
+            ),
+            ("count += counted", "totals[1] += counted"),
+            ("on_all_ranks(total / count if", "on_all_ranks(totals[0] / totals[1] if"),
+        ),
+        says="the second call in one process: ",
+    ),
 ]
 
 RIGHT = [

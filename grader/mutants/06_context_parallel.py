@@ -984,6 +984,16 @@ return everything[:, mine]""",
         swap=("(grad_weights_BHTS - delta[..., None])", "(grad_weights_BHTS + delta.neg_()[..., None])"),
         says="delta_BHT, which it is given, is written into",
     ),
+    Answer(
+        3,
+        "the gradients' buffers are made once for each shape",
+        swap=(
+            "grad_q, grad_k, grad_v = (torch.zeros_like(tensor) for tensor in (q_BHTK, k_BHTK, v_BHTK))",
+            """made = [torch.zeros_like(tensor) for tensor in (q_BHTK, k_BHTK, v_BHTK)]
+grad_q, grad_k, grad_v = globals().setdefault(f"made {q_BHTK.shape} {q_BHTK.dtype} {blocks}", made)""",
+        ),
+        says="the second call in one process: ",
+    ),
 ]
 
 RIGHT = [

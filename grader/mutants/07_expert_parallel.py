@@ -1036,6 +1036,29 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
         ),
         says="returned_RD, which it is given, is written into",
     ),
+    Answer(
+        2,
+        "the gates of dropped slots are set to zero where they lie",
+        swap=("out_ND = torch.zeros_like(h_ND)", "gates_NK.data[experts_NK < 0] = 0\nout_ND = torch.zeros_like(h_ND)"),
+        says="gates_NK, which it is given, is written into",
+    ),
+    Answer(
+        7,
+        "the first groups serve forever",
+        [
+            """
+            global groups
+            if "groups" not in globals():
+                sets = [list(range(first, first + spread)) for first in range(0, world, spread)]
+                copies = [list(range(place, world, spread)) for place in range(spread)]
+                set_groups = [dist.new_group(ranks) for ranks in sets]
+                copy_groups = [dist.new_group(ranks) for ranks in copies]
+                groups = set_groups[rank // spread], copy_groups[rank % spread]
+            return groups""",
+            None,
+        ],
+        says="the second call in one process: ",
+    ),
 ]
 
 RIGHT = [

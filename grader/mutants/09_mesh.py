@@ -368,6 +368,18 @@ WRONG = [
         ),
         says="bytes",
     ),
+    Answer(
+        1,
+        "the best order is remembered by the sizes alone",
+        swap=(
+            "return min(orders, key=lambda order: bytes_between_nodes(order, sizes, sent, per_node))",
+            """best = f"best {sizes} {per_node}"
+if best not in globals():
+    globals()[best] = min(orders, key=lambda order: bytes_between_nodes(order, sizes, sent, per_node))
+return globals()[best]""",
+        ),
+        says="the second call in one process: ",
+    ),
 ]
 RIGHT = [
     Answer(
