@@ -26,8 +26,6 @@ import weakref
 import torch
 
 from grader.kit import (
-    Given,
-    check_given,
     Fault,
     Line,
     Wrong,
@@ -257,7 +255,6 @@ def split_on_rank(code, rank, world, seed):
     for number, (_, _, dtype, _) in enumerate(SPLITS):
         q, k, v, mask, columns = split(seed, number)
         cast = [tensor.to(DTYPES[dtype]) for tensor in (q, k, v)]
-        given = Given(q_BHTK=cast[0], k_BHSK=cast[1], v_BHSK=cast[2], mask_TS=mask)
         masks = [None if mask is None else mask[:, piece] for piece in columns]
         attended = [
             as_evidence(code.attend(cast[0], cast[1][:, :, piece], cast[2][:, :, piece], seen))
@@ -275,7 +272,7 @@ def split_on_rank(code, rank, world, seed):
                 tensor.to(DTYPES[dtype])
                 for tensor in reference(q, k[:, :, : columns[n - 1].stop], v[:, :, : columns[n - 1].stop], seen)
             ]
-        found.append({"attended": attended, "merged": merged, "changes": given.changes()})
+        found.append({"attended": attended, "merged": merged})
     return found
 
 
@@ -343,7 +340,6 @@ def test_todo1_pieces(student):
                 )
             for name, part, good in zip(("output", "log-sum-exp"), parts, right):
                 check_part(f"{told}: the {name}", part, good, rel, dtype=dtype)
-        check_given(f"attend ({about})", found["changes"])
         for n, parts in enumerate(found["merged"], start=2):
             told = f"merge {'piece 1' if n == 2 else f'pieces 1 to {n - 1}'} with piece {n} ({about})"
             check_parts(told, parts, ("output", "log-sum-exp"))
@@ -402,19 +398,16 @@ def ring_on_rank(code, rank, world, seed, forward, backward):
     found = []
     for number, (shape, dtype, loud, dealt, _) in enumerate(of_world(world)):
         q, k, v, grad = draw(seed + number, shape, dtype, 4, loud)
-        given = Given(q_BHTK=q, k_BHTK=k, v_BHTK=v, grad_out_BHTK=grad)
         blocks = blocks_of(rank, world, shape[2], dealt)
         mark()
         with watch_products((q, k, v)) as watch:
             result = as_evidence(getattr(code, forward)(q, k, v, blocks, rank, world))
-        mine = {"result": result, "most": watch.most, "changes": given.changes(), "grads": None}
+        mine = {"result": result, "most": watch.most, "grads": None}
         mark()
         if backward and isinstance(result, list) and len(result) == 2:
-            given_too = Given(out_BHTK=result[0], lse_BHT=result[1])
             with watch_products((q, k, v, *result, grad)) as watch:
                 mine["grads"] = as_evidence(getattr(code, backward)(q, k, v, *result, grad, blocks, rank, world))
             mine["most backward"] = watch.most
-            mine["changes backward"] = given.changes() | given_too.changes()
         found.append(mine)
     return found
 
@@ -458,8 +451,6 @@ def check_forward(student, name, backward=""):
                 check_parts(what, seen["result"], ("output", "log-sum-exp"), rank)
                 check_part(f"the output of {what},", seen["result"][0], good["out"], rel, rank, dtype)
                 check_part(f"the log-sum-exp of {what},", seen["result"][1], good["lse"], rel, rank, dtype)
-                check_given(f"{what}, rank {rank}", seen["changes"], rank)
-                check_given(f"{backward} on {told}, rank {rank}", seen.get("changes backward", {}), rank)
             check_ring(what, marked[2 * number], world, 2 * (world - 1) * unit, 2 * (world - 1) * unit)
             if number == 0 and world >= 3:
                 alive[world] = [seen[0]["most"] for seen in run.evidence]
@@ -553,9 +544,8 @@ def block_on_rank(code, rank, world, seed):
         piece = columns[-1]
         arguments = [q, k[:, :, piece], v[:, :, piece], lse, (grad * out).sum(dim=-1), grad]
         q, k, v, lse, delta, grad = (tensor.to(DTYPES[dtype]) for tensor in arguments)
-        given = Given(q_BHTK=q, k_BHSK=k, v_BHSK=v, lse_BHT=lse, delta_BHT=delta, grad_out_BHTK=grad)
         seen = code.attend_backward(q, k, v, None if mask is None else mask[:, piece], lse, delta, grad)
-        found.append({"grads": as_evidence(seen), "changes": given.changes()})
+        found.append(as_evidence(seen))
     return found
 
 
@@ -660,9 +650,8 @@ def test_todo3_backward(student):
         largest = (q @ k.transpose(-2, -1)).abs().max().item() / math.sqrt(shape[-1])
         masked = "" if number == 0 else ", masked"
         what = f"attend_backward, a block of {shape[2]} queries and {sizes[-1]} of {sum(sizes)} keys ({dtype}{masked})"
-        check_parts(what, seen[number]["grads"], ("the gradients of q", "of k", "of v"))
-        check_given(what, seen[number]["changes"])
-        for name, got, right in zip("qkv", seen[number]["grads"], gradients[number]):
+        check_parts(what, seen[number], ("the gradients of q", "of k", "of v"))
+        for name, got, right in zip("qkv", seen[number], gradients[number]):
             check_part(
                 f"{what}: the gradient of the {SPOKEN[name]}", got, right, 4 * tolerance(dtype, largest), dtype=dtype
             )
@@ -1067,10 +1056,8 @@ def swaps_on_rank(code, rank, world, seed, shape, dtype):
     *given, grad = draw(seed, shape, dtype, 4)
     B, H, T, K = shape
     mine = draw(seed + 1, (B, H // world, world * T, K), dtype, 1)[0]
-    swapped = {"tokens_to_heads": Given(x_BHTK=given[0]), "heads_to_tokens": Given(x_BHTK=mine)}
     there = as_evidence(code.tokens_to_heads(given[0], world))
     back = as_evidence(code.heads_to_tokens(mine, world))
-    changes = {name: one.changes() for name, one in swapped.items()}
     q, k, v = (tensor.requires_grad_() for tensor in given)
     with watch_products((q, k, v, grad)) as watch:
         mark()
@@ -1084,7 +1071,6 @@ def swaps_on_rank(code, rank, world, seed, shape, dtype):
     return {
         "there": there,
         "back": back,
-        "changes": changes,
         "out": result,
         "learns": learns,
         "most": {"forward": forward, "backward": watch.most} if learns else {},
@@ -1172,7 +1158,6 @@ def test_todo6_ulysses(student):
                 ("tokens_to_heads", mine["there"], everyones[:, group]),
                 ("heads_to_tokens", mine["back"], of_heads[:, :, rank * T : (rank + 1) * T]),
             ):
-                check_given(f"{name} on {told}, rank {rank}", mine["changes"][name], rank)
                 check_part(f"what {name} returns on {told},", got, good.double(), 0.0, rank, dtype)
             check_part(
                 f"the output of ulysses on {told}", mine["out"], right["ranks"][rank]["out"], 4 * rel, rank, dtype
