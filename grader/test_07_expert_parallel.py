@@ -25,7 +25,6 @@ from torch import nn
 
 from grader.kit import (
     Given,
-    check_given,
     as_evidence,
     check_sent,
     check_shape,
@@ -132,9 +131,8 @@ def routed_on_rank(code, rank, world, trials):
     seen = []
     for kind, n, dim, experts, k, seed in trials:
         h, router = (part.requires_grad_() for part in route_inputs(kind, n, dim, experts, seed))
-        given = Given(h_ND=h, router_ED=router)
         outputs = code.route(h, router, k)
-        found = {"outputs": several(outputs, 3), "changes": given.changes()}
+        found = {"outputs": several(outputs, 3)}
         if isinstance(found["outputs"], list) and kind in ("random", "large"):
             draw = generator(seed + 1)
             weights = torch.randn(n, k, generator=draw), torch.randn(n, experts, generator=draw)
@@ -195,7 +193,6 @@ def test_todo1_route(student):
         expect(
             isinstance(outputs, list), f"{what} does not return three tensors", "gates, experts, probabilities", outputs
         )
-        check_given(what, found["changes"])
         gates, chosen, probs = outputs
         check_shape(f"{what}: the second result, experts,", chosen, (n, k), torch.int64)
         check_shape(f"{what}: the first result, gates,", gates, (n, k), torch.float32)
@@ -326,9 +323,8 @@ def mixed_on_rank(code, rank, world, trials):
         gates = gates_for(seed + 1, n, k).requires_grad_()
         layers = [Expert(dim, seed + 2 + e, kind) for e in range(experts)]
         index = torch.tensor(chosen, dtype=torch.int64).view(n, k)
-        given = Given(h_ND=h, gates_NK=gates, experts_NK=index)
         out = code.mixture(h, gates, index, layers)
-        found = {"out": as_evidence(out), "changes": given.changes()}
+        found = {"out": as_evidence(out)}
         if isinstance(out, torch.Tensor) and out.requires_grad and out.shape == h.shape:
             (out.float() * torch.randn(n, dim, generator=generator(seed - 1))).sum().backward()
         seen.append(
@@ -375,7 +371,6 @@ def test_todo2_mixture(student):
         right = right_mixture(h, gates, chosen, layers)
         (right * torch.randn(n, dim, generator=generator(seed - 1))).sum().backward()
         check_shape(f"{what}: the result", found["out"], (n, dim), kind)
-        check_given(what, found["changes"])
         check_work(what, found["experts"], [sum(row.count(e) for row in chosen) for e in range(experts)])
         check_tensor(f"{what}: the result", found["out"], right.detach(), rel, dtype=kind)
         check_gradients(what, found, {"h": h, "gates": gates}, layers, rel)
@@ -443,8 +438,7 @@ def sorted_on_rank(code, rank, world, trials):
     seen = []
     for chosen, shape, experts in trials:
         index = torch.tensor(chosen, dtype=torch.int64).view(shape)
-        given = Given(experts_NK=index)
-        seen.append({"sorted": several(code.sort_slots(index, experts), 2), "changes": given.changes()})
+        seen.append(several(code.sort_slots(index, experts), 2))
     return seen
 
 
@@ -463,18 +457,10 @@ def check_sort(student):
         flat = [e for row in chosen for e in row]
         slots = sorted((slot for slot, e in enumerate(flat) if e >= 0), key=lambda slot: (flat[slot], slot))
         counts = [flat.count(e) for e in range(experts)]
-        expect(
-            isinstance(found["sorted"], list), f"{what} does not return two tensors", "slots, counts", found["sorted"]
-        )
-        check_shape(f"{what}: the first result, slots,", found["sorted"][0], (len(slots),), torch.int64)
-        check_tensor(f"{what}: the second result, counts,", found["sorted"][1], torch.tensor(counts))
-        expect(
-            found["sorted"][0].tolist() == slots,
-            f"{what}: the slots are in the wrong order",
-            slots,
-            found["sorted"][0].tolist(),
-        )
-        check_given(what, found["changes"])
+        expect(isinstance(found, list), f"{what} does not return two tensors", "slots, counts", found)
+        check_shape(f"{what}: the first result, slots,", found[0], (len(slots),), torch.int64)
+        check_tensor(f"{what}: the second result, counts,", found[1], torch.tensor(counts))
+        expect(found[0].tolist() == slots, f"{what}: the slots are in the wrong order", slots, found[0].tolist())
 
 
 # (ranks, experts per rank, ranks in a group): a group of fewer than all ranks has every second, or every third, one.
@@ -528,16 +514,14 @@ def exchanged_on_rank(code, rank, world, size, counts, arriving, offset):
         each = len(leaving_E) // size
         mark()
         counts_E, arriving_table = torch.tensor(leaving_E), torch.tensor(arriving_WL).view(size, each)
-        given = Given(counts_E=counts_E, arriving_WL=arriving_table)
         found = {"counts": as_evidence(code.exchange_counts(counts_E, group))}
         leaving = [sum(leaving_E[r * each : (r + 1) * each]) for r in range(size)]
         rows = row_numbers(offset, sum(leaving_E), ROW_DTYPES[number % 3])
         strided = rows.T.contiguous().T if number % 2 else rows
-        given_rows = Given(rows_RD=strided)
         mark()
         arrived = code.exchange_rows(strided, leaving, [sum(row) for row in arriving_WL], group)
         found |= {"rows": as_evidence(arrived), "regrouped": as_evidence(code.regroup(arriving_table))}
-        seen.append(found | {"changes": given_rows.changes() | given.changes()})
+        seen.append(found)
     return seen
 
 
@@ -617,7 +601,6 @@ def test_todo3_exchange(student):
                     due = torch.cat(pieces)
                     than = "the others' rows for it, in the order of the ranks"
                     check_tensor(f"{what}: what rank {rank} gets", found["rows"], due, rank=rank, than=than)
-                    check_given(f"{what}, rank {rank}", found["changes"], rank)
                     leaves = 3 * due.element_size() * (sum(table[place]) - sum(table[place][mine]))
                     check_sent(what, marked[2 * number + 1], leaves, leaves, NEEDED, [rank])
 
@@ -650,11 +633,10 @@ def travelled_on_rank(code, rank, world, size, k, n, chosen, seeds, seed):
     gates = gates_for(seed + 1, n, k).requires_grad_()
     experts = [Expert(WIDTH, each) for each in seeds]
     index = torch.tensor(chosen, dtype=torch.int64).view(n, k)
-    given = Given(h_ND=h, gates_NK=gates, experts_NK=index)
     mark()
     out = code.parallel_mixture(h, gates, index, experts, group)
     mark()
-    found = {"out": as_evidence(out), "changes": given.changes()}
+    found = {"out": as_evidence(out)}
     if isinstance(out, torch.Tensor) and out.requires_grad and out.shape == h.shape:
         (out * torch.randn(n, WIDTH, generator=generator(seed + 2))).sum().backward()
     return found | {
@@ -702,8 +684,7 @@ def combined_on_rank(code, rank, world, trials):
     for n, k, slots, dtype, seed in trials:
         rows = torch.randn(len(slots), 5, generator=generator(seed)).to(getattr(torch, dtype))
         gates, slots_R = gates_for(seed + 1, n, k), torch.tensor(slots, dtype=torch.int64)
-        given = Given(returned_RD=rows, slots_R=slots_R, gates_NK=gates)
-        seen.append({"out": as_evidence(code.combine(rows, slots_R, gates)), "changes": given.changes()})
+        seen.append(as_evidence(code.combine(rows, slots_R, gates)))
     return seen
 
 
@@ -720,8 +701,7 @@ def check_combine(student):
         for row, slot in zip(rows.double(), slots, strict=True):
             right[slot // k] += gates[slot // k, slot % k].double() * row
         than = f"what it should be: row i is the result for slot {slots}[i]"
-        check_tensor(what, found["out"], right, REL[f"torch.{dtype}"], dtype=rows.dtype, than=than)
-        check_given(what, found["changes"])
+        check_tensor(what, found, right, REL[f"torch.{dtype}"], dtype=rows.dtype, than=than)
 
 
 @todo(
@@ -806,7 +786,6 @@ def check_journey(student, world, each, k, size, without):
             check_sent(f"{what}, backward", backward, most, least, NEEDED, [r])
         for r in ranks:
             told = f"{what}: the result on rank {r}"
-            check_given(f"{what}, rank {r}", run.evidence[r]["changes"], r)
             check_tensor(told, run.evidence[r]["out"], outs[r].detach(), 1e-4, r, dtype=torch.float32)
         for r in ranks:
             check_gradients(
@@ -854,7 +833,7 @@ def dropped_on_rank(code, rank, world, trials):
         result = code.drop(index, experts, limit)
         found = {"drop": as_evidence(result), "shared": given.shared_with(result)}
         found["shares"] = as_evidence(code.drop_in_shares(index, experts, factor, shares))
-        seen.append(found | {"changes": given.changes()})
+        seen.append(found)
     return seen
 
 
@@ -920,7 +899,6 @@ def test_todo5_capacity(student):
             ", some of them -1" if any(-1 in row for row in chosen) else ""
         )
         check_shape(what, found["drop"], (n, k), torch.int64)
-        check_given(what, found["changes"], hint="The balancing loss needs it as it was.")
         expect(
             not found["shared"],
             f"{what} returns experts_NK itself: who writes into the result, writes into what the balancing loss needs",
@@ -976,10 +954,10 @@ def balance_inputs(seed, n, experts, k, rank):
 
 def balanced_on_rank(code, rank, world, seed, n, experts, k):
     probs, chosen = balance_inputs(seed, n, experts, k, rank)
-    given = Given(probs_NE=probs.requires_grad_(), experts_NK=chosen)
+    probs.requires_grad_()
     mark()
     loss = code.balancing_loss(probs, chosen, world)
-    found = {"loss": as_evidence(loss), "changes": given.changes()}
+    found = {"loss": as_evidence(loss)}
     if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.dim() == 0:
         loss.backward()
     return found | {"grad": "none" if probs.grad is None else probs.grad}
@@ -1042,7 +1020,6 @@ def test_todo6_balance(student):
                     "of its own tokens alone": torch.tensor(local[rank]),
                 },
             )
-            check_given(f"{what}, rank {rank}", found["changes"], rank)
             if not ns[rank]:
                 continue
             expect(
@@ -1400,6 +1377,7 @@ TRAININGS = ((2, 2, 2, 2, 1.0), (3, 3, 1, 1, None), (4, 2, 3, 2, 1.25))
 
 @todo(
     9,
+    in_place=("shared", "experts"),
     minutes=25,
     further=True,
     needs=(1, 3, 4, 5, 6, 7),

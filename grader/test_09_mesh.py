@@ -96,7 +96,9 @@ def on_meshes(todo: list[dict], hint: str) -> Iterator[None]:
         yield
     except Fault as fault:
         begun = min(sum(event["e"] == "mark" for event in mine) for mine in fault.events) // 2
-        sizes = todo[min(begun, len(todo) - 1)]["sizes"]
+        if begun == len(todo):  # it is of no case: all have run to their end
+            raise
+        sizes = todo[begun]["sizes"]
         fault.message = f"{spoken_mesh(sizes)}: {fault.message}"
         if fault.cause != "crash" and sizes["pp"] > 1:
             fault.hint = hint
@@ -613,6 +615,7 @@ def must_add_up(student, case):
 
 @todo(
     4,
+    in_place=("parameters",),
     minutes=25,
     further=True,
     needs=(2,),

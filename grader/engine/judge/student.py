@@ -116,20 +116,19 @@ class Student:
         on_gpus = talks and nodes == 1 and not gpus
         run = self.ask(Request(how | {"on_gpus": on_gpus}, whole="main" in function.__code__.co_names))
         self.recent.append(run)
-        if run.fault:
-            fault = explain_broken_cell(run, self.units)
+        fault = explain_broken_cell(run, self.units) if run.fault else self._touched(run)
+        if fault:
             fault.events = run.events
             raise fault
-        self._untouched(run)
         return run
 
-    def _untouched(self, run: Run) -> None:
+    def _touched(self, run: Run) -> Fault | None:
         """What the student's functions were given is as it was, unless the TODO allows to change it."""
         for rank, touched in sorted(run.touched.items()):
             for event in touched:
                 name, argument, change = (event[field] for field in ("name", "argument", "change"))
                 if re.match(r"\w*", argument)[0] not in self.in_place:
-                    raise Fault(
+                    return Fault(
                         "wrong_value",
                         f"{name}: {argument}, which it is given, {change}",
                         rank,
@@ -138,6 +137,7 @@ class Student:
                         seen=change,
                         hint=IN_PLACE if change == "is written into" else "",
                     )
+        return None
 
     def run(self, argv: list[str], files: dict[str, str], world: int = 2, nodes: int = 1) -> Run:
         """The script as a whole, with `files` in its working folder. Raises the `Fault` that stopped it."""
