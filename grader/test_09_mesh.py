@@ -178,7 +178,8 @@ def misled(draw, rule):
 )
 def test_todo1_orders(student):
     draw = student.draw("orders")
-    asked = [({"pp": 2, "dp": 2, "tp": 2}, {"pp": 0.1e9, "dp": 3e9, "tp": 8e9}, 4)]
+    sizes = {"pp": 2, "dp": 2, "tp": 2}  # twice, and another axis sends least
+    asked = [(sizes, {"pp": 0.1e9, "dp": 3e9, "tp": 8e9}, 4), (sizes, {"pp": 8e9, "dp": 3e9, "tp": 0.1e9}, 4)]
     boxes = [{"pp": 3, "dp": 2, "tp": 2}, {"dp": 2, "shard": 2, "cp": 2, "tp": 2}, {"dp": 1, "tp": 4, "pp": 4}]
     boxes += [{"pp": 4, "tp": 3, "dp": 2}, {"pp": 1, "dp": 6, "tp": 1}, {"pp": 5, "tp": 1}]
     for sizes in boxes:

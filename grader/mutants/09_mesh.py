@@ -378,7 +378,7 @@ if best not in globals():
     globals()[best] = min(orders, key=lambda order: bytes_between_nodes(order, sizes, sent, per_node))
 return globals()[best]""",
         ),
-        says="the second call in one process: ",
+        says="best_order is not the one that sends the fewest",
     ),
 ]
 RIGHT = [
