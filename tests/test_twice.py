@@ -11,7 +11,7 @@ from tests import on_ranks
 
 from grader.engine.judge.judge import Judge, checked_lessons, checks_of
 from grader.engine.judge.judge import check_module
-from grader.engine.judge.verdict import expect, premise, todo
+from grader.engine.judge.verdict import expect, todo
 from grader.engine.lesson import lessons, regions
 from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks.job import Job, Private
@@ -41,7 +41,7 @@ def total_is_right(student):
     """As an author writes a check: he thinks of one call."""
     drawn = student.draw("total")
     numbers = [[drawn.uniform(1, 2) for _ in range(3)] for _ in range(2)]
-    premise(sum(numbers[0]) != sum(numbers[1]), "twice its own")
+    student.premise(sum(numbers[0]) != sum(numbers[1]), "twice its own")
     run = student.call(on_ranks.total, numbers=Private(numbers), group=student.makes_group)
     right = torch.tensor(numbers).sum(0)
     for rank, seen in enumerate(run.evidence):

@@ -31,7 +31,10 @@ class Ended(BaseException):
 
 
 class Second:
-    """The second pass of a check. `check` says what is wrong with a student, or None."""
+    """The second pass of a check. `check` says what is wrong with a student, or None.
+
+    Where the two want different ranks, each run is launched alone.
+    """
 
     def __init__(self, student: Student, check: Callable[[Student], Exception | None]) -> None:
         self.first, self.student, self.check = student, student.second(), check
@@ -66,7 +69,7 @@ class Second:
         """In the second pass: stop until there is an answer."""
         if wanted.whole:
             raise Ended
-        self.wanted, self.answer, self.asked = wanted, None, True
+        self.wanted, self.answer, self.asked = wanted, None, self.asked or not wanted.reference
         self.stopped.release()
         self.goes_on.acquire()
         if self.dropped:
@@ -81,7 +84,7 @@ class Second:
             return
         if not self.thread.is_alive():
             self.thread.start()
-        elif self.answer is None and not self.dropped:
+        elif self.waits and not self.dropped:
             try:
                 self.answer = self.first.launch(self.wanted)
             except Fault as fault:
@@ -96,12 +99,20 @@ class Second:
         """In the first pass: what it wants, with what the second pass wants if the same launch can serve it."""
         if wanted.whole:
             return self.first.launch(wanted)
-        self.go_on()
-        if self.over or not wanted.like(self.wanted):
+        if not self.waits:
+            self.go_on()
+        while self.waits and self.wanted.reference and not wanted.reference:  # it has drawn anew
+            self.go_on()
+        if not self.waits or not wanted.like(self.wanted):
             return self.first.launch(wanted)
         run = self.first.launch(wanted, self.wanted)
         self.answer = run.second
         return run
+
+    @property
+    def waits(self) -> bool:
+        """Whether the second pass wants something that is not launched yet."""
+        return self.wanted is not None and self.answer is None and not self.over
 
     def result(self) -> Exception | None:
         """After the first pass: what is wrong with the rest of the second."""
