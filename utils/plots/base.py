@@ -1,23 +1,23 @@
 """What the pictures of several lessons have in common, and those that several show.
 
 What is drawn for a notebook is a `Picture`: the last line of a cell shows it. No backend is chosen, no global state
-touched.
+touched for longer than a picture takes.
 """
 
 import io
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.whole import written_whole
 
 if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
-    from pathlib import Path
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from grader.engine.ranks.messages import Message
 
+STYLE = Path(__file__).with_name("workbook.mplstyle")
 # Told apart by the colour-blind, too (Okabe and Ito).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7c00", "#4a4a4a")
 
@@ -30,13 +30,19 @@ class Picture:
 
     def _repr_png_(self) -> bytes:
         png = io.BytesIO()
-        self.draw().savefig(png, dpi=110)
+        self.draw_into(png, "png")
         return png.getvalue()
 
-    def save(self, path: "Path") -> None:
+    def save(self, path: Path) -> None:
         """In the format that the path's ending names, such as .png or .svg."""
         with written_whole(path) as part:
-            self.draw().savefig(part, dpi=110, format=path.suffix.removeprefix("."))
+            self.draw_into(part, path.suffix.removeprefix("."))
+
+    def draw_into(self, file: "Path | io.BytesIO", kind: str) -> None:
+        from matplotlib import style
+
+        with style.context(STYLE):  # also while it is saved: ticks and their grid are made only then
+            self.draw().savefig(file, dpi=110, format=kind)
 
 
 def messages(sent: Sequence["Message"], title: str) -> Picture:
@@ -68,7 +74,7 @@ def messages(sent: Sequence["Message"], title: str) -> Picture:
         for axes in (rounds, clock):
             axes.set(ylabel="rank", yticks=range(world), ylim=(world - 0.6, -0.4))
             axes.hlines(range(world), *axes.get_xlim(), color="#eeeeee", linewidth=4, zorder=0)
-            axes.spines[["top", "right", "left"]].set_visible(False)
+            axes.spines["left"].set_visible(False)
             axes.tick_params(axis="y", length=0)
         return figure
 
@@ -119,8 +125,7 @@ def losses(serial: Sequence[float], parallel: dict[str, Sequence[float]]) -> Pic
         curves.set(title="loss", xlabel="step")
         apart.set(title="relative difference", xlabel="step", ylim=(5e-10, 1))
         for axes in (curves, apart):
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(alpha=0.3)
+            axes.grid()
             axes.legend(frameon=False, fontsize=8)
         return figure
 
@@ -134,10 +139,8 @@ def bars_axes(axes: "Axes", names: dict[float, str], what: str) -> None:
     axes.yaxis.set_major_formatter(lambda count, _: spoken_bytes(count))
     axes.margins(y=0.25)
     axes.tick_params(axis="x", length=0)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, ncols=4, loc="upper right")
 
 
 def tidy(axes: "Axes") -> None:
-    axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="x", length=0)

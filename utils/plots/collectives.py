@@ -58,8 +58,7 @@ def cost(sizes: Sequence[int], curves: dict[str, tuple[Sequence[float], Sequence
                 axes.plot(x, [scale * y for y in measured], "o", color=colour, markersize=5, label=f"{name}: measured")
                 axes.plot(x, [scale * y for y in computed], color=colour, label=f"{name}: computed")
         linear.set(title="time over size", xlabel="megabytes", ylabel="milliseconds")
-        linear.spines[["top", "right"]].set_visible(False)
-        linear.grid(alpha=0.3)
+        linear.grid()
         linear.legend(frameon=False, fontsize=8)
         log_axes(logarithmic, "the same, on logarithmic axes")
         return figure
@@ -70,5 +69,4 @@ def cost(sizes: Sequence[int], curves: dict[str, tuple[Sequence[float], Sequence
 def log_axes(axes: "Axes", title: str) -> None:
     """The look of a plot of seconds over bytes on logarithmic axes."""
     axes.set(title=title, xlabel="bytes", ylabel="seconds", xscale="log", yscale="log")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
+    axes.grid()

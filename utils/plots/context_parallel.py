@@ -36,7 +36,6 @@ def work(measured: dict[str, Sequence[dict[str, int]]], predicted: dict[str, Seq
             axes.set(
                 title=f"{name}: at most {max(seen) / mean:.2f} × the mean", xlabel="rank", xticks=range(len(ranks))
             )
-            axes.spines[["top", "right"]].set_visible(False)
         rows[0].set_ylabel("pairs of query and key")
         rows[-1].legend(frameon=False, fontsize=8)
         rows[-1].margins(y=0.2)
@@ -77,8 +76,7 @@ def trained(runs: dict[int, Sequence[dict]]) -> Picture:
             values = ranks[0]["losses"]
             losses.plot(range(1, len(values) + 1), values, "o-", markersize=size, color=colour, label=counted(n))
         losses.set(title="Loss, over all ranks' tokens", xlabel="step", ylabel="nats per token")
-        losses.spines[["top", "right"]].set_visible(False)
-        losses.grid(alpha=0.3)
+        losses.grid()
         losses.legend(frameon=False)
         serial = max((mine["activations"] for mine in runs.get(1, ())), default=None)
         place, names = 0.0, {}
@@ -101,8 +99,7 @@ def trained(runs: dict[int, Sequence[dict]]) -> Picture:
 def bytes_axis(axes: "Axes") -> None:
     """The look of a plot of bytes."""
     axes.yaxis.set_major_formatter(lambda count, _: spoken_bytes(count))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
+    axes.grid()
 
 
 def counted(ranks: int) -> str:

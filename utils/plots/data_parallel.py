@@ -39,8 +39,7 @@ def caps(
             xscale="log",
             ylim=(0, None),
         )
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3)
+        axes.grid()
         axes.legend(frameon=False)
         return figure
 
@@ -99,7 +98,7 @@ def steps(runs: "dict[str, RanksRun]") -> Picture:
                 fontsize=10,
             )
             axes.set(yticks=[], ylim=(0.9 + pitch * count, -0.6))
-            axes.spines[["top", "right", "left"]].set_visible(False)
+            axes.spines["left"].set_visible(False)
         rows[-1].set_xlabel("milliseconds from the begin of the backward pass (grey; a tick: a gradient is ready)")
         return figure
 

@@ -54,8 +54,7 @@ def losses(curves: dict[str, Sequence[float]]) -> Picture:
         shown.set(title="loss", xlabel="step", yscale="log")
         apart.set(title="relative difference from one process", xlabel="step", ylim=(0, None))
         for axes in (shown, apart):
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(alpha=0.3)
+            axes.grid()
             axes.legend(frameon=False, fontsize=8)
         return figure
 
@@ -90,7 +89,6 @@ def grids(predicted: dict[Shape, float], measured: dict[Shape, float]) -> Pictur
         )
         axes.set_xticks(range(len(order)), [spoken_grid(shape) for shape in order])
         axes.tick_params(axis="x", length=0)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
         return figure
 

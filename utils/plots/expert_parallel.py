@@ -46,7 +46,6 @@ def by_expert(axes: "Axes", rows: Rows) -> None:
     axes.set_xticks(range(experts), [f"{e}\nrank {e // each}" if e % each == 0 else e for e in range(experts)])
     axes.set(title="rows of each expert", ylim=(0, 1.3 * max(below)))
     axes.tick_params(axis="x", length=0)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, ncols=5, fontsize=8, loc="upper center")
 
 
@@ -100,7 +99,6 @@ def loads(runs: dict[str, Sequence[Sequence[Sequence[int]]]]) -> Picture:
             axes.set(title=name, xlabel="step", xlim=(0, len(steps) - 1), ylim=(0, 100))
             axes.set_yticks([100 * e / experts for e in range(experts + 1)], minor=False)
             axes.set_yticklabels([f"{100 * e / experts:.0f}%" for e in range(experts + 1)])
-            axes.spines[["top", "right"]].set_visible(False)
         panels[0].set_ylabel("share of the slots, a colour for each expert")
         return figure
 

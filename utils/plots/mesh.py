@@ -85,7 +85,7 @@ def training(runs: Mapping[str, Sequence[Sequence[float]]]) -> Picture:
             axes.set(title=f"{name}: relative difference from one process", xlabel="step", ylim=(0, 1e-5))
             axes.title.set_fontsize(9)
         for axes in (shown, *differences):
-            axes.grid(alpha=0.3)
+            axes.grid()
             tidy(axes)
         return figure
 

@@ -43,7 +43,6 @@ def phases(shown: dict[str, tuple[dict[str, float], tuple[float, float]]]) -> Pi
             axes.set_title(name, fontsize=10, loc="left")
             axes.set_yticks((0, 1), ("measured", "by FLOPs"))
             axes.invert_yaxis()
-            axes.spines[["top", "right"]].set_visible(False)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
         return figure
 
@@ -79,8 +78,7 @@ def roofline(
         for x, y, count in zip(intensities, speeds, tokens, strict=True):
             axes.annotate(str(count), (x, y / 1e9), xytext=(0, -14), textcoords="offset points", ha="center")
         axes.set(xlabel="FLOPs for each byte", ylabel="GFLOP/s", xscale="log", yscale="log")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3)
+        axes.grid()
         axes.legend(frameon=False)
         return figure
 

@@ -86,7 +86,7 @@ def timelines(drawn: dict[str, Timeline]) -> Picture:
                 f"{name}: {1000 * (last - first):.0f} ms, bubble {bubble(timeline):.1%}", loc="left", fontsize=10
             )
             axes.set(yticks=range(len(timeline)), ylabel="rank", ylim=(len(timeline) - 0.45, -0.55))
-            axes.spines[["top", "right", "left"]].set_visible(False)
+            axes.spines["left"].set_visible(False)
             axes.tick_params(axis="y", length=0)
         rows[-1].set_xlabel("milliseconds; the numbers are those of the micro-batches")
         patches = [Patch(color=SHADES[kind][0], label=NAMES[kind]) for kind in NAMES if kind in kinds]
@@ -121,7 +121,6 @@ def alive(measured: dict[str, Sequence[dict[str, float]]], predicted: dict[str, 
             place += 1
         axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
         axes.set(ylabel="micro-batches alive, at most")
-        axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="x", length=0)
         axes.legend(frameon=False, ncols=4)
         return figure

@@ -64,4 +64,3 @@ def bars(axes: "Axes", rows: Sequence[Costs]) -> None:
         axes.barh(range(len(rows)), values, left=begins, color=COLOURS[number % len(COLOURS)], hatch=hatch, label=kind)
         begins = [begin + value for begin, value in zip(begins, values, strict=True)]
     axes.legend(frameon=False, fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    axes.spines[["top", "right"]].set_visible(False)

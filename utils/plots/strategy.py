@@ -96,7 +96,7 @@ def axes(plans: Mapping[float, Plan | None]) -> Picture:
         table.set(xlim=(-0.5, len(plans) - 0.5), ylim=(len(names) - 0.5, -0.5))
         table.set(title="Axes of the best plan", xlabel="billions of parameters")
         table.tick_params(length=0)
-        table.spines[["top", "right", "left"]].set_visible(False)
+        table.spines["left"].set_visible(False)
         return figure
 
     return Picture(draw)

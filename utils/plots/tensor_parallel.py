@@ -115,5 +115,4 @@ def plain_axes(width: float, height: float) -> "tuple[Figure, Axes]":
 
 
 def finish(axes: "Axes") -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
+    axes.grid()
