@@ -250,7 +250,20 @@ SIZES_AND_BATCH = [
 ]
 
 
-@pytest.mark.parametrize("command, axes", SCRIPTS, ids=[command for command, _ in SCRIPTS])
+# These show each kind of plan; the others change one option of them.
+SHORT = {
+    "fsdp_training --sharding grad",
+    "fsdp_training --sharding hybrid",
+    "fsdp_training --sharding full --recompute",
+    "tp_training --tp 2",
+    "tp_training --tp 2 --recompute --sequence-parallel",
+}
+
+
+@pytest.mark.parametrize(
+    "command, axes",
+    [pytest.param(*case, id=case[0], marks=[pytest.mark.long] * (case[0] not in SHORT)) for case in SCRIPTS],
+)
 def test_scripts_hold_and_send_what_is_predicted(engine, command, axes):
     stem, *argv = command.split()
     plan = Plan(1, precision="float32", overlap=False, fsdp="none" not in command, **axes)

@@ -134,7 +134,7 @@ def started(rank, world, port, script, flags):
     )
 
 
-@pytest.mark.parametrize("short_of_it", [0, 1])
+@pytest.mark.parametrize("short_of_it", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_one_rank_runs_out_and_both_end(short_of_it, tmp_path):
     """As srun starts them, with nobody who ends the others: one line in all, and exit code 2 of each."""
     with socket.socket() as sock:
@@ -156,7 +156,14 @@ def test_one_rank_runs_out_and_both_end(short_of_it, tmp_path):
     assert len(errors) == 1 and f"rank {short_of_it} of 2 holds" in errors[0], errors
 
 
-@pytest.mark.parametrize("script", ["single_gpu_training", "fsdp_training", "tp_training", "hybrid_training"])
+# The limit is one call in all of them: one shows what it says, and that no other forgot it takes its time.
+@pytest.mark.parametrize(
+    "script",
+    [
+        "single_gpu_training",
+        *(pytest.param(f"{kind}_training", marks=pytest.mark.long) for kind in ("fsdp", "tp", "hybrid")),
+    ],
+)
 def test_every_script_knows_it(script, tmp_path):
     done = subprocess.run(
         [sys.executable, f"train/{script}.py", *FLAGS, "1MB", "--out", str(tmp_path)],

@@ -38,7 +38,14 @@ def run(script, tmp_path, *flags, processes=1, **env):
     )
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+# All call `job.prepare` first: two show what it says, with and without ranks, and all of them, that none forgot it.
+SHORT = {"single_gpu_training", "ddp_training"}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(script, id=script.stem, marks=[pytest.mark.long] * (script.stem not in SHORT)) for script in SCRIPTS],
+)
 def test_granted_gpus_that_torch_does_not_see_are_refused(script, tmp_path):
     """Before any TODO, in one line, and nothing is written."""
     if script.stem == "lightning_training":

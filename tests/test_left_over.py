@@ -65,12 +65,18 @@ def until(true, seconds: float) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread looks once a second")
-@pytest.mark.parametrize("how", ["run", "torchrun"])
-@pytest.mark.parametrize("whom", ["run", "torchrun", "rank"])
+@pytest.mark.parametrize(
+    ("how", "whom"),  # how it was started, and who of that is killed; the others see it in the same two ways
+    [
+        ("run", "run"),
+        ("torchrun", "rank"),
+        pytest.param("run", "torchrun", marks=pytest.mark.long),
+        pytest.param("run", "rank", marks=pytest.mark.long),
+        pytest.param("torchrun", "torchrun", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("draw", range(int(os.environ.get("KILLS", "1"))))
 def test_nothing_is_left_after_kill_9(how, whom, draw, tmp_path):
-    if (how, whom) == ("torchrun", "run"):
-        pytest.skip("there is no run")
     out, chance = tmp_path / "out", random.Random(f"{how}/{whom}/{draw}")
     started = start(how, out)
     try:

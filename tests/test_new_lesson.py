@@ -72,7 +72,7 @@ def course(tmp_path_factory):
     return made
 
 
-def test_four_files_and_a_line_are_a_lesson(course, tmp_path):
+def test_four_files_and_a_line_are_a_lesson(course):
     assert "a sum over the ranks" in (course.folder / "README.md").read_text()
     looked = course.run("build", "--check", STEM)
     assert (looked.returncode, looked.stdout) == (0, "nothing is wrong\n"), looked
@@ -84,6 +84,9 @@ def test_four_files_and_a_line_are_a_lesson(course, tmp_path):
     tried = course.run("mutants", STEM)
     assert tried.returncode == 0 and "1/1 wrong answers killed" in tried.stdout, tried.stdout
 
+
+@pytest.mark.long  # of the course's own lessons, test_release shows the first half; a class takes its time in any case
+def test_it_is_released_and_graded_like_the_others(course, tmp_path):
     assert course.run("release", str(tmp_path / "students"), "--with", STEM).returncode == 0
     assert (tmp_path / "students" / "notebooks" / f"{STEM}.ipynb").is_file()
 

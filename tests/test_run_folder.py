@@ -131,12 +131,13 @@ def small_files():
 @pytest.mark.parametrize(
     ("launcher", "script", "flags"),
     [
-        ([sys.executable], "single_gpu_training", []),
-        (TORCHRUN, "ddp_training", []),
-        (TORCHRUN, "tp_training", ["--save-every", "1"]),
-        ([sys.executable], "pipeline_training", ["--microbatches", "2"]),
+        pytest.param([sys.executable], "single_gpu_training", [], id="single"),
+        pytest.param(TORCHRUN, "ddp_training", [], id="ddp"),
+        pytest.param(TORCHRUN, "tp_training", ["--save-every", "1"], id="tp", marks=pytest.mark.long),
+        pytest.param(
+            [sys.executable], "pipeline_training", ["--microbatches", "2"], id="pipeline", marks=pytest.mark.long
+        ),
     ],
-    ids=["single", "ddp", "tp", "pipeline"],
 )
 def test_a_full_disk_is_one_line_and_no_cut_file(launcher, script, flags, tmp_path):
     code, _, err = ended(
