@@ -336,7 +336,7 @@ def test_runs_that_were_not_fitted_judge_each_family(name):
 def test_a_family_that_is_not_had_says_so():
     others = {family.name: family for family in families() if not family.had}
     assert set(others) == {"others", "H100 Megatron-Core", "H100 FSDP of 2023"}
-    assert all("more than this planner is meant to be off" in family.told() for family in others.values())
+    assert all("more than this planner should be off" in family.told() for family in others.values())
     assert all(0.6 < family.ratios[0] and family.ratios[-1] < 1.4 for family in others.values())
 
 

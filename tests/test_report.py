@@ -306,7 +306,7 @@ def test_the_page(run):
     assert facts["parameters"] == f"{sum(weight.numel() for weight in config.parameters()):,}"
     assert re.match(r"\d+\.\d% of [\d,]+ GFLOP/s, which", facts["MFU"]) or torch.cuda.is_available()
     assert facts["power"]  # or that nobody tells it
-    assert "alone" in facts["device memory of a rank, at most"] or torch.cuda.is_available()
+    assert "only" in facts["peak device memory of a rank"] or torch.cuda.is_available()
     for name in ("loss.png", "tokens.png", "step.png"):
         assert (run / name).read_bytes().startswith(b"\x89PNG")
     # Everything is in the page.
@@ -343,7 +343,7 @@ def test_a_run_that_was_refused_for_memory_has_its_report(tmp_path):
     found = runs.read(tmp_path / "run")
     facts = page.facts(found)
     assert f"error: {facts['it ended early']}\n" == done.stderr and "asks for" in done.stderr
-    assert facts["steps"] == "0" and facts["device memory of a rank, at most"].endswith("MB")
+    assert facts["steps"] == "0" and facts["peak device memory of a rank"].endswith("MB")
     assert "it ended early" in page.write(tmp_path / "run").read_text()
     results.add(tmp_path / "results.md", [found])
     line = (tmp_path / "results.md").read_text().splitlines()[-1]
@@ -408,7 +408,7 @@ def test_a_gpu_has_its_row(run, tmp_path):
     page.write(tmp_path)
     assert (tmp_path / "power.png").exists() and (tmp_path / "usage.png").exists()
     assert found.ranks[0].peak == 2**30 and found.ranks[1].device_memory == 2**31 - 1
-    assert page.facts(found)["device memory of a rank, at most"] == "2,147.5 MB"
+    assert page.facts(found)["peak device memory of a rank"] == "2,147.5 MB"
     assert page.facts(found)["power"] == "600 W of all GPUs"
 
 

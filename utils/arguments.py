@@ -1,4 +1,4 @@
-"""The flags that all training scripts share."""
+"""The flags that all training scripts have in common."""
 
 import argparse
 import math
@@ -30,8 +30,8 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, on rank 0 only, instead of the whole usage on every rank. Whatever --size stands
-    for and was not given gets that size's value.
+    """Says what is wrong in one line, on rank 0 only, instead of the whole usage on every rank. Each flag that --size
+    sets, and that was not given, gets that size's value.
     """
 
     def error(self, message: str) -> NoReturn:
@@ -77,48 +77,46 @@ def training_parser(name: str) -> Parser:
     )
     add("--out", type=given, default=f"runs/{name}", help="folder for checkpoints and metrics")
     add("--epochs", type=whole(1), default=3, help="passes over the training set")
-    add("--max-steps", type=whole(0), default=0, help="stop after so many steps; 0 is no limit")
-    add("--size", choices=SIZES, default="laptop", help="of model and batch: sets the five flags below that name sizes")
+    add("--max-steps", type=whole(0), default=0, help="stop after this many steps; 0: no limit")
+    add("--size", choices=SIZES, default="laptop", help="model and batch: sets the five flags below that list sizes")
     batch = parser.add_mutually_exclusive_group().add_argument
     batch(
-        "--batch-size",
-        type=whole(1),
-        help="sequences in a step, over all ranks; strong scaling" + by_size("batch_size"),
+        "--batch-size", type=whole(1), help="sequences per step, over all ranks; strong scaling" + by_size("batch_size")
     )
-    batch("--batch-size-per-rank", type=whole(1), help="the same for each data-parallel rank; weak scaling")
+    batch("--batch-size-per-rank", type=whole(1), help="sequences per step for each data-parallel rank; weak scaling")
     add("--seq-len", type=whole(1), help="tokens in a sequence" + by_size("seq_len"))
     add("--dim", type=whole(1), help="width of the model" + by_size("dim"))
     add("--heads", type=whole(1), help="attention heads; must divide --dim" + by_size("heads"))
     add("--layers", type=whole(1), help="Transformer blocks" + by_size("layers"))
-    add("--dropout", type=number(0.0, below=1.0), default=0.0, help="share of activations dropped in training")
-    add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="how weights are updated")
+    add("--dropout", type=number(0.0, below=1.0), default=0.0, help="fraction of activations dropped in training")
+    add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="update rule of the weights")
     add("--lr", type=number(0.0), default=1e-3, help="learning rate")
-    add("--weight-decay", type=number(0.0), default=0.01, help="pull of the weights towards zero")
-    add("--clip", type=number(0.0), default=1.0, help="largest norm of the gradient; 0 is no limit")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the matrix products (autocast)")
-    add("--seed", type=whole(0), default=0, help="of the first weights and the order of the data")
+    add("--weight-decay", type=number(0.0), default=0.01, help="weight decay: pull of the weights towards zero")
+    add("--clip", type=number(0.0), default=1.0, help="largest norm of the gradient; 0: no limit")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the matrix products (autocast)")
+    add("--seed", type=whole(0), default=0, help="seed of the initial weights and of the order of the data")
     # A batch is slices of a tensor in memory: 0.1 % of a step (README), 2.5 ms for 96 sequences of 256. To send it from
     # a worker to the rank took 2 to 18 times as long, and the worker's start 0.1 to 0.6 s more in each epoch (measured
     # on a busy machine of two cores). Workers pay where samples are read from files, decoded or tokenized.
     add("--workers", type=whole(0, 1024), default=0, help="processes that load data; 0: this text is in memory already")
-    add("--log-every", type=whole(1), default=10, help="steps from one line in metrics.jsonl to the next")
+    add("--log-every", type=whole(1), default=10, help="steps between lines in metrics.jsonl")
     add("--tensorboard", action="store_true", help="write the metrics for TensorBoard, too")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if torch sees them, else CPUs")
-    add("--device-memory", type=size, metavar="SIZE", help="end where a rank's tensors take more, say 300MB")
-    add("--record", action="store_true", help="note what each rank uses, once a second, for ./workbook report")
-    add("--watch", action="store_true", help="note what each rank waits for, for ./workbook run to say when it hangs")
+    add("--device-memory", type=size, metavar="SIZE", help="stop when a rank's tensors take more, say 300MB")
+    add("--record", action="store_true", help="record each rank's resources, once a second, for ./workbook report")
+    add("--watch", action="store_true", help="record what each rank waits for, so that ./workbook run can report a hang")
     return parser
 
 
 def given(text: str) -> str:
-    """A type for argparse: any text but the empty one, which is what the shell makes of an unset variable."""
+    """A type for argparse: any text except the empty one, which the shell substitutes for an unset variable."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty; is a variable unset?")
     return text
 
 
 def by_size(name: str) -> str:
-    """The end of a flag's help: what each --size sets it to."""
+    """The end of a flag's help: its value for each --size."""
     return f" ({', '.join(f'{size}: {values[name]}' for size, values in SIZES.items())})"
 
 

@@ -1,4 +1,4 @@
-"""The flags of a run over four axes, and what they must fulfil."""
+"""The flags of a run over four axes, and their constraints."""
 
 import argparse
 import importlib.util
@@ -11,7 +11,7 @@ from utils.pipeline_flags import SCHEDULES, check_pipeline
 
 def add_hybrid_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--dp", type=whole(1), default=1, help="copies of everything, which divide the batch")
+    add("--dp", type=whole(1), default=1, help="copies of everything, which divide the batch among them")
     add(
         "--shard",
         type=whole(0),
@@ -20,15 +20,15 @@ def add_hybrid_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--tp", type=whole(1), default=1, help="ranks that split each layer; at most one node's")
     add("--pp", type=whole(1), default=1, help="ranks in a pipeline")
-    add("--schedule", choices=SCHEDULES, default="1f1b", help="order of the work; interleaved has two stages a rank")
-    add("--microbatches", type=whole(0), default=0, help="parts of a pipeline's share of the batch; 0 is --pp")
+    add("--schedule", choices=SCHEDULES, default="1f1b", help="order of the work; interleaved has two stages per rank")
+    add("--microbatches", type=whole(0), default=0, help="micro-batches in a pipeline's batch; 0: as many as --pp")
     add("--recompute", action="store_true", help="recompute activations in the backward pass (checkpointing)")
-    add("--sequence-parallel", action="store_true", help="cut the stream between the layers along the sequence, too")
-    add("--compare", action="store_true", help="say what the plan predicts of a step, beside what the third one took")
+    add("--sequence-parallel", action="store_true", help="split the stream between the layers along the sequence, too")
+    add("--compare", action="store_true", help="print a step as predicted by the planner and as measured")
 
 
 def check_hybrid(args: argparse.Namespace, ranks: int) -> None:
-    """Stop with one line unless these flags make a run on so many ranks. Completes --shard and --microbatches."""
+    """Stop with one line unless these flags fit this number of ranks. Fills in --shard and --microbatches."""
     if args.compare and importlib.util.find_spec("utils.costs") is None:  # in a release it is sealed
         fail("--compare needs utils/costs, which has answers of lessons: ./workbook open plan")
     if args.compare and 0 < args.max_steps <= WATCHED:

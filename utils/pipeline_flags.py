@@ -1,4 +1,4 @@
-"""The flags of a pipeline, and what they must fulfil; stages with equally many blocks."""
+"""The flags of a pipeline, and their constraints; stages with equally many blocks."""
 
 import argparse
 import math
@@ -12,13 +12,13 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 def add_pipeline_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--pp", type=whole(0), default=0, help="ranks in a pipeline; 0 is all. Several pipelines share the batch")
-    add("--schedule", choices=SCHEDULES, default="1f1b", help="order of the work; interleaved has two stages a rank")
-    add("--microbatches", type=whole(1), default=6, help="parts of a pipeline's share of the batch")
+    add("--pp", type=whole(0), default=0, help="ranks in a pipeline; 0: all. Several pipelines divide the batch")
+    add("--schedule", choices=SCHEDULES, default="1f1b", help="order of the work; interleaved has two stages per rank")
+    add("--microbatches", type=whole(1), default=6, help="micro-batches in a pipeline's part of the batch")
 
 
 def check_pipeline(args: argparse.Namespace, ranks: int) -> None:
-    """Stop with one line unless these flags make a pipeline on so many ranks. Completes --pp."""
+    """Stop with one line unless these flags fit this number of ranks. Fills in --pp."""
     p = args.pp = args.pp or ranks
     if ranks % p:
         fail(f"--pp {p}: {ranks} ranks do not divide into pipelines of {p}")
@@ -42,7 +42,8 @@ def check_pipeline(args: argparse.Namespace, ranks: int) -> None:
         fail(f"--schedule {args.schedule} with --pp {p}: take a multiple of {p} for --microbatches, not {m}")
     if args.dropout and p > 1:
         fail(
-            f"--dropout {args.dropout:g} with --pp {p}: stages that draw separately cannot draw what one process would"
+            f"--dropout {args.dropout:g} with --pp {p}: stages with separate generators cannot draw the numbers that"
+            " one process would"
         )
 
 
@@ -52,6 +53,6 @@ def stages_a_rank(p: int, args: argparse.Namespace) -> int:
 
 
 def by_number(blocks: int, n_stages: int) -> list[range]:
-    """The blocks of each stage: as many in each, or one more in the first ones."""
+    """The blocks of each stage: equally many, the first ones with one more if there is a remainder."""
     borders = [math.ceil(k * blocks / n_stages) for k in range(n_stages + 1)]
     return [range(begin, end) for begin, end in pairwise(borders)]

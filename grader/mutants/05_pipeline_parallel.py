@@ -946,7 +946,7 @@ WRONG = [
         6,
         "all sends are waited for at the end",
         swap=(
-            "    while len(sending) > 2 * world:  # posted so many ticks ago that the other end is posted as well, or soon\n        sending.popleft().wait()\n",
+            "    while len(sending) > 2 * world:  # posted so many ticks ago that the receive is posted, too, or soon will be\n        sending.popleft().wait()\n",
             "",
         ),
         says="freed only at the end",
@@ -1619,7 +1619,7 @@ WRONG = [
         6,
         "a send is waited for before the next action",
         swap=(
-            "    while len(sending) > 2 * world:  # posted so many ticks ago that the other end is posted as well, or soon\n        sending.popleft().wait()\n",
+            "    while len(sending) > 2 * world:  # posted so many ticks ago that the receive is posted, too, or soon will be\n        sending.popleft().wait()\n",
             "    while len(sending) > m_of(batch):\n        sending.popleft().wait()\n",
         ),
         edits=(("def execute(", "def m_of(batch):\n    return len(batch.xs)\n\n\ndef execute("),),

@@ -18,7 +18,7 @@ WRONG = [
         1,
         "renamed by every rank",
         swap=(
-            "if dist.get_rank() == 0:\n    shutil.rmtree(folder, ignore_errors=True)  # torn: had it been whole, the run would have gone on from it\n    part.rename(folder)",
+            "if dist.get_rank() == 0:\n    shutil.rmtree(folder, ignore_errors=True)  # incomplete: otherwise the run would have resumed from it\n    part.rename(folder)",
             "part.rename(folder)",
         ),
         says="FileNotFoundError",
@@ -43,7 +43,7 @@ dist.barrier()
         1,
         "a torn one of that name is in the way",
         swap=(
-            "shutil.rmtree(folder, ignore_errors=True)  # torn: had it been whole, the run would have gone on from it\n    ",
+            "shutil.rmtree(folder, ignore_errors=True)  # incomplete: otherwise the run would have resumed from it\n    ",
             "",
         ),
         says="OSError",

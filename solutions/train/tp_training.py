@@ -22,7 +22,7 @@ the reports (a run that stops names the limit and what it held):
 
     ./workbook run tp_training --nproc 4 -- --data random --max-steps 20 --batch-size 4 --dim 512 --device-memory 57MB
 
-    ranks   --tp   exit code   seconds a step   device memory of a rank, at most
+    ranks   --tp   exit code   seconds per step   peak device memory of a rank
     4 x 1   1
     2 x 2   2
     1 x 4   4

@@ -1,4 +1,4 @@
-"""Parameters, FLOPs, and which of them a rank has.
+"""Parameters, FLOPs, and each rank's part of them.
 
 The head counts as a product, tied or not; the table of embeddings is only looked up.
 """
@@ -24,12 +24,12 @@ def positions(model: Model) -> int:
 
 
 def norm_parameters(model: Model) -> int:
-    """Of one norm: LayerNorm has weights and biases, RMSNorm weights."""
+    """Parameters of one norm: LayerNorm has weights and biases, RMSNorm weights."""
     return (2 if model.block == "gpt" else 1) * model.hidden
 
 
 def attention_parameters(model: Model) -> int:
-    """Of the products for queries, keys, values and the output."""
+    """Parameters of the products for queries, keys, values and the output."""
     return model.hidden * (2 * model.queries + 2 * model.keys)
 
 
@@ -39,7 +39,7 @@ def mlp_parameters(model: Model) -> int:
 
 
 def small_parameters(model: Model) -> int:
-    """Of a block's norms and router, which no axis cuts."""
+    """Parameters of a block's norms and router, which no axis splits."""
     return (1 if model.parallel else 2) * norm_parameters(model) + model.experts * model.hidden
 
 
@@ -52,7 +52,7 @@ def block_parameters(model: Model) -> tuple[int, int]:
 
 
 def block_products(model: Model) -> int:
-    """Parameters of a block that a token is multiplied by: no norms, and of the experts only the active ones."""
+    """Parameters of a block that a token is multiplied by: no norms, and only the active experts."""
     mlps = mlp_parameters(model) * (model.active if model.experts else 1)
     return attention_parameters(model) + mlps + model.experts * model.hidden
 
@@ -63,11 +63,11 @@ def matmul_parameters(model: Model) -> int:
 
 
 def flops(model: Model, tokens: float) -> float:
-    """FLOPs of forward and backward pass: 6 times `matmul_parameters`, plus 12 L h s for attention, a token.
+    """FLOPs of forward and backward pass: 6 times `matmul_parameters`, plus 12 L h s for attention, per token.
 
     A parameter takes a multiplication and an addition in the forward pass, and twice as much in the backward pass.
     Attention's scores are counted without a causal mask, as is usual (PaLM, appendix B; PTD-P, section 5.1, has the
-    same and a third more, for recomputing). What is computed a second time is not counted.
+    same and a third more, for recomputing). Recomputation is not counted.
     """
     attention = 12 * model.layers * model.queries * model.sequence
     return tokens * (6 * matmul_parameters(model) + attention)
@@ -77,7 +77,8 @@ def flops(model: Model, tokens: float) -> float:
 
 
 def layers_of(model: Model, plan: Plan, stage: int) -> int:
-    """Blocks of a pipeline's rank. If they do not divide, the ends have fewer: they have the tables."""
+    """Blocks of a pipeline's rank. If there is a remainder, the first and last stage have fewer: they hold the
+    tables."""
     each, more = divmod(model.layers, plan.pp)
     last = plan.pp - 1
     turn = last if stage == last else last - 1 if stage == 0 else stage - 1  # the middle first, then 0, then the last
@@ -85,14 +86,14 @@ def layers_of(model: Model, plan: Plan, stage: int) -> int:
 
 
 def most_layers(model: Model, plan: Plan) -> int:
-    """Blocks of the rank that has most."""
+    """Blocks of the rank that has the most."""
     return -(-model.layers // plan.pp)
 
 
 @cache
 def parts(model: Model, plan: Plan, stage: int) -> tuple[float, float, float]:
-    """Parameters of a pipeline's rank after cutting by tp and ep: one block's without experts, one block's experts, and
-    those of no block.
+    """Parameters of a pipeline's rank after splitting over tp and ep: of one block without experts, of one block's
+    experts, and outside the blocks.
 
     Tensor parallel cuts all matrices, the embeddings and the head by words (Megatron, section 3); norms and positions
     are on every rank.

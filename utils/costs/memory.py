@@ -1,7 +1,7 @@
-"""Bytes on a rank: model state, activations, and what is whole for a while.
+"""Bytes on a rank: model state, activations, and gathered buffers.
 
-Whatever differs between ranks is that of the rank that has most: it is the one that runs out of memory. Rounding is
-left out: a shard of n numbers on N ranks is n / N.
+Where ranks differ, numbers are for the rank that has the most: it runs out of memory first. Rounding is ignored: a
+shard of n numbers on N ranks is n / N.
 """
 
 from utils.costs.counts import layers_of, parts
@@ -13,8 +13,8 @@ PIECE = 16_000_000  # logits that the course's loss makes at a time
 
 
 def memory(model: Model, plan: Plan, stage: int | None = None) -> dict[str, float]:
-    """Bytes of a rank of a pipeline's stage by kind, as `moments` has them, at the moment when it holds most; by
-    default of the stage that holds most.
+    """Bytes of a rank of a pipeline stage by kind, as in `moments`, at its peak; by default of the stage with the
+    highest peak.
     """
     stages = {stage}
     if (
@@ -27,14 +27,14 @@ def memory(model: Model, plan: Plan, stage: int | None = None) -> dict[str, floa
 
 
 def moments(model: Model, plan: Plan, stage: int) -> dict[str, dict[str, float]]:
-    """Bytes of a rank of this stage by kind, in the four moments of which one is the fullest.
+    """Bytes of a rank of this stage by kind, at four moments, one of which is the peak.
 
-    "head": the last forward pass is over, and the loss is made. "turn": the backward pass is in the last block, whose
-    activations are back. "end": it is in the first block; the gradients have come while the activations went. "step":
-    the optimizer's, when nothing else is left.
+    "head": the last forward pass is over, and the loss is computed. "turn": the backward pass is in the last block,
+    whose activations have been recomputed. "end": it is in the first block; gradients have replaced the activations.
+    "step": the optimizer's step, when nothing else is left.
 
     Kinds: "weights", "gradients", "state" (the optimizer's), "activations" (kept for the backward pass, and their
-    gradients), "gathered" (weights and gradients that are whole for a while, though they are shared out), "logits".
+    gradients), "gathered" (weights and gradients that are temporarily whole, though they are sharded), "logits".
     """
     size, layers = plan.bytes, layers_of(model, plan, stage)
     dense, experts, rest = parts(model, plan, stage)
@@ -42,7 +42,7 @@ def moments(model: Model, plan: Plan, stage: int) -> dict[str, dict[str, float]]
     own_shard = max(1, plan.shard / plan.ep)  # ep divides experts already, and takes its ranks from shard
 
     def bytes_of(each: int, from_zero: int) -> float:
-        """ZeRO, figure 1: what stage `from_zero` and those above it share out."""
+        """ZeRO, figure 1: divides what stage `from_zero` and higher stages shard."""
         return each * (shared / plan.shard + own / own_shard if plan.zero >= from_zero else shared + own)
 
     whole = 0.0  # gradients, before they are reduced to shards
@@ -86,7 +86,7 @@ def moments(model: Model, plan: Plan, stage: int) -> dict[str, dict[str, float]]
 
 
 def gathered(plan: Plan, weights: float, gradients: float) -> float:
-    """Bytes of so many weights and gradients that are whole for a while, if ZeRO's stage shares them out."""
+    """Bytes of this many weights and gradients that are temporarily whole, if ZeRO's stage shards them."""
     if not plan.shares:
         return 0.0
     if plan.zero < 3:
@@ -101,15 +101,15 @@ def tokens(model: Model, plan: Plan) -> float:
 
 
 def stream_bytes(model: Model, plan: Plan) -> float:
-    """b s h numbers: what goes from block to block."""
+    """b s h numbers: the stream from block to block."""
     return tokens(model, plan) * model.hidden * plan.bytes.activation
 
 
 def block_activations(model: Model, plan: Plan, recompute: str | None = None) -> float:
-    """Bytes that one block keeps of a micro-batch for its backward pass (Korthikanti, section 4).
+    """Bytes that one block keeps for a micro-batch's backward pass (Korthikanti, section 4).
 
-    Of a "gpt" block with 16 bits, dropout and unfused attention: s b h (10 + 24 / t + 5 a s / (h t)), their equation 2.
-    Of a "llama" block, what is fused keeps the operands of its products alone, and makes norms and SwiGLU again.
+    For a "gpt" block with 16 bits, dropout and unfused attention: s b h (10 + 24 / t + 5 a s / (h t)), their equation
+    2. For a "llama" block, fused kernels keep only the operands of its products, and recompute norms and SwiGLU.
     """
     w, mask = plan.bytes.activation, int(plan.dropout)
     h, recompute = model.hidden, recompute or plan.recompute
@@ -155,7 +155,8 @@ def every_second(model: Model) -> tuple[int, int]:
 
 
 def activations(model: Model, plan: Plan, stage: int) -> float:
-    """Bytes of all blocks of a rank, of all micro-batches that wait for their backward pass; and of the last norm."""
+    """Activation bytes in all blocks of a rank, for all micro-batches that wait for their backward pass; and in the
+    last norm."""
     kept = layers_of(model, plan, stage) * block_activations(model, plan) * alive(plan, stage)
     if stage == plan.pp - 1:
         stream = stream_bytes(model, plan)
@@ -166,7 +167,7 @@ def activations(model: Model, plan: Plan, stage: int) -> float:
 
 
 def alive(plan: Plan, stage: int) -> float:
-    """Activations that a rank keeps at most, as a multiple of those of one micro-batch in all its layers.
+    """The most activations that a rank keeps, as a multiple of one micro-batch's in all its layers.
 
     1F1B: PTD-P, section 2.2.1; interleaved: Korthikanti, section 4.2.3; zero bubble H1: as much as 1F1B's first stage.
     """
@@ -179,10 +180,10 @@ def alive(plan: Plan, stage: int) -> float:
 
 
 def logits(model: Model, plan: Plan) -> float:
-    """Bytes of the head's results, while the last of them are made or go back.
+    """Bytes of the head's results, while the last of them are computed or differentiated.
 
-    In pieces, a piece is turned into the gradients of the head and of its input; only these are kept, and when their
-    turn comes, they are scaled: for a moment there are two of each. Whole ones of 16 bits go through torch's loss in
+    In pieces, each piece is turned at once into gradients of the head and of its input; only these are kept, and in the
+    backward pass they are scaled: for a moment there are two of each. Whole ones of 16 bits go through torch's loss in
     float32: its backward pass holds two more of them.
     """
     waiting, w = alive(plan, plan.pp - 1) * kept_logits(model, plan), plan.bytes.activation
@@ -193,7 +194,7 @@ def logits(model: Model, plan: Plan) -> float:
 
 
 def kept_logits(model: Model, plan: Plan) -> float:
-    """Bytes that are kept of a micro-batch's logits for the backward pass."""
+    """Bytes of a micro-batch's logits that are kept for the backward pass."""
     words, rows = model.vocabulary / plan.tp, tokens(model, plan)
     if plan.whole_logits:
         return rows * words * 4  # in float32 (Korthikanti, section 4.3)

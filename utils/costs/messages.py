@@ -13,7 +13,8 @@ BUCKET = 25 * 2**20  # bytes that DDP sends at a time
 
 
 class Sent(NamedTuple):
-    """What a rank sends in a step on one axis. A ring takes N - 1 messages to gather, 2 (N - 1) to sum up."""
+    """What a rank sends in a step on one axis. A ring takes N - 1 messages for an all-gather, 2 (N - 1) for an
+    all-reduce."""
 
     bytes: float
     messages: float
@@ -50,8 +51,8 @@ def together(*sent: Sent) -> Sent:
 
 
 def tensor_messages(model: Model, plan: Plan) -> Sent:
-    """Megatron, section 3: an all-reduce for each half of a block, forward and backward; for halves that stand side by
-    side, one. Computed again, a block's last sum is needed by nobody.
+    """Megatron, section 3: an all-reduce for each half of a block, forward and backward; one for parallel halves. When
+    a block is recomputed, its last sum is not needed.
 
     With sequence parallelism each is an all-gather and a reduce-scatter, which is as much (Korthikanti, section 4.2.2).
     """
@@ -73,8 +74,8 @@ def tensor_messages(model: Model, plan: Plan) -> Sent:
 
 
 def context_messages(model: Model, plan: Plan) -> Sent:
-    """Ring attention: keys and values rotate, and in the backward pass once more with their gradients, which go back to
-    where they belong. Ulysses: all-to-alls of queries, keys, values and the output, and of their gradients. "gather":
+    """Ring attention: keys and values rotate, and in the backward pass once more with their gradients, which return to
+    their own ranks. Ulysses: all-to-alls of queries, keys, values and the output, and of their gradients. "gather":
     keys and values are gathered for each pass, and their gradients reduced (Llama 3, section 3.3.2).
     """
     c = plan.cp
@@ -106,7 +107,7 @@ def expert_messages(model: Model, plan: Plan) -> Sent:
 
 
 def pipeline_messages(model: Model, plan: Plan) -> Sent:
-    """A rank in the middle hands each micro-batch on, and its gradient back, once for each of its chunks."""
+    """A rank in the middle passes each micro-batch on, and its gradient back, once for each of its chunks."""
     p, v = plan.pp, plan.chunks
     if p == 1:
         return Sent(0, 0)
@@ -141,9 +142,8 @@ def shard_messages(model: Model, plan: Plan) -> Sent:
 
 
 def replica_messages(model: Model, plan: Plan) -> Sent:
-    """Once a step, replicas sum up their gradients; if these are shared out, each rank those of its shard.
-
-    To the weights, ranks that divide a sequence are replicas, too. Experts have fewer: dp · shard / ep.
+    """Once per step, replicas sum their gradients; if these are sharded, each rank sums its own shard's. For the
+    weights, ranks that split a sequence are replicas, too. Experts have fewer: dp · shard / ep.
     """
     layers = most_layers(model, plan)
     dense, experts, rest = parts(model, plan, 0)

@@ -1,9 +1,9 @@
-"""How far off the planner is: steps that others have published, beside what it predicts of them.
+"""How far off the planner is: published step times beside its predictions.
 
-The runs are in `utils/published`: `runs.toml`, and llm-foundry's tables for PyTorch's FSDP. Four numbers are fitted, so
-that the sum of the squared errors of the runs marked `fitted` is least: the share of the peak that products reach on
-A100s (0.762) and on H100s at 500 W (0.556), and for all machines the shares of the memory's and of the links'
-bandwidth (0.775, 0.690). All other runs judge them.
+The runs are in `utils/published`: `runs.toml`, and llm-foundry's tables for PyTorch's FSDP. Four numbers are fitted, to
+minimize the sum of squared errors over the runs marked `fitted`: the fraction of the peak that products reach on A100s
+(0.762) and on H100s at 500 W (0.556), and for all machines the fractions of the memory's and of the links' bandwidth
+(0.775, 0.690). All other runs test them.
 """
 
 import csv
@@ -74,7 +74,7 @@ def _common(like: str | None, settings: dict[str, dict[str, Any]]) -> dict[str, 
 
 
 def counted_flops(model: Model, tokens: float) -> float:
-    """The FLOPs by which arXiv:2104.04473 divides (its equation 3): with full recomputation."""
+    """The FLOPs that arXiv:2104.04473 counts (its equation 3): with full recomputation."""
     h, layers, s, words = model.hidden, model.layers, model.sequence, model.vocabulary
     return 96 * tokens * layers * h**2 * (1 + s / (6 * h) + words / (16 * layers * h))
 
@@ -125,7 +125,7 @@ class Family:
 
     @property
     def near(self) -> float:
-        """The share of runs within NEAR."""
+        """The fraction of runs within NEAR."""
         return sum(abs(found - 1) <= NEAR for found in self.ratios) / len(self.ratios)
 
     @property
@@ -134,13 +134,13 @@ class Family:
 
     @property
     def middle(self) -> tuple[float, float]:
-        """Between which ratios the middle four of five runs are."""
+        """The range of ratios of the middle four fifths of the runs."""
         last = len(self.ratios) - 1
         return self.ratios[round(0.1 * last)], self.ratios[round(0.9 * last)]
 
     def told(self) -> str:
         low, high = self.ratios[0], self.ratios[-1]
-        verdict = "" if self.had else "; more than this planner is meant to be off"
+        verdict = "" if self.had else "; more than this planner should be off"
         return (
             f"{self.name}: {low:.2f} to {high:.2f} of the published time in {len(self.ratios)} runs it was not fitted"
             f" to, {self.near:.0%} within {NEAR:.0%}{verdict}"
@@ -158,14 +158,14 @@ def families() -> tuple[Family, ...]:
 
 
 def families_of(machine: Machine) -> list[Family]:
-    """Those of this kind of device; of one that no run was published of, "others"."""
+    """The runs on this kind of device; for a device without published runs, "others"."""
     own = [family for family in families() if machine.chip and family.name.startswith(f"{machine.chip} ")]
     return own or [family for family in families() if family.name == "others"]
 
 
 def span(seconds: float, families: list[Family]) -> tuple[float, float]:
-    """What a predicted time may be, if it is as far off as the middle four of five runs of these families; of those
-    that are had, if any is.
+    """The range of a predicted time, if it is as far off as the middle four fifths of these families' runs; families
+    without runs are left out.
     """
     middles = [family.middle for family in families if family.had] or [family.middle for family in families]
     return seconds / max(high for _, high in middles), seconds / min(low for low, _ in middles)

@@ -1,7 +1,7 @@
-"""The best plan for a model and a machine: all ways to spread one over the other, the fastest first.
+"""The best plan for a model and a machine: all ways to distribute the model, the fastest first.
 
-Of a layout (the sizes of the axes) all settings are tried: ZeRO's stage, the pipeline's schedule and chunks, how
-context parallel attends, the micro-batch, what is computed again. One that is left out costs more than one that fits.
+For each layout (the sizes of the axes) all settings are tried: ZeRO's stage, the pipeline's schedule and chunks, the
+kind of context parallel, the micro-batch, recomputation. A setting that is skipped costs more than one that fits.
 """
 
 import itertools
@@ -26,7 +26,7 @@ MOST_CHUNKS = 3  # numbers of chunks that are tried
 
 
 class Choice(NamedTuple):
-    """One of the plans for a job. `rejected` says in a line why it cannot be; it is "" for one that can."""
+    """One of the plans for a job. `rejected` says in a line why it is impossible; "" if it is possible."""
 
     plan: Plan
     rejected: str
@@ -50,9 +50,9 @@ def plans(
     like: Plan | None = None,
     choose: Collection[str] = (*AXES, *SETTINGS),
 ) -> list[Choice]:
-    """All ways to train a model with this global batch: first those that can be, the fastest first, then the rejected.
+    """All ways to train a model with this global batch: first the possible ones, the fastest first, then the rejected.
 
-    `like` has the settings of all plans: precision, and so on; and of what is not in `choose`.
+    `like` has the settings of all plans: precision, and so on; and everything that is not in `choose`.
     """
     like = replace(like or Plan(batch), batch=batch)
     found = []
@@ -122,7 +122,7 @@ def layouts(
 
 
 def cannot_be(model: Model, plan: Plan, axis: str, machine: Machine) -> str:
-    """Why an axis cannot be so long, whatever the others are."""
+    """Why an axis cannot have this size, whatever the other axes are."""
     size = getattr(plan, axis)
     if axis == "tp" and model.heads % size:
         return f"divisibility: {model.heads} heads by {size} (tp)"
@@ -139,7 +139,7 @@ def cannot_be(model: Model, plan: Plan, axis: str, machine: Machine) -> str:
 
 def shortest_piece(model: Model, plan: Plan, machine: Machine) -> float:
     """Tokens of a piece whose attention takes as long as a message with its keys and values: FLOPs over bandwidth
-    (arXiv:2310.01889, section 3), and less where groups of heads have their keys in common.
+    (arXiv:2310.01889, section 3), and less where groups of heads use the same keys.
     """
     speed = machine.peak * machine.device_share
     bandwidth = link_of("cp", plan, machine).bandwidth * machine.link_share
@@ -153,7 +153,7 @@ def divisors(number: int) -> list[int]:
 
 
 def some(sizes: list[int], most: int) -> list[int]:
-    """At most so many of them, evenly, with the first and the last."""
+    """At most this many of them, evenly spaced, with the first and the last."""
     if len(sizes) <= most:
         return sizes
     return [sizes[round(place * (len(sizes) - 1) / (most - 1))] for place in range(most)]
@@ -175,7 +175,7 @@ def chosen(model: Model, layout: Plan, choose: Collection[str], machine: Machine
 
 
 def grown(model: Model, way: Plan, choose: Collection[str], machine: Machine) -> Iterator[Choice]:
-    """Micro-batches, that grow as long as they fit and make it faster."""
+    """Micro-batch sizes, growing as long as they fit and are faster."""
     fastest = math.inf
     for micro_batch in micro_batches(way) if "micro_batch" in choose else [way.micro_batch]:
         for recompute in recomputes(way) if "recompute" in choose else [way.recompute]:
@@ -211,7 +211,7 @@ def ways(model: Model, layout: Plan, choose: Collection[str], machine: Machine) 
 
 
 def uneven(model: Model, stages: int) -> int:
-    """Blocks that are left over when stages have the same number of them; one or two may lack one at each end."""
+    """Remaining blocks when stages have the same number; the first and the last stage may have one less."""
     return min(model.layers % stages, (model.layers + 1) % stages, (model.layers + 2) % stages)
 
 
@@ -229,7 +229,7 @@ def recomputes(layout: Plan) -> list[str]:
 
 
 def judge(model: Model, plan: Plan, machine: Machine) -> Choice:
-    """A plan with what it costs, and why it cannot be."""
+    """A plan with its costs, and the reason why it is impossible."""
     if reason := does_not_divide(model, plan) or too_few(plan):
         return Choice(plan, reason, {}, {})
     held, limit = memory(model, plan), USABLE * machine.memory
@@ -240,12 +240,12 @@ def judge(model: Model, plan: Plan, machine: Machine) -> Choice:
     axis = max(("tp", "cp", "ep", "pp", "data"), key=seconds.__getitem__)
     reason = ""
     if seconds[axis] > sum(seconds.values()) / 2:
-        reason = f"network: {axis} sends for {seconds[axis]:.2f} s of a step of {sum(seconds.values()):.2f} s"
+        reason = f"network: {axis} communicates for {seconds[axis]:.2f} s in a step of {sum(seconds.values()):.2f} s"
     return Choice(plan, reason, held, seconds)
 
 
 def does_not_divide(model: Model, plan: Plan) -> str:
-    """Why a layout is none: the first thing that cannot be divided; "" if all can."""
+    """Why a layout is impossible: the first number that cannot be divided; "" if all can."""
     cuts = [
         (model.heads, plan.tp, "heads", "tp"),
         (model.sequence, plan.cp * (plan.tp if plan.sequence_parallel != "off" else 1), "tokens", "cp and tp"),
@@ -266,7 +266,7 @@ def does_not_divide(model: Model, plan: Plan) -> str:
 
 
 def too_few(plan: Plan) -> str:
-    """Why a layout's micro-batches cannot be; "" if they can."""
+    """Why a layout's micro-batches are impossible; "" if they are possible."""
     m = plan.micro_batches
     if plan.batch % (plan.replicas * plan.micro_batch):
         parts = plan.replicas * plan.micro_batch

@@ -1,9 +1,10 @@
-"""The time of a step, by what it goes to.
+"""The time of a step, by kind of work.
 
-What a device reaches depends on the work. A product takes the time of its FLOPs at a share of the peak, plus that of
-its matrices at a share of the memory's bandwidth: so small ones are slower. What is no product only reads and writes
-memory. A message takes its bytes at a share of the link's bandwidth, and a latency for each step of its ring or tree.
-Three shares, then, and all else is counted; `utils/costs/published.py` says on which runs they were fitted.
+The speed of a device depends on the work. A product takes the time of its FLOPs at a fraction of the peak, plus the
+time of its matrices at a fraction of the memory's bandwidth: so small products are slower. All other operations only
+read and write memory. A message takes the time of its bytes at a fraction of the link's bandwidth, and a latency for
+each step of its ring or tree. Only these three fractions are fitted, and all else is counted;
+`utils/costs/published.py` says on which runs they were fitted.
 """
 
 import math
@@ -18,7 +19,7 @@ TAUGHT_IN = "10_strategy"
 
 
 def step_time(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
-    """Seconds of a step by what they go to; their sum is the step.
+    """Seconds of a step by kind; their sum is the step.
 
     "products" (of matrices), "traffic" (what only reads and writes memory: norms, GELU, softmax, …), "recompute", then
     messages: "tp", "cp" (a ring hides some), "ep", "pp", "data" (what nothing hides of shard and dp); and "bubble",

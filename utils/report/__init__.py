@@ -1,1 +1,1 @@
-"""The report of a run: what it notes while it runs, that read again, its pictures, its page."""
+"""The report of a run: recorder, reader, figures, page."""

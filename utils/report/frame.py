@@ -1,7 +1,7 @@
-"""The frame of every HTML page that the course writes: one look, and one file that needs no other.
+"""The frame of every HTML page that the course writes: one look, each page a single self-contained file.
 
-A page extends it: `{% extends "frame" %}`, then its blocks `title`, `style` and `body`. What is put into it is escaped.
-No page runs a script or loads anything from elsewhere, whatever a stranger's words in it say.
+A page extends it: `{% extends "frame" %}`, then its blocks `title`, `style` and `body`. Its values are escaped. No page
+runs a script or loads anything from elsewhere, whatever a stranger's words in it say.
 """
 
 import jinja2

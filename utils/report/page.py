@@ -1,4 +1,4 @@
-"""The report of a run as one page, in the way of a computing centre's job reports.
+"""The report of a run as one page, like a computing centre's job reports.
 
 `write(folder)` reads what the run left (runs.py), draws each picture as a PNG beside the page (pictures.py), and
 puts all of them into one HTML file that needs no other. A folder that holds runs of several numbers of processes,
@@ -37,7 +37,7 @@ def write(folder: Path) -> Path:
 
 
 def newest_runs(folder: Path) -> list[Run]:
-    """The folder's newest run; or, if it is one of several that compare numbers of processes, all of these."""
+    """The folder's newest run; or, if it belongs to a comparison of process counts, all runs of that comparison."""
     found = records(folder)
     if not found or found[-1].parent == folder:
         return [read(folder)]
@@ -53,33 +53,38 @@ def newest_runs(folder: Path) -> list[Run]:
 
 def write_run(run: Run) -> Path:
     charts = [
-        ("loss.png", pictures.draw_loss, "Loss", "Of the training set, and of the validation set after each epoch."),
-        ("tokens.png", pictures.draw_tokens, "Speed", "Of all ranks together. A token is a word or a sign."),
+        ("loss.png", pictures.draw_loss, "Loss", "On the training set, and on the validation set after each epoch."),
+        ("tokens.png", pictures.draw_tokens, "Speed", "All ranks together. A token is a word or a punctuation mark."),
         (
             "step.png",
             pictures.draw_step,
             "Where a step's time goes",
             (
-                "Medians over a few steps of each rank. Communication is the time in which a message was under way and"
-                " nothing was computed: also the wait for a slower rank. What is hidden behind the backward pass does"
-                " not count. The loss makes its own gradient in the forward pass, so part of what elsewhere is backward"
-                " is forward here. In a pipeline, forward and backward are what a rank computes, and waiting is for"
-                " other stages: the bubble, and with it the messages."
+                "Medians over a few steps of each rank. Communication is the time in which a message was in flight and"
+                " nothing was computed, including the wait for a slower rank. Communication hidden behind computation"
+                " does not count. The loss computes its own gradient in the forward pass, so some time that is usually"
+                " backward is forward here. In a pipeline, forward and backward are a rank's own computations; waiting"
+                " is the time for other stages: the bubble, including messages."
             ),
         ),
         (
             "memory.png",
             pictures.draw_memory,
             "Memory of each rank",
-            "What the process holds, PyTorch's libraries included; on a GPU, what is in use on it.",
+            "Memory of the process, including PyTorch's libraries; with a GPU, the memory in use on it.",
         ),
         (
             "usage.png",
             pictures.draw_usage,
             "Utilisation",
-            "A row a CPU or GPU, once a second; above those of a node, its mean. What is pale is idle.",
+            "One row per CPU or GPU, one column per second; each node's mean comes first. Pale means idle.",
         ),
-        ("power.png", pictures.draw_power, "Power", "Of each GPU, and of a node's processors, where they tell it."),
+        (
+            "power.png",
+            pictures.draw_power,
+            "Power",
+            "Of each GPU, and of a node's processors, where the hardware reports it.",
+        ),
     ]
     command = run.ranks[0].start["command"] if run.ranks else []
     return page(
@@ -92,15 +97,15 @@ def write_run(run: Run) -> Path:
             ""
             if run.ranks
             else (
-                "This run was not recorded, so its loss is all that there is. "
-                "./workbook run records; elsewhere, give the script --record."
+                "This run was not recorded, so only its loss is known. ./workbook run records; otherwise, give the"
+                " script --record."
             )
         ),
     )
 
 
 def save(draw: Callable[[Any], Figure | None], what: Any, path: Path) -> bool:
-    """Draw a picture, if there is anything to see; an old one goes."""
+    """Draw a picture, if there is anything to show; an old one is removed."""
     path.unlink(missing_ok=True)
     figure = draw(what)
     if figure:
@@ -146,8 +151,8 @@ def facts(run: Run) -> dict[str, str]:
                 f"{statistics.mean(rank.communication['hidden'] for rank in run.ranks if rank.communication):.0%}"
             )
     out |= work.facts(run)
-    out["process of a rank, memory at most"] = size(max(rank.peak for rank in run.ranks))
-    out["device memory of a rank, at most"] = device_memory(run)
+    out["peak memory of a rank's process"] = size(max(rank.peak for rank in run.ranks))
+    out["peak device memory of a rank"] = device_memory(run)
     out["nodes"] = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
     if first["job"]:
         out["job"] = first["job"]
@@ -156,10 +161,10 @@ def facts(run: Run) -> dict[str, str]:
     )
     out["began"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first["time"]))
     out["took"] = f"{last - first['time']:,.0f} s" + (
-        "" if all(rank.end for rank in run.ranks) else ", and did not end in order"
+        "" if all(rank.end for rank in run.ranks) else ", and did not end normally"
     )
     out["device"] = (
-        f"{first['device']}, {first['threads']} thread{'s' if first['threads'] > 1 else ''} a rank, torch"
+        f"{first['device']}, {first['threads']} thread{'s' if first['threads'] > 1 else ''} per rank, torch"
         f" {first['torch']}"
     )
     if "bfloat16" in " ".join(first["command"]) and "bfloat16" in first:
@@ -168,9 +173,9 @@ def facts(run: Run) -> dict[str, str]:
 
 
 def device_memory(run: Run) -> str:
-    """What the tensors of the rank that had most took, by the count that --device-memory decides by."""
+    """Peak bytes of tensors on the rank with the most, as counted for --device-memory."""
     counted = [rank.device_memory for rank in run.ranks if rank.device_memory is not None]
-    return f"{max(counted) / 1e6:,.1f} MB" if counted else "counted with --device-memory alone"
+    return f"{max(counted) / 1e6:,.1f} MB" if counted else "only counted with --device-memory"
 
 
 # Runs on several numbers of processes
@@ -191,7 +196,7 @@ def write_speed(folder: Path, runs: dict[int, Run]) -> Path:
     }
     first = next(iter(runs.values()))
     kind = scaling(first)
-    found |= {"scaling": kind, "sequences of a step": batch_of(first)}
+    found |= {"scaling": kind, "sequences per step": batch_of(first)}
     if kind == "strong":
         found["losses differ by at most"] = f"{max(row['difference'] for row in rows):.1e}, relative"
     name = title(first).partition(" on ")[0]
@@ -199,18 +204,18 @@ def write_speed(folder: Path, runs: dict[int, Run]) -> Path:
     labels = [f"{nproc} process{'es' if nproc > 1 else ''}" for nproc in runs]
     pictures.loss_curve([run.folder / "metrics.jsonl" for run in runs.values()], folder / "loss.png", labels)
     text = (
-        f"This is {kind} scaling: {MEANT[kind]}. Speed-up is tokens/s over those of the fewest processes, and"
-        " efficiency is speed-up divided by the number of processes. Processes on one machine without GPUs share its"
-        " cores, so more processes than cores bring little. The crosses: 92, 25 and 14 minutes on 1, 4 and 8 GPUs,"
+        f"This is {kind} scaling: {MEANT[kind]}. Speed-up is tokens/s divided by that of the fewest processes, and"
+        " efficiency is speed-up divided by the number of processes. Processes on one machine without GPUs compete for"
+        " its cores, so more processes than cores help little. The crosses: 92, 25 and 14 minutes on 1, 4 and 8 GPUs,"
         " measured in the Jülich course from which this one grew; there each GPU had 512 sequences (weak scaling)."
     )
     losses = {
-        "strong": "Laid over one another: the parallel run is the serial run.",
-        "weak": "They differ: with more processes a step has more sequences, and an epoch fewer steps.",
+        "strong": "The curves coincide: the parallel run is the serial run.",
+        "weak": "They differ: with more processes a step has more sequences, and an epoch has fewer steps.",
     }
     return page(
         folder,
-        f"{name}: how the speed grows",
+        f"{name}: scaling",
         arguments(first),
         found,
         [("speed.png", f"Speed-up, {kind} scaling", text), ("loss.png", "Losses", losses[kind])],

@@ -1,4 +1,4 @@
-"""The pictures of a run's report. Each returns None where there is nothing to see."""
+"""The figures of a run's report. Each function returns None where there is nothing to show."""
 
 import math
 import statistics
@@ -26,7 +26,7 @@ def draw_loss(run: Run) -> Figure | None:
     if not steps:
         return None
     figure, axes = one_chart()
-    dots = "o-" if len(steps) < FEW else "-"  # of one point there is no line to see
+    dots = "o-" if len(steps) < FEW else "-"  # a line through one point would be invisible
     axes.plot([line["step"] for line in steps], [line["loss"] for line in steps], dots, color=BLUE, label="training")
     axes.plot(
         [line["step"] for line in epochs],
@@ -65,7 +65,7 @@ def draw_step(run: Run) -> Figure | None:
             continue
         axes.barh([rank.start["rank"] for rank in ranks], widths, left=left, color=colour, label=part, height=0.7)
         left = [begin + width for begin, width in zip(left, widths, strict=True)]
-    axes.set(xlabel="milliseconds of a step", ylabel="rank")
+    axes.set(xlabel="milliseconds per step", ylabel="rank")
     axes.set_yticks([rank.start["rank"] for rank in ranks][:: 1 + len(ranks) // 32])
     axes.invert_yaxis()
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
@@ -92,7 +92,7 @@ def draw_memory(run: Run) -> Figure | None:
 
 
 def draw_usage(run: Run) -> Figure | None:
-    """A heat map: a row a CPU (and a GPU), a column a second; the mean of each node above it."""
+    """A heat map: one row per CPU (or GPU), one column per second; each node's mean above its rows."""
     maps = []
     for kind in ("GPU", "CPU"):
         rows = usage_rows(run, kind)
@@ -121,7 +121,7 @@ def draw_usage(run: Run) -> Figure | None:
 
 
 def usage_rows(run: Run, kind: str) -> dict[str, list[float]]:
-    """Percent in each second (nan where nobody looked), by the name of the row."""
+    """Percent in each second (nan where not measured), by the name of the row."""
     begin = run.ranks[0].start["time"] if run.ranks else 0.0
     seconds = 1 + int(max((line["time"] - begin for rank in run.ranks for line in rank.usage), default=0))
     rows: dict[str, list[float]] = {}

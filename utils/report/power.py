@@ -1,4 +1,4 @@
-"""The power of a node's processors, by the board's own counters of energy.
+"""The power of a node's processors, from the board's energy counters.
 
 Linux shows them in /sys/class/powercap (RAPL: packages of Intel's and AMD's processors), on most machines to root
 alone, and in few virtual machines. Memory and graphics of the same package are part of it and not added up.
@@ -19,14 +19,14 @@ class Processors:
         self.last = self.read()
 
     def read(self) -> tuple[float, list[int]] | None:
-        """Seconds, and the microjoules of each package since some time; None where nobody tells."""
+        """Seconds, and the microjoules of each package since some start; None where no counter is readable."""
         try:
             return time.monotonic(), [int((folder / "energy_uj").read_text()) for folder in self.packages]
         except (OSError, ValueError):
             return None
 
     def sample(self) -> dict[str, float]:
-        """`cpu_watts` since the last sample; empty where nobody tells."""
+        """`cpu_watts` since the last sample; empty where no counter is readable."""
         before, self.last = self.last, self.read()
         if not self.packages or before is None or self.last is None or self.last[0] <= before[0]:
             return {}

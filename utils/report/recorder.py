@@ -1,4 +1,4 @@
-"""What a run uses, for `./workbook report`: one file of JSON lines a rank.
+"""Records what a run uses, for `./workbook report`: one file of JSON lines per rank.
 
 Once a second a thread notes the memory and the processor time of its rank; the
 first rank of a node adds every CPU of that node, and the processors' power where
@@ -134,7 +134,7 @@ class Recorder:
 
 
 class Parts:
-    """Where the time of a step goes, by torch's own hooks on every module and optimizer."""
+    """Where the time of a step goes, measured with torch's hooks on every module and optimizer."""
 
     def __init__(self, write: Any, trace: Path | None = None) -> None:
         self.write, self.trace = write, trace
@@ -203,7 +203,7 @@ class Parts:
         return call
 
     def skip(self) -> None:
-        """What lies between two steps, such as writing the log, is no part of either."""
+        """The time between two steps, such as writing the log, belongs to neither."""
         if self.last is not None:
             self.last = time.time()
 
@@ -223,7 +223,7 @@ class Parts:
             self.enter("backward" if torch.is_grad_enabled() else None)
 
     def enter(self, part: str | None) -> None:
-        """Here `part` begins, in the trace, and what was going on ends."""
+        """Starts `part` in the trace, and ends the previous one."""
         if self.range is not None:
             self.range.__exit__(None, None, None)
             if self.on_gpu:
@@ -236,7 +236,7 @@ class Parts:
                 torch.cuda.nvtx.range_push(part)
 
     def mark(self, part: str) -> None:
-        """Here `part` ends."""
+        """Ends `part`."""
         if self.on_gpu:
             torch.cuda.synchronize()  # a GPU works later than it is told
         now = time.time()
@@ -269,7 +269,7 @@ class Parts:
         self.now, self.chunks = dict.fromkeys(PARTS, 0.0), 0
         self.step += 1
         if self.step == WARM + TIMED:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would say when it begins and ends, on every rank
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else each rank prints its start and end
             self.profile = torch.profiler.profile()
             self.profile.start()
             with torch.profiler.record_function("clock"):
@@ -310,7 +310,7 @@ class Parts:
         alone = minus(messages, work)
         shares = {}
         for part in PARTS:
-            if part == "waiting":  # for other stages, by way of their messages
+            if part == "waiting":  # for other stages, through their messages
                 shares[part] = 0.0
                 continue
             borders = [(begin, end) for name, begin, end in self.borders if name == part]
@@ -333,7 +333,7 @@ def union(spans: Spans) -> Spans:
 
 
 def within(these: Spans, those: Spans) -> Spans:
-    """The time that is in both; each without overlaps and in order."""
+    """The time that is in both; each argument without overlaps and in order."""
     out: Spans = []
     i = j = 0
     while i < len(these) and j < len(those):
@@ -348,7 +348,7 @@ def within(these: Spans, those: Spans) -> Spans:
 
 
 def minus(these: Spans, those: Spans) -> Spans:
-    """The time in these and not in those; each without overlaps and in order."""
+    """The time in `these` and not in `those`; each without overlaps and in order."""
     edges = [float("-inf"), *(t for span in those for t in span), float("inf")]
     return within(these, list(zip(edges[::2], edges[1::2], strict=True)))
 

@@ -39,7 +39,7 @@ Backend = Annotated[
     str,
     typer.Option(
         metavar="auto|gloo|nccl",
-        help="the library for communication: nccl on GPUs, gloo on CPUs; auto: nccl where possible",
+        help="the communication backend: nccl on GPUs, gloo on CPUs; auto: nccl where possible",
     ),
 ]
 

@@ -100,7 +100,7 @@ def leave() -> None:
 
 @app.command(rich_help_panel=BEGIN)
 def kernel() -> None:
-    """Register this Python as the kernel "Parallel training", for a JupyterHub that starts another one."""
+    """Register this Python as the kernel "Parallel training", for a JupyterHub that starts a different one."""
     command = [sys.executable, "-m", "ipykernel", "install", "--user", "--name", "parallel-training"]
     done = subprocess.run([*command, "--display-name", "Parallel training"], capture_output=True, text=True)
     if done.returncode:

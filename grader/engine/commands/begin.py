@@ -17,7 +17,7 @@ from grader.engine.lesson.progress import lesson_map
 
 @app.command(rich_help_panel=BEGIN)
 def start() -> None:
-    """Look at this machine, train the baseline for half a minute, say what to do next."""
+    """Inspect this machine, train the baseline for half a minute, say what to do next."""
     from grader.engine.jobs import machine
     from grader.engine.ranks import backends
 

@@ -313,7 +313,7 @@ def mutants(
     names: Annotated[list[str] | None, typer.Argument(metavar="[LESSON | LESSON/TODO]...")] = None,
     seed: Annotated[str, typer.Option(help="seed of the checks' numbers; default: the seed for practice")] = "",
 ) -> None:
-    """Grade the grader: it must reject wrong answers and accept other right ones."""
+    """Grade the grader: it must reject wrong answers and accept alternative right ones."""
     needs_solutions()
     chosen: dict[str, list[int]] = {}  # lesson -> TODOs; none: all of them
     for name in names or exercises():

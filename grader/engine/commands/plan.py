@@ -34,7 +34,7 @@ def plan(
         typer.Option(
             metavar="NAME",
             help="7b, gpt2, llama3-8b, …; a file like those in utils/models; a Hugging Face config.json; or"
-            " hidden,layers,heads,words,tokens",
+            " hidden,layers,heads,vocabulary,tokens",
         ),
     ] = "7b",
     gpus: Annotated[
@@ -54,7 +54,7 @@ def plan(
     tokens: Annotated[
         str,
         typer.Option(
-            metavar="N", help="tokens of the whole training, such as 300B or 15T: shows days, GPU-hours, energy"
+            metavar="N", help="tokens in the whole training run, such as 300B or 15T: shows days, GPU-hours, energy"
         ),
     ] = "",
     check: Annotated[
@@ -75,7 +75,7 @@ def plan(
         ),
     ] = "",
     compiled: Annotated[
-        bool, typer.Option("--compile", help="fuse all operations but matrix products, as torch.compile does")
+        bool, typer.Option("--compile", help="fuse all operations except matrix products, as torch.compile does")
     ] = False,
     fp8: Annotated[bool, typer.Option("--fp8", help="matrix products of the blocks in 8 bits")] = False,
     async_tp: Annotated[bool, typer.Option("--async-tp", help="tensor-parallel messages overlap the products")] = False,
@@ -250,7 +250,7 @@ def measured(gpus: int | None) -> "Machine":
 
     here = devices_here()
     if gpus is not None and gpus > here:
-        fail(f"--gpus {gpus}: here are {here} {'GPU' if has_gpus() else 'core'}{'s' if here > 1 else ''}")
+        fail(f"--gpus {gpus}: this machine has {here} {'GPU' if has_gpus() else 'core'}{'s' if here > 1 else ''}")
     script = lessons.COURSE / "utils" / "this_machine.py"
     done = subprocess.run(
         machine.launch_command(script, gpus or here, [], quiet=True), capture_output=True, text=True, check=False

@@ -42,13 +42,13 @@ class Training:
 
 
 def introduce(training: Training) -> None:
-    """What is planned, and which memory there is."""
+    """Prints the training run to plan, and the available memory."""
     model, machine, like = training.model, training.machine, training.like
     nodes = -(-training.gpus // machine.node)
     how = [like.precision, *(word for word, on in (("compiled", like.compiled), ("fp8", like.fp8)) if on)]
     say(
-        f"{escape(training.title)}: {costs.parameters(model) / 1e9:.2f} billion parameters, {model.sequence:,} tokens a"
-        f" sequence; {nodes:,} node{'s' if nodes > 1 else ''} of {machine.node}; {', '.join(how)}"
+        f"{escape(training.title)}: {costs.parameters(model) / 1e9:.2f} billion parameters, {model.sequence:,} tokens"
+        f" per sequence; {nodes:,} node{'s' if nodes > 1 else ''} of {machine.node}; {', '.join(how)}"
     )
     usable, shares = costs.USABLE * machine.memory, (machine.device_share, machine.memory_share, machine.link_share)
     reached = (
@@ -58,8 +58,8 @@ def introduce(training: Training) -> None:
     if shares == (1, 1, 1):
         reached = f"Measured: {machine.peak / 1e9:,.0f} GFLOP/s, {machine.memory_bandwidth / 1e9:,.1f} GB/s of memory."
     say(
-        f"[dim]A device has {machine.memory / GIB:.1f} GiB, of which {usable / GIB:.1f} are the limit: a tenth is left"
-        f" to the driver, to NCCL and to gaps between tensors. {reached}[/]"
+        f"[dim]A device has {machine.memory / GIB:.1f} GiB, of which {usable / GIB:.1f} are usable: a tenth is left to"
+        f" the driver, to NCCL and to gaps between tensors. {reached}[/]"
     )
 
 
@@ -118,7 +118,7 @@ def settings_in_words(plan: "Plan") -> str:
 
 
 def beside_products(seconds: dict[str, float]) -> str:
-    """The other parts of a step that take a twentieth of it or more; at most two, the longest first."""
+    """The other parts that take a twentieth of a step or more; at most two, the longest first."""
     step = sum(seconds.values())
     others = [kind for kind in seconds if kind != "products" and seconds[kind] >= step / 20]
     longest = sorted(others, key=seconds.__getitem__, reverse=True)[:2]
@@ -134,7 +134,7 @@ def tell_of_roomy(training: Training, found: "Sequence[Choice]", shown: "Sequenc
         say("No plan leaves a tenth of that memory free.")
         return
     say(
-        f"With a tenth of that memory free, the fastest is {spoken(roomy.plan)}: {roomy.step:.3g} s a step"
+        f"With a tenth of that memory free, the fastest is {spoken(roomy.plan)}: {roomy.step:.3g} s per step"
         f" ({roomy.step / shown[0].step - 1:+.0%}), {roomy.held / GIB:.1f} GiB."
     )
 
@@ -160,7 +160,7 @@ def tell_of_errors(training: Training, choice: "Choice") -> None:
     say(f"With the error seen in published runs, {choice.step:.3g} s means {low:.3g} to {high:.3g} s.")
     if families[0].name == "others":
         say(
-            f"[dim]The table has no run on {training.machine.chip or 'such devices'}. Elsewhere, predicted /"
+            f"[dim]The table has no run on {training.machine.chip or 'such devices'}. For other devices, predicted /"
             " published:[/]"
         )
     else:
@@ -170,7 +170,7 @@ def tell_of_errors(training: Training, choice: "Choice") -> None:
 
 
 def told_of_rejected(choices: "Sequence[Choice]", total: int) -> str:
-    """How many there are for each reason, and the nearest miss of each."""
+    """The number of rejected plans for each reason, and the nearest miss."""
     lines = [f"{total - len(choices):,} of {total:,} plans are possible; rejected:"]
     for kind, count in Counter(choice.rejected.partition(":")[0] for choice in choices).most_common():
         first = next(choice for choice in choices if choice.rejected.startswith(kind))
@@ -179,7 +179,7 @@ def told_of_rejected(choices: "Sequence[Choice]", total: int) -> str:
 
 
 def one(training: Training, plan: "Plan") -> int:
-    """What one plan costs, by kind. Returns the exit code."""
+    """Prints the costs of one plan, by kind. Returns the exit code."""
     choice = costs.judge(training.model, plan, training.machine)
     if reason := costs.does_not_divide(training.model, plan) or choice.rejected:
         say(f"{spoken(plan)} is not possible: {escape(reason)}")
@@ -207,7 +207,8 @@ def one(training: Training, plan: "Plan") -> int:
 
 
 def write(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice]", file: Path) -> bool:
-    """A file by its ending: a picture of the plans shown, or all plans as CSV or JSON. False: nothing to draw."""
+    """Writes a file, by its suffix: a picture of the plans shown, or all plans as CSV or JSON. False: nothing to
+    draw."""
     if file.suffix in (".png", ".svg"):
         if not shown:
             return False
@@ -228,7 +229,7 @@ def write(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice
 
 
 def described(training: Training, choice: "Choice") -> dict[str, Any]:
-    """A plan with what it costs or why it cannot be."""
+    """A plan with its costs, or with the reason for its rejection."""
     told: dict[str, Any] = {name: getattr(choice.plan, name) for name in SETTINGS}
     told |= {"rejected": choice.rejected, "memory, B": choice.memory, "seconds": choice.seconds}
     if choice.seconds:

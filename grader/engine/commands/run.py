@@ -69,7 +69,7 @@ def preflight(
     nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="as a job on N nodes; default: here")] = None,
     batch: Annotated[str, typer.Option(metavar="OPTIONS", help='for sbatch or qsub, such as "-A <budget>"')] = "",
 ) -> None:
-    """Before a long run: versions, devices, links, storage and clocks of each node, and what is wrong with them."""
+    """Before a long run: check versions, devices, links, storage and clocks of each node."""
     from grader.engine.jobs import machine
     from utils.preflight.facts import versions
     from utils.whole import written_whole

@@ -31,7 +31,7 @@ from utils.whole import write_whole
 @app.command("list", hidden=True)  # what many type first
 @app.command(rich_help_panel=LEARN)
 def status(
-    only: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, all lessons")] = None,
+    only: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="default: all lessons")] = None,
     track: Annotated[
         str, typer.Option(metavar="half|day|two|all", help="the TODOs that fit into half a day, a day, two days")
     ] = "all",
@@ -64,14 +64,14 @@ def status(
 
 @app.command(rich_help_panel=LEARN)
 def check(
-    what: Annotated[str | None, typer.Argument(metavar="[LESSON[/TODO]]", help="without it, all lessons")] = None,
+    what: Annotated[str | None, typer.Argument(metavar="[LESSON[/TODO]]", help="default: all lessons")] = None,
     target: Annotated[
         Path | None, typer.Option(metavar="DIR", help="grade the train/ and notebooks/ in this folder")
     ] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="write the verdicts to this file, too")] = None,
     backend: Backend = "auto",
 ) -> None:
-    """Check TODOs: which are right, and what is wrong with the others."""
+    """Check TODOs: which are right, and what is wrong with the rest."""
     lesson, number = todo_named(what) if what and "/" in what else (what and exercise_named(what), None)
     if lesson and (lacking := lessons.lacking(lesson)):
         fail(lacking)
