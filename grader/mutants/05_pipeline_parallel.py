@@ -2061,8 +2061,8 @@ RIGHT = [
         "each tick's messages are waited for at once",
         swap=(
             (
-                "    while len(sending) > 2 * world:  # posted so many ticks ago that the other end is posted as well,"
-                " or soon\n        sending.popleft().wait()\n"
+                "    while len(sending) > 2 * world:  # posted so many ticks ago that the receive is posted, too,"
+                " or soon will be\n        sending.popleft().wait()\n"
             ),
             """    while sending:
         sending.popleft().wait()
@@ -2111,8 +2111,8 @@ RIGHT = [
         swap=(
             ("sending: deque[dist.Work] = deque()", "sending = []"),
             (
-                "    while len(sending) > 2 * world:  # posted so many ticks ago that the other end is posted as well,"
-                " or soon\n        sending.popleft().wait()\n",
+                "    while len(sending) > 2 * world:  # posted so many ticks ago that the receive is posted, too,"
+                " or soon will be\n        sending.popleft().wait()\n",
                 "    for work in sending[:-3]:\n        work.wait()\n    sending = sending[-3:]\n",
             ),
         ),
