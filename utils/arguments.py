@@ -104,7 +104,7 @@ def training_parser(name: str) -> Parser:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if torch sees them, else CPUs")
     add("--device-memory", type=size, metavar="SIZE", help="stop when a rank's tensors take more, say 300MB")
     add("--record", action="store_true", help="record each rank's resources, once a second, for ./workbook report")
-    add("--watch", action="store_true", help="record what each rank waits for, so that ./workbook run can report a hang")
+    add("--watch", action="store_true", help="record what each rank waits for; ./workbook run reports a hang with it")
     return parser
 
 

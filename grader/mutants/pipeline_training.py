@@ -1082,7 +1082,7 @@ WRONG = [
         edits=(("            samplers[0].set_epoch(epoch)\n", ""),),
         says="",
     ),
-    Answer(9, "without the seed", swap=("shuffle=True, seed=args.seed,", "shuffle=True,"), says="other samples"),
+    Answer(9, "without the seed", swap=("shuffle=True, seed=args.seed,", "shuffle=True,"), says="different samples"),
     Answer(
         9,
         "stages of the nearest square",
