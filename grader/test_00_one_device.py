@@ -431,7 +431,9 @@ def test_todo7_scaling(student):
         devices = [1, 2, draw.choice((3, 5)), draw.choice((8, 16))]
         perfect = {n: 100.0 / n if scaling == "strong" else 100.0 for n in devices}
         pairs = [[n, seconds * (1 + draw.uniform(0.1, 0.4) * (n > 1))] for n, seconds in perfect.items()]
-        cases.append([draw.sample(pairs, len(pairs)), scaling])
+        listed = draw.sample(pairs[1:], len(pairs) - 1)
+        listed.insert(draw.randrange(1, len(pairs)), pairs[0])  # one device is not the first that is listed
+        cases.append([listed, scaling])
     seen = student.call(efficiencies_on_rank, world=1, group=False, cases=cases).evidence[0]
     for (pairs, scaling), found in zip(cases, seen, strict=True):
         took = dict(map(tuple, pairs))
