@@ -1,14 +1,18 @@
 """What a fault costs a run of resilient_training: steps lost, seconds until it goes on, and what it does to the losses.
 
-python benchmarks/resilience.py [FAULT …]
+    python benchmarks/resilience.py [FAULT …]
+    python benchmarks/resilience.py --moments 20       # one run, killed at 20 random moments
+    python benchmarks/resilience.py --operations       # killed after every file operation of a save
 
 Each fault meets a run on two processes that saves every 10 steps. "Goes on" is the first step after the newest
 checkpoint, by the clock from the fault on; what restarts the command is torchrun (--max-restarts) or this script, at
 once. The losses are compared with those of a run that was never stopped, step by step.
 """
 
+import argparse
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -34,6 +38,104 @@ def start(out: Path, ranks: int, *options: str, flags: tuple[str, ...] = ()) -> 
     return subprocess.Popen(
         [*torchrun, str(SCRIPT), *FLAGS, "--out", str(out), *flags], env=env, stdout=log, stderr=log
     )
+
+
+# Rank 0 kills its torchrun, which takes the other ranks along, and itself, before its n-th change of files in a save.
+KILLS_ITSELF = """
+import os, runpy, sys
+out, last, count = os.path.abspath(sys.argv[1]), int(sys.argv[2]), 0
+def before(event, args):
+    global count
+    changes = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir")
+    if event not in changes or not isinstance(args[0], (str, os.PathLike)):
+        return
+    name = os.path.relpath(os.path.abspath(os.fspath(args[0])), out)
+    if event == "open" and not (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        return
+    if name.startswith(("unfinished-", "step-")):
+        count += 1
+        if count == last:
+            print("KILLED before", event, name, file=sys.stderr, flush=True)
+            os.kill(os.getppid(), 9)
+            os.kill(os.getpid(), 9)
+if os.environ["RANK"] == "0":
+    sys.addaudithook(before)
+sys.argv = sys.argv[3:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def killed_in_save(out: Path, operation: int) -> bool:
+    """Whether the first save of a run has so many operations; if so, all its processes were killed before the last."""
+    itself = out.parent / "kills_itself.py"
+    itself.write_text(KILLS_ITSELF)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(itself)]
+    command += [str(out), str(operation), str(SCRIPT), *FLAGS, "--max-steps", "20", "--out", str(out)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with (out.parent / f"{out.name}.log").open("a") as log:
+        return subprocess.run(command, env=env, stdout=log, stderr=log, timeout=PATIENCE).returncode != 0
+
+
+def show_operations(folder: Path, right: dict[int, float]) -> None:
+    """A kill before each operation of the saves at steps 10 and 20 is one after the operation before it."""
+    operation, worst, lost = 1, 0.0, 0
+    while killed_in_save(out := folder / f"operation-{operation}", operation):
+        reached = max(losses(out))
+        if start(out, 2).wait(PATIENCE):
+            raise RuntimeError((folder / f"{out.name}.log").read_text()[-2000:])
+        said = (folder / f"{out.name}.log").read_text()
+        saved = int(said.partition(f"resumes from {out}/step-")[2].split()[0]) if "resumes from" in said else 0
+        worst, lost = max(worst, apart(losses(out), right)), max(lost, reached - saved)
+        print(
+            operation, said.partition("KILLED ")[2].split("\n")[0], reached - saved, worst, file=sys.stderr, flush=True
+        )
+        operation += 1
+    print(f"| a kill after each of {operation - 1} file operations of two saves | {lost} at most | | {worst:.1e} |")
+
+
+def show_moments(folder: Path, right: dict[int, float], moments: int, chance: random.Random) -> None:
+    """One run, on two ranks; each time all its processes are killed, the same command follows at once."""
+    out, run, lost, seconds = folder / "moments", None, [], []
+    for moment in range(moments):
+        before = max(losses(out), default=0)
+        if before == max(right):
+            break
+        run = start(out, 2)
+        begun = time.monotonic()
+        # Every third moment is in the start, when Python is imported and the checkpoint read; the others in training.
+        if moment % 3:
+            saved = max((int(path.name.removeprefix("step-")) for path in out.glob("step-*")), default=0)
+            target = saved + chance.randint(1, 14)
+            wait_for(
+                lambda: saved < max(losses(out), default=0) != before or run.poll() is not None, "it makes no step"
+            )
+            seconds.append(time.monotonic() - begun)
+            wait_for(lambda: max(losses(out), default=0) >= target or run.poll() is not None, "it makes no step")
+            time.sleep(chance.uniform(0, 0.5))
+        else:
+            time.sleep(chance.uniform(0, 20))
+        if run.poll() is not None:
+            break
+        kill_node(run)
+        run.wait(PATIENCE)
+        saves = [int(path.name.removeprefix("step-")) for path in out.glob("step-*")]
+        lost.append(max(losses(out), default=0) - max(saves, default=0))
+        print(moment, "at", max(losses(out), default=0), "lost", lost[-1], file=sys.stderr, flush=True)
+    if start(out, 2).wait(PATIENCE):
+        raise RuntimeError((folder / "moments.log").read_text()[-2000:])
+    longest = max(seconds, default=0.0)
+    print(
+        f"| `kill -9` of all at {len(lost)} random moments of one run | {max(lost)} at most | {longest:.0f} at most |"
+        f" {apart(losses(out), right):.1e} |"
+    )
+
+
+def apart(seen: dict[int, float], right: dict[int, float]) -> float:
+    """The largest relative difference of the losses of two runs."""
+    if seen.keys() != right.keys():
+        raise RuntimeError(f"steps {sorted(seen.keys() ^ right.keys())}")
+    return max(abs(seen[step] - right[step]) / right[step] for step in right)
 
 
 def losses(out: Path) -> dict[int, float]:
@@ -120,20 +222,27 @@ def suffer(out: Path, fault: str) -> tuple[int, float, dict[int, float]]:
         run.wait()
 
 
-def main(chosen: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"of: {', '.join(FAULTS)}")
+    parser.add_argument("--moments", type=int, default=0, help="kill one run at so many random moments")
+    parser.add_argument("--operations", action="store_true", help="kill after every file operation of a save")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         straight = Path(folder) / "straight"
         if start(straight, 2).wait(PATIENCE):
             raise RuntimeError((Path(folder) / "straight.log").read_text()[-2000:])
         right = losses(straight)
         print("| fault | steps lost | seconds until it goes on | largest difference of losses |\n|---|---|---|---|")
-        for number, fault in enumerate(chosen or FAULTS):
+        if args.moments:
+            show_moments(Path(folder), right, args.moments, random.Random(args.seed))
+        if args.operations:
+            show_operations(Path(folder), right)
+        for number, fault in enumerate(args.faults or ({} if args.moments or args.operations else FAULTS)):
             lost, seconds, seen = suffer(Path(folder) / f"run-{number}", fault)
-            if seen.keys() != right.keys():
-                raise RuntimeError(f"{fault}: steps {sorted(seen.keys() ^ right.keys())}")
-            apart = max(abs(seen[step] - right[step]) / right[step] for step in right)
-            print(f"| {fault} | {lost} | {seconds:.0f} | {apart:.1e} |", flush=True)
+            print(f"| {fault} | {lost} | {seconds:.0f} | {apart(seen, right):.1e} |", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

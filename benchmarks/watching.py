@@ -8,6 +8,7 @@ Faults and delays are planted in ddp_training, solved, in a copy of the course. 
 """
 
 import argparse
+import json
 import os
 import re
 import statistics
@@ -22,7 +23,6 @@ COURSE = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(COURSE), str(COURSE / "tests")]
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from course_copy import Course
@@ -155,31 +155,59 @@ def show_faults(slow: float, patience: float) -> None:
 # What it costs
 
 
-def cpu_seconds(course: Course, steps: int, *options: str) -> float:
-    """CPU seconds of all processes of a run of `steps` steps as `start` sizes them."""
-    flags = f"--device cpu --data builtin --epochs 9 --batch-size 12 --log-every 2 --max-steps {steps}".split()
-    command = [sys.executable, "-P", str(course.folder / "utils" / "bin" / "torchrun"), "--standalone"]
-    command += ["--nproc-per-node=2", "train/ddp_training.py", *flags, *options]
-    before = os.times()
-    subprocess.run(
-        command, cwd=course.folder, env=course.environment(OMP_NUM_THREADS="1"), check=True, capture_output=True
-    )
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+def on_rank(pairs: int, steps: int) -> None:
+    """On a rank that torchrun has started: blocks of steps as `start` sizes them, with and without notes, in turns."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+    from torch.nn.parallel import DistributedDataParallel
 
+    from utils.distributed import launch_environment
+    from utils.model import TransformerLM
+    from utils.watched.rank import Rank
 
-def show_cost(pairs: int, short: int, long: int) -> None:
-    """The difference of a long run and a short one is that of their steps: what a start costs is not in it."""
+    launch = launch_environment()
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(TransformerLM(10_000, 128, 4, 2, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x, y = torch.randint(10_000, (2, 12 // launch.world_size, 64))
+    plain = c10d.Work.wait
     found: dict[str, list[float]] = {"without": [], "with": []}
+    for turn in range(-1, pairs):  # the first warms up
+        for kind in ("without", "with") if turn % 2 else ("with", "without"):
+            if kind == "with":
+                notes = Rank(Path(os.environ["WATCHED"]), launch, several_nodes=False)
+                notes.watch()
+            for number in range(steps + 1):
+                if number == 1:  # the first is not counted: what is new is looked up by the dispatcher
+                    before = time.process_time()
+                loss = model(x, y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                dist.all_reduce(torch.zeros(2))  # more of them than ddp_training makes, which logs now and then
+            spent = (time.process_time() - before) / steps
+            if kind == "with":
+                notes.gone, c10d.Work.wait = True, plain
+                for library in notes.kernels:
+                    library._destroy()
+            if turn >= 0:
+                found[kind].append(spent)
+    both = [None] * launch.world_size
+    dist.all_gather_object(both, found)
+    if launch.rank == 0:
+        print("FOUND", json.dumps({kind: [sum(each) for each in zip(*(one[kind] for one in both))] for kind in found}))
+    dist.destroy_process_group()
+
+
+def show_cost(pairs: int, steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        course = Course(Path(folder) / "course")
-        course.solve("ddp_training", tuple(lessons.titles("ddp_training")))
-        for turn in track(range(pairs), "measuring", console=Console(stderr=True), transient=True):
-            for kind in ("without", "with") if turn % 2 else ("with", "without"):
-                options = ["--watch"] * (kind == "with")
-                seconds = cpu_seconds(course, long, *options) - cpu_seconds(course, short, *options)
-                found[kind].append(seconds / (long - short))
-            print(turn, *(f"{name} {values[-1]:.4f}" for name, values in found.items()), file=sys.stderr, flush=True)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        command = [*torchrun, __file__, "--on-rank", "--pairs", str(pairs), "--steps", str(steps)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "WATCHED": folder, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
+    found = json.loads(done.stdout.partition("FOUND ")[2].splitlines()[0])
     ratios = [b / a for a, b in zip(found["without"], found["with"], strict=True)]
     table = Table("without, CPU ms a step", "with", "ratio", "least … most", title=f"medians of {pairs} pairs")
     medians = [f"{1000 * statistics.median(values):.1f}" for values in found.values()]
@@ -195,10 +223,13 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=180, help="seconds after which run tells of a standstill")
     parser.add_argument("--cost", action="store_true", help="measure what watching costs")
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--steps", type=int, nargs=2, default=(5, 65), help="of the short and the long run of a pair")
+    parser.add_argument("--steps", type=int, default=12, help="of a block")
+    parser.add_argument("--on-rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.cost:
-        show_cost(args.pairs, *args.steps)
+    if args.on_rank:
+        on_rank(args.pairs, args.steps)
+    elif args.cost:
+        show_cost(args.pairs, args.steps)
     else:
         show_faults(args.slow, args.patience)
 

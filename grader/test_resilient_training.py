@@ -754,11 +754,14 @@ def calls(events, name):
     return found
 
 
-def waits_for_a_future():
-    """Whether the main thread is in a future's result(), so that it does nothing before the writing ends."""
+def waits_for_the_end():
+    """Whether the main thread is in a future's result(), or joins a thread: it does nothing before the writing ends."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     while frame is not None:
-        if frame.f_code.co_filename.endswith("futures/_base.py") and frame.f_code.co_name in ("result", "wait"):
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        if file.endswith("futures/_base.py") and function in ("result", "wait"):
+            return True
+        if file.endswith("threading.py") and function == "join":
             return True
         frame = frame.f_back
     return False
@@ -769,7 +772,7 @@ def begin_on_rank(code, rank, world, seed):
     import torch.distributed.checkpoint as dcp
 
     group = dist.new_group(backend="gloo")
-    begun, stepped, waited, early, out = threading.Event(), threading.Event(), [], [], Path("out")
+    begun, stepped, finished, waited, early, out = *(threading.Event() for _ in range(3)), [], [], Path("out")
     write = dcp.FileSystemWriter.write_data
 
     def late(self, *args):
@@ -780,8 +783,12 @@ def begin_on_rank(code, rank, world, seed):
             waited.append("in the main thread")
         elif rank == 1:
             while not stepped.wait(0.01):
-                if not waited and waits_for_a_future():
+                if not waited and waits_for_the_end():
                     waited.append("the main thread waits for it")
+                    break
+            # Who does not wait in finish() must not be lucky: it returns first. Who looks again and again waits, too.
+            for _ in range(100):
+                if finished.wait(0.01) or waits_for_the_end():
                     break
         return write(self, *args)
 
@@ -801,6 +808,7 @@ def begin_on_rank(code, rank, world, seed):
     mark(name="end")
     stepped.set()
     finish()
+    finished.set()
     dist.barrier()
     return {"waited": waited, "early": early, "total": total, "whole": content(out / "step-7", world), "mine": given}
 

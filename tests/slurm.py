@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from grader.engine.jobs.scheduler import ALIVE
+
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel", "scontrol")
 FOUND = {name: shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin") for name in PROGRAMS}
 MISSING = [name for name, path in FOUND.items() if path is None]
@@ -26,6 +28,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
 CredType=cred/none
+AuthInfo=cred_expire=30
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -153,7 +156,7 @@ class Slurm:
             told = dict(
                 re.findall(r"(JobState|ExitCode)=(\S+)", self.ask("scontrol", "show", "job", "-o", number).stdout)
             )
-            if told["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED"):
+            if told["JobState"] not in ALIVE:
                 return int(told["ExitCode"].split(":")[0])
             assert time.monotonic() < deadline, told
             time.sleep(0.2)  # a queue can only be asked

@@ -224,8 +224,8 @@ JOB = 220.0  # seconds of training: more than two jobs of two minutes have, less
 
 
 def test_a_run_meets_its_limit_twice_and_is_requeued(cluster, course):
-    """Slurm sends the signal 30 to 90 seconds before the limit, for it looks every 30. A job that is requeued may start
-    again when its credential has expired, two minutes later.
+    """Slurm looks every 30 s, so the signal comes 30 to 60 s before the limit. A job that is requeued starts again when
+    its credential has expired: after two minutes by default, sooner here (cred_expire).
     """
     flags = "--data random --epochs 100000 --batch-size 12 --seq-len 16 --dim 16 --heads 2 --layers 2 --log-every 1"
     flags = [*flags.split(), *"--save-every 0 --device cpu".split()]
@@ -245,7 +245,7 @@ def test_a_run_meets_its_limit_twice_and_is_requeued(cluster, course):
     output = (course.folder / f"resilient_training-{job}.out").read_text()
     assert code == 0, output
     stops = re.findall(r"asked to stop: saved at step (\d+)", output)
-    assert len(stops) >= 2 and re.findall(r"goes on from runs/\S+/step-(\d+)", output) == stops, output
+    assert len(stops) >= 2 and re.findall(r"resumes from runs/\S+/step-(\d+)", output) == stops, output
     right = [(line["step"], line["loss"]) for line in straight(steps, "straight")]
     lines = map(json.loads, (course.folder / "runs" / f"resilient_training-{job}" / "metrics.jsonl").open())
     seen = [(line["step"], line["loss"]) for line in lines if line["kind"] == "step"]

@@ -2,7 +2,7 @@
 
 Two processes:  torchrun --nproc-per-node 2 train/resilient_training.py --save-every 20
 Go on:          the same line again, after whatever has ended it; also with another --nproc-per-node
-By itself:      export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # or the new ranks find the addresses of the old ones
+By itself:      export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # else on gloo new ranks may find old addresses
                 torchrun --nproc-per-node 2 --max-restarts 3 train/resilient_training.py --save-every 20
 One process:    python train/resilient_training.py --save-every 20
 More nodes:     sbatch sbatch/resilient_training.sbatch              (JURECA)

@@ -20,6 +20,13 @@ POLL = 1.0  # seconds between two questions to the scheduler, which serves every
 PATIENCE = 300.0  # seconds for which one that does not answer is asked again
 
 
+# Slurm's names of a job that is not over: also of one that is just being sent a signal, as before its time limit.
+ALIVE = (
+    *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "SIGNALING", "STOPPED"),
+    *("STAGE_OUT", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"),
+)
+
+
 class State(NamedTuple):
     """A job as the scheduler sees it."""
 
@@ -103,7 +110,7 @@ def of_slurm(said: str) -> State | None:
     if "JobState" not in known:
         return None
     name = known["JobState"]
-    over = name not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING")
+    over = name not in ALIVE
     code = int(known.get("ExitCode", "1:0").partition(":")[0]) or int(name != "COMPLETED")
     return State(name, over, code, Path(known.get("StdOut", "/nowhere")), known.get("JobName", ""))
 
