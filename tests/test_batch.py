@@ -274,6 +274,8 @@ def test_a_scheduler_that_stays_silent(monkeypatch):
 
 
 def test_what_slurmctld_has_forgotten_sacct_knows():
+    # Shortly before its limit, a job is being sent a signal, and runs on.
+    assert not job_scheduler.of_slurm("JobState=SIGNALING ExitCode=0:0").over
     assert job_scheduler.of_slurm("CANCELLED by 1000|0:15|x\n")[:3] == ("CANCELLED", True, 1)
 
 
