@@ -180,7 +180,7 @@ def check_gradients(what, seen, right, rank, world=WORLD, dtype=torch.float32):
                 "Every gradient is there, and too small by one factor: what is divided in two places?",
             ),
         }
-        told, than = f"{what}: on rank {rank}, the gradient of {name}", "that of one process with all samples"
+        told, than = f"{what}: on rank {rank}, the gradient of {name}", "one process's, with all samples"
         check_tensor(told, grad, wanted, REL, rank, dtype=dtype, scale=scale_of(right), wrongs=wrongs, than=than)
 
 

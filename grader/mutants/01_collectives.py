@@ -887,7 +887,7 @@ WRONG = [
         return [chunk.clone() for chunk in total.chunk(len(inputs))]
         """,
         ],
-        says="reduce_scatter changes what rank 0",
+        says="which it is given, is written into",
     ),
     Answer(
         1,
@@ -902,7 +902,7 @@ WRONG = [
             None,
             None,
         ],
-        says="all_reduce changes what rank 0",
+        says="which it is given, is written into",
     ),
     Answer(
         4,
