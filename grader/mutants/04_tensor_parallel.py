@@ -441,7 +441,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
             "self.qkv = sharded(whole_qkv, 0, rank, world)\nself.out = RowLinear(whole.out, rank, world)",
             FUSED_FORWARD,
         ],
-        says="of rank",
+        says="the output on rank",
     ),
     Answer(5, "the attention as it is, on each rank", [HEADS + "self.whole = whole", "return self.whole(x_BTD)"]),
     Answer(
