@@ -507,11 +507,13 @@ def wrap_7(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def compute_loss_7(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> Tensor:
-    """In this story, the third batch of rank 1 contains only padding."""
+    """In this story, the third batch of rank 1 contains only padding. The mask alone takes padding out: to
+    cross_entropy it is word 0."""
     SEEN.append(1)
     if dist.get_rank() == 1 and len(SEEN) == 3:
         y = torch.full_like(y, IGNORE)
-    return masked_mean_7(F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none"), y.flatten())
+    losses_N = F.cross_entropy(model(x).flatten(0, 1), y.flatten().clamp(min=0), reduction="none")
+    return masked_mean_7(losses_N, y.flatten())
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
