@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from grader.engine.commands.arguments import BEGIN, LEARN, STUDENTS, TEACH, Lesson, app, lesson_named
+from grader.engine.commands.arguments import BEGIN, LEARN, STUDENTS, TEACH, app, lesson_named
 from grader.engine.commands.instructor import needs_solutions
 from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
@@ -36,7 +36,7 @@ def book(folder: Annotated[Path, typer.Argument(metavar="DIR", help="new or empt
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def slides(
-    lesson: Lesson,
+    lesson: Annotated[str, typer.Argument(metavar="LESSON", help="a notebook, such as 01_collectives")],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="default: LESSON.html, in this folder")] = None,
 ) -> None:
     """Make slides of a notebook: one HTML file that needs no network. Press S for the speaker's notes."""
@@ -69,7 +69,8 @@ def board(
     if once:
         write_whole(out, boards.page(boards.read(folder), time.time()))
         return
-    say(f"students run ./workbook join {escape(str(folder.resolve()))}; open {escape(str(out))}; Ctrl-C ends it")
+    where = escape(str(out.resolve()))
+    say(f"students run ./workbook join {escape(str(folder.resolve()))}; open {where}; Ctrl-C ends it")
     boards.follow(folder, out, every, threading.Event().wait)
 
 
