@@ -32,7 +32,10 @@ ANSWERS = "The fix is right; this is about the question below it. "
 
 def check_story(student, number, right, parts):
     """The answer to a story's question: `right` has its parts, and `parts` names each in words."""
-    with hinted(f"{ANSWERS}`./workbook reset` puts your file aside; run the story as given, and read again."):
+    with hinted(
+        f"{ANSWERS}put the story's lines back to what the question is about (`./workbook diff 11_when_it_hangs` shows"
+        " yours), run its cell, and read again."
+    ):
         (seen,), *_ = student.call(answers_on_rank, world=1, group=False, calls=[[f"story_{number}", []]]).evidence
         expect(
             isinstance(seen, list) and len(seen) == len(right),
