@@ -1036,7 +1036,7 @@ if len(self.missing[number]) < 2:
         4,
         "matrices only",
         [ENDS, replaced(HOOKS, ("if p.requires_grad:", "if p.requires_grad and p.dim() > 1:"))],
-        says="the gradient of norm.weight is not that",
+        says="the gradient of norm.weight is not one process's",
     ),
     Answer(
         4,
