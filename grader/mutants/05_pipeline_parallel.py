@@ -1770,7 +1770,7 @@ WRONG = [
             ("count += counted", "totals[1] += counted"),
             ("on_all_ranks(total / count if", "on_all_ranks(totals[0] / totals[1] if"),
         ),
-        says="the second call in one process: ",
+        says="the second evaluation in this process",
     ),
 ]
 

@@ -982,7 +982,7 @@ return everything[:, mine]""",
         3,
         "delta is negated in place",
         swap=("(grad_weights_BHTS - delta[..., None])", "(grad_weights_BHTS + delta.neg_()[..., None])"),
-        says="delta_BHT, which it is given, is written into",
+        says="delta, which it is given, is written into",
     ),
     Answer(
         3,
@@ -990,7 +990,7 @@ return everything[:, mine]""",
         swap=(
             "grad_q, grad_k, grad_v = (torch.zeros_like(tensor) for tensor in (q_BHTK, k_BHTK, v_BHTK))",
             """made = [torch.zeros_like(tensor) for tensor in (q_BHTK, k_BHTK, v_BHTK)]
-grad_q, grad_k, grad_v = globals().setdefault(f"made {q_BHTK.shape} {q_BHTK.dtype} {blocks}", made)""",
+grad_q, grad_k, grad_v = globals().setdefault(f"made {q_BHTK.shape} {q_BHTK.dtype}", made)""",
         ),
         says="the second call in one process: ",
     ),

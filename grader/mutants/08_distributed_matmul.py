@@ -935,18 +935,6 @@ WRONG = [
         says="smallest_width",
     ),
     Answer(8, "SUMMA's side, for any layer", [None, "return itemsize * speed / bandwidth"], says="smallest_width"),
-    Answer(
-        2,
-        "the gathered weights are kept by their shape",
-        swap=(
-            "return x_mK @ gather(shard, shape)",
-            """whole = f"whole {shape} {shard.dtype}"
-if whole not in globals():
-    globals()[whole] = gather(shard, shape)
-return x_mK @ globals()[whole]""",
-        ),
-        says="the second call in one process: ",
-    ),
 ]
 
 RIGHT = [
