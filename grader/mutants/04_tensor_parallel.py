@@ -234,7 +234,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
             y = y + self.bias
         return join(y)""",
         ],
-        says="the output on rank",
+        says="the gradient of bias on rank",
     ),
     Answer(
         3,
@@ -1064,7 +1064,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         8,
         "the sum goes into this rank's piece",
         swap=("mine = torch.empty_like(pieces[0])", "mine = pieces[dist.get_rank()]"),
-        says="is changed by it",
+        says="which it is given, is written into",
     ),
     Answer(
         9,

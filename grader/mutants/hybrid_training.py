@@ -231,7 +231,7 @@ WRONG = [
         6,
         "the log's number is written over",
         swap=("n_targets = n_targets.clone()\n", ""),
-        says="which the log still needs",
+        says="which it is given, is written into",
     ),
     Answer(
         6,
