@@ -229,9 +229,8 @@ def drawn_cut(draw, wrong):
     1,
     minutes=15,
     why="All ranks of a pipeline wait for its slowest stage. With WikiText-2's 33,278 words and a width of 768, the "
-    "head "
-    "costs as much as 3.4 blocks: of 12 blocks on two ranks, 6 and 6 make one step as long as 9.4 blocks, 8 and 4 as "
-    "long as 8.",
+    "head costs as much as 3.4 blocks: of 12 blocks on two ranks, 6 and 6 make one step as long as 9.4 blocks, 8 and 4"
+    " as long as 8.",
     hints=(
         "Only one number is to be chosen: how many blocks the last stage has. How many blocks does the slowest of the"
         " other stages have then?",
@@ -335,9 +334,8 @@ def left_of(stage, model):
     ),
     hints=(
         "Which of the numbers 0 … n_stages - 1 does rank r have, if it takes every p-th? And where are its blocks?",
-        "A range with a step gives the numbers. Layers takes the blocks of one stage and the dtype; it is on the "
-        "device "
-        "“meta” until to_empty gives it memory. PipelineStage wants a group: of which axis?",
+        "A range with a step gives the numbers. Layers takes the blocks of one stage and the dtype; it is on the"
+        " device “meta” until to_empty gives it memory. PipelineStage wants a group: of which axis?",
         "One loop over this rank's stage numbers: make the Layers of that stage, give them memory, wrap them in a "
         "PipelineStage with the same number, and append it.",
     ),
@@ -473,9 +471,8 @@ def serial_weights(seed):
     "yet another. If they all draw from the same seed, stages even repeat each other. And a model that is built whole"
     " on every rank must fit on every rank, although the cut was made to avoid that.",
     hints=(
-        "One rank knows all weights, and goes through them by name. What do the others have that tells them which "
-        "tensor "
-        "comes next, and of which shape?",
+        "One rank knows all weights, and goes through them by name. What do the others have that tells them which"
+        " tensor comes next, and of which shape?",
         "model on the device “meta” has names and shapes. A broadcast needs a tensor of the same shape on every rank; "
         "torch.empty(…, device=…) makes room. copy_ fills a weight in place.",
         "Rank 0 sets the seed and builds the model; then all ranks loop over the same named_parameters(): room, rank 0 "
@@ -1042,9 +1039,8 @@ def serial_sums(grid, seeds):
         "gradients, so that all divide by the same number?",
         "torch.cat of flattened gradients makes one tensor, to which the number of targets can be appended; flat.split "
         "cuts it again, and view_as gives the shape back. dist.all_reduce takes group=….",
-        "Flatten and join, the number of targets last; one all-reduce over the axis of the copies; divide the rest by "
-        "the "
-        "last element; copy each part back into its gradient, for all stages of the rank.",
+        "Flatten and join, the number of targets last; one all-reduce over the axis of the copies; divide the rest by"
+        " the last element; copy each part back into its gradient, for all stages of the rank.",
     ),
 )
 def test_todo6_sum_gradients(student):
