@@ -278,7 +278,7 @@ WRONG = [
             ("x = torch.empty_like(like)\n    dist.recv(x, rank - 1)", "dist.recv(like, rank - 1)"),
             ("x.requires_grad_()", "x = like.requires_grad_()"),
         ),
-        says="the caller's `like`",
+        says="like, which it is given",
     ),
     Answer(2, "what arrives asks for no gradient", swap=("    x.requires_grad_()\n", ""), says="stopped with"),
     Answer(
@@ -394,7 +394,7 @@ WRONG = [
         2,
         "the first rank's input is asked for a gradient as well",
         swap=("    x.requires_grad_()\n", "    pass\nx.requires_grad_()\n"),
-        says="the caller's x",
+        says="x, which it is given",
     ),
     Answer(
         2,
@@ -1238,7 +1238,7 @@ WRONG = [
         for w, g in zip(passed.weights, passed.found):
             w.grad = g if w.grad is None else w.grad + g""",
         ],
-        says="nothing is left to do later",
+        says="nothing is left for later",
     ),
     Answer(
         9,
@@ -1379,15 +1379,15 @@ WRONG = [
         12,
         "rank 0 tells",
         swap=("dist.broadcast(box, world - 1)", "dist.broadcast(box, 0)"),
-        says="gets something else",
+        says="gets a different number",
     ),
-    Answer(12, "nobody tells", swap=("dist.broadcast(box, world - 1)\n", ""), says="gets something else"),
-    Answer(12, "in float32", swap=("dtype=torch.float64", "dtype=torch.float32"), says="gets something else"),
+    Answer(12, "nobody tells", swap=("dist.broadcast(box, world - 1)\n", ""), says="gets a different number"),
+    Answer(12, "in float32", swap=("dtype=torch.float64", "dtype=torch.float32"), says="gets a different number"),
     Answer(
         12,
         "the mean over the ranks",
         swap=("dist.broadcast(box, world - 1)\n", "dist.all_reduce(box)\nbox /= world\n"),
-        says="gets something else",
+        says="gets a different number",
     ),
     Answer(12, "the empty schedule", [None, "return [[] for _ in range(world)]", None], says="does nothing"),
     Answer(12, "with backward passes", [None, "return gpipe(world, m)", None], says="forward_only"),
@@ -1445,7 +1445,7 @@ WRONG = [
         12,
         "the largest of all ranks",
         swap=("dist.broadcast(box, world - 1)\n", "dist.all_reduce(box, dist.ReduceOp.MAX)\n"),
-        says="gets something else",
+        says="gets a different number",
     ),
     Answer(
         12,
@@ -1634,7 +1634,7 @@ WRONG = [
                 "leaving = worker.act(action, arrived)\n        if rank == 0:\n            batch.like.zero_()",
             ),
         ),
-        says="batch.like",
+        says="batch[2], which it is given",
     ),
     Answer(
         7,
@@ -1750,13 +1750,13 @@ WRONG = [
         12,
         "rank 0 decides what is told",
         swap=("dist.broadcast(box, world - 1)", "dist.broadcast(box, max(0, world - 2))"),
-        says="gets something else",
+        says="gets a different number",
     ),
     Answer(
         12,
         "as text of five digits",
         swap=("return box.item()", 'return float(f"{box.item():.12g}")'),
-        says="gets something else",
+        says="gets a different number",
     ),
     Answer(
         12,
