@@ -73,6 +73,10 @@ def test_status_of_a_track_says_what_is_next_and_how_long_it_takes(course):
     assert f"about {tracks.hours(minutes)};" in told
     assert f"1 done, about {tracks.hours(minutes - tracks.minutes([first]))} left" in told
     assert f"Next: ./workbook watch {second[0]}" in told and f"TODO {second[1]}," in told
+    done = "".join(f"{stem}/{number} pass\n" for stem, number in tracks.members("half"))
+    progress_file.write_text(f"{progress.NUMBERING}\n{done}")
+    told = course.run("status", "--track", "half").stdout
+    assert "run ddp_training" in told and told.endswith("./workbook status --track day\n"), told
     for args, word in ((["--track", "week"], "half, day, two and all"), (["03_zero", "--track", "half"], "03_zero")):
         done = course.run("status", *args)
         assert done.returncode == 2 and word in done.stderr and len(done.stderr.splitlines()) == 1, done

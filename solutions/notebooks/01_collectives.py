@@ -262,8 +262,8 @@ plots.messages(run.messages, "tree_broadcast")
 # ![Three ranks, two rounds: a piece of the sum grows from rank to rank](../images/ring_reduce_scatter.svg)
 #
 # The sum of piece $p$ travels to the right. Each rank that it reaches adds its own piece $p$;
-# the last to do so is rank $p$, which keeps the sum. **Predict** where it starts. In other words:
-# which piece does rank $r$ send first?
+# the last to do so is rank $p$, which keeps the sum. **Predict** at which rank it
+# starts. Then turn it round: which piece does rank $r$ send first?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}

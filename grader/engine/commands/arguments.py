@@ -90,6 +90,12 @@ def say_next(track: str = "all") -> None:
     waiting = [lesson for lesson in seals.sealed() if chosen and lesson in dict(chosen)]
     if todo is None and waiting:
         say("\n" + escape(seals.waits_for(waiting[0], right())))
+    elif todo is None and chosen:
+        script = next(lesson for lesson, _ in reversed(chosen) if not lessons.is_notebook(lesson))
+        names = [*tracks.TRACKS, "all"]
+        longer = names[names.index(track) + 1]
+        say(f"\nThis track is done: ./workbook run {script} shows what you have built.")
+        say(f"Go on with ./workbook status --track {longer}")
     elif todo is None:
         say("\nAll TODOs are done.")
     else:
