@@ -151,7 +151,8 @@ def begin_save(state: dict[str, Any], out: Path, step: int, group: dist.ProcessG
     # dcp.async_save takes the arguments of dcp.save; it copies the tensors to CPU memory, and returns a future while
     # a thread writes. The future's result() waits for the end, and raises any error. The threads of all ranks
     # communicate while the ranks themselves do: pass as process_group the `group` that nothing else uses, so that
-    # their messages stay apart. And the folder must not get its final name earlier than in TODO 1.
+    # their messages stay apart; what you yourself say to other ranks before the writing has ended goes by it, too.
+    # And the folder must not get its final name earlier than in TODO 1.
     save_whole(state, out, step)
     return lambda: None
 
