@@ -352,7 +352,9 @@ def test_nothing_is_left_running(engine):
         """,
     )
     assert run.fault is None, run.fault.message
-    assert not [pid for children in run.evidence for pid in children if psutil.pid_exists(pid)]
+    children = [pid for children in run.evidence for pid in children]
+    alive = [process for process in psutil.process_iter() if process.pid in children]
+    assert not psutil.wait_procs(alive, timeout=30)[1]
 
 
 def test_the_server_dies_with_its_judge():

@@ -118,8 +118,9 @@ def test_rank_0_says_first_what_runs(lesson, processes, said, tmp_path):
     """As given: before ddp_training's TODO 1, two processes are no two ranks, and the line says so."""
     done = run(lessons.COURSE / "train" / f"{lesson}.py", tmp_path, "--device", "cpu", processes=processes)
     assert done.returncode == 0, done
-    first = done.stdout.splitlines()[0]
-    assert first == f"{said}, torch {torch.__version__}, data random" and done.stdout.count("torch ") == 1
+    lines, line = done.stdout.splitlines(), f"{said}, torch {torch.__version__}, data random"
+    assert lines.count(line) == 1 and done.stdout.count("torch ") == 1
+    assert lines[0] == line or "trains alone" in said  # nobody waits for rank 0 there
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,13 @@ def total_on_rank(code, rank, world, mine):
     return code.total(torch.tensor([float(mine)]))
 
 
-@todo(1, minutes=5, why="It is the sum that counts.", hints=("Who has what?", "dist.all_reduce", "It works in place."))
+@todo(
+    1,
+    minutes=5,
+    why="It is the sum that counts.",
+    hints=("Who has what?", "dist.all_reduce", "It works in place."),
+    in_place=("mine",),
+)
 def test_todo1_total(student):
     numbers = student.draw("numbers").sample(range(100), 3)
     for rank, seen in enumerate(student.call(total_on_rank, world=3, mine=Private(numbers)).evidence):

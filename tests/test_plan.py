@@ -34,7 +34,7 @@ def test_the_best_plans_are_shown_and_drawn(plan, tmp_path):
     assert done.exit_code == 0, done.output
     assert "6.71 billion parameters" in done.output and "64 devices of JURECA-DC" in done.output
     assert "16 nodes of 4" in done.output and "tokens/s" in done.output
-    assert "A device has 40.0 GiB, of which 36.0 are the limit" in done.output
+    assert "A device has 40.0 GiB, of which 36.0 are usable" in done.output
     assert "Products reach 76% of 312 TFLOP/s, memory 78% and links 69%" in done.output
     assert "With a tenth of that memory free, the fastest is" in done.output
     assert "With the error seen in published runs, 1.83 s means 1.69 to 2.19 s" in done.output
@@ -136,7 +136,7 @@ def test_a_model_may_be_a_config_of_hugging_face(plan, tmp_path):
     file.write_text(json.dumps(CONFIG))
     assert costs.parameters(catalogue.model(str(file))) == 1_235_814_400
     done = plan("--model", str(file), "--machine", "h100", "--gpus", "8", "--sequence", "8192", "--best", "1")
-    assert done.exit_code == 0 and "1.24 billion parameters, 8,192 tokens a sequence" in done.output
+    assert done.exit_code == 0 and "1.24 billion parameters, 8,192 tokens per sequence" in done.output
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ BROKEN = {
         (["--machine", "more.toml"], "cores means nothing"),
         (["--machine", "zero.toml"], "above 0"),
         (["--machine", "share.toml"], "reached"),
-        (["--machine", "here", "--gpus", "4000"], "here are"),
+        (["--machine", "here", "--gpus", "4000"], "this machine has"),
         (["--batch", "0"], "--batch"),
         (["--sequence", "0"], "--sequence"),
         (["--tokens", "many"], "300B"),

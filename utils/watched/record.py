@@ -15,6 +15,7 @@ import itertools
 import json
 import mmap
 import os
+import shutil
 import socket
 import struct
 from dataclasses import dataclass
@@ -128,6 +129,15 @@ def out_folder(args: list[str], default: str) -> Path:
     """The folder that a script writes to: its --out."""
     given = [after for flag, after in itertools.pairwise(args) if flag == "--out"]
     return Path([default, *given, *(arg.removeprefix("--out=") for arg in args if arg.startswith("--out="))][-1])
+
+
+def forget(folder: Path) -> None:
+    """Remove the records of a run that has left nothing else, with the folders that were made for them in runs/."""
+    if folder.is_dir() and [path.name for path in folder.iterdir()] == [FOLDER]:
+        shutil.rmtree(folder)
+        for parent in folder.parents:
+            if "runs" in (parent.name, parent.parent.name) and not any(parent.iterdir()):
+                parent.rmdir()
 
 
 def note_ends(folder: Path, ends: dict[int, str]) -> None:

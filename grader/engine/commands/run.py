@@ -14,7 +14,7 @@ from grader.engine.commands.arguments import LEARN, Lesson, app, lesson_named, o
 from grader.engine.commands.launch import follow, run_as_job, run_once, say_report, submit
 from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
-from utils.watched.record import out_folder
+from utils.watched.record import forget, out_folder
 
 
 @app.command(rich_help_panel=LEARN)
@@ -58,6 +58,7 @@ def run(
     for count in counts:
         folder = out / f"nproc-{count}" if len(counts) > 1 else out
         code = code or run_once(script, count, args or [], folder, dry_run, counts[-1], watched)
+        forget(folder)
     if not dry_run and code != 130:
         say_report(out, began)
     raise typer.Exit(code)
