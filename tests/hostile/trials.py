@@ -25,7 +25,8 @@ from hostile import corpus
 
 GRACE = 5.0  # seconds for processes that were killed to be gone
 MEMORY = 1 << 30  # bytes, at most, of the worker
-LONGEST = 60.0  # seconds for one submission
+LONGEST = 20.0  # seconds of CPU that the worker itself may take for one submission: whatever else the machine does
+MINUTES = 3.0  # for the ranks of a submission: far more than an attack takes, so that each is stopped by its own guard
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Room:
         for service, place in zip(self.services, (str(folder / "service"), f"\0{self.canary}"), strict=True):
             service.bind(place)
             service.listen()
-        self.room = grade.open_class(folder / "out", [corpus.LESSON], self.canary, guards, minutes=0.7)
+        self.room = grade.open_class(folder / "out", [corpus.LESSON], self.canary, guards, MINUTES)
         self.book = self.room.record("anna")
         self.book.write_text(json.dumps({"student": "anna", "why": self.canary}))
         corpus.KNOWN.update(
@@ -122,19 +123,20 @@ class Room:
             self.worker = grade.start_worker(self.room)
             grade.talk(self.worker, "warm", self.submissions, queue.SimpleQueue())
         forget_peak(self.worker.pid)
-        before, began = self.outside(), time.monotonic()
+        before, began, judged = self.outside(), time.monotonic(), cpu(self.worker.pid)
         lived = grade.talk(self.worker, student, path, queue.SimpleQueue())
         seconds, most = time.monotonic() - began, peak(self.worker.pid)
+        judged = cpu(self.worker.pid) - judged if lived else 0.0
         record = records.read_record(self.room.record(student)) or records.failure(student, path, "no record")
         wrong = [] if lived else ["the worker died"]
         wrong += (
-            self.problems(attack, record, seconds, most)
+            self.problems(attack, record, judged, most)
             + [f"outside: {what}" for what in sorted(before ^ self.outside())]
             + self.left()
         )
         return Trial(attack, record, seconds, most, wrong)
 
-    def problems(self, attack: corpus.Attack, record: dict, seconds: float, most: int) -> list[str]:
+    def problems(self, attack: corpus.Attack, record: dict, judged: float, most: int) -> list[str]:
         written, wrong = json.dumps(record), []
         if record["state"] != attack.state:
             wrong.append(f"{record['state']} ({record.get('why')}), not {attack.state}")
@@ -147,8 +149,8 @@ class Room:
         wrong += [f"says {word!r}" for word in (*attack.never, self.canary) if word in written]
         if most > MEMORY:
             wrong.append(f"the worker held {most >> 20} MiB")
-        if seconds > LONGEST:
-            wrong.append(f"took {seconds:.0f} s")
+        if judged > LONGEST:
+            wrong.append(f"the worker computed for {judged:.0f} s")
         try:
             self.listener.accept()
             wrong.append("it reached a port of the host")
@@ -225,6 +227,12 @@ def peak(pid: int) -> int:
     except OSError:
         return 0
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
+
+
+def cpu(pid: int) -> float:
+    """Seconds that a process itself has computed."""
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def said(record: dict) -> str:
