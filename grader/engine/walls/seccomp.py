@@ -24,6 +24,8 @@ FORBIDDEN = {  # name: its number on x86_64 (asm/unistd_64.h) and on aarch64 (as
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
     "mq_open": (240, 180),
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -44,7 +46,9 @@ CLONE3 = (
 )
 CLONE_NEWUSER = 0x10000000
 SOCKET, PRLIMIT = (41, 198), (302, 261)
-AF_UNIX = 1
+# Of sockets: AF_UNIX, AF_INET, AF_INET6, and AF_NETLINK, by which gloo asks for the interfaces. Not all others have
+# namespaces: AF_VSOCK leads to a virtual machine's host.
+FAMILIES = (1, 2, 10, 16)
 PR_SET_SECCOMP, FILTER = 22, 2
 # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K of linux/bpf_common.h
 LOAD, EQUAL, ANY_BIT, RETURN = (0x20, 0x15, 0x45, 0x06)
@@ -76,13 +80,13 @@ def forbid_calls(libc: ctypes.CDLL, services: bool) -> None:
         (ANY_BIT, 0, 1, CLONE_NEWUSER),
         (RETURN, 0, 0, REFUSE | errno.EPERM),
     ]
-    # No limits for other processes (its first argument is 0 for one's own), no services of this machine.
-    for number, allowed, first in ((PRLIMIT, True, 0), (SOCKET, False, AF_UNIX))[: 1 if services else 2]:
+    # No limits for other processes: the first argument is 0 for one's own. No services of this machine.
+    for number, allowed in ((PRLIMIT, (0,)), (SOCKET, FAMILIES if services else FAMILIES[1:])):
         program += [
             (LOAD, 0, 0, 0),
-            (EQUAL, 0, 3, number[machine]),
+            (EQUAL, 0, len(allowed) + 2, number[machine]),
             (LOAD, 0, 0, 16),
-            (EQUAL, int(allowed), int(not allowed), first),
+            *((EQUAL, len(allowed) - n, 0, value) for n, value in enumerate(allowed)),
             (RETURN, 0, 0, REFUSE | errno.EPERM),
         ]
     program.append((RETURN, 0, 0, ALLOW))
