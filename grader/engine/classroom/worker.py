@@ -7,6 +7,7 @@ judge takes from there is evidence: JSON and safetensors, rank by rank, and what
 import ctypes
 import dataclasses
 import datetime
+import gc
 import hashlib
 import json
 import resource
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from grader.engine.classroom import submissions
 from grader.engine.classroom.records import GRADED, NOT_HANDED_IN, REFUSED, VERSION, Class, failure, keep, load, longest
+from grader.engine.judge import student as of_students
 from grader.engine.judge.judge import Judge
 from grader.engine.lesson import lessons
 from grader.engine.lesson.files import course_digest
@@ -126,6 +128,7 @@ def work(out: str) -> None:
     with Engine() as outside, Engine(outside) as trusted:
         outside.start()
         limit_memory()  # not of the ranks' server, which is there
+        gc.freeze()  # what is loaded stays, and need not be looked through
         for line in sys.stdin:
             task = json.loads(line)
             signal.setitimer(signal.ITIMER_REAL, longest(room.minutes))  # SIGALRM, which ends it wherever it hangs
@@ -139,6 +142,8 @@ def work(out: str) -> None:
                 lambda news, student=task["student"]: print(json.dumps({"student": student, **news}), flush=True),
             )
             signal.setitimer(signal.ITIMER_REAL, 0)
+            of_students.SERIAL.clear()  # what was drawn for this one serves no other
+            gc.collect()  # a judge and what its ranks left point at each other: else the next submission pays for it
             print(json.dumps({"student": task["student"], "over": True}), flush=True)
 
 
