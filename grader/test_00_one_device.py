@@ -151,7 +151,7 @@ def drawn_steps(draw, n_steps):
 
 
 def by_hand(steps, weight, rate):
-    """Of each step: loss, gradient, the weight after it, and that where nobody empties the gradients."""
+    """Of each step: loss, gradient, the weight after it, and the weight if the gradients are never emptied."""
     left = 0.0
     for step in steps:
         pairs = list(zip(step["x"], step["y"], strict=True))
@@ -318,7 +318,15 @@ def test_todo4_roofline(student):
         below = 2 * k * n - edge * (k + n)
         right["fewest_tokens", (k, n, itemsize, peak, bandwidth)] = edge * k * n / below if wide else math.inf
         student.premise((below > 0) == wide, "one side of the limit only")
-    check_answers(student, right)
+    check_answers(
+        student,
+        right,
+        hints={
+            "attainable_speed": "Two limits hold at the same time. Which of them does a product meet first?",
+            "fewest_tokens": "The intensity grows with m, up to a limit that k and n set. Where is it equal to peak / "
+            "bandwidth, and what if that limit is lower?",
+        },
+    )
 
 
 @todo(
@@ -356,7 +364,16 @@ def test_todo5_memory(student):
         right["most_sequences", (16 * parameters + int(fits * each), parameters, each)] = int(fits)
     right["most_sequences", (15 * parameters, parameters, each)] = 0
     right["most_sequences", (16 * parameters + 3 * each, parameters, each)] = 3  # exactly full
-    check_answers(student, right)
+    check_answers(
+        student,
+        right,
+        hints={
+            "kept_bytes": "Which of the text's numbers grow with the tokens, and which with the layers? One depends on "
+            "neither.",
+            "most_sequences": "What is left when the model has taken its bytes? Only whole sequences fit, and never "
+            "fewer than none.",
+        },
+    )
 
 
 @todo(

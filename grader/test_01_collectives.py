@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from grader.kit import (
+    WAITING,
     Private,
     as_evidence,
     cases,
@@ -290,7 +291,8 @@ def check_collective(student, name, predicted, right, budget, rubbish=None, worl
             [rubbish(vector, rank, world) if rubbish else vector for rank, vector in enumerate(vectors)]
             for _, vectors in drawn
         ]
-        with hinted("" if world > 1 else f"Here {name} is called on one rank. What is left where N - 1 is 0?"):
+        alone = "" if world > 1 else f"Here {name} is called on one rank. What is left where N - 1 is 0?"
+        with hinted(alone), hinted(WAITING, cause="hang"):
             run = student.call(
                 collective_on_rank,
                 world=world,

@@ -225,11 +225,12 @@ def test_todo3_device(student):
             right = f"cuda:{rank % a_node}"
             expect(
                 seen["default"] == right,
-                f"on {nodes} × {a_node} (nodes × GPUs), what names no device goes to {seen['default']} on rank {rank}:"
+                f"on {nodes} × {a_node} (nodes × GPUs), rank {rank} puts whatever names no device on {seen['default']}:"
                 " its own GPU must also be the process's default",
                 f"{right} by default",
                 seen["default"],
                 rank,
+                hint="The device itself is right. Which call of torch.cuda makes it the default of this process?",
             )
 
 
@@ -267,8 +268,8 @@ def samplers_on_rank(code, rank, world, seed):
     ),
     hints=(
         (
-            "A sampler decides which indices a loader reads. Two kinds are already imported: which of them pads, so"
-            " that all ranks read the same number of samples?"
+            "A sampler decides which indices a loader reads. Two kinds are already imported. All ranks must make the"
+            " same number of training steps; but in validation and test no sample may count twice. Which is for which?"
         ),
         (
             "Training: DistributedSampler, which takes shuffle, seed and drop_last. Validation and test: ShardSampler."
@@ -314,10 +315,11 @@ def check_samplers(student, nodes, world, seed):
             expect(
                 len(mine) // share == steps,
                 f"in training rank {rank} of {world} has samples for {len(mine) // share} steps, one process for "
-                f"{steps}: the shares are not cut evenly, or padded",
+                f"{steps}: the sampler does not give each rank an equal part, or it pads the set",
                 f"{steps} steps of {share} samples",
                 f"{len(mine) // share} steps of {share} samples" + (f", and {left} more" if left else ""),
                 rank,
+                hint="DistributedSampler pads the set until the ranks divide it, unless you tell it otherwise.",
             )
             for other in range(rank):
                 twice = sorted(set(mine) & set(dealt[other]))

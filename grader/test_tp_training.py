@@ -568,8 +568,15 @@ def model_on_rank(code, rank, world, sizes, seed, cut, asked):
 
     def step():
         split()
+        tokens = []  # that the last norm passes on
+        model.norm.register_forward_hook(lambda norm, args, h: tokens.append(h.shape[1]))
         mark()
-        loss = model(x, y)
+        try:
+            loss = model(x, y)
+        except Exception:
+            if asked == "all" and tokens and tokens[0] < x.shape[1]:  # the line that fails is TODO 4's, and is right
+                return {"refused": f"the last norm passes on {tokens[0]} of {x.shape[1]} tokens, as a plain tensor"}
+            raise
         mark()
         loss.backward()
         mark()

@@ -105,6 +105,13 @@ def test_two_hundred_students_ten_of_them_malicious(tmp_path, accounts):
     assert time.process_time() - began < 30  # of CPU time: a bound, far from the second that it takes
 
 
+def test_a_todo_that_is_not_attempted_does_not_go_wrong(tmp_path, accounts):
+    write(tmp_path, 0, {"name": "Ann"}, at("ddp_training/4", cause="not_attempted"))
+    write(tmp_path, 1, {"name": "Bea"}, at("ddp_training/5", cause="hang"))
+    page = board.page(board.read(tmp_path), NOW)
+    assert "ddp_training/5: hang" in page and "ddp_training/4: not attempted" not in page
+
+
 def test_an_account_has_one_row_however_many_files(tmp_path):
     for number in range(20):
         write(tmp_path, number, {"name": f"me {number}"}, at("ddp_training/4"))

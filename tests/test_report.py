@@ -320,6 +320,16 @@ def test_the_page(run):
         assert sum(rank.parts.values()) < 3 * whole and rank.parts["communication"] > 0
 
 
+def test_a_run_too_short_to_measure_communication_says_so(run):
+    found = runs.read(run)
+    assert page.unmeasured(found) == ""
+    for rank in found.ranks:
+        rank.communication = None
+    assert "too short to measure communication" in page.unmeasured(found)
+    del found.ranks[1:]  # one rank sends nothing
+    assert page.unmeasured(found) == ""
+
+
 def test_a_page_of_a_run_that_was_not_recorded(tmp_path):
     record = [{"kind": "step", "step": 10, "epoch": 1, "loss": 8.0, "tokens_per_s": 100.0}]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, record)) + '\n{"kind": "st')  # it was killed

@@ -17,8 +17,8 @@ Words: the *stream* is the tensor (B, T, D) that flows from block to block: B se
 *meta device* has a shape and takes no memory.
 
 A model that does not fit (after the ALCF's hands-on). Four ranks, one batch of four sequences, and less memory than it
-needs. Run it as it stands here, then with --tp 2 and with --tp 4, each with an --out of its own, and fill the table from
-the reports (a run that stops names the limit and what it held):
+needs. When all six TODOs are right, run this as it is, then with --tp 2 and with --tp 4, each with its own --out, and
+fill the table from the reports (a run that stops names the limit and what it held):
 
     ./workbook run tp_training --nproc 4 -- --data random --max-steps 20 --batch-size 4 --dim 512 --device-memory 57MB
 
@@ -27,10 +27,10 @@ the reports (a run that stops names the limit and what it held):
     2 x 2   2
     1 x 4   4
 
-The limit lies between what --tp 1 and what --tp 2 need. (The copy that is saved does not count.) With --tp 1 each rank
-has one sequence, and a quarter of everything that the optimizer needs, and still it runs out: for the forward pass a
-block is gathered whole. Which of these numbers does --tp make smaller, which not? What is --sequence-parallel worth
-here, and with --seq-len 512?
+--tp 1 needs more than the limit, --tp 2 less. (The whole copy that rank 0 saves at the end is not counted.) With --tp 1
+each rank has one sequence, and a quarter of everything that the optimizer needs, and still it runs out: for the forward
+pass a block is gathered whole. Which of these numbers does --tp make smaller, which not? What is --sequence-parallel
+worth here, and with --seq-len 512?
 
 Papers: Megatron-LM, arXiv:1909.08053; sequence parallelism, arXiv:2205.05198; DTensor and FSDP together, arXiv:2410.06511.
 """
@@ -117,7 +117,8 @@ def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -
         fail(f"--tp {args.tp}: {world_size} ranks are not a multiple of it; start more, or choose a different --tp")
     # TODO 1: Lay out the ranks: which of them split each layer, and which samples each reads. First, the grid.
     # Its axes are called data and tensor, and the tensor axis has args.tp ranks. Ranks with consecutive numbers are on
-    # one node. Which of the two axes must have them? Ask what each sends, how often, and whether it can wait.
+    # one node, and init_device_mesh numbers the ranks row by row, so the ranks of its last axis are consecutive. Which
+    # of the two axes must that be? Ask what each sends, how often, and whether it can wait.
     return init_device_mesh(device.type, (world_size, 1), mesh_dim_names=("data", "tensor"))
 
 
@@ -215,7 +216,8 @@ def share_loss(model: nn.Module) -> None:
 
     # TODO 4, again: the loss. In training no rank may ever have whole logits.
     # The forward pass calls model.head_loss(h, weight, y, ignore) with the head's weight, which is now a DTensor; so
-    # model(x, y) crashes: “got mixed torch.Tensor and DTensor”. Replace it by a function of yours around
+    # model(x, y) crashes: “got mixed torch.Tensor and DTensor”. In the forward pass FSDP has gathered the weight, so it
+    # lies on the tensor axis alone. Replace head_loss with a function of yours around
     # vocab_parallel_head_loss(h, rows, y, ignore, group, V), which needs this rank's rows, the group and the number
     # of words. h may be a DTensor cut along T: then make it whole first. (torch's own loss_parallel() takes logits as a
     # DTensor, so it holds all of a rank's logits at once; and if no target of a batch counts it gives nan, as
@@ -283,9 +285,9 @@ def clip_gradients(model: nn.Module, args: argparse.Namespace) -> float:
     """Clip the gradient's norm to args.clip (0: no limit). Returns the norm before clipping."""
     # TODO 2: Clip by the norm of the whole gradient, over both axes.
     # From TODO 3 on, some parameters are cut over data and tensor, others over data alone, and the call below refuses
-    # to mix them. p.device_mesh is a parameter's mesh. nn.utils.get_total_norm(tensors) takes DTensors on one mesh, and
-    # its result is a DTensor, too; nn.utils.clip_grads_with_norm_(parameters, max_norm, norm) scales with a norm that
-    # you give it.
+    # to mix them. p.device_mesh is a parameter's mesh. nn.utils.get_total_norm(tensors) returns a DTensor, too;
+    # nn.utils.clip_grads_with_norm_(parameters, max_norm, norm) scales with a norm that you give it. Both take DTensors
+    # of one mesh only, so call each once for each mesh.
     norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
     return norm.full_tensor().item()
 

@@ -5,6 +5,11 @@ from collections.abc import Sequence
 from grader.engine.ranks.diagnose import Fault, place
 from grader.engine.ranks.messages import Message, left_in_flight, rehearse, written_in_flight
 
+# The hint for a deadlock.
+WAITING = (
+    "Which calls return only when the other rank has made its own? Follow two ranks: which line is each of them at?"
+)
+
 
 def sound(told: str, events: Sequence[list[dict]]) -> list[Message]:
     """The messages in these events, if each was waited for before its tensor was used and before its rank returned,
@@ -13,12 +18,13 @@ def sound(told: str, events: Sequence[list[dict]]) -> list[Message]:
     for loose in left_in_flight(events):
         raise Fault(
             "wrong_value",
-            f"{told}: rank {loose.rank} returns while its {loose.call} is still in flight: nobody waits for it, at "
+            f"{told}: rank {loose.rank} returns while its {loose.call} is still in flight: no wait follows it, at "
             f"{place(loose.where)}",
             loose.rank,
             loose.where,
             expected="a wait for each isend and irecv",
             seen=f"no wait for the {loose.call}",
+            hint="isend and irecv return at once. What do they return, and when is the message over?",
         )
     for loose in written_in_flight(events):
         verb = "writes into" if loose.op == "send" else "uses"
@@ -30,6 +36,7 @@ def sound(told: str, events: Sequence[list[dict]]) -> list[Message]:
             loose.written_at or loose.where,
             expected="the wait first",
             seen="a change in flight",
+            hint="Until you have waited for its work, a tensor belongs to its message. Which line has to come later?",
         )
     messages, deadlock = rehearse(events)
     if deadlock:
@@ -41,6 +48,7 @@ def sound(told: str, events: Sequence[list[dict]]) -> list[Message]:
             deadlock.where,
             expected="some rank receives while another one sends",
             seen=deadlock.seen,
+            hint=WAITING,
             also=deadlock.also,
             callers=deadlock.callers,
             told=deadlock.told,

@@ -1,7 +1,8 @@
 """Questions that have a number as their answer: what the checks of the notebooks ask before anything runs."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ def check_answers(
     rel: float = 1e-9,
     wrong: str = "is wrong",
     hint: Callable[[Any, Any], str] = lambda answer, guess: "",
+    hints: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """`right` maps (name, arguments) to the answer, a number or several. They are compared to `rel`: by default
-    formulas, in float64. `hint` says what a wrong guess suggests, if it suggests anything.
+    formulas, in float64. `hint` says what a wrong guess suggests, if it suggests anything; `hints` has a hint for each
+    name that the TODO's first hint is not about.
     """
     (seen,) = student.call(
         answers_on_rank, world=1, group=False, calls=[[name, list(map(listed, arguments))] for name, arguments in right]
@@ -35,7 +38,13 @@ def check_answers(
             )
         pairs = zip(answer, guess, strict=True) if isinstance(answer, tuple) else [(answer, guess)]
         close = all(isinstance(g, (int, float)) and math.isclose(g, a, rel_tol=rel) for a, g in pairs)
-        expect(close, f"{call} {wrong}", spoken(answer), spoken(guess), hint="" if close else hint(answer, guess))
+        expect(
+            close,
+            f"{call} {wrong}",
+            spoken(answer),
+            spoken(guess),
+            hint="" if close else hint(answer, guess) or hints.get(name, ""),
+        )
 
 
 def listed(value: Any) -> Any:

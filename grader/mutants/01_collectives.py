@@ -720,7 +720,7 @@ WRONG = [
         4,
         "a barrier in place of the waits",
         [FIRST, REDUCING.replace(WAIT, "    dist.barrier()\n")],
-        says="nobody waits for it",
+        says="no wait follows it",
     ),
     Answer(
         5,

@@ -842,7 +842,7 @@ WRONG = [
         3,
         "the default set to 0",
         swap=("torch.cuda.set_device(device)", "torch.cuda.set_device(0)"),
-        says="what names no device goes to cuda:0 on rank 1",
+        says="rank 1 puts whatever names no device on cuda:0",
     ),
     Answer(
         4,
@@ -967,7 +967,7 @@ WRONG = [
         3,
         "the default is left at GPU 0",
         swap=("\n    torch.cuda.set_device(device)", ""),
-        says="what names no device goes to cuda:0 on rank 1",
+        says="rank 1 puts whatever names no device on cuda:0",
     ),
     Answer(
         12,

@@ -337,8 +337,8 @@ WRONG = [
     Answer(5, "always cut", 'return {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}', says=""),
     Answer(5, "all of them on every rank", swap=("output_layouts=Shard(0)", "output_layouts=Replicate()")),
     # TODO 6
-    Answer(6, "the flag alone: norms learn from their own tokens", [None, "return {}"], says="must be made whole"),
-    Answer(6, "the blocks' norms alone", swap=((', "norm")', ")"),), says=""),
+    Answer(6, "the flag alone: norms learn from their own tokens", [None, "return {}"], says="the last norm passes on"),
+    Answer(6, "the blocks' norms alone", swap=((', "norm")', ")"),), says="the last norm passes on"),
     Answer(
         6,
         "the last norm alone",

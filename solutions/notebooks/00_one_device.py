@@ -6,9 +6,9 @@
 # when more devices help, and how much.
 #
 # The course expects that (1) you write Python, and use a terminal; (2) you have trained a network with PyTorch; (3) you
-# know what a matrix product and a derivative are. **Test yourself**: why does a training loop call `zero_grad`? What
-# shape has the product of a 3 × 4 and a 4 × 5 matrix? What does `loss.backward()` write, and where? (Gradients add up
-# otherwise; 3 × 5; each parameter's gradient, into its `.grad`.) If you missed two of them, do
+# know what a matrix product and a derivative are. **Test yourself**: why does a training loop call `zero_grad`? What is
+# the shape of the product of a 3 × 4 and a 4 × 5 matrix? What does `loss.backward()` write, and where? The answers are
+# at the end of part 1. If you miss two of them, do
 # [PyTorch's introduction](https://docs.pytorch.org/tutorials/beginner/basics/intro.html) first.
 
 # %% [markdown]
@@ -75,7 +75,7 @@ def perplexity(losses: list[float], tokens: list[int]) -> float:
 
 def untrained_loss(vocabulary: int) -> float:
     """The loss of a model that gives each word the same probability."""
-    # TODO 1, again: your prediction of the first loss that a training run prints.
+    # TODO 1, again: your prediction of the loss before the first step.
     ### BEGIN SOLUTION
     return math.log(vocabulary)
     ### END SOLUTION
@@ -86,10 +86,11 @@ check("00_one_device/1")
 
 # %% [markdown]
 # Now train it, for about two minutes on a laptop: four passes over Python's text. Which loss do you expect at the
-# start, and which perplexity at the end?
+# start, and which perplexity at the end? (Each line prints the mean loss of the last ten steps, so the first one is
+# already below your prediction. `--record` writes down where the time goes, for `./workbook report runs/one_device`.)
 
 # %% nbgrader={"grade": false, "grade_id": "show_training", "locked": true, "schema_version": 3, "solution": false, "task": false}
-# !{sys.executable} {course}/train/single_gpu_training.py --data builtin --epochs 4 --out {course}/runs/one_device 2>&1 | cat
+# !{sys.executable} {course}/train/single_gpu_training.py --data builtin --epochs 4 --record --out {course}/runs/one_device 2>&1 | cat
 
 # %% nbgrader={"grade": false, "grade_id": "show_text", "locked": true, "schema_version": 3, "solution": false, "task": false}
 from utils.checkpoints import load_model
@@ -275,7 +276,8 @@ check("00_one_device/4")
 
 # %% nbgrader={"grade": false, "grade_id": "show_roofline", "locked": true, "schema_version": 3, "solution": false, "task": false}
 for h in (128, 768, 4096, 12288):  # an A100's data sheet: 312 TFLOP/s in bfloat16, 1.555 TB/s
-    print(f"A100, MLP of {h:6,}: from {fewest_tokens(h, 4 * h, 2, 312e12, 1.555e12):,.0f} tokens on")
+    fewest = fewest_tokens(h, 4 * h, 2, 312e12, 1.555e12)
+    print(f"A100, MLP of {h:6,}: " + (f"from {fewest:,.0f} tokens on" if math.isfinite(fewest) else "never"))
 tokens = [1, 4, 16, 64, 256, 1024]
 speeds = [one_device.product_speed(m, 1024, 4096) for m in tokens]
 intensities = [product_intensity(m, 1024, 4096, 4) for m in tokens]
@@ -284,8 +286,11 @@ one_device.roofline(
 )
 
 # %% [markdown]
-# Here is a first answer to **why training suits supercomputers**: it consists of large products, the same for all
-# tokens, known in advance. Few programs come as close to the peak.
+# On a busy machine the dots scatter, since each is a short measurement. One above the line means that the weights were still
+# in a cache. The slope and the roof should be visible; if not, run the cell again.
+#
+# This is a first answer to **why training suits supercomputers**: its work consists of large products, whose sizes are
+# known in advance and do not depend on the data. Few programs come as close to the peak.
 
 # %% [markdown]
 # ## What a step holds in memory
@@ -300,9 +305,9 @@ one_device.roofline(
 # scores are never stored ([arXiv:2205.14135](https://arxiv.org/abs/2205.14135)). Beyond the blocks, the last norm keeps
 # its input, $h$ for each token. The fused head keeps gradients: $h$ for each token, and its whole weight's, $Vh$.
 #
-# **Predict** what is kept at the end of the forward pass, and then how many sequences fit on a device. Take the moment
-# before the optimizer's step as full of weights, gradients and state, and add the activations that grow with the
-# sequences, as if all existed at once: that is a safe estimate.
+# **Predict** what is kept at the end of the forward pass, and then how many sequences fit on a device. For a safe
+# estimate, assume that everything exists at the same time: weights, gradients, state, and the activations of each
+# sequence.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -345,8 +350,11 @@ predicted = {
 one_device.memory(one_device.moments(model, 24, 64), predicted)
 
 # %% [markdown]
-# The prediction is within 0.1 %: the rest are small numbers of norms and attention. On a GPU add what the libraries
-# take, some 10 %.
+# The prediction is within 0.1 %: the norms and attention keep a few more numbers. On a GPU, add about 10 % for the
+# libraries.
+#
+# Answers to the test at the start: without `zero_grad`, new gradients are added to the old ones; 3 × 5; the gradient of
+# each parameter, into its `.grad`.
 #
 # > **A place to stop.** You know what one device does in a step, what limits it and what it holds. Part 2 needs nothing
 # > but the formulas of this part.
@@ -393,9 +401,10 @@ def doubling_years(first: float, last: float, years: float) -> float:
 check("00_one_device/6")
 
 # %% nbgrader={"grade": false, "grade_id": "show_growth", "locked": true, "schema_version": 3, "solution": false, "task": false}
-for name, parameters, tokens in (("ours", 136e6, 4e6), ("GPT-3", 175e9, 300e9), ("Llama 3.1", 405e9, 15.6e12)):
-    days = device_days(parameters, tokens, 312e12, 0.4)
-    print(f"{name:10}{days:16,.4f} days on one A100, {fewest_devices(parameters, 40e9):4} of 40 GB to hold it")
+for name, parameters, tokens in (("--size gpu", 136e6, 4e6), ("GPT-3", 175e9, 300e9), ("Llama 3.1", 405e9, 15.6e12)):
+    days = device_days(parameters, tokens, 312e12, 0.4)  # --size gpu: the scripts' model for GPUs, WikiText-2 twice
+    took = f"{days:,.0f} days" if days >= 1 else f"{86_400 * days:,.0f} seconds"
+    print(f"{name:10}{took:>16} on one A100, {fewest_devices(parameters, 40e9):4} of 40 GB to hold it")
 print(f"GPT (2018.4) to DeepSeek-V4 (2026.3): doubles in {doubling_years(117e6, 1.6e12, 7.9):.1f} years; "
       f"V100 (16 GB, 2017.5) to Rubin (288 GB, 2026.6): in {doubling_years(16, 288, 9.1):.1f}")  # fmt: skip
 
@@ -417,13 +426,14 @@ print(f"GPT (2018.4) to DeepSeek-V4 (2026.3): doubles in {doubling_years(117e6, 
 # - **Weak scaling**: the same batch *for each device*, so the global batch grows. The work done in $T_n$ is $n$ times
 #   as much; the (scaled) speed-up is $n T_1/T_n$.
 #
-# $T_n$ is the time of a step on $n$ devices. In both, **efficiency** is the speed-up for each device. If you
-# compare speeds, say which of the two you mean.
+# $T_n$ is the time of a step on $n$ devices. In both, **efficiency** is the speed-up divided by $n$. If you compare
+# speeds, say which of the two you mean.
 #
-# Suppose that a fraction $f$ of one device's time does not get faster at all. With strong scaling, the rest is divided:
-# **Amdahl's law** ([1967](https://doi.org/10.1145/1465482.1465560)) says that the speed-up stays below $1/f$. With weak
-# scaling, take as $f$ the fraction of a step *on $n$ devices* that does not grow with the work: alone, one device would
-# take $f + n(1-f)$ as long for the same work: **Gustafson's law** ([1988](https://doi.org/10.1145/42411.42415)).
+# Suppose that a fraction $f$ of one device's time does not get faster at all. With strong scaling, only the rest is
+# divided, so the speed-up stays below $1/f$: **Amdahl's law**
+# ([1967](https://doi.org/10.1145/1465482.1465560)). With weak scaling, $f$ is a fraction of the time *on $n$ devices*:
+# the part that does not grow with the batch. For the same work, one device alone would take $f + n(1-f)$ times as long:
+# **Gustafson's law** ([1988](https://doi.org/10.1145/42411.42415)).
 #
 # ![The speed-up by Amdahl and by Gustafson, for fractions of 0, 2, 5 and 10 %](../images/one_device_scaling.svg)
 

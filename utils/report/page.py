@@ -93,15 +93,26 @@ def write_run(run: Run) -> Path:
         command,
         facts(run),
         [(name, *rest) for name, draw, *rest in charts if save(draw, run, run.folder / name)],
-        note=(
-            ""
-            if run.ranks
-            else (
-                "This run was not recorded, so only its loss is known. ./workbook run records; otherwise, give the"
-                " script --record."
-            )
-        ),
+        note=unmeasured(run),
     )
+
+
+def unmeasured(run: Run) -> str:
+    """What the page cannot tell of this run, and why."""
+    if not run.ranks:
+        return (
+            "This run was not recorded, so only its loss is known. ./workbook run records; otherwise, give the"
+            " script --record."
+        )
+    if len(run.ranks) > 1 and not any(rank.communication for rank in run.ranks):
+        from utils.report.recorder import PROFILED, TIMED, WARM  # here: it takes torch
+
+        steps = WARM + TIMED + PROFILED
+        return (
+            f"This run was too short to measure communication, which takes the first {steps} steps. The parts of a step"
+            " contain it."
+        )
+    return ""
 
 
 def save(draw: Callable[[Any], Figure | None], what: Any, path: Path) -> bool:

@@ -172,9 +172,8 @@ def titles_of(lesson: str) -> dict[int, str]:
 def page(students: list[Student], now: float) -> str:
     """The page: who is where, those first who have been at one TODO longest; and what goes wrong most often."""
     at = [(student, student.at) for student in students]
-    stuck = Counter(
-        f"{line.lesson}/{line.todo}: {line.cause.replace('_', ' ')}" for _, line in at if line and line.status == "fail"
-    )
+    wrong = [line for _, line in at if line and line.status == "fail" and line.cause != "not_attempted"]
+    stuck = Counter(f"{line.lesson}/{line.todo}: {line.cause.replace('_', ' ')}" for line in wrong)
     places = Counter(f"{line.lesson}/{line.todo}" for _, line in at if line)
     order = sorted(students, key=lambda student: (-student.minutes(now), student.name))
     template = jinja2.Environment(autoescape=True).from_string(PAGE.read_text("utf-8"))

@@ -114,12 +114,15 @@ def expect(
 
 
 @contextmanager
-def hinted(hint: str) -> Iterator[None]:
-    """Failures in here get this hint, then the TODO's own hints: its first one is about another part of the TODO."""
+def hinted(hint: str, cause: str = "") -> Iterator[None]:
+    """Failures in here get this hint, then the TODO's own hints: its first one is about a different part of the TODO.
+    With a `cause`, such as "hang", only those failures do.
+    """
     try:
         yield
     except (Wrong, Fault) as problem:
-        problem.hint = problem.hint or hint
+        if cause in ("", problem.cause):
+            problem.hint = problem.hint or hint
         raise
 
 
