@@ -12,8 +12,8 @@
 | 8    | when to go parallel                    | cases on both sides of each limit                                 | 5     |
 
 All numbers are drawn. TODO 2 is judged by no real clock: each phase of the check's own model moves a clock by a span of
-its own. Its model has one weight, so that four steps of gradient descent can be followed with a pencil; what the first
-step leaves in `.grad` would change the second.
+its own. Its model has one weight, so that four steps of gradient descent can be followed with a pencil; anything that
+the first step leaves in `.grad` would change the second.
 """  # noqa: E501
 
 import math
@@ -139,7 +139,7 @@ PHASES = ("data", "forward", "backward", "optimizer")
 
 
 def drawn_steps(draw, n_steps):
-    """Steps with spans of all sizes, no two of which can be taken for each other."""
+    """Steps with spans of all sizes, all of them different."""
     return [
         {
             "spans": dict(zip(PHASES, (span / 64 for span in draw.sample(range(1, 640), 4)), strict=True)),
@@ -166,8 +166,8 @@ def by_hand(steps, weight, rate):
     2,
     minutes=25,
     why=(
-        "Parallel training divides some of these phases and adds communication to them. Once you know where "
-        "the time of a step goes, you know what there is to gain."
+        "Parallel training divides some of these phases and adds communication to them. Once you know where the time of"
+        " a step goes, you know how much there is to gain."
     ),
     hints=(
         "Go through the four phases in order. What does each of them call, and when does the next one begin?",
@@ -192,7 +192,7 @@ def test_todo2_phases(student):
         expect(found["kind"] == "float", "timed_step does not return its loss as a number", "float", found["kind"])
         expect(
             math.isclose(found["loss"], loss, rel_tol=1e-9),
-            f"the loss of step {number} is not that of a step of gradient descent",
+            f"the loss of step {number} is not what gradient descent gives",
             loss,
             found["loss"],
         )
@@ -209,7 +209,7 @@ def test_todo2_phases(student):
         )
         expect(
             set(found["seconds"]) == set(PHASES),
-            "the seconds have other names than the four phases",
+            "the seconds are not named after the four phases",
             sorted(PHASES),
             sorted(found["seconds"]),
         )
@@ -432,8 +432,8 @@ def efficiencies_on_rank(code, rank, world, cases):
         "What would the seconds on n devices be if they scaled perfectly: with strong scaling, and with weak scaling?",
         (
             "Efficiency is the seconds that n devices should take, divided by those that they take. By Amdahl, one"
-            " device's time has two parts, f and 1 - f, of which n devices shorten one; by Gustafson, n devices' time"
-            " has two parts, and alone one device would take longer for one of them."
+            " device's time has two parts, f and 1 - f, and n devices shorten only the second; by Gustafson, n devices'"
+            " time has two parts, and alone one device would take longer for one of them."
         ),
         (
             "A speed-up is the time on one device divided by that on n. Write both times down for a step of length 1,"

@@ -86,9 +86,9 @@ def predict_on_rank(code, rank, world, mine):
             " position by position."
         ),
         (
-            "torch.stack puts the vectors below one another, .sum(dim=0) adds them up; torch.cat joins them; .chunk"
-            " cuts a vector into equal pieces. A list comprehension makes one result for each rank, and .clone() a"
-            " copy in memory of its own."
+            "torch.stack puts the vectors below each other, .sum(dim=0) adds them up; torch.cat joins them; .chunk cuts"
+            " a vector into equal pieces. A list comprehension makes one result for each rank, and .clone() a copy in"
+            " new memory."
         ),
         (
             "all_reduce: a clone of the sum for each rank. all_gather: torch.cat of the inputs for each rank."
@@ -139,7 +139,7 @@ def test_todo1_three_collectives(student):
             expect(
                 not seen[0]["shared"][name],
                 f"{name} gives two ranks the same memory; ranks have no common memory, so each needs its own tensor",
-                "a tensor of its own for each rank",
+                "a separate tensor for each rank",
                 "one tensor for several ranks",
             )
             for rank, (vector, after) in enumerate(zip(inputs, seen[0]["left"][name], strict=True)):

@@ -354,7 +354,7 @@ def broadcast_on_rank(code, rank, world, seed):
         " which is the saved one. A forgotten buffer shows only in evaluation, where a batch norm uses it."
     ),
     hints=(
-        "What does a module hold besides its parameters, and which two methods list all of it, each tensor once?",
+        "Apart from parameters, what does a module hold, and which two methods list everything, each tensor once?",
         (
             "model.parameters() and model.buffers() name each tensor once, tied or not, frozen or not, in a state_dict"
             " or not. dist.broadcast works in place."
@@ -382,11 +382,7 @@ def test_todo2_broadcast_state(student):
             kind += ", which no state_dict has" if name == "scale" else ""
             kind += ", which is frozen" if name.startswith("frozen") else ""
             check_tensor(
-                f"after broadcast_state, {name} on rank {rank}, a {kind},",
-                held,
-                wanted,
-                rank=rank,
-                than="that of rank 0",
+                f"after broadcast_state, {name} on rank {rank}, a {kind},", held, wanted, rank=rank, than="rank 0's"
             )
         expect(
             not seen["replaced"] and seen["tied"] and seen["trained"] == ranks[0]["trained"],
@@ -466,7 +462,7 @@ def test_todo3_naive(student):
 
 
 def naive_gradients(student, world):
-    """The mean gradients of each case, which no rank has by itself."""
+    """The mean gradients of each case, which no rank has alone."""
     found, seeds = [], student.seeds(world)
     for case, users in enumerate(NAIVE[world][1]):
         right = student.reference(serial, passes=[[case, users]], seeds=[*seeds])
@@ -602,7 +598,11 @@ def check_begun_at_once(what, events, rank):
             expect(
                 begun >= ready,
                 f"{what}: on rank {rank}, the gradient of {last} is ready, but its all-reduce does not begin before "
-                + (f"that of {event['name']} is ready, too" if event["e"] == "ready" else "the backward pass is over"),
+                + (
+                    f"the gradient of {event['name']} is ready, too"
+                    if event["e"] == "ready"
+                    else "the backward pass is over"
+                ),
                 f"{ready} all-reduces started",
                 begun,
                 rank,
@@ -680,7 +680,7 @@ def test_todo5_buckets(student):
     (seen,) = student.call(fills_on_rank, world=1, group=False, fills=fills).evidence
     for (sizes, cap), (buckets, left) in zip(fills, seen, strict=True):
         what = f"assign_buckets({sizes}, {cap})"
-        expect(isinstance(buckets, list), f"{what} is no list of lists of indices", "lists of indices", buckets)
+        expect(isinstance(buckets, list), f"{what} is not a list of lists of indices", "lists of indices", buckets)
         flat = [index for bucket in buckets for index in bucket]
         expect(
             sorted(flat) == list(range(len(sizes))),
@@ -772,8 +772,8 @@ def bucketed_on_rank(code, rank, world, seed, cap, steps):
         ),
         (
             "while len(works) < len(buckets) and missing[len(works)] == 0:"
-            " works.append(dist.all_reduce(vectors[len(works)], async_op=True)). In finish: fill what is not filled,"
-            " wait for each work, divide its vector, copy back (a new grad where it is None), reset the counts."
+            " works.append(dist.all_reduce(vectors[len(works)], async_op=True)). In finish: fill the gaps, wait for"
+            " each work, divide its vector, copy back (a new grad where it is None), reset the counts."
         ),
     ),
 )
@@ -950,8 +950,7 @@ def check_scaled(what, seen, right, rank, count):
         name in seen and near(seen[name], count * wanted, REL, scale) for name, wanted in right.items()
     ):
         raise Wrong(
-            f"{what}: on rank {rank}, the gradients are {count} times those of the mean over all micro-batches: they"
-            " add up",
+            f"{what}: on rank {rank}, the gradients are {count} times the mean over all micro-batches: they add up",
             "the gradient of a mean",
             f"{count} times it",
             rank,
@@ -970,7 +969,7 @@ def weighted_on_rank(code, rank, world, seed):
     merciless_messages()
     seen = []
     for counts in (COUNTS, (2, 2, 2)):
-        model = made_model().eval()  # a batch norm of the whole batch differs from that of its shares
+        model = made_model().eval()  # a batch norm over the whole batch differs from one over each part
         loss = (
             model(*micro_batch(seed, 0, samples=counts[rank]))
             if counts[rank]
@@ -1135,12 +1134,14 @@ def test_todo9_torch(student):
     sizes, first = gradient_bytes(), dict(made_model().named_parameters())
     for case, passes in enumerate(TORCH):
         what = f"with_torch on {len(passes)} micro-batches" + (
-            ", of which rank 1 uses a layer in the first only" if case else ", of which two are the same"
+            ", and rank 1 uses a layer in the first only" if case else ", and two of them are the same"
         )
         right = student.reference(serial, passes=passes, seeds=[*seeds])
         for rank, seen in enumerate(ranks):
             equal = all(torch.equal(seen[case]["weights"][name], weight) for name, weight in first.items())
-            expect(equal, f"{what}: rank {rank} has other weights than rank 0", "rank 0's weights", "different", rank)
+            expect(
+                equal, f"{what}: the weights of rank {rank} and of rank 0 differ", "rank 0's weights", "different", rank
+            )
         for rank, seen in enumerate(ranks):
             mine = seen[case]
             expect(

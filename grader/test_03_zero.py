@@ -3,7 +3,7 @@
 | TODO | achievement                             | evidence                                                                                       | needs   |
 |------|-----------------------------------------|------------------------------------------------------------------------------------------------|---------|
 | 1    | bytes a rank holds, predicted           | the formulas                                                                                   |         |
-| 2    | a tensor cut into shards, and joined    | values; who shares memory with whom; bytes of a shard                                          |         |
+| 2    | a tensor cut into shards, and joined    | values; which tensors share memory; bytes of a shard                                          |         |
 | 3    | many tensors by one collective          | values and number of collectives on 3 and 2 ranks, in float32 and float64                      | 2       |
 | 4    | stage 1: each rank steps its part       | bytes held, bytes sent, losses of AdamW over 10 steps on 2 ranks; weights under SGD on 3       | 2, 3    |
 | 5    | the state dictionary of a plain optimizer | beside one process's; loaded into a new optimizer, and gone on with                          | 2, 3    |
@@ -16,7 +16,7 @@
 The model is the course's, so small that 2 and 3 ranks divide few of its sizes, and with a parameter of one number, of
 which some ranks have nothing. With `odd`, its head is tied and some of its parameters are frozen.
 
-Bytes are those of live storages just before the second step, and after its other backward passes. A rank's share of a
+Bytes are counted in live storages just before the second step, and after its other backward passes. A rank's share of a
 tensor has n / N numbers, rounded up; the padding of the last ranks may exist or not.
 """  # noqa: E501
 
@@ -134,7 +134,7 @@ def share(shapes, world):
 
 
 def own(shapes, world, rank):
-    """The same, without what is filled up."""
+    """The same, without padding."""
     sizes = [(math.prod(shape), math.ceil(math.prod(shape) / world)) for shape in shapes]
     return sum(min(size, max(0, n - rank * size)) for n, size in sizes)
 
@@ -303,7 +303,7 @@ def test_todo2_shards(student):
             )
             expect(
                 near(found["shards afterwards"][r], right),
-                f"{what}: a shard changes when the tensor is written to: it has no memory of its own",
+                f"{what}: a shard changes when the tensor is written to: its memory is not its own",
                 right,
                 found["shards afterwards"][r],
                 r,
@@ -451,7 +451,7 @@ def check_one_collective(name, op, calls, world, most):
 
 
 class Probe:
-    """What is whole, at the moments that count."""
+    """Which tensors are whole, at the moments that count."""
 
     def __init__(self, model, stage):
         self.model, self.weights, self.gradients = model, {}, 0
@@ -600,7 +600,7 @@ def train_on_rank(code, rank, world, seed, stage, kind, odd, layers, steps, pass
 
 
 def stateless(model, optimizer, inner):
-    """Names of the parameters of which the inner optimizer has no state after its steps, not even an empty one."""
+    """Names of the parameters for which the inner optimizer has no state after its steps, not even an empty one."""
     names = {p: name for name, p in model.named_parameters()}
     return [names[p] for p, part in zip(optimizer.parameters, optimizer.parts) if part not in inner.state]
 
@@ -633,7 +633,7 @@ HINTS = {
     ("sent", "weights"): "After the step a rank has new numbers only in its part. Which numbers do the others lack?",
     "collectives": "Several tensors can be sent in one call, one behind the other.",
     "leaves": "A result of autograd is not a leaf. A leaf can use its memory; and its gradient must be requested.",
-    "options": "A group is a dictionary. What else is in it, besides its parameters?",
+    "options": "A group is a dictionary. What else is in it, apart from parameters?",
 }
 
 
@@ -644,7 +644,7 @@ def check_held(told, seen, limits, rank, whole):
     for kind in ("gradients", "weights", "optimizer"):
         least, most = limits[kind]
         what = "optimizer state" if kind == "optimizer" else kind
-        due = f"its share is {most:,}" if most < whole[kind] else f"all of it is {most:,}"
+        due = f"its share is {most:,}" if most < whole[kind] else f"the whole is {most:,}"
         more = f"{seen[kind]:,} bytes of {what}; {due}" + (
             ": they are views of something larger, or exist twice" if most >= whole[kind] else ""
         )
@@ -805,9 +805,9 @@ def check_weights(told, ranks, right, sharded):
             )
 
 
-# (optimizer, ranks, tied and frozen, layers, steps, backward passes a step). The step of stage 2 is that of stage 1,
-# so there it is the gradients that count. Stage 3 has two blocks in one trial, since with one alone a unit is all
-# there is.
+# (optimizer, ranks, tied and frozen, layers, steps, backward passes a step). The step of stage 2 is stage 1's, so
+# there it is the gradients that count. Stage 3 has two blocks in one trial, since with one alone a unit is all there
+# is.
 TRIALS = {
     1: (("AdamW", 2, False, 1, 10, 1), ("SGD", 3, True, 1, 2, 1)),
     2: (("SGD", 3, True, 1, 3, 2),),
@@ -899,7 +899,7 @@ def test_todo4_stage_1(student):
         where = f"parts_in_groups for rank {rank} of 3"
         expect(
             mine["options"] == [{"lr": 0.5, "weight_decay": 0.1}, {"lr": 0.25}],
-            f"{where}: the groups' options are not those of the groups given",
+            f"{where}: the groups' options differ from those that were given",
             [{"lr": 0.5, "weight_decay": 0.1}, {"lr": 0.25}],
             mine["options"],
             rank,
@@ -1061,7 +1061,7 @@ def lengths_apart(state, parts):
         for name, value in values.items():
             if torch.is_tensor(value) and value.dim() and value.numel() != parts[number].numel():
                 has = f"this rank's part has {parts[number].numel()}"
-                return f"{value.numel()} numbers of {name} for parameter {number}, of which {has}"
+                return f"{value.numel()} numbers of {name} for parameter {number}, but {has}"
     return ""
 
 
@@ -1138,12 +1138,12 @@ def test_todo5_state(student):
 
 
 def check_saved(told, saved, plain, rank):
-    """A saved state is that of a plain optimizer: its groups, parameters, shapes and numbers."""
+    """A saved state equals a plain optimizer's: its groups, parameters, shapes and numbers."""
     expect(
         len(saved["param_groups"]) == 2
         and [group["params"] for group in saved["param_groups"]]
         == [group["params"] for group in plain["param_groups"]],
-        f"{told}, the saved groups are not those of a plain optimizer",
+        f"{told}, the saved groups differ from a plain optimizer's",
         [group["params"] for group in plain["param_groups"]],
         [group.get("params") for group in saved["param_groups"]],
         rank,
@@ -1160,15 +1160,15 @@ def check_saved(told, saved, plain, rank):
             got = saved["state"][number].get(name)
             expect(
                 got is not None and got.shape == value.shape,
-                f"{told}, the saved {name} of parameter {number} is not as large as that of a plain optimizer",
+                f"{told}, the saved {name} of parameter {number} has a different size from a plain optimizer's",
                 tuple(value.shape),
                 None if got is None else tuple(got.shape),
                 rank,
             )
-            # Where the gradient is nearly zero, so are the averages: compared with the largest of their kind.
+            # Where the gradient is nearly zero, the averages are, too: compared with the largest of their kind.
             expect(
                 bool((got - value).abs().max() <= REL * max(value.abs().max(), 1e-4)),
-                f"{told}, the saved {name} of parameter {number} is not that of a plain optimizer",
+                f"{told}, the saved {name} of parameter {number} differs from a plain optimizer's",
                 value,
                 got,
                 rank,
@@ -1310,7 +1310,7 @@ def unit_serial(factors, dtype):
     needs=(2, 3),
     why=(
         "In stage 3 a weight exists for as long as its layer computes, and no longer. If it is freed in name only,"
-        " because a view or autograd keeps it, the memory is that of stage 2, and the extra messages are wasted."
+        " because a view or autograd keeps it, the memory is what stage 2 takes, and the extra messages are wasted."
     ),
     hints=(
         "Freeing is one line for each parameter. Making whole has three parts: gather, allocate, fill.",
@@ -1403,8 +1403,8 @@ def check_unsharded(on, seen, right, nbytes, rank):
         check_tensor(told, seen["whole"][name], weight, rank=rank, than="what the ranks' shards say")
     expect(
         seen["same"],
-        f"after unshard, rank {rank}'s module has other parameters than before: layers, hooks and the optimizer's"
-        " list refer to the old ones",
+        f"after unshard, rank {rank}'s module has different parameters now: layers, hooks and the optimizer's list"
+        " refer to the old ones",
         "the same parameters",
         "others",
         rank,
@@ -1478,7 +1478,7 @@ ACTIVATIONS = 2 * 7 + 2 * 1  # numbers that Tiny keeps for its backward pass: af
         ),
         (
             "register_forward_pre_hook and register_forward_hook; in the latter, if output.requires_grad:"
-            " output.register_hook(lambda gradient: unshard(unit)). A set of what is still missing, from which"
+            " output.register_hook(lambda gradient: unshard(unit)). A set of the missing gradients, from which"
             " register_post_accumulate_grad_hook's function takes its parameter."
         ),
     ),
@@ -1636,7 +1636,7 @@ def check_masters(told, mine, rank):
     )
     expect(
         mine["groups"] == [{"lr": 0.01, "weight_decay": 0.3}, {"lr": 0.02, "weight_decay": 0.0}],
-        f"{told}: the groups' options are not those of the groups given",
+        f"{told}: the groups' options differ from those that were given",
         "lr and weight_decay as given",
         mine["groups"],
         rank,
@@ -1682,7 +1682,7 @@ def check_mixed_messages(told, calls, events, numbers_sent, rank):
 
 
 def check_mixed_numbers(told, steps, ranks, right):
-    """The masters are those of one process, and the weights are the masters, rounded."""
+    """The masters are one process's, and the weights are the masters, rounded."""
     for name, master in right["masters"].items():
         moved = (master - right["first"][name]).norm()
         seen = put_together([mine["masters"][name] for mine in ranks], master.shape)
@@ -1719,8 +1719,8 @@ def check_mean_in_float32(student):
         # numbers in a different order, and masters that are rounded to float32, differ by 1e-6 of it and less.
         expect(
             near(seen - right["first"][name], master - right["first"][name], REL, MOVED),
-            f"SGD on {world} ranks, weights in bfloat16: after a step the masters of {name} are not those of one"
-            " process, which takes the mean of the gradients in float32",
+            f"SGD on {world} ranks, weights in bfloat16: after a step the masters of {name} differ from one"
+            " process's, which takes the mean of the gradients in float32",
             f"moved by {moved:.6g}",
             f"moved by {(seen - right['first'][name]).norm():.6g}, and {(seen - master).norm():.2g} away",
             hint="A mean is a sum and a division. In which dtype is each of them?",

@@ -20,7 +20,7 @@ The first loss proves nothing: the gradient of every parameter is compared, and 
 Parameters are compared by name where the student's module has the serial module's names, and otherwise by what the
 module does after the steps.
 
-Ranks all work on the same samples. Bytes are those of live storages; bytes sent are those of rings.
+Ranks all work on the same samples. Bytes held are counted in live storages, bytes sent as rings send them.
 
 To start ranks takes longer than most of what is asked of them. So all jobs of a check are done in one run, on as many
 ranks as it needs and then on ever fewer.
@@ -174,7 +174,7 @@ def test_todo1_even(student):
         "layer), the norms' outputs, and the rest of the stream. Which groups does each way divide?",
         "A column-parallel layer needs its whole input again, to find the gradient of its weight. With sequence "
         "parallelism, that input is what `gather_sequence` returned: all tokens.",
-        "4 * batch * length * dim times the sum of three groups, 12, 2 and 2, of which some are divided by world.",
+        "4 * batch * length * dim times the sum of three groups, 12, 2 and 2; some of them are divided by world.",
     ),
 )
 def test_todo10_activations(student):
@@ -240,7 +240,7 @@ def test_todo13_paying(student):
                     right["largest_worthwhile", (products, nbytes, per_node, within, between, least)] = answer
                     answers.add(answer)
     student.premise(len(answers) > 3, "the same answer always")
-    # Just as much as the least, in numbers of which each sum and each quotient is exact.
+    # Just as much as the least, in numbers whose sums and quotients are all exact.
     link, nbytes = (2.0**-10, 2.0**30), 2.0**20
     alone = 2 * 0.5 * block_seconds(1.0, nbytes, 2, 2, link, link)
     right["largest_worthwhile", (((1, alone), (2, 1.0)), nbytes, 2, link, link, 0.5)] = 2
@@ -290,7 +290,7 @@ def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned, zer
     except RuntimeError as error:
         if "invalid gradient" not in str(error):
             raise
-        fault = "of another shape than x"
+        fault = "not of x's shape"
     if not all_right(fault):
         return seen | {"gradient fault": fault}
     seen["untouched"] = [torch.equal(x, kept[0]), torch.equal(upstream, kept[1])]
@@ -431,7 +431,7 @@ def test_todo2_pair(student):
         for dtype, size, turned in kinds[: 3 if world == 3 else 1]:
             shape = [draw.randrange(2, 5), draw.randrange(2, 6), draw.randrange(2, 7)]
             nbytes = ring_bytes(size * math.prod(shape), world)
-            zeros = dtype == "bfloat16"  # what is zero counts, too, and a rank that sends none of it is waited for
+            zeros = dtype == "bfloat16"  # a zero counts, too, and a rank that sends none of it is waited for
             trials.append((world, "f", shape, shape, dtype, turned, zeros, 0, nbytes))
             trials.append((world, "g", shape, shape, dtype, turned, zeros, nbytes, 0))
     check_border(student, trials, right)
@@ -483,7 +483,8 @@ def test_todo8_sequence(student):
 # ---------------------------------------------------------------------------------------------------
 # TODOs 3 to 6: layers
 
-# By the last names of a parameter: along which dimension it is cut. What is not here is whole on every rank.
+# By the last names of a parameter: along which dimension it is cut. A parameter that is not listed is whole on every
+# rank.
 CUT = {"q.weight": 0, "k.weight": 0, "v.weight": 0, "up.weight": 0, "up.bias": 0, "out.weight": 1, "down.weight": 1,
        "head.weight": 0, "token_embedding.weight": 0}  # fmt: skip
 LAYER = {
@@ -681,13 +682,9 @@ def check_layers(student, jobs, more=()):
         nbytes = 4 * right["y"].numel()
         forward = 0 if kind == "column" else ring_bytes(nbytes, world)
         backward = ring_bytes(nbytes, world) if kind in ("mlp", "attention") else 0
-        why = "this layer sends nothing there" if not forward else "one all-reduce of the output is all that is needed"
+        why = "this layer sends nothing there" if not forward else "one all-reduce of the output is enough"
         check_sent(f"{told}, forward", marked[1], forward, forward, why)
-        why = (
-            "one all-reduce of the input's gradient is all that is needed"
-            if backward
-            else "this layer sends nothing there"
-        )
+        why = "one all-reduce of the input's gradient is enough" if backward else "this layer sends nothing there"
         check_sent(f"{told}, backward", marked[3], backward, backward, why)
     return done
 
@@ -868,7 +865,7 @@ def test_todo3_linear(student):
     right = student.reference(serial_joined, seed=seed)
     told = "RowLinear given another `join` than g"
     expect(not seen["fault"], f"{told} returns {seen['fault']}", tuple(right.shape), seen["fault"])
-    check_tensor(f"the output of {told}", seen["y"], right, REL, than="what comes of it, with the bias added last")
+    check_tensor(f"the output of {told}", seen["y"], right, REL, than="the result, with the bias added last")
 
 
 def joined_on_rank(code, rank, world, own, seed):
@@ -1155,8 +1152,8 @@ def loss_on_rank(code, rank, world, own, **trial):
     ),
     hints=(
         (
-            "First the maximum, with a collective of its own. Then, from logits minus the maximum, each "
-            "rank's part of two sums: the exponentials, and the target's logit."
+            "First the maximum, with its own collective. Then, from logits minus the maximum, each rank's part of two"
+            " sums: the exponentials, and the target's logit."
         ),
         (
             "Take the maximum of detached logits, with ReduceOp.MAX. The target's logit: gather at y - first "
@@ -1164,8 +1161,8 @@ def loss_on_rank(code, rank, world, own, **trial):
             "stacked, they are one message."
         ),
         (
-            "A token's loss is log of the one sum minus the other. The mean is over the targets that are not "
-            "`ignore`, of which there may be none: clamp(min=1)."
+            "A token's loss is log of the one sum minus the other. The mean is over the targets that are not `ignore`;"
+            " there may be none: clamp(min=1)."
         ),
     ),
 )
@@ -1466,7 +1463,7 @@ def small(seed):
 )
 def test_todo9_finished(student):
     jobs = [training_job(student, world, sequence=True) for world in (2, 3, 4)]
-    # In a run of its own: where shards are added up, too, the model stops before anybody is told so.
+    # In a separate run: where shards are added up, too, the model stops before anybody is told so.
     done = in_one_run(student, [(world, finished_on_rank, {}, None) for world in (2, 3)])
     for world, _, ranks, _ in done[finished_on_rank]:
         numbers = [small(seed) for seed in student.seeds(3)[:world]]
@@ -1513,7 +1510,7 @@ def norm_on_rank(code, rank, world, own, common, dtype):
     return seen
 
 
-SHARDS = 1, 3, 4, 5  # many enough that a message for each is more than is due
+SHARDS = 1, 3, 4, 5  # many enough that a message for each is too many
 ZERO = 7
 CHOSEN = (range(7), SHARDS, (0, 2), (6,), (ZERO,))
 
@@ -1606,7 +1603,7 @@ def test_todo11_norm(student):
 PLACES = ("embedding", "attention", "hidden", "residual")
 
 
-MANY = 64  # ranks, of which rank 0 asks for each one's generator: to make one takes no other rank
+MANY = 64  # ranks; rank 0 asks for the generator of each: to make one takes no other rank
 
 
 def dropped_on_rank(code, rank, world, seed, p):
@@ -1621,7 +1618,7 @@ def dropped_on_rank(code, rank, world, seed, p):
     for generator in made:
         for _ in range(2):
             x_ = x.clone().requires_grad_()
-            # Whoever draws from the common source of all, and not from the generator, draws the same again.
+            # An answer that draws from the common source, and not from the generator, draws the same again.
             torch.manual_seed(5)
             y = code.dropout(x_, p, generator)
             seen["fault"] = (

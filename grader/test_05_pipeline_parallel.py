@@ -735,7 +735,7 @@ def spoken_passes(passes):
 
 
 def made_tokens(rows, length, counted):
-    """Tokens, and targets of which in row r the first counted[r] count."""
+    """Tokens, and targets; in row r the first counted[r] of them count."""
     draw = torch.Generator().manual_seed(rows)
     x, y = torch.randint(23, (2, rows, length), generator=draw)
     for row, n in enumerate(counted):
@@ -1140,7 +1140,7 @@ def test_todo4_gpipe_and_times(student):
     draw = student.draw("times")
     with hinted("GPipe: every rank does the same, in the same order."):
         check_gpipe(student, draw)
-    # Seconds that are not whole: what is rounded on the way shows.
+    # Seconds that are not whole: any rounding on the way shows.
     seconds = {kind: n / 8 + 0.03 for kind, n in zip("FBIW", draw.sample(range(1, 80), 4))}
     schedules = [gpipe_schedule(3, 4)]
     schedules += [
@@ -1330,7 +1330,7 @@ def sizes_drawn(draw, dtype="float32"):
 
 
 def name_of(trial):
-    """What is executed, in words."""
+    """The schedule that is executed, in words."""
     schedule, v, m = trial["schedule"], trial["v"], trial["m"]
     p = len(schedule)
     chunks = f" with {v} chunks each" if v > 1 else ""
@@ -1508,7 +1508,7 @@ def check_kept(told, trial, seen, rank):
     expect(
         seen["most"] <= most * unit + stream,
         f"{told}: rank {rank} keeps {seen['most']:,} bytes of activations at once, of {seen['most'] / unit:g} passes;"
-        f" in the schedule at most {most} are alive: what is kept after a backward pass?",
+        f" in the schedule at most {most} are alive: what stays after a backward pass?",
         f"{most * unit:,} bytes",
         f"{seen['most']:,} bytes",
         rank,
@@ -1610,7 +1610,7 @@ def execute_trial(code, rank, world, seed, schedule, v, m, rows, width, dtype, g
 
 
 def refused_on_rank(code, rank, world, schedule):
-    """A schedule that gets stuck: what is raised, and whether a stage was called before."""
+    """A schedule that gets stuck: its error, and whether a stage was called before."""
     watch = []
     stage = Work(rank, 1, 3, torch.float32, tell=lambda **about: watch.append(about["kind"]))
     xs = inputs_of(0, 2, 2, 3, torch.float32)
@@ -1651,7 +1651,7 @@ def check_trial(told, trial, events, ranks, right):
     schedule, p, v = trial["schedule"], len(trial["schedule"]), trial["v"]
     for rank, mine in enumerate(events):
         if len(notes(mine, ("forward", "back"))) < sum(kind != "W" for kind, *_ in schedule[rank]):
-            check_order(told, mine, trial, rank)  # what is not done may leave messages in flight
+            check_order(told, mine, trial, rank)  # an action left out may leave messages in flight
     sound(told, events)
     one = trial["rows"] * (1 + trial["width"]) * BYTES[trial["dtype"]]
     for rank, seen in enumerate(ranks):
@@ -1661,8 +1661,8 @@ def check_trial(told, trial, events, ranks, right):
 
 
 def check_in_flight(told, trial, seen, rank, one):
-    """What is passed on is kept while it is alive, and while its message is in flight. Half of the micro-batches are
-    more than any bound that does not grow with them, if they are many.
+    """A tensor that is passed on is kept while it is alive, and while its message is in flight. Half of the
+    micro-batches are more than any bound that does not grow with them, if they are many.
     """
     alive, m = most_alive(trial["schedule"][rank], "BW"), trial["m"]
     if m >= MANY:
@@ -1702,7 +1702,7 @@ MANY = 24
         (
             "for tick in in_ticks(schedule): if this rank has an action, fetch what arrived under its key, wait, act."
             " Then one loop over the tick's items with three cases: both ends are mine, I send, I receive. After the"
-            " last tick, wait for what is left, and return the worker's losses in the order of the micro-batches."
+            " last tick, wait for the messages left, and return the worker's losses in the order of the micro-batches."
         ),
     ),
 )
@@ -1874,8 +1874,8 @@ def check_length(told, schedule, limits, whose):
         ),
         (
             "Two lists of actions, forward and backward, of m · v each. A rank's schedule is a slice of the first list,"
-            " then pairs from both, then what is left of the second; the text says how long the slice is, and it cannot"
-            " be longer than the list."
+            " then pairs from both, then the rest of the second; the text says how long the slice is, and it cannot be"
+            " longer than the list."
         ),
     ),
 )
@@ -1958,7 +1958,7 @@ class Body(nn.Module):
         self.embedding = nn.Embedding(7, 5) if first else None
         self.layers = nn.ModuleList(Layer(5, draw, torch.float32, watch) for _ in range(3))
         self.shift, self.norm = Shift(), nn.LayerNorm(5)
-        self.scale = nn.Parameter(torch.randn(5, generator=draw))  # a weight of its own, beside its children's
+        self.scale = nn.Parameter(torch.randn(5, generator=draw))  # its own weight, beside its children's
         for number, layer in enumerate(self.layers):
             layer.tell = lambda kind, number=number: tell.append([kind, number])
         if frozen:
@@ -2210,7 +2210,7 @@ def check_split_length(told, schedule, p, m):
 def test_todo11_predictions(student):
     draw = student.draw("predictions")
     times, alive = predicted_times(draw), predicted_memory()
-    # Sums of a few numbers of float64, and a difference of two that may be close to one another.
+    # Sums of a few numbers of float64, and a difference of two that may be close to each other.
     with hinted("For GPipe, work it out by hand: one rank's work, plus what p - 1 ranks add before it comes back."):
         right = {key: answer for key, answer in times.items() if answer != 0}
         check_answers(student, right, rel=1e-6, wrong="is not what the schedule gives")
@@ -2336,9 +2336,9 @@ def evaluated_alone(seeds, v, m, rows, width, dtype):
     further=True,
     needs=(4, 5, 6),
     why=(
-        "A rank that prints a loss of its own prints a number that is not the loss, and if ranks choose the best"
-        " checkpoint by such numbers, they stop at different steps. An evaluation that keeps activations, as training"
-        " must, needs more memory than training itself."
+        "A rank that prints its own loss prints a number that is not the loss, and if ranks choose the best checkpoint"
+        " by such numbers, they stop at different steps. An evaluation that keeps activations, as training must, needs"
+        " more memory than training itself."
     ),
     hints=(
         (
@@ -2442,7 +2442,7 @@ def check_evaluation(told, events, ranks, right, v, m, how):
         expect(seen["grads"], f"{told}: after it autograd is off on rank {rank}", "on", "off", rank)
     nbytes = how["rows"] * (1 + how["width"]) * BYTES[how["dtype"]]
     sizes = bytes_between(world, v, (2 * m + 1) * nbytes, back=False)
-    # The loss may be told by messages: 8 bytes, or two numbers.
+    # The loss may be sent in messages: 8 bytes, or two numbers.
     check_messages(told, events, sizes, collectives_allowed=True, more=16)
 
 

@@ -613,7 +613,7 @@ def test_todo3_exchange(student):
 # ---------------------------------------------------------------------------------------------------
 # TODO 4: the way back, and gradients
 
-# (ranks, experts a rank, choices, ranks of a group, which rank has no tokens)
+# (ranks, experts per rank, choices, ranks of a group, which rank has no tokens)
 JOURNEYS = (
     (1, 3, 2, 1, None),
     (2, 1, 1, 2, None),
@@ -1017,7 +1017,7 @@ def test_todo6_balance(student):
                 dtype=torch.float32,
                 wrongs={
                     "a mean of the ranks' own losses": torch.tensor(sum(local) / world),
-                    "of its own tokens alone": torch.tensor(local[rank]),
+                    "of this rank's tokens alone": torch.tensor(local[rank]),
                 },
             )
             if not ns[rank]:
@@ -1517,7 +1517,7 @@ def check_loss(told_size, ranks, number, due):
 
 
 def in_serial(name, rank, spread, each):
-    """What the serial model calls a parameter of this rank's."""
+    """The serial model's name for a parameter of this rank."""
     parts = name.split(".")
     if "experts" in parts:
         place = parts.index("experts") + 1

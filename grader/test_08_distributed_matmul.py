@@ -147,7 +147,7 @@ def check_kept(told, ranks):
 
 
 def check_moved(told, events, most, why, whose="sends"):
-    """`most` has the bytes of each rank; those of rings, so that there are fractions of bytes."""
+    """`most` has the bytes of each rank; rings give fractions of bytes."""
     for rank, limit in enumerate(most):
         found = moved_by(events[rank], rank)
         expect(
@@ -231,9 +231,9 @@ def places_on_rank(code, rank, world, lengths, shapes):
             "axis differ by the product of all later sides."
         ),
         (
-            "A piece starts after the pieces before it, of which the first few are longer. The remainders of "
-            "divmod come last axis first. A line starts at the rank whose coordinate on this axis is 0, and "
-            "goes on in steps of one stride."
+            "A piece starts after the pieces before it, of which the first few are longer. The remainders of divmod"
+            " come last axis first. A line starts at the rank whose coordinate on this axis is 0, and goes on in steps"
+            " of one stride."
         ),
     ),
 )
@@ -594,7 +594,7 @@ def cannon_case(plan, rank):
     if rank < ranks:
         held, (y, *_) = two_axes_blocks(x, w, dy, (side, side), rank)
         case["blocks"] = [given(t) for t in held]
-        if ranks == 9:  # with fewer, a whole row of blocks is no more than what one may hold
+        if ranks == 9:  # with fewer, a rank may hold a whole row of blocks
             blocks = largest(k, side) * (held[0].shape[0] + held[1].shape[1])
             numbers = held[0].numel() + held[1].numel() + 2 * blocks + 2 * y.numel()
             case["limit"] = numbers * (4 if dtype == "float32" else 8)
@@ -694,8 +694,8 @@ def summa_on_rank(code, rank, world, todo):
             "dW's panel, reduced along my column."
         ),
         (
-            "For each panel: y_mn += x_panel(…) @ w_panel(…). Backward, each of the two products is followed "
-            "by dist.reduce to the owner, who writes it into its block, counted from where the block starts."
+            "For each panel: y_mn += x_panel(…) @ w_panel(…). Backward, each of the two products is followed by"
+            " dist.reduce to the owner, which writes it into its block, counted from where the block starts."
         ),
     ),
 )
@@ -1417,7 +1417,9 @@ def test_todo7_best_grid(student):
             )
         fastest = min(all_of_them, key=all_of_them.get)
         chosen = tuple(best) if isinstance(best, list) else best
-        expect(chosen in all_of_them, f"best_grid for {world} ranks is no grid of {world} ranks", fastest, best)
+        expect(
+            chosen in all_of_them, f"best_grid for {world} ranks does not return a grid of {world} ranks", fastest, best
+        )
         expect(
             math.isclose(all_of_them[chosen], all_of_them[fastest], rel_tol=1e-9),
             f"best_grid for m, dim, hidden = {sizes} on {world} ranks is not the fastest one: it takes "
@@ -1445,7 +1447,7 @@ def check_factorings(world, found):
     right = all_boxes(world)
     expect(
         isinstance(found, list) and all(isinstance(shape, list) for shape in found),
-        f"factorings({world}) is no list of grids",
+        f"factorings({world}) is not a list of grids",
         f"{len(right)} grids",
         found,
     )

@@ -4,7 +4,7 @@
 |------|--------------------------------------------|-----------------------------------------------------------------|-------|
 | 1    | bytes between nodes, the best order        | the count, for drawn boxes, nodes and bytes; the order's bytes, also where a rule is wrong |       |
 | 2    | the mesh; neighbours in the pipeline       | meshes on 8, 6 and 5 ranks, wherever "pp" stands                | 1     |
-| 3    | who reads which samples, which tokens      | samples by rank over two epochs; tokens and their places        |       |
+| 3    | the samples and tokens of each rank      | samples by rank over two epochs; tokens and their places        |       |
 | 4    | each axis's gradients                      | the table; all gradients of a model on 1, 3, 6 and 8 ranks beside one process's; bytes sent | 2 |
 | 5    | the norm of the whole gradient             | the norm, for drawn gradients in pieces; bytes sent             |       |
 """  # noqa: E501
@@ -46,7 +46,7 @@ AXES = ("pp", "dp", "shard", "cp", "tp")
 
 
 def box(sizes):
-    """Each rank's place, by axis. The sizes stand in the order of the axes."""
+    """Each rank's place, by axis. The sizes are in the order of the axes."""
     places = itertools.product(*(range(size) for size in sizes.values()))
     return [dict(zip(sizes, place)) for place in places]
 
@@ -59,7 +59,7 @@ def line_of(rank, sizes, axis):
 
 
 def crossing(sizes, sent, per_node, rings=("dp", "shard", "cp", "tp"), both_ways=("pp",)):
-    """Bytes between nodes; the sizes stand in the order of the axes."""
+    """Bytes between nodes; the sizes are in the order of the axes."""
     total = 0.0
     for axis in sizes:
         lines = {tuple(line_of(rank, sizes, axis)) for rank in range(math.prod(sizes.values()))}
@@ -90,7 +90,7 @@ def spoken_mesh(sizes):
 @contextmanager
 def on_meshes(todo: list[dict], hint: str) -> Iterator[None]:
     """A fault in here tells on which mesh it came. The rank code marks each case's start and end. `hint`: for a
-    pipeline whose ranks wait for one another.
+    pipeline whose ranks wait for each other.
     """
     try:
         yield
@@ -197,7 +197,7 @@ def test_todo1_orders(student):
     student.premise(len(bests) > 2, "always the same order")
     (seen,) = student.call(orders_on_rank, world=1, group=False, asked=questions).evidence
     for (sizes, sent, node, orders), found in zip(questions, seen, strict=True):
-        told = f"{spoken(sizes)}, {node} ranks a node, sending {sent}"
+        told = f"{spoken(sizes)}, {node} ranks per node, sending {sent}"
         for order, count in zip(orders, found["bytes"], strict=True):
             placed = {axis: sizes[axis] for axis in order}
             right = crossing(placed, sent, node)
@@ -221,12 +221,12 @@ def test_todo1_orders(student):
                     hint=look if "pp" in taken else "",
                 )
     for (sizes, sent, node, _), found in zip(questions, seen, strict=True):
-        told = f"{spoken(sizes)}, {node} ranks a node, sending {sent}"
+        told = f"{spoken(sizes)}, {node} ranks per node, sending {sent}"
         counts = {tuple(order): crossing(order, sent, node) for order in all_orders(sizes)}
         best = tuple(found["best"]) if isinstance(found["best"], list) else found["best"]
         fewest = min(counts, key=counts.get)
         with hinted("What does bytes_between_nodes say of each order? No rule knows all lines and all nodes."):
-            expect(best in counts, f"best_order is no order of the axes of {told}", fewest, best)
+            expect(best in counts, f"best_order does not return an order of the axes of {told}", fewest, best)
             expect(
                 math.isclose(counts[best], counts[fewest], rel_tol=1e-9),
                 f"best_order is not the one that sends the fewest bytes between nodes, for {told}",
@@ -264,7 +264,7 @@ def meshes_on_rank(code, rank, world, wanted, given):
         ),
         (
             "best_order gives the names; look up each name's size. The line: dist.get_process_group_ranks of "
-            'the group of "pp"; my place on it: mesh.get_local_rank("pp"). line[-1] is no neighbour of the '
+            'the group of "pp"; my place on it: mesh.get_local_rank("pp"). line[-1] is not next to the '
             "first."
         ),
         (
@@ -276,7 +276,13 @@ def meshes_on_rank(code, rank, world, wanted, given):
 def test_todo2_mesh(student):
     draw = student.draw("meshes")
     traffic = {"pp": 1.0, "dp": 20.0, "shard": 50.0, "cp": 90.0, "tp": 300.0}
-    odd = {"pp": 300.0, "dp": 90.0, "shard": 50.0, "cp": 20.0, "tp": 1.0}  # no model; but who sends most sits closest
+    odd = {
+        "pp": 300.0,
+        "dp": 90.0,
+        "shard": 50.0,
+        "cp": 20.0,
+        "tp": 1.0,
+    }  # no model; but the axis that sends most is closest
     for world, boxes in (
         (8, [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 2, "cp": 1, "tp": 4}, {"pp": 4, "shard": 2},
              {"dp": 8, "tp": 1, "pp": 1}]),
@@ -294,7 +300,7 @@ def test_todo2_mesh(student):
         ranks = student.call(meshes_on_rank, world=world, wanted=wanted, given=given).evidence
         for rank, seen in enumerate(ranks):
             for (sizes, sent, node), mesh in zip(wanted, seen["meshes"], strict=True):
-                told = f"make_mesh for {spoken(sizes)} with {node} ranks a node, sending {sent}"
+                told = f"make_mesh for {spoken(sizes)} with {node} ranks per node, sending {sent}"
                 expect(mesh["kind"] == "DeviceMesh", f"{told}, is no mesh", "a DeviceMesh", mesh["kind"], rank)
                 shape = torch.tensor(mesh["ranks"]).shape
                 found = dict(zip(mesh["names"], shape))
@@ -321,7 +327,7 @@ def test_todo2_mesh(student):
                 right = [line[stage - 1] if stage else None, line[stage + 1] if stage + 1 < len(line) else None]
                 expect(
                     found == right,
-                    f"stage_neighbours of rank {rank} on a mesh of {spoken(sizes)} are others",
+                    f"stage_neighbours of rank {rank} on a mesh of {spoken(sizes)} are different ones",
                     tuple(right),
                     tuple(found) if isinstance(found, list) else found,
                     rank,
@@ -452,8 +458,8 @@ def check_samples(case, ranks):
     ):
         check_sampler(case, ranks, told)
     with hinted(
-        "Which dimension of a batch are its tokens? Number those of a whole sequence: which numbers has the second part"
-        " of two?"
+        "Which dimension of a batch are its tokens? Number the tokens of a whole sequence: which numbers has the second"
+        " part of two?"
     ):
         check_tokens(case, ranks, told)
 
@@ -515,7 +521,7 @@ def check_tokens(case, ranks, told):
             )
             expect(
                 part.shape == right.shape and bool((part == right).all()),
-                f"my_tokens of sequences of {x.shape[1]} {told}: the {name} of rank {rank} are others",
+                f"my_tokens of sequences of {x.shape[1]} {told}: the {name} of rank {rank} are wrong",
                 f"{tuple(right.shape)}: {right.flatten().tolist()[:8]}",
                 f"{tuple(part.shape)}: {part.flatten().tolist()[:8]}",
                 rank,
@@ -606,7 +612,7 @@ def serial_gradients(case, parts=1):
 
 
 def must_add_up(student, case):
-    """A premise: where each rank has seen a part of the tokens, its gradients are not those of all."""
+    """A premise: where each rank has seen a part of the tokens, its gradients do not contain the others'."""
     sizes = case["sizes"]
     parts = math.prod(sizes.get(axis, 1) for axis in ("dp", "shard", "cp")) * sizes["tp"] ** case["sequence_parallel"]
     whole, own = (student.reference(serial_gradients, case=case, parts=count) for count in (1, parts))
@@ -621,8 +627,8 @@ def must_add_up(student, case):
     further=True,
     needs=(2,),
     why=(
-        "The first loss is right whatever you do here. A sum that is missing shows as replicas that drift "
-        "apart, and one too many as a learning rate that nobody chose; Adam hides both for hundreds of steps."
+        "The first loss is right whatever you do here. A sum that is missing shows as replicas that drift apart, and"
+        " one too many as a learning rate that you did not choose; Adam hides both for hundreds of steps."
     ),
     hints=(
         (
@@ -630,9 +636,9 @@ def must_add_up(student, case):
             "that rank seen different samples, different tokens of the same samples, or exactly the same?"
         ),
         (
-            "dp and shard: average, always. cp: all hold everything, each has seen its tokens: sum. tp: only "
-            "where it is not cut, and each has used it on some tokens. pp: only what is tied. "
-            "mesh.get_group(axis) is the line; for pp it is `ends`, which may be None."
+            "dp and shard: average, always. cp: all hold everything, each has seen its tokens: sum. tp: only where it"
+            " is not cut, and each has used it on some tokens. pp: only tied parameters. mesh.get_group(axis) is the"
+            " line; for pp it is `ends`, which may be None."
         ),
         (
             "Two loops, over parameters and over the mesh's axes; due(axis, facts[name]) decides. An average "
@@ -697,7 +703,7 @@ def test_todo4_gradients(student):
             if axis == "cp" or (axis == "tp" and some and not cut) or (axis == "pp" and tied):
                 right = "sum"
             told = ", ".join(f"{name} {value}" for name, value in zip(("cut", "some", "tied"), fact))
-            expect(got == right, f'due("{axis}", …) of a parameter with {told} is another', right, got)
+            expect(got == right, f'due("{axis}", …) of a parameter with {told} is wrong', right, got)
 
 
 def check_gradients(serial, case, ranks, events):
@@ -837,7 +843,7 @@ def test_todo5_norm(student):
                     values = [draw.gauss(0, 1) for _ in range(sizes["tp"] * draw.randint(2, 4))]
                     tensors.append((f"{stage}.{name}", cut, some, False, stage, values))
             tensors.append(("table", False, True, True, 0, [draw.gauss(0, 2) for _ in range(5)]))
-            # in float64 p.grad.double() is p.grad itself, and whoever squares it in place changes the gradient
+            # in float64 p.grad.double() is p.grad itself, and squaring it in place changes the gradient
             dtype = {1: "bfloat16", 2: "float64"}.get(len(todo), "float32") if world == 8 else "float32"
             todo.append({"sizes": shuffled(draw, sizes), "dtype": dtype, "tensors": tensors})
         with on_meshes(

@@ -5,11 +5,11 @@
 | 1    | memory by kind                    | the formulas, for drawn models and plans                              |       |
 | 2    | work of a token; what each axis sends | the formulas, for drawn models and plans                          | 1     |
 | 3    | time of a step                    | the formulas, for drawn models, plans and machines                    | 1, 2  |
-| 4    | what is impossible; the best plan | plans with one thing wrong each; the time of the choice               | 1, 2, 3 |
+| 4    | impossible plans; the best plan | plans with one thing wrong each; the time of the choice               | 1, 2, 3 |
 | 5    | when to stop                      | the formulas                                                          |       |
 
-TODOs 1 to 4 have references of their own here: the planner's formulas are finer (utils/costs), and what it gives is
-not asked for.
+TODOs 1 to 4 have their own references here: the planner's formulas are finer (utils/costs), and what it gives is not
+asked for.
 """  # noqa: E501
 
 import itertools
@@ -59,7 +59,7 @@ def built(value):
 
 
 def shown(value):
-    """An argument in a verdict: of a plan, what is not as by default."""
+    """An argument in a verdict: for a plan, what differs from the default."""
     if isinstance(value, Machine):
         return value.name
     if isinstance(value, (Model, Plan)):
@@ -141,7 +141,7 @@ def drawn_machine(draw, node=None):
     node = node or draw.choice([2, 4, 8])
     inside = Link(draw.uniform(1e11, 4e11), draw.uniform(1e-6, 9e-6))
     between = Link(draw.uniform(4e9, 5e10), draw.uniform(5e-6, 4e-5))
-    name = f"a machine with {node} GPUs a node"
+    name = f"a machine with {node} GPUs per node"
     return Machine(
         name, draw.uniform(1e14, 9e14), 8e10, 2e12, node, inside, between, draw.uniform(0.3, 0.7), draw.uniform(0.5, 1)
     )
@@ -210,9 +210,8 @@ def fullest(model, plan):
             " active, times layers / pp, times min(m, pp - stage)."
         ),
         (
-            "What is held is divided by the shards of its own part: plan.shard for the dense part, of_experts"
-            " for MLPs. What is gathered is one block and the tables, before that division, and nothing if "
-            "there is one shard."
+            "Divide what a rank holds by the shards of its part: plan.shard for the dense part, of_experts"
+            " for MLPs. One block and the tables are gathered, before that division, and nothing if there is one shard."
         ),
     ),
 )
@@ -353,7 +352,8 @@ def times(model, plan, machine):
         " factor of a thousand: counting beats guessing."
     ),
     hints=(
-        "Take one axis at a time: how often in a step is it used, how many numbers are sent each time, and to whom?",
+        "Take one axis at a time: how often in a step is it used, how many numbers are sent each time, and to which"
+        " ranks?",
         (
             "A ring sends (N - 1)/N of the numbers. A rank has layers // pp blocks, and each micro-batch goes"
             " through all of them. Recomputing repeats the forward pass's collectives of tp and ep, but not of cp."
@@ -373,7 +373,7 @@ def test_todo2_sent(student):
         student,
         right,
         hints={
-            "token_flops": "What is multiplied by a token's numbers: which matrices of a block, of which experts, and"
+            "token_flops": "Which matrices multiply a token's numbers: which matrices of a block, of which experts, and"
             " which of the two tables? Then the scores."
         },
         wrongs={
@@ -515,7 +515,7 @@ def fastest_of(model, gpus, batch, machine):
 
 
 FORTY = Machine("GPUs of 40 GB, four a node", 312e12, 40e9, 1.5e12, 4, Link(250e9, 5e-6), Link(12.5e9, 10e-6), 0.5, 0.8)
-CASES = (  # those of the notebook, and the axes that each of them is about
+CASES = (  # the notebook's, and the axes that each of them is about
     (Model(768, 12, 12, 32000, 1024), 4, 64, {"dp", "shard"}),
     (Model(4096, 32, 32, 32000, 2048), 8, 64, {"shard"}),
     (Model(2048, 24, 16, 32000, 131072), 16, 2, {"cp"}),
@@ -563,7 +563,7 @@ def test_todo4_best(student):
     draw = student.draw("best")
     asked = [(model, plan, FORTY) for model, plan, _ in BROKEN]
     for model, plan, rule in BROKEN:
-        student.premise(cannot(model, plan, FORTY) == rule, f"a plan that breaks another rule than “{rule}”")
+        student.premise(cannot(model, plan, FORTY) == rule, f"a plan that breaks a different rule, not “{rule}”")
     for model, gpus, batch, about in CASES:
         plans, (best, _) = list(all_plans(model, gpus, batch)), fastest_of(model, gpus, batch, FORTY)
         solved = any(getattr(best, axis) > 1 for axis in about)
@@ -589,9 +589,7 @@ def test_todo4_best(student):
     calls = [["best_plan", [packed(part) for part in arguments]] for arguments in questions]
     (seen,) = student.call(asked_on_rank, world=1, group=False, calls=calls).evidence
     for (model, gpus, batch, machine), got in zip(questions, seen, strict=True):
-        with hinted(
-            "First leave out what why_not gives a reason for. What is left, compare by the sum of its seconds."
-        ):
+        with hinted("First leave out what why_not gives a reason for. Compare the others by the sum of their seconds."):
             check_best(model, gpus, batch, machine, got)
 
 

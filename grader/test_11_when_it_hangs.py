@@ -123,7 +123,7 @@ SHAPES = ((5,), (3, 4), (2, 2), (4, 3), (4, 3), (5,))
 
 
 def gradients(seed):
-    """One rank's gradients, whose norms are in an order of their own."""
+    """One rank's gradients, whose norms are in a shuffled order."""
     draw = torch.Generator().manual_seed(seed)
     scales = torch.rand(len(SHAPES), generator=draw) * 9 + 1
     return [torch.randn(shape, generator=draw) * scale for shape, scale in zip(SHAPES, scales, strict=True)]

@@ -4,7 +4,7 @@
 |------|------------------------------------|------------------------------------------------------------|----------------|
 | 1    | one process group                  | setup() on 2 and 3 ranks: a sum over the ranks; the backend |                |
 | 2    | rank, local rank, world size       | what setup() returns on 1 × 3 and 2 × 1 (nodes × ranks)    | 1              |
-| 3    | a device of its own                | the same, where nodes seem to have GPUs                    | 1, 2           |
+| 3    | its own device | the same, where nodes seem to have GPUs                    | 1, 2           |
 | 4    | a share of every set               | the indices that each rank's samplers yield, two epochs    |                |
 | 5–7  | three loaders                      | the samples and batch sizes they yield, given our samplers |                |
 | 8    | one model                          | first weights; gradients against one process; bytes reduced |               |
@@ -13,7 +13,7 @@
 | 11   | said once                          | whole run: the lines of each rank                          | 1, 2           |
 | 12   | saved once, without the wrapper    | who wrote; what the file holds; that it loads here         |                |
 | 13   | the group is left; the run is the serial run | whole runs on 1, 2, 3 and 4 ranks                | 1 – 12         |
-| 14   | four GPUs a node                   | the batch file's header; for PBS what its processes are told |              |
+| 14   | four GPUs per node | the batch file's header; for PBS what its processes are told |              |
 | 15   | all of them visible                | what the processes of a job see                            | 14             |
 | 16   | a place to meet                    | address and port, in two jobs on 1 and 2 nodes             |                |
 | 17   | one process for each GPU           | what each node starts, in jobs of 1 and 2 nodes            | 15, 16         |
@@ -484,8 +484,8 @@ def test_todo5_train_loader(student):
     6,
     minutes=10,
     why=(
-        "Together the ranks read the validation set once. A rank that reads all of it saves no time; one that drops its"
-        " last batch changes the loss that decides which checkpoint is the best."
+        "Together the ranks read the validation set once. A rank that reads the whole set saves no time; one that drops"
+        " its last batch changes the loss that decides which checkpoint is the best."
     ),
     hints=(
         "Like TODO 5, but nothing may be dropped.",
@@ -526,7 +526,7 @@ def gradients_on_one_process(seeds):
 
 
 def wrap_on_rank(code, rank, world, seeds):
-    """`seeds` of the weights and the batch are this rank's own; it must learn those of the others by communication."""
+    """`seeds` of the weights and the batch are this rank's own; it must learn the others' by communication."""
     model = tiny_model(seeds[0])  # different first weights on each rank: only communication can make them equal
     wrapped = code.wrap(model, torch.device("cpu"))
     first = {}
@@ -583,7 +583,7 @@ def check_wrap(student, nodes, world, seeds, own, mean):
                 seen["weights"][name],
                 ranks[0]["weights"][name],
                 rank=rank,
-                than="that of rank 0",
+                than="rank 0's",
             )
     for rank, seen in enumerate(ranks):
         for name, right in mean.items():
@@ -631,7 +631,7 @@ def draw_means(student):
 
 
 def mean_on_rank(code, rank, world, mine):
-    """`mine`: this rank's total and count of each case; it must learn those of the other ranks."""
+    """`mine`: this rank's total and count of each case; it must learn the other ranks'."""
     return [
         float(code.global_mean(torch.tensor(total, dtype=torch.float64), torch.tensor(count, dtype=torch.float64)))
         for total, count in mine
@@ -1113,7 +1113,7 @@ def check_call(job, starts):
     scripts = {ranks.script for ranks in starts}
     expect(
         scripts == {"train/ddp_training.py"},
-        f"{job}: what is started is not train/ddp_training.py in the course's folder",
+        f"{job}: the script started is not train/ddp_training.py in the course's folder",
         "train/ddp_training.py",
         ", ".join(sorted(scripts)),
     )
@@ -1220,7 +1220,7 @@ def test_todo18_nodes(student):
             a_node = header.gpus_asked(unit.text)
             expect(
                 a_node == header.GPUS,
-                f"{unit.name} asks for {a_node} GPUs per node: --gpus counts those of the whole job",
+                f"{unit.name} asks for {a_node} GPUs per node: --gpus counts the GPUs of the whole job",
                 f"{header.GPUS} on each",
                 f"{a_node} on each",
             )

@@ -14,8 +14,8 @@
 | 10   | a sharded checkpoint            | what is in it; how much each rank wrote                               |            |
 | 11   | loaded on other ranks           | saved on 4, loaded on 2 and on 1: weights, optimizer's state, position; main() after an epoch on 4 ranks, and gone on with on 4, 2 and 1 | 1 – 10 |
 
-Models here are sharded by the check itself, unless sharding is being checked: so a TODO can be judged before or
-without the others. Elements and bytes are those of padded shards: of n rows, S ranks hold ceil(n / S) each.
+Models here are sharded by the check itself, unless sharding is being checked: so a TODO can be judged before or without
+the others. Elements and bytes are counted in padded shards: of n rows, S ranks hold ceil(n / S) each.
 """  # noqa: E501
 
 import math
@@ -65,7 +65,7 @@ BUILDS = "FSDP2: grids of ranks, sharded blocks, first weights, bfloat16, recomp
 # are loaded already, and the judge, for which they would take a second, needs none of them.
 
 SIZES = TINY | {"n_layers": 2}
-DEEP = SIZES | {"n_layers": 5}  # of which a few tensors are a small part
+DEEP = SIZES | {"n_layers": 5}  # where a few tensors are a small part
 STRATEGIES = ("none", "grad", "full", "hybrid")
 
 
@@ -158,7 +158,7 @@ def test_todo1_mesh(student):
             right = [list(range(row * shards, (row + 1) * shards)) for row in range(copies)]
             expect(
                 all(isinstance(row, list) for row in seen),
-                f"{told} there is no grid of ranks, with rows and columns",
+                f"{told} the ranks are not in a grid, with rows and columns",
                 right,
                 seen,
                 rank,
@@ -251,8 +251,8 @@ def test_todo2_in_step(student):
             )
             expect(
                 math.isclose(mean, wanted, rel_tol=REL),
-                f"evaluate() of {length} samples on {world} ranks gives rank {rank} another loss than one "
-                "process: is each sample counted once, and nothing else?",
+                f"evaluate() of {length} samples on {world} ranks gives rank {rank} a different loss from one process:"
+                " is each sample counted once, and nothing else?",
                 wanted,
                 mean,
                 rank,
@@ -343,7 +343,7 @@ def test_todo3_shard(student):
         )
         for strategy in sorted(
             chosen, key=("full", "grad", "hybrid", "none").index
-        ):  # what is not sharded is reported first
+        ):  # a parameter that is not sharded is reported first
             copies, shards = grid(strategy, world)
             told = f"with --sharding {strategy} on {world} ranks"
             share = shares(everything, shards)
@@ -434,7 +434,7 @@ def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
         expect(
             max(gathered, default=0) <= unit,
             f"{told}, {max(gathered, default=0) * shards:,} bytes of weights are gathered at once: more than the"
-            " largest unit, so the blocks are not units of their own",
+            " largest unit, so the blocks are not separate units",
             f"at most {unit * shards:,} bytes",
             f"{max(gathered, default=0) * shards:,} bytes",
             rank,
@@ -575,8 +575,8 @@ def test_todo4_first_weights(student):
 
 
 def bytes_of_a_moment(student, shards):
-    """Of the whole DEEP, and the most for a rank at once: besides its part, one of `shards`, it may have a few whole
-    tensors, one that arrives, one that is being cut, and those that gloo's threads have not released yet.
+    """Of the whole DEEP, and the most for a rank at once: in addition to its part, one of `shards`, it may have a few
+    whole tensors, one that arrives, one that is being cut, and those that gloo's threads have not released yet.
     """
     blocks, rest = sizes(DEEP)
     shapes = [shape for block in blocks for shape in block] + rest
@@ -674,7 +674,7 @@ def test_todo5_optimizer(student):
         )
         expect(
             not seen["others"],
-            f"{told}, the optimizer of rank {rank} has {seen['others']} parameters besides that the model has no more",
+            f"{told}, the optimizer of rank {rank} has {seen['others']} more parameters, which the model no longer has",
             "the parameters that are trained",
             f"{seen['others']} others",
             rank,
@@ -730,9 +730,9 @@ def own_norm(model):
     minutes=10,
     further=True,
     why=(
-        "The norm of a part is smaller than that of the whole, so a gradient that should be clipped is not; and parts"
-        " that are scaled by different numbers no longer form one gradient. The model then depends on the number of"
-        " ranks. And the norm is the first thing to look at when a loss jumps."
+        "The norm of a part is smaller than the norm of the whole, so a gradient that should be clipped is not; and"
+        " parts that are scaled by different numbers no longer form one gradient. The model then depends on the number"
+        " of ranks. And the norm is the first thing to look at when a loss jumps."
     ),
     hints=(
         "The given call can do it: it supports DTensors. What does it return, and how does that become a number?",
@@ -761,10 +761,10 @@ def test_todo6_clip(student):
             expect(isinstance(norm, (int, float)), f"{told} returns no number on rank {rank}", "a float", norm, rank)
             if not math.isclose(norm, right, rel_tol=REL):
                 what = (
-                    "it is that of two copies of the gradient"
+                    "it is the norm of two copies of the gradient"
                     if math.isclose(norm, right * math.sqrt(2), rel_tol=1e-3)
                     else (
-                        "it is smaller than the whole gradient's: is it that of this rank's part?"
+                        "it is smaller than the whole gradient's: is it the norm of this rank's part?"
                         if 0 < norm < right
                         else "it is not the whole gradient's"
                     )
@@ -1104,7 +1104,7 @@ def save_sharded_on_rank(code, rank, world):
 
 
 def found(folder):
-    """All that a sharded checkpoint holds, read by one process: path of keys -> value."""
+    """Everything that a sharded checkpoint holds, read by one process: path of keys -> value."""
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     if not (folder / ".metadata").is_file():

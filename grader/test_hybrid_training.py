@@ -2,7 +2,7 @@
 
 | TODO | achievement | evidence | needs |
 | --- | --- | --- | --- |
-| 1 | the order of the axes | make_mesh() on 8 and 6 ranks: whom each rank finds on each axis | |
+| 1 | the order of the axes | make_mesh() on 8 and 6 ranks: which ranks each rank finds on each axis | |
 | 2 | this rank's stages | cut() on 4 ranks: numbers, groups, layers, no memory; one and two stages a rank | |
 | 3 | a stage's layers shared | split() and loss_of() on 1, 2 and 3 ranks, stage by stage: loss, each gradient, bytes | |
 | 4 | shards and copies | shard() on 2 × 2 and 3 × 1 ranks: what is held, each gradient, gathered once a step; in bfloat16 | |
@@ -13,7 +13,7 @@
 | 9 | evaluation | evaluate() on 2 × 2 ranks, where shares differ and one is empty; one and two stages a rank | |
 | 10 | checkpoints | saved on four ranks and loaded in two other shapes; one file; main() on 8 and 4 ranks against the serial run | 1 – 9 |
 
-Stages are cut, split and sharded by the check itself, unless that is what is checked: so a TODO can be judged before or
+Stages are cut, split and sharded by the check itself, unless the check is about that: so a TODO can be judged before or
 without the others. They are in float64 where no data type is part of the question: there rounding hides nothing.
 """  # noqa: E501
 
@@ -69,7 +69,7 @@ from utils.model import TransformerLM
 
 BUILDS = "all axes at once: pipeline, copies, shards and tensor parallel on one mesh; one checkpoint for all shapes"
 
-# A rank's imports of torch.distributed.* and of utils.after_* stand in functions: on the ranks they are loaded
+# A rank's imports of torch.distributed.* and of utils.after_* are inside functions: on the ranks they are loaded
 # already, and the judge, who would wait for them, needs none.
 
 WORDS = (53, 59, 61)  # how many there are
@@ -129,7 +129,7 @@ def shard_by_check(layers, mesh):
 
 
 def loss_by_check(layers, h, y):
-    """Sum of the losses by gathered logits, in other words than the student's."""
+    """Sum of the losses from gathered logits, written in a different way from the student's."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     weight = layers.head.weight
@@ -327,7 +327,7 @@ def test_todo2_cut(student):
         run = student.call(cut_on_rank, world=4, layers=layers)
     except Fault as fault:
         if "group size" in fault.message:  # of torch's PipelineStage
-            fault.hint = "Whoever gives PipelineStage no group has a pipeline of all ranks. Which group is this axis's?"
+            fault.hint = "Without a group, PipelineStage makes a pipeline of all ranks. Which group is this axis's?"
         raise
     for rank, left in enumerate(run.evidence):
         for (*shape, schedule), stages in zip(CUTS, left, strict=True):
@@ -417,7 +417,7 @@ def split_on_rank(code, rank, world, sizes, seed, sequence, n_stages):
         grads = {}
         for layers in stages:
             grads |= gradients(layers)
-        if sequence and world > 1:  # TODO 7 is judged by itself
+        if sequence and world > 1:  # TODO 7 is judged separately
             for grad in grads.values():
                 if not hasattr(grad, "placements"):
                     dist.all_reduce(grad, group=mesh.get_group())
@@ -613,7 +613,7 @@ def share_of(sizes, shard, tp):
 
 
 def by_data(student, shape, *purpose):
-    """A seed of its own for each share of the batch: ranks that differ on pp or tp have the same samples."""
+    """A separate seed for each part of the batch: ranks that differ on pp or tp have the same samples."""
     _, dp, shard, tp = shape
     seeds = student.draw("data", *purpose).sample(range(1 << 40), dp * shard)
     return seeds, Private([seeds[rank // tp % (dp * shard)] for rank in range(math.prod(shape))])
@@ -701,7 +701,7 @@ def check_gathered(told, run, shape, sizes, share):
         )
         much = sum(event["bytes"] for event in calls)
         often = f"{much / (8 * share):.1f} times"
-        with hinted("What is gathered again has been thrown away. For which of the modules is that still so?"):
+        with hinted("A unit that is gathered again has been freed. For which of the modules is that still so?"):
             expect(
                 much <= 1.05 * 8 * share,
                 f"{told}, rank {rank} sends its shard {often} in a step of {MICRO} micro-batches",
@@ -712,7 +712,7 @@ def check_gathered(told, run, shape, sizes, share):
         unit = max((event["bytes"] for event in calls), default=0)
         expect(
             unit < 0.8 * 8 * share,
-            f"{told}, all layers are gathered at once on rank {rank}: the blocks are no units of their own",
+            f"{told}, all layers are gathered at once on rank {rank}: the blocks are not separate units",
             f"{sizes['layers'] + 1} parts",
             f"one of {unit:,} of {8 * share:,} bytes",
             rank,
@@ -942,7 +942,7 @@ def test_todo7_norms(student):
         try:
             run = student.call(norms_on_rank, world=math.prod(shape), shape=shape, sizes=sizes, sequence=sequence)
         except Fault as fault:
-            if fault.cause == "mismatch":  # what is cut has shards of unequal sizes
+            if fault.cause == "mismatch":  # a cut parameter has shards of unequal sizes
                 fault.hint = (
                     "These ranks have unequal parts of something that is cut. What is whole on each of them has the "
                     "same size everywhere: which parameters are that?"
@@ -991,9 +991,9 @@ def clip_on_rank(code, rank, world, shape, sizes, sequence, clips):
     minutes=10,
     further=True,
     why=(
-        "A stage that clips by the norm of its own part takes a different step from the others. And a sum "
-        "over all ranks would count a copy's gradients once for each copy, and a norm's once for each rank of"
-        " the tensor axis. Adam hides either: it divides by the size of the gradient."
+        "A stage that clips with its own part's norm takes a different step from the others. And a sum over all ranks"
+        " would count a copy's gradients once for each copy, and a norm's once for each rank of the tensor axis. Adam"
+        " hides either: it divides by the size of the gradient."
     ),
     hints=(
         ("What does each rank know already, and which ranks have different layers? The square of a norm is a sum."),
@@ -1018,7 +1018,7 @@ def test_todo8_clip(student):
                 if isinstance(norm, float) and math.isclose(norm, sum(parts), rel_tol=1e-5):
                     wrong = "it is the stages' norms added up, and it is their squares that can be"
                 elif isinstance(norm, float) and norm < right:
-                    wrong = "is it that of this stage alone?"
+                    wrong = "is it the norm of this stage alone?"
                 else:
                     wrong = "does something count twice?"
                 check_norm(told, norm, right, rank, wrong)
@@ -1036,7 +1036,7 @@ LENGTHS = (9, 1)  # of two shares, one has a batch more; then one has nothing
 
 
 class Text(torch.utils.data.Dataset):
-    """Samples of which the last ones have fewer targets."""
+    """Samples; the last ones have fewer targets."""
 
     def __init__(self, length, sizes):
         draw = torch.Generator().manual_seed(length)
@@ -1139,7 +1139,7 @@ def test_todo9_evaluate(student):
                     elif padded:
                         what = "a loss of too many targets: do some count that are IGNORE, or were only filled up?"
                     else:
-                        what = "another loss than one process finds: is each target counted once, and nothing else?"
+                        what = "different from the loss of one process: is each target counted once, and nothing else?"
                     samples = many(length, "sample")
                     raise Wrong(f"{told}, evaluate() of {samples} gives rank {rank} {what}", wanted, mean, rank)
             expect(
@@ -1166,7 +1166,7 @@ def pass_on(code, rank, world, sizes, shapes):
     left, position = [], {"step": 7, "loss": 2.5}
     for k, shape in enumerate(shapes):
         mesh = made_mesh(*shape)
-        own = own_by_check(mesh, sizes, seed=k)  # other weights each time: only what is loaded can be right
+        own = own_by_check(mesh, sizes, seed=k)  # different weights each time: only loaded ones can be right
         # Not Adam: torch plans each operation on each shape, and Adam has a dozen.
         optimizer = torch.optim.SGD(own.parameters(), lr=0.1 / (k + 1), momentum=0.9)
         if k:
@@ -1268,7 +1268,7 @@ def test_todo10_checkpoints(student):
                     f"{told}, the optimizer has lost its learning rate: it was saved with lists of the parameters that "
                     "one rank has"
                     if math.isnan(seen["lr"])
-                    else f"{told}, the optimizer has another learning rate than it was saved with",
+                    else f"{told}, the optimizer's learning rate is not the saved one",
                     0.1,
                     seen["lr"],
                     rank,

@@ -234,8 +234,8 @@ def right_steps():
     minutes=10,
     further=True,
     why=(
-        "Lightning has no optimizer of its own: without one it makes no step at all, and says so in a line that is"
-        " easily missed. A flag that is accepted and does nothing is worse than none."
+        "Lightning brings no optimizer: without one it makes no step at all, and says so in a line that is easily"
+        " missed. A flag that is accepted and does nothing is worse than none."
     ),
     hints=(
         (
@@ -280,7 +280,7 @@ def test_todo2_optimizer(student):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 3: what is logged
+# TODO 3: logging
 
 WINDOWS = 7  # on 3 ranks, in batches of 2: 2, 1 and 1 batches; 53 tokens, which 3 does not divide
 
@@ -486,7 +486,7 @@ def test_todo5_strategy(student):
     for rank, seen in enumerate(ranks):
         expect(
             not seen["starts"],
-            "this strategy starts its own processes, in addition to those of torchrun",
+            "this strategy starts its own processes, in addition to torchrun's",
             f"{world} processes",
             f"{world} × {world} processes",
             rank,
@@ -510,8 +510,8 @@ def test_todo5_strategy(student):
                 else "all ranks have the same weights, but not one process's"
             )
             raise Wrong(
-                f"after two steps on {world} ranks, rank {rank} has other weights than one process on the whole batches"
-                f" ({wrong[0]}): {what}",
+                f"after two steps on {world} ranks, rank {rank}'s weights differ from one process's on the whole"
+                f" batches ({wrong[0]}): {what}",
                 "equal weights",
                 "others",
                 rank,
@@ -565,7 +565,7 @@ def train_batches(student, nodes, world, seed):
         " with different losses."
     ),
     hints=(
-        "Everything that Data needs besides its sets and the flags is known to its trainer.",
+        "Everything that Data needs, apart from its sets and the flags, is known to its trainer.",
         (
             "DistributedSampler takes num_replicas, rank, shuffle, seed and drop_last; self.trainer has world_size and"
             " global_rank. DataLoader takes sampler=."
@@ -754,7 +754,7 @@ def save_on_rank(code, rank, world):
     needs=tuple(range(1, 9)),
     why=(
         "Weights outlive the framework that they were trained with: what only Lightning can load is lost with it. And"
-        " this is the place to look back: with all that Lightning does by itself, the parallel run must be the serial"
+        " this is the place to look back: with all that Lightning does unasked, the parallel run must be the serial"
         " run."
     ),
     hints=(

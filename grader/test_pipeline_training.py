@@ -255,7 +255,7 @@ def check_cut(blocks, n_stages, head, seen):
     told = f"cut({blocks}, {n_stages}, {head:g})"
     listed = isinstance(seen, dict)
     expect(listed, f"{told} does not return a list of ranges", f"{n_stages} ranges", seen)
-    told_lists = f"{told} returns lists, of which Layers could not read start and stop"
+    told_lists = f"{told} returns lists, and Layers cannot read their start and stop"
     expect(seen["ranges"], told_lists, "ranges", "lists", hint="range(a, b) has a as its start and b as its stop.")
     parts = seen["blocks"]
     expect(len(parts) == n_stages, f"{told} makes {len(parts)} stages", n_stages, len(parts))
@@ -283,7 +283,7 @@ def check_cut(blocks, n_stages, head, seen):
 
 
 def stages_on_rank(code, rank, world, grids):
-    # TODO 1 is judged by itself.
+    # TODO 1 is judged separately.
     code.Layers, code.cut = (Cut, lambda blocks, n_stages, head: blocks_of(blocks, n_stages))
     left = []
     for pp, data, kind, dtype in grids:
@@ -385,7 +385,7 @@ def check_stages_of(rank, grid, stages):
     expect(
         peak < min(2 * share, 0.9 * stages[0]["whole"]),
         f"{told} make_stages takes memory for {peak:,} weights on rank {rank}, including other stages'",
-        f"{share:,}, those of its own stages",
+        f"{share:,}, its own stages' weights",
         f"{peak:,}",
         rank,
     )
@@ -393,7 +393,7 @@ def check_stages_of(rank, grid, stages):
 
 def check_stage(told, stage, n_stages, group, dtype, rank):
     expect(stage["of"] == n_stages, f"{told} is told the wrong number of stages", n_stages, stage["of"], rank)
-    strangers = f"{told} sends to ranks that are not those of its pipeline"
+    strangers = f"{told} sends to ranks outside its pipeline"
     expect(stage["group"] == group, strangers, group, stage["group"], rank)
     empty = f"{stage['meta']} weights of {told.removeprefix('with ')} have no memory yet"
     expect(not stage["meta"], empty, "all on the device", "on meta", rank)
@@ -410,7 +410,7 @@ def check_stage(told, stage, n_stages, group, dtype, rank):
     expect(
         stage["held"] == share and set(stage["names"]) == set(stage["right"]),
         f"{told} does not hold its own layers: it has memory for {stage['held']:,} weights",
-        f"{share:,}, those of its layers",
+        f"{share:,}, its layers' weights",
         f"{stage['held']:,}",
         rank,
     )
@@ -471,8 +471,8 @@ def serial_weights(seed):
     "yet another. If they all draw from the same seed, stages even repeat each other. And a model that is built whole"
     " on every rank must fit on every rank, although the cut was made to avoid that.",
     hints=(
-        "One rank knows all weights, and goes through them by name. What do the others have that tells them which"
-        " tensor comes next, and of which shape?",
+        "One rank knows all weights, and goes through them by name. What do the others have that tells them which "
+        "tensor comes next, and its shape?",
         "model on the device “meta” has names and shapes. A broadcast needs a tensor of the same shape on every rank; "
         "torch.empty(…, device=…) makes room. copy_ fills a weight in place.",
         "Rank 0 sets the seed and builds the model; then all ranks loop over the same named_parameters(): room, rank 0 "
@@ -518,7 +518,7 @@ def check_first(told, ranks, events, right):
             most <= 2 * largest,
             f"{told}, rank {rank} gets {most:,} bytes in one message: more than a weight, so it holds other stages' "
             "weights, too",
-            f"at most {largest:,} bytes, those of the largest weight",
+            f"at most {largest:,} bytes, the largest weight's",
             f"{most:,} bytes",
             rank,
         )
@@ -769,7 +769,7 @@ def check_toys(told, ranks, right, m, world):
             expect(grad.numel() > 0, f"{told} stage {stage} gets no gradient", "a gradient", "none", rank)
             divided = "divided by the number of micro-batches: the loss is a sum, so nothing may be scaled"
             wrongs = {divided: wanted / m, "divided by the number of micro-batches twice": wanted / m**2}
-            than = "that of the sum of all losses"
+            than = "the gradient of the sum of all losses"
             check_tensor(f"{told} the gradient of stage {stage}", grad, wanted, REL, rank, wrongs=wrongs, than=than)
     seen = ranks[-1]["losses"]
     expect(
@@ -888,7 +888,7 @@ def check_batches(student, seed, ranks, second, many):
 def check_trained(told, seen, right, rank):
     for name, grad in seen["grads"].items():
         goal = right["grads"][name]
-        than = "that of the sum of all losses"
+        than = "the gradient of the sum of all losses"
         check_tensor(f"{told} the gradient of {name}", grad, goal, REL, rank, than=than)
     expect(
         not seen["graph"],
@@ -1035,8 +1035,8 @@ def serial_sums(grid, seeds):
         " well."
     ),
     hints=(
-        "Which ranks have the same layers, and which axis of the mesh are they on? What must be summed besides the "
-        "gradients, so that all divide by the same number?",
+        "Which ranks have the same layers, and which axis of the mesh are they on? Apart from "
+        "the gradients, what must be summed, so that all divide by the same number?",
         "torch.cat of flattened gradients makes one tensor, to which the number of targets can be appended; flat.split "
         "cuts it again, and view_as gives the shape back. dist.all_reduce takes group=….",
         "Flatten and join, the number of targets last; one all-reduce over the axis of the copies; divide the rest by"
@@ -1356,7 +1356,7 @@ def check_mesh(told, mesh, pp, data, rank):
     expect(bool(axes), f"{told} make_mesh returns no mesh with names", "a DeviceMesh", kind, rank)
     expect(
         names == ["data", "pp"],
-        f"{told} the axes have other names than pp and data, by which they are looked up",
+        f"{told} the axes are not named pp and data, and they are looked up",
         ["data", "pp"],
         names,
         rank,

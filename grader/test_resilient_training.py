@@ -453,13 +453,13 @@ def check_draws(told, rank, mine, drawn):
         expect(
             torch.equal(mine["drawn"], mine["own"]) or not any(torch.equal(mine["drawn"], other) for other in drawn),
             f"{told} rank {rank}, which did not save, draws the same random numbers as another rank",
-            "numbers of its own",
+            "its own numbers",
             mine["drawn"],
             rank,
         )
         return
     others = [k for k in range(2) if k != rank and torch.equal(mine["drawn"], drawn[k])]
-    what = f": it draws those of rank {others[0]}" if others else ""
+    what = f": it draws rank {others[0]}'s" if others else ""
     fresh = torch.equal(mine["drawn"], mine["own"])
     expect(
         torch.equal(mine["drawn"], drawn[rank]),
@@ -725,7 +725,7 @@ def check_chain(student):
                 rows == windows[step + k],
                 f"{told} step {step + k + 1} trains on different samples than without a stop",
                 f"the samples of step {step + k + 1}",
-                next((f"those of step {n + 1}" for n, other in enumerate(windows) if rows == other), "others"),
+                next((f"step {n + 1}'s" for n, other in enumerate(windows) if rows == other), "others"),
             )
             mean = sum(losses(mine)[k] for mine in left) / ranks
             same = math.isclose(mean, right[step + k], rel_tol=REL)
@@ -786,7 +786,7 @@ def begin_on_rank(code, rank, world, seed):
                 if not waited and waits_for_the_end():
                     waited.append("the main thread waits for it")
                     break
-            # Who does not wait in finish() must not be lucky: it returns first. Who looks again and again waits, too.
+            # Luck must not hide a finish() that does not wait: it returns first. Who looks again and again waits, too.
             for _ in range(100):
                 if finished.wait(0.01) or waits_for_the_end():
                     break
@@ -873,7 +873,7 @@ def test_todo9_background(student):
 # ---------------------------------------------------------------------------------------------------
 # TODOs 10 and 11: the batch file
 
-JOB, NEXT = "12320769", "12320999"  # the job's number, and that of one that it submits
+JOB, NEXT = "12320769", "12320999"  # the job's number, and the number of a job that it submits
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -988,7 +988,7 @@ def test_todo11_again(student):
         for how, told in (
             ("limit", "stopped at its limit, with its training not done"),
             ("done", "that is done"),
-            ("fails", "that fails with an error of its own"),
+            ("fails", "that fails with its own error"),
         ):
             again, asked = follows(seen[how]), "; ".join(seen[how]["asked"])
             expect(

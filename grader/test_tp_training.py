@@ -2,14 +2,14 @@
 
 | TODO | achievement | evidence | needs |
 | --- | --- | --- | --- |
-| 1 | the grid, and who reads what | make_mesh() for several --tp on 4 and 6 ranks; make_samplers() over two epochs |  |
+| 1 | the grid, and its samples | make_mesh() for several --tp on 4 and 6 ranks; make_samplers() over two epochs |  |
 | 2 | the norm over both axes | clip_gradients() on 2 × 2 ranks, norms whole and cut; what is sent |  |
 | 3 | the plan of a block | a block on 2 and 3 ranks: output, gradients, rows held, bytes each way |  |
 | 4 | the vocabulary cut | loss, logits and each gradient on 2 and 3 ranks; rows held; logits never sent |  |
 | 5 | positions of a cut stream | the same, with the stream cut along the sequence |  |
 | 6 | the stream cut, and its norms | split() as a whole: each gradient, the stream's length; main() | 1 – 5 |
 
-Models here are split and sharded by the check itself, unless that is what is checked: so a TODO can be judged before or
+Models here are split and sharded by the check itself, unless the check is about that: so a TODO can be judged before or
 without the others. They are in float64 where no data type is part of the question: there rounding hides nothing.
 """
 
@@ -57,8 +57,8 @@ from utils.model import Block
 
 BUILDS = "DTensor's plans, FSDP over the other axis; a model that one device cannot hold"
 
-# Here, a rank's imports of torch.distributed.* stand in functions: on the ranks they are loaded already, and the judge,
-# who would wait for them for a second, needs none.
+# Here, a rank's imports of torch.distributed.* are inside functions: on the ranks they are loaded already, and the
+# judge, who would wait for them for a second, needs none.
 
 WORDS = (97, 101, 103)  # how many there are
 
@@ -127,7 +127,7 @@ def own_positions(cut):
 
 
 def own_loss(model):
-    """By gathered logits, in other words than the student's."""
+    """From gathered logits, written in a different way from the student's."""
     from torch.distributed.tensor import DTensor, Replicate
 
     def loss(h, weight, y, ignore):
@@ -206,7 +206,7 @@ def check_mesh(student):
                 right = [list(range(row, row + tp)) for row in range(0, world, tp)]
                 expect(
                     all(isinstance(row, list) for row in seen),
-                    f"{told} there is no grid of ranks, with rows and columns",
+                    f"{told} the ranks are not in a grid, with rows and columns",
                     right,
                     seen,
                     rank,
@@ -249,9 +249,9 @@ def samplers_on_rank(code, rank, world, grid, sizes, seed):
     1,
     minutes=25,
     why="Tensor parallelism sends in every layer and waits for it, so its ranks belong on one node. The gradients of "
-    "data parallelism are sent once a step, beside the computation: they can cross the slow links between nodes. And "
-    "the ranks of a row compute one result: with samples of its own, each adds a part of a different sum. Shapes fit, "
-    "nothing fails, the loss falls a little, and the model is useless.",
+    "data parallelism are sent once a step, beside the computation: they can cross the slow links between nodes. And"
+    " the ranks of a row compute one result: with different samples, each adds a part of a different sum. Shapes fit,"
+    " nothing fails, the loss falls a little, and the model is useless.",
     hints=(
         "How many rows are there, if each has args.tp ranks? init_device_mesh fills the grid row by row. And two ranks "
         "that split a layer must read the same samples: which of their two coordinates do they have in common?",
@@ -316,7 +316,7 @@ def check_samplers(student):
 
 
 def by_row(student, rows, tp):
-    """A seed of its own for each row of ranks: the ranks of a row read the same samples."""
+    """A separate seed for each row of ranks: the ranks of a row read the same samples."""
     seeds = student.draw("rows", rows, tp).sample(range(1 << 40), rows)
     return seeds, Private([seeds[rank // tp] for rank in range(rows * tp)])
 
@@ -468,8 +468,8 @@ def block_on_rank(code, rank, world, sizes, cut):
             "on a whole module redistributes its input once, for all layers inside."
         ),
         (
-            "Eight entries: two modules, four column-parallel layers, two row-parallel ones. `layout` is how "
-            "the stream enters and how it leaves; inside, every rank needs all of it."
+            "Eight entries: two modules, four column-parallel layers, two row-parallel ones. `layout` is how the stream"
+            " enters and how it leaves; inside, every rank needs the whole stream."
         ),
     ),
 )
@@ -631,7 +631,9 @@ def check_model(student, serial, world, cut, asked, told, what):
             rank,
         )
         logits = f"{told}, the logits of model(x) on rank {rank}"
-        check_tensor(logits, seen["logits"], right["logits"], EXACT, rank, than="those of all words in one process")
+        check_tensor(
+            logits, seen["logits"], right["logits"], EXACT, rank, than="the logits of all words in one process"
+        )
     return run, sizes
 
 
@@ -654,9 +656,8 @@ def check_model(student, serial, world, cut, asked, told, what):
             "above."
         ),
         (
-            "model.head_loss becomes a function loss(h, weight, y, ignore) of yours. It makes h whole if it "
-            "is a DTensor, and passes on the weight's local rows, the mesh's group and the weight's full "
-            "number of rows."
+            "model.head_loss becomes a function loss(h, weight, y, ignore) that you write. It makes h whole if it is a"
+            " DTensor, and passes on the weight's local rows, the mesh's group and the weight's full number of rows."
         ),
     ),
 )

@@ -602,7 +602,7 @@ def begin(p):
         5,
         "a flat list",
         replaced(FILL, ("return buckets", "return [index for bucket in buckets for index in bucket]")),
-        says="no list of lists",
+        says="not a list of lists",
     ),
     Answer(
         6,
@@ -965,7 +965,7 @@ if len(self.missing[number]) < 2:
         9,
         "a copy is wrapped",
         "import copy\nmodel = copy.deepcopy(model)\n" + TORCH.strip(),
-        says="other weights than rank 0",
+        says="and of rank 0 differ",
     ),
     Answer(
         9,
@@ -977,7 +977,7 @@ if len(self.missing[number]) < 2:
         9,
         "each begins where it is",
         replaced(TORCH, ("=True)", "=True, init_sync=False)")),
-        says="other weights than rank 0",
+        says="and of rank 0 differ",
     ),
     Answer(9, "not trained", "return DistributedDataParallel(model)", says="makes no backward pass"),
     Answer(

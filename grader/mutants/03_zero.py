@@ -170,7 +170,7 @@ WRONG = [
         2,
         "a shard that is full is a view",
         [None, None, "return part if len(part) == size else F.pad(part, (0, size - len(part)))", None],
-        says="no memory of its own",
+        says="its memory is not its own",
     ),
     Answer(2, "not filled up", [None, None, "return part.clone()", None], says="the shard of rank 1 has shape"),
     Answer(2, "always float32", swap=("part.new_zeros", "torch.zeros"), says="another dtype"),
@@ -439,7 +439,7 @@ for p, part in zip(parameters, parts):
         says="a group in “param_groups” that has no list “params”",
     ),
     Answer(5, "the state alone is loaded", [None, OF_PARTS.replace("{**whole, ", "{")], says="without the list"),
-    Answer(5, "the state of this rank's parts", ["return state_dict", "return whole"], says="not as large"),
+    Answer(5, "the state of this rank's parts", ["return state_dict", "return whole"], says="has a different size"),
     Answer(
         5,
         "gathered, but as vectors",
@@ -450,7 +450,7 @@ for p, part in zip(parameters, parts):
             ),
             None,
         ],
-        says="not as large",
+        says="has a different size",
     ),
     Answer(
         5,
@@ -472,7 +472,7 @@ for p, part in zip(parameters, parts):
             ),
             None,
         ],
-        says="is not that of a plain optimizer",
+        says="differs from a plain optimizer's",
     ),
     Answer(
         5,

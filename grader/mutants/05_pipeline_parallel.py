@@ -728,7 +728,7 @@ WRONG = [
         5,
         "W frees nothing",
         swap=("return backward_weights(self.passed.pop((j, stage)))", "return backward_weights(self.passed[j, stage])"),
-        says="what is kept after a backward pass",
+        says="what stays after a backward pass",
     ),
     Answer(
         5,

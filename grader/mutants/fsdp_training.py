@@ -60,7 +60,7 @@ WRONG = [
         for _ in range(int(most) - len(loader)):
             yield x, y
         """,
-        says="another loss",
+        says="a different loss",
     ),
     Answer(
         2,
@@ -247,7 +247,7 @@ WRONG = [
         first_weights(model, mesh, args)
         optimizer.add_param_group({"params": list(model.parameters())})
         """,
-        says="that the model has no more",
+        says="which the model no longer has",
     ),
     Answer(
         6,
@@ -512,7 +512,7 @@ WRONG = [
         6,
         "the local norm of a plain tensor",
         "parts = [p.grad.to_local() for p in model.parameters()]\nnorm = torch.sqrt(sum(g.double().square().sum() for g in parts))\nif args.clip and norm > args.clip:\n    for g in parts:\n        g.mul_(args.clip / norm)\nreturn norm.item()",
-        says="is it that of this rank's part",
+        says="is it the norm of this rank's part",
     ),
     Answer(
         6,

@@ -165,7 +165,7 @@ WRONG = [
     Answer(4, "sharded over both axes", swap=('"mesh": mesh', '"mesh": mesh._flatten()'), says="ranks outside"),
     Answer(4, "all ranks", swap=('"mesh": mesh, ', ""), says=""),
     Answer(4, "gathered for each micro-batch", swap=(', "reshard_after_forward": False', ""), says="times in a step"),
-    Answer(4, "one unit", swap=(BLOCKS, ""), says="no units of their own"),
+    Answer(4, "one unit", swap=(BLOCKS, ""), says="not separate units"),
     Answer(4, "the blocks alone", swap=("\nfully_shard(layers, **options)", "\n"), says=""),
     Answer(4, "nothing", "return", says="more than its shard"),
     Answer(
@@ -361,14 +361,14 @@ WRONG = [
             total += torch.stack(losses).double().sum() / (y != IGNORE).sum().clamp(min=1)
             count += 1
         """,
-        says="another loss",
+        says="different from the loss of one process",
     ),
     Answer(9, "fails where there is no loss", swap=("if losses:", "if True:"), says=""),
     Answer(
         9,
         "the last micro-batch alone",
         swap=("torch.stack(losses).double().sum()", "losses[-1].double()"),
-        says="another loss",
+        says="different from the loss of one process",
     ),
     Answer(9, "only the last batch", swap=("total += torch", "total = torch"), says=""),
     Answer(

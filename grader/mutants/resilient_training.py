@@ -169,7 +169,7 @@ dist.barrier()
             'return {"model": weights, "optimizer": state, "position": position, "random": random_state()}',
             'dcp.load(saved, checkpoint_id=folder)\nset_random_state(saved["random"])',
         ],
-        says="it draws those of rank",
+        says="it draws rank",
     ),
     Answer(
         4,
@@ -502,10 +502,10 @@ dist.barrier()
         "also after an error",
         '[ -f "$RUN/model-final.pt" ] || scontrol requeue "$SLURM_JOB_ID"',
         edits=(("set -eo pipefail", "set -o pipefail"),),
-        says="fails with an error",
+        says="fails with its own error",
     ),
     Answer(11, "PBS: the next one stays", [None, ":"], says="after a job that is done another follows", file=".pbs"),
-    Answer(11, "PBS: whatever happens", swap=("afterok", "afterany"), says="fails with an error", file=".pbs"),
+    Answer(11, "PBS: whatever happens", swap=("afterok", "afterany"), says="fails with its own error", file=".pbs"),
     Answer(11, "PBS: only after an error", swap=("afterok", "afternotok"), says="none follows", file=".pbs"),
     Answer(11, "PBS: the next one begins anew", swap=("-v ARGS,RUN", "-v ARGS"), says="is not told RUN", file=".pbs"),
     Answer(

@@ -36,7 +36,7 @@ WRONG = [
         1,
         "one axis",
         ["return init_device_mesh(device.type, (world_size,), mesh_dim_names=('data',))", None],
-        says="no grid",
+        says="not in a grid",
     ),
     Answer(1, "nothing", ["return None", None], says="returns None"),
     Answer(
