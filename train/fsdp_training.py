@@ -1,4 +1,4 @@
-"""Train a model of which no rank holds more than a part: fully sharded data parallel (FSDP).
+"""Train a model while each rank holds only a part of it: fully sharded data parallel (FSDP).
 
 Two processes:  torchrun --nproc-per-node 2 train/fsdp_training.py
 Four, hybrid:   torchrun --nproc-per-node 4 train/fsdp_training.py --sharding hybrid
@@ -20,7 +20,7 @@ A DeviceMesh arranges ranks in a grid with named axes. A DTensor is a tensor tha
 mesh. On the device "meta" tensors have shapes and no memory. DCP is torch.distributed.checkpoint.
 
 In five lines:
-- Shard each block, then the rest: what is sharded together is gathered together.
+- Shard each block, then the rest: weights that are sharded together are gathered together.
 - full gathers weights twice per step and frees them in between; grad gathers once; hybrid keeps the gathers in a node.
 - Make the optimizer after sharding: it must train the shards.
 - Every rank takes part in every forward pass, even without data; norms are taken over all shards.
@@ -159,9 +159,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Mo
     # A single copy needs no sums over copies, and so no second axis.
     options = {"mesh": mesh if mesh["replicate"].size() > 1 else mesh["shard"], "mp_policy": precision(args)}
     # TODO 3: Shard the model over the mesh: each block, then the rest of the model.
-    # What is sharded together is gathered together, so with one unit per block a rank never holds more than one
-    # whole block, plus the rest. With full and hybrid, a block's weights are freed after its forward
-    # pass and gathered again for its backward pass; with none and grad, they stay until then.
+    # Weights that are sharded together are gathered together, so with one unit per block a rank never holds more than
+    # one whole block, plus the rest. With full and hybrid, a block's weights are freed after its forward pass and
+    # gathered again for its backward pass; with none and grad, they stay until then.
     return nn.parallel.DistributedDataParallel(model.to(mesh.device_type))
 
 
@@ -257,8 +257,8 @@ def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch:
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # TODO 9: Gather the whole model, and save it in one file.
-    # Each rank has only its shards, and all must contribute theirs. Only rank 0 needs the
-    # result, on the CPU: a GPU may be too small for it. The names are those of the plain model.
+    # Each rank has only its shards, and all must contribute theirs. Only rank 0 needs the result, on the CPU: a GPU
+    # may be too small for it. The names are the plain model's.
     plain = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     save0({"model": plain.state_dict(), "config": config, "epoch": epoch}, path)
 

@@ -104,9 +104,9 @@ def make_mesh(device: torch.device, args: argparse.Namespace) -> DeviceMesh:
     """The ranks on four axes, named like the flags: pp, dp, shard and tp."""
     # TODO 1: Order the axes.
     # init_device_mesh numbers the ranks along the last axis first, and consecutive ranks are on one node, where links
-    # are fast; the ranks of the first axis are furthest apart. The table above says what is sent along each axis. For
-    # which of them is it most, and which of them must wait for each message? As given, any losses would be right, and
-    # on several nodes every layer would wait for the network.
+    # are fast; the ranks of the first axis are furthest apart. The table above names the messages along each axis.
+    # For which of them is it most, and which of them must wait for each message? As given, any losses would be right,
+    # and on several nodes every layer would wait for the network.
     sizes = (args.dp, args.shard, args.tp, args.pp)
     return init_device_mesh(device.type, sizes, mesh_dim_names=("dp", "shard", "tp", "pp"))
 
@@ -176,7 +176,7 @@ def cut(model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argp
     # by_number(len(model.blocks), n_stages) lists the blocks of every stage: equally many, as the planner counts them.
     # Layers(model, blocks) takes a stage's layers from the model; they stay on the meta device, since they will be split
     # twice more. PipelineStage(layers, stage, n_stages, device, group=…).
-    alone, _ = dist.new_subgroups(1)  # until then, each rank is a pipeline of its own
+    alone, _ = dist.new_subgroups(1)  # until then, each rank is a pipeline on its own
     return [PipelineStage(Layers(model, range(len(model.blocks))), 0, 1, device, group=alone)]
 
 
@@ -207,15 +207,16 @@ def loss_of(layers: Layers, args: argparse.Namespace, h: Tensor, y: Tensor) -> T
     rank's T/tp tokens of it; y: int64 (b, T), the targets.
     """
     # TODO 3, again: the loss, where the head's words are split.
-    # layers.head.weight is then a DTensor, and shared_head_loss(h, weight, y, IGNORE) finds the mean. It needs to know
-    # how h lies on these ranks: DTensor.from_local(h, mesh, [layout]) makes a DTensor of each rank's part. The mesh is
-    # weight.device_mesh: while FSDP has gathered the weight, that is the tensor axis alone (between steps it has the
-    # data axes, too). What head_loss returns is a mean, too, over the targets that count.
+    # layers.head.weight is then a DTensor, and shared_head_loss(h, weight, y, IGNORE) finds the mean. It needs to
+    # know how h is placed on these ranks: DTensor.from_local(h, mesh, [layout]) makes a DTensor of each rank's part.
+    # The mesh is weight.device_mesh: while FSDP has gathered the weight, that is the tensor axis alone (between steps
+    # it has the data axes, too). What head_loss returns is a mean, too, over the targets that count.
     return head_loss(h, layers.head.weight, y, IGNORE) * (y != IGNORE).sum()
 
 
 def divide_gradients(own: nn.Module, n_targets: Tensor, mesh: DeviceMesh) -> None:
-    """Turn gradients of sums into gradients of the mean over the whole batch's targets. `n_targets`: this rank's, 0-dim."""
+    """Turn gradients of sums into gradients of the mean over the whole batch's targets. `n_targets`: this rank's,
+    0-dim."""
     # TODO 6: Divide once by the targets of the whole batch, and undo FSDP's own division.
     # loss_of returns sums, so each rank's gradients belong to a sum over its micro-batches. FSDP has averaged them over
     # the ranks of both data axes, so it has divided by the number of these ranks. mesh.get_group("dp") is the group of

@@ -2,7 +2,7 @@
 
 Two processes:  torchrun --nproc-per-node 2 train/resilient_training.py --save-every 20
 Go on:          the same line again, after whatever has ended it; also with another --nproc-per-node
-By itself:      export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # else on gloo new ranks may find old addresses
+Unattended:     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # else on gloo new ranks may find old addresses
                 torchrun --nproc-per-node 2 --max-restarts 3 train/resilient_training.py --save-every 20
 One process:    python train/resilient_training.py --save-every 20
 More nodes:     sbatch sbatch/resilient_training.sbatch              (JURECA)
@@ -84,7 +84,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-# A checkpoint: what is in it, how it is written, how it is found
+# A checkpoint: its content, how it is written, how it is found
 
 
 def random_state() -> Tensor:
@@ -286,7 +286,7 @@ def train_epoch(
     came: list[int],
     group: dist.ProcessGroup,
 ) -> tuple[float, bool]:
-    """The rest of one pass over the training set, of which `done` steps are done. Returns the pass's mean loss, and
+    """The rest of one pass over the training set, after `done` of its steps. Returns the pass's mean loss, and
     whether it was stopped before its end.
 
     `position` is kept up to date; it is saved every args.save_every steps, and when a signal `came` that asks to stop.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # One device: why parallel, and how much
 #
-# This course makes the training of a language model parallel. Before that, you should know what there is to gain. In
-# this lesson you train the course's model on one device, find out where its time and its memory go, and then work out
-# when more devices help, and how much.
+# This course makes the training of a language model parallel. Before that, you should know how much there is to gain.
+# In this lesson you train the course's model on one device, find out where its time and its memory go, and then work
+# out when more devices help, and how much.
 #
 # The course expects that (1) you write Python, and use a terminal; (2) you have trained a network with PyTorch; (3) you
 # know what a matrix product and a derivative are. **Test yourself**: why does a training loop call `zero_grad`? What is
@@ -66,7 +66,7 @@ from utils.model import TransformerLM
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def perplexity(losses: list[float], tokens: list[int]) -> float:
     """The perplexity of a data set, from the mean loss of each batch (in nats), and how many tokens each batch has."""
-    # TODO 1: Tell how good a language model is. First the perplexity over all tokens, each of which counts once.
+    # TODO 1: Tell how good a language model is. First the perplexity over all tokens; each token counts once.
     ### BEGIN SOLUTION
     total = sum(loss * count for loss, count in zip(losses, tokens, strict=True))
     return math.exp(total / sum(tokens))
@@ -286,8 +286,8 @@ one_device.roofline(
 )
 
 # %% [markdown]
-# On a busy machine the dots scatter, since each is a short measurement. One above the line means that the weights were still
-# in a cache. The slope and the roof should be visible; if not, run the cell again.
+# On a busy machine the dots scatter, since each is a short measurement. One above the line means that the weights were
+# still in a cache. The slope and the roof should be visible; if not, run the cell again.
 #
 # This is a first answer to **why training suits supercomputers**: its work consists of large products, whose sizes are
 # known in advance and do not depend on the data. Few programs come as close to the peak.
@@ -516,7 +516,7 @@ def decide(parameters: int, sequence_bytes: float, memory: float, days: float, d
         "one device", "data parallel" or "divide the model", and the number of devices.
     """
     # TODO 8: Decide whether to go parallel. Where the model is divided, each device holds an equal part of weights,
-    # gradients and state, and a sequence of its own; and the deadline counts there, too.
+    # gradients and state, and its own sequence; and the deadline counts there, too.
     ### BEGIN SOLUTION
     for_time = math.ceil(days / deadline)
     if most_sequences(memory, parameters, sequence_bytes) >= 1:

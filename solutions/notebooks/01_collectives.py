@@ -327,8 +327,8 @@ def ring_all_gather(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor
 
     ``tensor`` is as long as the result. Only its piece ``rank`` has a meaning; overwrite the others.
     """
-    # TODO 5, again: the all-gather, with the same budget as the reduce-scatter: N - 1 rounds, in each
-    # of which every rank sends one piece to its right neighbour and receives one from its left neighbour.
+    # TODO 5, again: the all-gather, with the same budget as the reduce-scatter: N - 1 rounds; in each of them every
+    # rank sends one piece to its right neighbour and receives one from its left neighbour.
     ### BEGIN SOLUTION
     pieces = tensor.tensor_split(world)
     right, left = (rank + 1) % world, (rank - 1) % world
@@ -416,8 +416,8 @@ def all_to_all(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
 
     All tensors have the same length. You may write into ``tensor``.
     """
-    # TODO 7, again: the exchange. Piece j of `tensor.tensor_split(N)` goes directly to rank j, in a message
-    # of its own: N - 1 messages from each rank, in N - 1 rounds. Your own piece needs no message.
+    # TODO 7, again: the exchange. Piece j of `tensor.tensor_split(N)` goes directly to rank j, in a separate message:
+    # N - 1 messages from each rank, in N - 1 rounds. Your own piece needs no message.
     ### BEGIN SOLUTION
     pieces = tensor.tensor_split(world)
     held = [torch.empty_like(pieces[rank]) for _ in range(world)]
@@ -572,9 +572,9 @@ def predicted_seconds(cost: tuple[int, float], alpha: float, beta: float) -> flo
 check("01_collectives/9")
 
 # %% [markdown]
-# Now everything together: measure single messages, fit them, predict your ring all-reduce
-# on two ranks, and measure that, too. Before you run the cell: where will the prediction be
-# too small? What does an all-reduce do besides sending?
+# Now everything together: measure single messages, fit them, predict your ring all-reduce on two ranks, and measure
+# that, too. Before you run the cell: where will the prediction be too small? What else does an all-reduce do, apart
+# from sending?
 
 # %%
 sizes = [0, *(2**k for k in range(10, 23))]

@@ -9,7 +9,7 @@
 # *Builds on*: the all-reduce, its ring and its cost (`01_collectives`); why one trains on several devices, strong and
 # weak scaling (`00_one_device`).
 #
-# ![Three ranks with equal models and different samples: their gradients differ, the average is that of the whole batch](../images/data_parallel.svg)
+# ![Three ranks with equal models and different samples: their gradients differ, the average is the whole batch's](../images/data_parallel.svg)
 #
 # [DDP, step by step](../images/ddp_steps.html) shows one step frame by frame (arrow keys, offline). On several nodes
 # the same happens, but the ring that carries the gradients also crosses the network between the nodes:
@@ -233,8 +233,8 @@ plots.steps(runs)
 # %% [markdown]
 # ## Overlapped: all-reduce each gradient as soon as it is ready
 #
-# The backward pass goes through the layers from the last to the first, and the gradients of
-# the last layer are ready long before those of the first. They could already be on their way.
+# The backward pass goes through the layers from the last to the first, and the gradients of the last layer are ready
+# long before the first layer's. They could already be on their way.
 #
 # ![Three timelines of a step: all communication after the backward pass, one message for each gradient, two buckets](../images/overlap.svg)
 #
@@ -327,8 +327,8 @@ def assign_buckets(sizes: list[int], cap: int) -> list[list[int]]:
     ``sizes`` are the parameters' bytes, in the model's order; leave them unchanged. A bucket holds at most ``cap``.
     """
     # TODO 5: Assign parameters to buckets, from the last parameter to the first.
-    # Each parameter is in one bucket; a bucket is a run of neighbours; a parameter that is larger than the
-    # cap has a bucket of its own. Budget: as few buckets as these rules allow.
+    # Each parameter is in one bucket; a bucket is a run of neighbours; a parameter that is larger than the cap has
+    # its own bucket. Budget: as few buckets as these rules allow.
     ### BEGIN SOLUTION
     buckets: list[list[int]] = []
     room = 0
@@ -377,7 +377,7 @@ plots.caps([2**k for k in range(12, 34)], links, step_ends, BACKWARD)
 # %% [markdown]
 # To the left, each of many messages pays its latency. To the right, there are few buckets, so the last one, which
 # cannot start before the backward pass is complete, is large. In between, little changes: a weight that is larger
-# than the cap has a bucket of its own, whatever the cap.
+# than the cap has its own bucket, whatever the cap.
 
 # %% [markdown]
 # ## DDP with buckets
@@ -448,7 +448,8 @@ class Bucketed:
         ### END SOLUTION
 
     def finish(self) -> None:
-        """After a backward pass with ``sync``: leave the mean over all ranks in each ``grad``; prepare the next pass."""
+        """After a backward pass with ``sync``: leave the mean over all ranks in each ``grad``; prepare the next
+        pass."""
         # TODO 6, again: start the remaining buckets, wait, copy back. You may divide before or after the sum.
         ### BEGIN SOLUTION
         for parameter in self.parameters:

@@ -222,7 +222,7 @@ check("03_zero/3")
 
 # %%
 class ShardedOptimizer:
-    """A torch optimizer of which each rank has a part: stages 1 and 2.
+    """A torch optimizer, divided among the ranks: stages 1 and 2.
 
     Args:
         groups: parameter groups, dictionaries with "params" and perhaps options. Frozen parameters are ignored.
@@ -365,19 +365,19 @@ plots.held(bytes_held, predictions)
 # %% [markdown]
 # ## Save on some ranks, load on others
 #
-# A checkpoint should not depend on the number of ranks. So the state dictionary is the dictionary of
-# the *plain* optimizer: once gathered, it can be loaded by one process, or by more ranks than before.
-# (To keep it short, every rank gets all of it here. `fsdp_training` writes sharded files.)
+# A checkpoint should not depend on the number of ranks. So the state dictionary is the dictionary of the *plain*
+# optimizer: once gathered, it can be loaded by one process, or by more ranks than before. (To keep it short, every
+# rank gets the whole state here. `fsdp_training` writes sharded files.)
 #
 # A torch optimizer's state dictionary has the groups under `"param_groups"`, and under `"state"` a dictionary for
-# each parameter, by its number. For AdamW that is `step`, a single number, and `exp_avg` and
-# `exp_avg_sq`, as large as the parameter. Parameters are numbered through all groups. You may use as many
-# collectives as you like, since checkpoints are rare.
+# each parameter, by its number. For AdamW that is `step`, a single number, and `exp_avg` and `exp_avg_sq`, as large
+# as the parameter. Parameters are numbered consecutively over all groups. You may use as many collectives as you
+# like, since checkpoints are rare.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def whole_state(state_dict: dict, parameters: list[Tensor], world: int) -> dict:
-    """The state dictionary that a plain optimizer of ``parameters`` would have, from that of this rank's parts.
+    """The state dictionary that a plain optimizer of ``parameters`` would have, from the state of this rank's parts.
 
     Change neither ``state_dict`` nor what it refers to: the optimizer continues to use it.
     """
@@ -691,8 +691,8 @@ plots.sent(collectives, {f"stage {stage}": sent_bytes(4 * n_parameters, 3, stage
 # %% [markdown]
 # ## Mixed precision
 #
-# bfloat16 has 8 significant bits. Its largest number below 1 is 0.99609. Since 1 - 0.001 is nearer to 1 than to
-# that, it is rounded to 1: a small step is lost, and so are a thousand small steps.
+# bfloat16 has 8 significant bits. Its largest number below 1 is 0.99609. Since 1 - 0.001 is nearer to 1 than to that,
+# it is rounded to 1: a small step is lost, and a thousand small steps are lost, too.
 
 # %%
 short, master = torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(1.0)
@@ -757,7 +757,7 @@ def share_in_float32(parameters: list[Tensor], masters: list[Tensor], world: int
 
 @torch.no_grad()
 def write_back(parameters: list[Tensor], masters: list[Tensor], rank: int, world: int) -> None:
-    """Round the masters into this rank's parts of the parameters. What is gathered afterwards is bfloat16."""
+    """Round the masters into this rank's parts of the parameters. The parameters gathered afterwards are bfloat16."""
     # TODO 10, again: after the step, and before the weights are gathered.
     ### BEGIN SOLUTION
     for parameter, master in zip(parameters, masters, strict=True):

@@ -2,7 +2,7 @@
 # # Tensor parallelism: one matrix product on several ranks
 #
 # ZeRO divides what is *held*: before a layer computes, its weights are gathered, and every rank computes the whole
-# layer, on samples of its own. Tensor parallelism divides what is *computed*: each rank permanently keeps its part of
+# layer, on its own samples. Tensor parallelism divides what is *computed*: each rank permanently keeps its part of
 # every weight matrix and multiplies by it, and what travels between the ranks is activations. All ranks work on **the
 # same samples**.
 #
@@ -79,7 +79,7 @@ def tensor_parallel_bytes(batch: int, length: int, dim: int, world: int) -> floa
 
 
 def fsdp_bytes(dim: int, world: int) -> float:
-    """The same with FSDP on ``world`` ranks, each with samples of its own."""
+    """The same with FSDP on ``world`` ranks, each with its own samples."""
     return 3 * (world - 1) / world * 4 * (12 * dim**2 + 4 * dim)
 
 
@@ -121,7 +121,7 @@ check("04_tensor_parallel/1")
 # %% [markdown]
 # ## Two functions, f and g
 #
-# Look at the picture again. The input $X$ is the same on all ranks, and so is the output $Z$; in between, each rank has
+# Look at the picture again. The input $X$ and the output $Z$ are the same on all ranks; in between, each rank has
 # different numbers. Autograd must be told what happens at the two boundaries. The paper calls them $f$ and $g$:
 #
 # | | forward | backward |
@@ -264,7 +264,8 @@ def is_sharded(parameter: Tensor) -> bool:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def my_shard(whole: Tensor, dim: int, rank: int, world: int) -> Tensor:
-    """This rank's part of a tensor, cut along ``dim``: contiguous, in its own memory, so that the whole can be freed."""
+    """This rank's part of a tensor, cut along ``dim``: contiguous, in its own memory, so that the whole can be
+    freed."""
     # TODO 3: Cut linear layers by columns and by rows. First, this rank's part of a tensor.
     ### BEGIN SOLUTION
     size = -(-whole.shape[dim] // world)
@@ -435,8 +436,8 @@ check("04_tensor_parallel/5")
 # one rank, so the sum over the ranks is right.
 #
 # In practice the vocabulary is padded with rows that no token uses: Megatron-LM takes a multiple of $128\,t$, so that
-# GPT-2's 50,257 words become 50,432 for two ranks. Equal parts take equal time, round sizes are fast, and sharding can
-# cut the parts once more without remainders. Here nothing is padded, so your results are exactly those of one rank.
+# GPT-2's 50,257 words become 50,432 for two ranks. Equal parts take equal time, round sizes are fast, and sharding
+# can cut the parts once more without remainders. Here nothing is padded, so your results are exactly one rank's.
 #
 # ![Four tokens on two ranks: each looks up its own words, the rest is zero](../images/tensor_parallel_words.svg)
 #
@@ -512,8 +513,8 @@ def parallel_loss(logits: Tensor, y: Tensor, first: int, ignore: int) -> Tensor:
         logits: (…, words of this rank), float32 or bfloat16; ``first`` is the number of the first of these words.
         y: int64 (…), the targets, as numbers of the whole vocabulary; ``ignore`` does not count.
     """
-    # TODO 7: Compute the loss where no rank has all logits. All that is sent, forward and backward, is at most four
-    # numbers a token.
+    # TODO 7: Compute the loss where no rank has all logits. The messages of both passes have at most four numbers a
+    # token.
     ### BEGIN SOLUTION
     logits = logits.float()
     maximum = logits.detach().amax(dim=-1)
@@ -1064,7 +1065,7 @@ def largest_worthwhile(
 check("04_tensor_parallel/13")
 
 # %%
-machines = {"4 GPUs a node": 4, "8 GPUs a node": 8, "64 GPUs on NVLink": 64}
+machines = {"4 GPUs per node": 4, "8 GPUs per node": 8, "64 GPUs on NVLink": 64}
 activation = 2 * TOKENS * DIM  # bytes, in half precision
 efficiencies = {}
 for name, per_node in machines.items():
@@ -1154,8 +1155,8 @@ plots.losses(serial_losses(20), losses)
 #
 # | in `tp_training` | here |
 # |---|---|
-# | `--tp N`, a mesh (a grid of ranks with named axes) of `("data", "tensor")` | one row of that grid: a tensor-parallel group with samples of its own |
-# | the sampler deals out to the data axis alone | all ranks work on the same `small_batch` |
+# | `--tp N`, a mesh (a grid of ranks with named axes) of `("data", "tensor")` | one row of that grid: a tensor-parallel group with different samples |
+# | the sampler divides the samples along the data axis alone | all ranks work on the same `small_batch` |
 # | `ColwiseParallel()` for `q`, `k`, `v`, `up` | `ColumnLinear` |
 # | `RowwiseParallel()` for `out`, `down` | `RowLinear` with `g` |
 # | `PrepareModuleInput` before attention and MLP | `enter`: without it, `q`, `k`, `v` have an all-reduce each |

@@ -62,7 +62,7 @@ from utils.model import TransformerLM
 #
 # - a block has the weights $q$, $k$, $v$ and $out$, each $D \times D$, and the two of the MLP, $D \times 4D$ and $4D
 #   \times D$. Its attention compares the token with all $T$ tokens, then sums the values of all $T$: twice $2TD$
-#   operations. (A kernel that skips what is masked saves up to half of that.)
+#   operations. (A kernel that skips masked pairs saves up to half of that.)
 # - the head has one weight, $D \times V$.
 # - everything else, embeddings and norms included, is neglected.
 #
@@ -253,10 +253,10 @@ def naive_step(
 check("05_pipeline_parallel/2")
 
 # %% [markdown]
-# Which rank worked when? To see a bubble, each rank needs a processor of its own, and your machine may have fewer than
+# Which rank worked when? To see a bubble, each rank needs its own processor, and your machine may have fewer than
 # four. So the stages of the next cells do not compute. They *wait*, a known time for the forward pass (F), for the
-# gradient of the input (I) and for those of the weights (W). Any number of processes can wait side by side, so you see
-# the bubble that four devices would have. Everything else is real: autograd, messages, your code.
+# gradient of the input (I) and for the weights' gradients (W). Any number of processes can wait side by side, so you
+# see the bubble that four devices would have. Everything else is real: autograd, messages, your code.
 
 # %%
 SECONDS = {"F": 0.04, "I": 0.04, "W": 0.04}  # of a whole rank's layers and one micro-batch
@@ -615,10 +615,10 @@ class Worker:
             What another stage needs: for F the chunk's output, without history; for B and I the gradient for the
             chunk's input. Where no stage needs a result, it is ignored.
         """
-        # TODO 5, again: the four kinds of actions. Ask for the gradient of what arrives for F. Free what is no longer
-        # needed: nothing of a micro-batch stays after its B, or its W. Where autograd is off (`output.requires_grad`
-        # is False), as in an evaluation, no backward pass will come, so keep nothing at all. `losses` are kept
-        # without history.
+        # TODO 5, again: the four kinds of actions. Ask for the gradient of what arrives for F. Free everything that
+        # is no longer needed: nothing of a micro-batch stays after its B, or its W. Where autograd is off
+        # (`output.requires_grad` is False), as in an evaluation, no backward pass will come, so keep nothing at all.
+        # `losses` are kept without history.
         ### BEGIN SOLUTION
         j, stage = action.microbatch, stage_of(action, self.rank, self.world)
         if action.kind == "F":
@@ -1012,7 +1012,7 @@ plots.timelines(
 # | call | meaning |
 # |---|---|
 # | `torch.autograd.grad(output, tensors, gradient)` | the gradients for these tensors only, as a tuple. No `grad` is set, and nothing else is computed. `output` may be a list, with a list of gradients |
-# | `…, retain_graph=True` | autograd keeps what it needs for a backward pass, so that there can be another one |
+# | `…, retain_graph=True` | autograd keeps what it needs for a backward pass, so that a second one is possible |
 #
 # There is one trap. `grad(output, weights)` for W would go back through the whole stage once more, and compute all
 # the gradients between the layers *again*: together, I and W would take one and a half times as long as B. So let I
@@ -1201,7 +1201,8 @@ def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, w
 
     Evaluated in eval mode, without autograd; afterwards each chunk is back in its mode.
     """
-    # TODO 12, again: evaluate. A batch's losses are shares of its own mean, and another batch may have more targets.
+    # TODO 12, again: evaluate. A batch's losses are shares of that batch's mean, and another batch may have more
+    # targets.
     ### BEGIN SOLUTION
     modes = [chunk.training for chunk in chunks]
     total, count = 0.0, 0
@@ -1225,7 +1226,7 @@ check("05_pipeline_parallel/12")
 
 # %% [markdown]
 # Now everything together: the language model, trained with each schedule on the same batches as in one process, and
-# evaluated. What is printed comes from rank 0, which has neither the losses nor the head.
+# evaluated. The printed numbers come from rank 0, which has neither the losses nor the head.
 
 
 # %%
@@ -1263,7 +1264,7 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 #
 # Use a pipeline **when** the model does not fit a node and the network between nodes is slow: tensor parallelism
 # within a node, pipelines across nodes, data parallelism over everything. **Do not** use it when the model fits with
-# FSDP and the network is fast enough: FSDP is simpler and has no bubble. Nor is it for small batches, such as
+# FSDP and the network is fast enough: FSDP is simpler and has no bubble. It is not for small batches either, such as
 # answering one request, or for layers, or samples, with very different costs.
 #
 # | schedule | when |

@@ -101,7 +101,7 @@ def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_TS: Tensor | Non
 
 
 def merge(out_BHTK: Tensor, lse_BHT: Tensor, new_out_BHTK: Tensor, new_lse_BHT: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of two pieces together, from those of each piece."""
+    """Output and log-sum-exp of two pieces together, from the output and log-sum-exp of each piece."""
     # TODO 1, again: combine two pieces. Either of them, or both, may have been hidden from a query.
     ### BEGIN SOLUTION
     both_BHT = torch.logaddexp(lse_BHT, new_lse_BHT)
@@ -124,9 +124,9 @@ check("06_context_parallel/1")
 # %% [markdown]
 # ## Rotate keys and values
 #
-# Now each rank has the queries, keys and values of its own tokens. It attends to its own piece. Then it sends
-# its keys and values to its right neighbour, receives those of its left neighbour, and attends to them. After $N$ steps
-# its queries have seen all keys, and it has never held more than its own piece, the current piece, and the next one.
+# Now each rank has its own tokens' queries, keys and values. It attends to its own piece. Then it sends its keys and
+# values to its right neighbour, receives its left neighbour's, and attends to them. After $N$ steps its queries have
+# seen all keys, and it has never held more than its own piece, the current piece, and the next one.
 #
 # ![Four ranks in four steps: queries stay, keys and values move to the next rank, from the last to the first](../images/context_ring.svg)
 #
@@ -245,7 +245,7 @@ plots.messages(run.messages, "ring_forward")
 # $$D_i = \sum_k \mathrm{d}O_{ik} O_{ik}, \qquad \mathrm{d}S_{ij} = P_{ij}\, (\mathrm{d}P_{ij} - D_i), \qquad
 # \mathrm{d}Q = \frac{\mathrm{d}S\, K}{\sqrt K}, \qquad \mathrm{d}K = \frac{\mathrm{d}S^T Q}{\sqrt K}$$
 #
-# $O$ and $L$ are those of the whole row, not of the block: the softmax couples all keys of a row, and $D_i$ is
+# $O$ and $L$ belong to the whole row, not to the block: the softmax couples all keys of a row, and $D_i$ is
 # everything that a block needs to know about the others. (The $K$ under the root is the width of a head.)
 #
 # The gradient of the queries stays with the queries. But keys and values rotate again, and every rank has a
@@ -537,9 +537,9 @@ check("06_context_parallel/5")
 #
 # ![A table of heads and tokens: before, a rank has columns; after, rows](../images/context_ulysses.svg)
 #
-# In between, any attention of one process works, including the fastest kernel. The price: there cannot be
-# more ranks than heads, and the number of ranks must divide the number of heads. Here the sequence is distributed **in
-# order** (rank 0 has the first tokens): each rank has all of it while it attends, so there is nothing to balance.
+# In between, any attention of one process works, including the fastest kernel. The price: there cannot be more ranks
+# than heads, and the number of ranks must divide the number of heads. Here the sequence is distributed **in order**
+# (rank 0 has the first tokens): each rank has the whole sequence while it attends, so there is nothing to balance.
 #
 # | call | |
 # |---|---|
@@ -737,9 +737,9 @@ plots.sent(measured, predicted)
 # - the **tokens** and their **targets**, cut from the sequence in the same way,
 # - their **positions**: the model takes them as `model(x, y, positions)`,
 # - the **attention**: you may set a block's `block.attention.attend` to any function of `(q_BHTK, k_BHTK, v_BHTK)`,
-# - the **loss**: `model(x, y, positions)` is the mean over those of *this rank's* targets that count (`y != IGNORE`).
-#   We need the mean over the targets of *all* ranks, and ranks may have unequal numbers of them, or none: then the
-#   model returns 0, and gradients of 0.
+# - the **loss**: `model(x, y, positions)` is the mean over *this rank's* targets that count (`y != IGNORE`). We need
+#   the mean over the targets of *all* ranks, and ranks may have unequal numbers of them, or none: then the model
+#   returns 0, and gradients of 0.
 #
 # And the gradients? Each rank has the same weights, and different tokens. The loss is a *sum* over ranks, each of
 # which divides by the number of all targets; so the gradients are a sum over ranks, too. An average would be wrong by

@@ -126,8 +126,8 @@ check("07_expert_parallel/2")
 # %% [markdown]
 # ## Send tokens to their experts
 #
-# Now rank $r$ holds the experts $rL$ to $rL + L - 1$, and each rank has N tokens of its own. A token and one of
-# its choices make a **slot**: slot $nK + j$ is choice $j$ of token $n$. For each slot with an expert, a row is sent.
+# Now rank $r$ holds the experts $rL$ to $rL + L - 1$, and each rank has N tokens. A token and one of its choices make
+# a **slot**: slot $nK + j$ is choice $j$ of token $n$. For each slot with an expert, a row is sent.
 #
 # ![Two ranks: rows are sorted by expert, exchanged, regrouped by expert, computed, and sent back the same way](../images/expert_dispatch.svg)
 #
@@ -155,7 +155,7 @@ check("07_expert_parallel/2")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def sort_slots(experts_NK: Tensor, n_experts: int) -> tuple[Tensor, Tensor]:
-    """Slots sorted by expert, with those of one expert in order; and the number of slots of each expert.
+    """Slots sorted by expert, and each expert's slots in order; and the number of slots of each expert.
 
     Returns:
         slots_R: int64, numbers of slots, without those whose expert is -1. counts_E: int64.
@@ -377,12 +377,11 @@ check("07_expert_parallel/5")
 # send all its tokens to expert 0, and rank 1 to expert 1. On average that is even, though on each rank it is as
 # uneven as possible. So reduce $f$ and $P$ first, then multiply.
 #
-# And the gradient? Autograd does not see an all-reduce in place. A rank's backward pass needs to reach only
-# its own contribution to $P$. In the end the ranks' gradients are *averaged*, like those of
-# their losses. For the average to be right, each rank must give $W$ times the derivative of $L$ with respect to its
-# own probabilities. One line can do this: `own + (total - own).detach()` has the value of `total` and
-# the gradient of `own`. If `own` is $W$ times the rank's number, the value is still the total, and the gradient is $W$
-# times as large.
+# And the gradient? Autograd does not see an all-reduce in place. A rank's backward pass needs to reach only its own
+# contribution to $P$. In the end the ranks' gradients are *averaged*, like their losses. For the average to be right,
+# each rank must give $W$ times the derivative of $L$ with respect to its own probabilities. One line can do this:
+# `own + (total - own).detach()` has the value of `total` and the gradient of `own`. If `own` is $W$ times the rank's
+# number, the value is still the total, and the gradient is $W$ times as large.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -418,9 +417,9 @@ check("07_expert_parallel/6")
 #
 # ![Four ranks in two sets: tokens are exchanged along rows, experts' gradients reduced along columns](../images/expert_groups.svg)
 #
-# Every rank has different tokens, so parameters that all ranks hold (attention, norms, embeddings, **the router**) have
-# their gradients averaged over **all** ranks. An expert's gradients are added to those of the same expert in
-# the other sets, and to no others.
+# Every rank has different tokens, so parameters that all ranks hold (attention, norms, embeddings, **the router**)
+# have their gradients averaged over **all** ranks. An expert's gradients are added to the same expert's in the other
+# sets, and to no others.
 #
 # And by which number are the gradients of an expert divided? Each rank's loss is the mean over its own tokens, and the
 # whole loss is the mean over the $W$ ranks. In the backward pass an expert receives the gradients of the rows of *all*
@@ -483,9 +482,9 @@ check("07_expert_parallel/7")
 # - A **message** goes from one rank to another. An all-to-all is one message to each other rank, even if
 #   it is empty.
 #
-# Unlike weights in FSDP or activations in tensor parallelism, the bytes depend on the tokens: they differ from
-# rank to rank and from step to step. And so does the work. All ranks wait for the rank whose experts have the
-# most rows, so **the busiest rank sets the time**.
+# Unlike weights in FSDP or activations in tensor parallelism, the bytes depend on the tokens: they differ from rank
+# to rank and from step to step. The work varies with them. All ranks wait for the rank whose experts have the most
+# rows, so **the busiest rank sets the time**.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -602,7 +601,7 @@ def parallel_forward(layer: ParallelMixture, x_BTD: Tensor) -> Tensor:
 def spread_experts(
     model: TransformerLM, world: int, tokens: dist.ProcessGroup
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Replace each `Mixture` by a `ParallelMixture`. Returns the parameters of all ranks, and those of my experts."""
+    """Replace each `Mixture` by a `ParallelMixture`. Returns the parameters that all ranks have, and my experts'."""
     # TODO 9, again: the model. Each of its parameters is in one of the two lists, once.
     ### BEGIN SOLUTION
     for block in model.blocks:
@@ -729,8 +728,8 @@ plots.loads(loads)
 # 2. Two all-to-alls of unequal pieces bring rows to their experts and results back; first the counts.
 # 3. The gradient of an exchange is the reverse exchange.
 # 4. A capacity limits memory and drops slots; a balancing loss over all ranks' tokens keeps the load even.
-# 5. Gradients of experts are summed over their copies, those of all other parameters over all ranks; both are divided
-#    by the number of all ranks.
+# 5. Gradients of experts are summed over their copies, all other gradients over all ranks; both are divided by the
+#    number of all ranks.
 #
 # *Papers.* Sparsely gated mixtures: [arXiv:1701.06538](https://arxiv.org/abs/1701.06538). GShard:
 # [arXiv:2006.16668](https://arxiv.org/abs/2006.16668). Switch: [arXiv:2101.03961](https://arxiv.org/abs/2101.03961).

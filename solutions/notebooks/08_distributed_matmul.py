@@ -498,8 +498,8 @@ def w_panel(w_kn: Tensor, panel: Panel, k: int, grid: Grid) -> Tensor:
 
 def summa(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
     """y_mn."""
-    # TODO 4, again: the product. Beside its blocks a rank holds two panels of each matrix at most, the last and the
-    # next, and two tensors of the result's size.
+    # TODO 4, again: the product. In addition to its blocks, a rank holds two panels of each matrix at most, the last
+    # and the next, and two tensors of the result's size.
     ### BEGIN SOLUTION
     y_mn = x_mk.new_zeros(len(x_mk), w_kn.shape[1])
     for panel in panels(k, grid.shape):
@@ -721,7 +721,7 @@ def axes_of(layer: int) -> Axes:
 def mlp(x_mk: Tensor, shards: list[Tensor], shapes: list[tuple[int, int]], grid: Grid) -> Tensor:
     """This rank's block of the output. For each layer: its shard of its block of W, and the shape of that block.
 
-    GELU stands between two layers.
+    GELU is between two layers.
     """
     # TODO 6, again: the forward pass. Only the products send anything.
     ### BEGIN SOLUTION

@@ -73,7 +73,7 @@ def bytes_between_nodes(order: Sequence[str], sizes: dict[str, int], sent: dict[
 
     Args:
         order: names of the axes, the outermost first: the place on the last one changes fastest.
-        sizes: how many ranks a line of each axis has.
+        sizes: how many ranks are on a line of each axis.
         sent: bytes that a rank sends to the next one of its line; along "pp" the next rank sends as many back.
         per_node: ranks in a node. Node 0 has the first of them, node 1 the next.
     """
@@ -155,7 +155,7 @@ def stage_neighbours(mesh: DeviceMesh) -> tuple[int | None, int | None]:
 
     None where there is none: before the first stage, and after the last.
     """
-    # TODO 2, again: by their numbers among all ranks, wherever "pp" stands in the mesh.
+    # TODO 2, again: by their numbers among all ranks, wherever "pp" is in the mesh.
     ### BEGIN SOLUTION
     line, stage = dist.get_process_group_ranks(mesh.get_group("pp")), mesh.get_local_rank("pp")
     before = line[stage - 1] if stage > 0 else None
@@ -304,7 +304,7 @@ plots.samples(run_on_ranks("09_mesh/first_samples", [shape] * 8).results, shape)
 
 # %%
 class Fact(NamedTuple):
-    """What is known of a parameter on a rank."""
+    """The facts about a parameter on a rank."""
 
     cut: bool  # along "tp", each rank has a different part of it
     some: bool  # along "tp", each rank has used it on different tokens (otherwise on the same ones)
@@ -524,9 +524,9 @@ check("09_mesh/4")
 # %% [markdown]
 # ## The norm of the whole gradient
 #
-# To clip a gradient you need the norm of *all* of it, and each rank has a piece. Squares can be summed, but each number
-# must count **once**: not once for each rank that holds it. If each rank clips with a norm of its own, the ranks scale
-# their parts differently, and together they no longer form one gradient. With Adam, the loss hardly shows it.
+# To clip a gradient you need the norm of *all* of it, and each rank has a piece. Squares can be summed, but each
+# number must count **once**: not once for each rank that holds it. If each rank clips with its own norm, the ranks
+# scale their parts differently, and together they no longer form one gradient. With Adam, the loss hardly shows it.
 #
 # All gradients are synchronized already. **Predict**: along which axes must squares be summed for a parameter that is
 # cut? For one that is not? And which stage counts the tied table?

@@ -48,7 +48,7 @@ from utils.plots import strategy as plots
 # | gathered | with `shard` > 1: one block's weights and gradients, unsharded, and table's and head's all the time, as in `fsdp_training`; 2 bytes each |
 # | activations | 32 bytes for each of a token's h numbers, in each block and micro-batch: 16 for attention and norms, 16 for each MLP that the token goes to. `tp`, with sequence parallelism, and `cp` cut the tokens. (Dropout's masks would add 2, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198)) |
 # | … recomputed | 2 bytes for each number between blocks, and one whole block: the one at hand |
-# | … in a pipeline | 1F1B (lesson 05): stage $r$ keeps min(m, p - r) micro-batches of its own blocks |
+# | … in a pipeline | 1F1B (lesson 05): stage $r$ keeps min(m, p - r) micro-batches, for its blocks |
 #
 # Each of the `ep` ranks has different experts. These ranks are taken from `shard` first, then from `dp`; the rest of
 # the two shards and replicates the experts:
@@ -158,8 +158,8 @@ plots.memory(shown, 0.9 * CLUSTER.memory)
 # | `cp` | for each block and micro-batch: K and V in the forward pass; K and V again, and both gradients, in the backward pass: three pairs (recomputing is not counted) | a pair is $2nh/t$ numbers, sent cp - 1 times | cp - 1 a pair |
 # | `ep` | for each block and micro-batch: 4 all-to-alls; recomputed, 6 | what leaves the rank, of (active · $nh/t$) | ep - 1 each |
 # | `pp` | for each micro-batch: activations to the next stage; and their gradients, which come back and are counted here | $nh$ each way | 1 each way |
-# | `shard` | for each micro-batch: 2 all-gathers of weights, and a reduce-scatter of gradients; in a pipeline only one reduce-scatter a step, since torch's stages accumulate unsharded gradients | a ring's, of all that the rank holds before sharding | $N - 1$ a ring, with one ring for each block and one for table and head |
-# | `dp` | once a step: an all-reduce of gradients over dp · cp ranks, since `cp` ranks see different tokens | a ring's, of all that the rank holds | $2(N - 1)$ |
+# | `shard` | for each micro-batch: 2 all-gathers of weights, and a reduce-scatter of gradients; in a pipeline only one reduce-scatter a step, since torch's stages accumulate unsharded gradients | a ring's, of everything that the rank holds before sharding | $N - 1$ a ring, with one ring for each block and one for table and head |
+# | `dp` | once a step: an all-reduce of gradients over dp · cp ranks, since `cp` ranks see different tokens | a ring's, of everything that the rank holds | $2(N - 1)$ |
 #
 # For `shard` and `dp`, MLPs follow `of_experts`; count the messages of the dense part alone. A line of one rank sends
 # nothing.
@@ -342,7 +342,7 @@ def candidates(model: Model, gpus: int, batch: int) -> list[Plan]:
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def why_not(model: Model, plan: Plan, machine: Machine) -> str:
     """In a few words, why this plan is infeasible; "" if it is not."""
-    # TODO 4: Find the best plan for a model and a machine. First, what is infeasible: pieces of unequal size (heads on
+    # TODO 4: Find the best plan for a model and a machine. First, infeasible plans: pieces of unequal size (heads on
     # tp, layers on pp, tokens on cp · tp, experts on ep, the batch on micro-batches of replicas), fewer micro-batches
     # than stages, a tensor axis that leaves the node, or more than 90 % of the memory.
     ### BEGIN SOLUTION
@@ -410,9 +410,9 @@ def show_cases() -> None:
 plots.Later(show_cases)  # it is called when the page shows it, and not on each rank of each check
 
 # %% [markdown]
-# The ALCF's course puts the choice in one sentence: *a simple model: data parallel; a large language model: all of it.*
-# Is that so? Let your choice answer, for models of 0.1 to 500 billion parameters on 512 GPUs. **Predict** from which
-# size on the best plan has a pipeline.
+# The ALCF's course puts the choice in one sentence: *a simple model: data parallel; a large language model:
+# everything.* Is that so? Let your choice answer, for models of 0.1 to 500 billion parameters on 512 GPUs.
+# **Predict** from which size on the best plan has a pipeline.
 
 # %%
 FAMILY = [
@@ -435,7 +435,7 @@ def show_family() -> plots.Picture:
         print(f"{billions:6.1f} billion: {spoken_plan(chosen[billions]) if chosen[billions] else 'does not fit'}")
     simple, *_, large = (plan for billions, plan in chosen.items() if plan and billions < 200)
     print("a simple model: data parallel:", axes_of(simple) == {"data"})
-    print("a large language model: all of it:", axes_of(large) >= {"data", "tensor", "pipeline"})
+    print("a large language model: everything:", axes_of(large) >= {"data", "tensor", "pipeline"})
     return plots.axes(chosen)
 
 
@@ -506,7 +506,7 @@ check("10_strategy/5")
 # %%
 speed = CLUSTER.peak * CLUSTER.device_share
 for tokens in (1024, 4096, 16384):
-    print(f"FSDP with {tokens:6,} tokens a GPU needs {needed_bandwidth(tokens, speed, 'fsdp') / 1e9:5.1f} GB/s of each")
+    print(f"FSDP with {tokens:6,} tokens per GPU: {needed_bandwidth(tokens, speed, 'fsdp') / 1e9:5.1f} GB/s of each")
 million = 4e6
 for scheme in ("fsdp", "fsdp float32"):
     print(f"{scheme}: batches of 4 million tokens are overtaken on {overtaken_at(million, scheme, CLUSTER)} GPUs")
@@ -569,7 +569,7 @@ plots.planner()
 # | `data_place`, `make_sampler` | `my_share`, `make_samplers` |
 # | `Piece` | `parallelize`: first `cut`, this rank's stages; then `split`, its part of their layers (DTensor); then `shard` (FSDP along shard, copies along dp) |
 # | `forward_backward` | a schedule of `torch.distributed.pipelining`, chosen by `--schedule` |
-# | `sync_gradients` | FSDP averages along dp and shard, DTensor sums what is cut along tp, `add_up_norms` what is whole there; the model is untied, so nothing is summed along pp |
+# | `sync_gradients` | FSDP averages along dp and shard, DTensor sums the cut parameters along tp, `add_up_norms` the whole ones; the model is untied, so nothing is summed along pp |
 # | `gradient_norm` | `clip_gradients`: DTensor over shards and parts, the script over stages |
 # | `memory`, `step_seconds` | the plan's prediction, beside the run, in its report |
 #

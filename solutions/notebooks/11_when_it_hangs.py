@@ -209,13 +209,13 @@ check("11_when_it_hangs/2")
 # %% [markdown]
 # ## Story 3: one batch more
 #
-# *"It trains well and dies at the end of the epoch. With a different text it does not."* The colleague deals out
-# samples like cards.
+# *"It trains well and dies at the end of the epoch. With a different text it does not."* The colleague gives sample i
+# to rank i modulo the ranks.
 #
 # A dying rank may leave no traceback, because C++ code ended it. `faulthandler.enable()`, in `setup_1`, then prints
 # the Python stack. You can also ask a rank that hangs for its stack: `faulthandler.register(signal.SIGUSR1)` in the
 # program, then `kill -USR1 PID`; or, with no change to the program, `.venv/bin/py-spy dump --pid PID` (add `--native`
-# for C++ frames). py-spy reads another process's memory: macOS requires `sudo`; so does a Linux whose
+# for C++ frames). py-spy reads another process's memory: macOS requires `sudo`, like a Linux whose
 # `/proc/sys/kernel/yama/ptrace_scope` is 1, unless py-spy started the program; in a container, `--cap-add
 # SYS_PTRACE`.
 
@@ -344,7 +344,7 @@ print(run, run.log(0, 3), sep="\n")
 
 # %% [markdown]
 # The address must be the **first** node's, as seen from every node. In the colleague's batch file, each node finds
-# the address by itself. The judge runs the file with stand-ins for Slurm's commands, which record what each node
+# the address on its own. The judge runs the file with stand-ins for Slurm's commands, which record what each node
 # would start.
 
 
@@ -686,7 +686,7 @@ check("11_when_it_hangs/9")
 def wrap_10(model: nn.Module, device: torch.device) -> nn.Module:
     """The model with rank 0's weights and buffers, on every rank."""
     for received in model.state_dict().values():
-        # TODO 10: Put what is received into the model.
+        # TODO 10: Put the received weights into the model.
         ### BEGIN SOLUTION
         dist.broadcast(received, src=0)
         ### STUDENT

@@ -327,7 +327,7 @@ def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Ten
 
 
 def sum_gradients(stages: list[PipelineStage], n_targets: Tensor, mesh: DeviceMesh) -> None:
-    """Turn the gradients into those of the mean over all pipelines' targets. `n_targets`, 0-dim: of this pipeline."""
+    """Turn the gradients into the gradients of the mean over all pipelines' targets. `n_targets`, 0-dim: of this pipeline."""
     # TODO 6: Sum gradients and targets along the right axis, and divide once.
     # Sum over the ranks that have the same layers and different samples; gradients of other layers do not belong in
     # this sum. One all-reduce per step is enough for everything: with a message for each weight, you pay the latency
@@ -352,7 +352,7 @@ def clip_gradients(stages: list[PipelineStage], mesh: DeviceMesh, args: argparse
     """Limit the gradient's norm to args.clip (0: no limit). Returns the norm before clipping."""
     parameters = weights(stages).values()
     # TODO 7: Clip by the norm of the whole gradient, and return that norm.
-    # A stage that clips by the norm of its own part scales its step differently: the stages no longer train one
+    # A stage that clips with its own part's norm scales its step differently: the stages no longer train one
     # model. Norms cannot be added, but their squares can. After TODO 6 some ranks have equal gradients, which must
     # not be counted twice. nn.utils.get_total_norm(gradients) and nn.utils.clip_grads_with_norm_(parameters, limit,
     # norm) are the two halves of clip_grad_norm_.

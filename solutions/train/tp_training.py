@@ -180,8 +180,8 @@ def split(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
     share_loss(model)
 
 
-# What TODOs 3 to 6 use. A layout says how a tensor lies on the ranks of the axis: Replicate() is all of it on each rank,
-# Shard(d) is cut along dimension d. Where two layouts differ, DTensor redistributes, in both passes.
+# What TODOs 3 to 6 use. A layout says how a tensor is placed on the ranks of the axis: Replicate() is the whole on
+# each rank, Shard(d) is cut along dimension d. Where two layouts differ, DTensor redistributes, in both passes.
 #
 #   ColwiseParallel(input_layouts=Replicate(),    nn.Linear: each rank has some rows of `weight`, so some outputs.
 #                   output_layouts=Shard(-1))     nn.Embedding: each rank has some columns of the table.
@@ -196,13 +196,13 @@ def split(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
 #                        a SequenceParallel norm's alone stays a DTensor.
 #   t.to_local()               of a DTensor: this rank's part, a plain tensor, without communication
 #   t.full_tensor()            the whole, a plain tensor on each rank; all ranks must call it
-#   t.device_mesh              the mesh that it lies on; .get_group() is the process group of a mesh with one axis
+#   t.device_mesh              the mesh that it is on; .get_group() is the process group of a mesh with one axis
 #   t.shape                    of the whole
 
 
 def block_plan(layout: Placement) -> Plan:
     """How a block's layers are split. `layout` is the stream's, (B, T, D), where it enters and leaves each half of the
-    block: Replicate(), all of it on each rank, or Shard(1), cut along T.
+    block: Replicate(), the whole on each rank, or Shard(1), cut along T.
     """
     # TODO 3: Split a block so that it takes 2 all-reduces forward and 2 backward.
     # Its layers are attention.q, .k, .v and .out, and mlp.up and .down: which are cut by columns, which by rows? In
@@ -250,12 +250,12 @@ def share_loss(model: nn.Module) -> None:
 
     # TODO 4, again: the loss. In training no rank may ever have whole logits.
     # The forward pass calls model.head_loss(h, weight, y, ignore) with the head's weight, which is now a DTensor; so
-    # model(x, y) crashes: “got mixed torch.Tensor and DTensor”. In the forward pass FSDP has gathered the weight, so it
-    # lies on the tensor axis alone. Replace head_loss with a function of yours around
-    # vocab_parallel_head_loss(h, rows, y, ignore, group, V), which needs this rank's rows, the group and the number
-    # of words. h may be a DTensor cut along T: then make it whole first. (torch's own loss_parallel() takes logits as a
-    # DTensor, so it holds all of a rank's logits at once; and if no target of a batch counts it gives nan, as
-    # 04_tensor_parallel shows. in_step makes such batches.)
+    # model(x, y) crashes: “got mixed torch.Tensor and DTensor”. In the forward pass FSDP has gathered the weight, so
+    # it is on the tensor axis alone. Replace head_loss with your own function around vocab_parallel_head_loss(h,
+    # rows, y, ignore, group, V), which needs this rank's rows, the group and the number of words. h may be a DTensor
+    # cut along T: then make it whole first. (torch's own loss_parallel() takes logits as a DTensor, so it holds all
+    # of a rank's logits at once; and if no target of a batch counts it gives nan, as 04_tensor_parallel shows.
+    # in_step makes such batches.)
     ### BEGIN SOLUTION
     def loss(h: Tensor, weight: DTensor, y: Tensor, ignore: int) -> Tensor:
         h_BTD = h.full_tensor() if isinstance(h, DTensor) else h
