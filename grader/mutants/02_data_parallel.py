@@ -1239,7 +1239,7 @@ if len(self.missing[number]) < 2:
         loss *= count * dist.get_world_size() / total
         return loss
         """,
-        says="writes into the loss",
+        says="loss, which it is given, is written into",
     ),
     Answer(
         9,

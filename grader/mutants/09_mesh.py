@@ -290,7 +290,7 @@ WRONG = [
         5,
         "squares in place of gradients that are in float64 already",
         swap=(".double().square().sum()", ".double().square_().sum()"),
-        says="gradients in float64: changes a gradient",
+        says="has another gradient afterwards",
     ),
     Answer(
         5, "stages not added up", swap=('dist.all_reduce(mine, group=mesh.get_group("pp"))', ""), says="wrong on rank"

@@ -579,7 +579,7 @@ WRONG = [
         6,
         "the targets of all are left in the caller's tensor",
         swap=("sums = flat[:-1] / flat[-1]", "n_targets.copy_(flat[-1])\nsums = flat[:-1] / flat[-1]"),
-        says="n_targets is changed",
+        says="n_targets, which it is given, is written into",
     ),
     Answer(
         6,
