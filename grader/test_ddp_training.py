@@ -482,7 +482,7 @@ def test_todo5_train_loader(student):
 
 @todo(
     6,
-    minutes=10,
+    minutes=5,
     why=(
         "Together the ranks read the validation set once. A rank that reads the whole set saves no time; one that drops"
         " its last batch changes the loss that decides which checkpoint is the best."
@@ -499,7 +499,7 @@ def test_todo6_validation_loader(student):
 
 @todo(
     7,
-    minutes=10,
+    minutes=5,
     why="The test set needs the same care as the validation set: its loss is the number that gets published.",
     hints=(
         "Like TODO 6, with a different set.",
@@ -764,7 +764,7 @@ def test_todo9_epoch(student):
 
 @todo(
     11,
-    minutes=15,
+    minutes=10,
     needs=(1, 2),
     why=(
         "A thousand ranks that each print a line make an output that is impossible to read; and one line is enough,"

@@ -72,13 +72,18 @@ def test_status_of_a_track_says_what_is_next_and_how_long_it_takes(course):
     told = course.run("status", "--track", "half").stdout
     assert f"about {tracks.hours(minutes)};" in told
     assert f"1 done, about {tracks.hours(minutes - tracks.minutes([first]))} left" in told
-    assert f"Next: ./workbook watch {second[0]}" in told and f"TODO {second[1]}," in told
+    assert f"Next: ./workbook watch {second[0]} --track half, and" in told and f"TODO {second[1]}," in told
     done = "".join(f"{stem}/{number} pass\n" for stem, number in tracks.members("half"))
     progress_file.write_text(f"{progress.NUMBERING}\n{done}")
     told = course.run("status", "--track", "half").stdout
     assert "run ddp_training" in told and told.endswith("./workbook status --track day\n"), told
-    for args, word in ((["--track", "week"], "half, day, two and all"), (["03_zero", "--track", "half"], "03_zero")):
-        done = course.run("status", *args)
+    for args, word in (
+        (["status", "--track", "week"], "half, day, two and all"),
+        (["status", "03_zero", "--track", "half"], "03_zero"),
+        (["watch", "--track", "week"], "half, day, two and all"),
+        (["watch", "03_zero", "--track", "half"], "00_one_device, 01_collectives, 02_data_parallel, ddp_training"),
+    ):
+        done = course.run(*args)
         assert done.returncode == 2 and word in done.stderr and len(done.stderr.splitlines()) == 1, done
 
 

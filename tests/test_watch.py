@@ -31,7 +31,7 @@ def course(tmp_path):
 class Watched:
     """A watch that runs, on a pipe or on a terminal."""
 
-    def __init__(self, course: Course, lesson: str, terminal: bool = False, **env: str) -> None:
+    def __init__(self, course: Course, *args: str, terminal: bool = False, **env: str) -> None:
         environment, how = course.environment(**env), {}
         self.slave = None
         if terminal:
@@ -45,7 +45,7 @@ class Watched:
         # A shell's background job ignores it, and so would what it starts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
-            course.command("watch", lesson), cwd=course.folder, env=environment, start_new_session=True, **how
+            course.command("watch", *args), cwd=course.folder, env=environment, start_new_session=True, **how
         )
         if not terminal:
             os.close(end)
@@ -149,6 +149,18 @@ def test_keys(course, watch):
     os.write(watched.out, b"q")
     assert watched.process.wait(LIMIT) == 0
     assert termios.tcgetattr(watched.slave) == watched.mode
+
+
+def test_a_track_keeps_to_its_todos(course, watch):
+    """Half a day has the first eleven of ddp_training's eighteen."""
+    course.solve("ddp_training", range(1, 11))
+    watched = watch("ddp_training", "--track", "half")
+    watched.until("10 of 11")
+    watched.until("· ddp_training/11 ")
+    course.solve("ddp_training", range(1, 12))
+    watched.until("11 of 11")
+    watched.until("All that your track has of ddp_training is right.")
+    watched.end(signal.SIGINT)
 
 
 def test_what_is_worked_on_comes_first(engine, tmp_path):

@@ -519,7 +519,10 @@ WRONG = [
     Answer(
         4,
         "no broadcast of W",
-        swap=("dist.broadcast(piece, src=grid.lines[0][panel.row], group=grid.groups[0])\n", "piece = torch.zeros_like(piece)\n"),
+        swap=(
+            "dist.broadcast(piece, src=grid.lines[0][panel.row], group=grid.groups[0])\n",
+            "piece = torch.zeros_like(piece)\n",
+        ),
         says="Y on rank 0 is all zeros, and so not what it should be",
     ),
     Answer(4, "whole strips are gathered first", [None, None, None, STRIPS, None], says="bytes of tensors at once"),

@@ -35,6 +35,11 @@ Lesson = Annotated[str, typer.Argument(metavar="LESSON", help="such as ddp_train
 Todo = Annotated[str, typer.Argument(metavar="LESSON/TODO", help="such as ddp_training/4")]
 
 
+Track = Annotated[
+    str, typer.Option(metavar="half|day|two|all", help="the TODOs that fit into half a day, a day, two days")
+]
+
+
 Backend = Annotated[
     str,
     typer.Option(
@@ -83,9 +88,16 @@ def todo_named(name: str) -> tuple[str, int]:
     return lesson, int(number)
 
 
+def track_named(name: str) -> list[tracks.Id] | None:
+    """The TODOs of a track; None for the whole course."""
+    if name not in (*tracks.TRACKS, "all"):
+        fail(f"no track {name}; there are {', '.join(tracks.TRACKS)} and all")
+    return None if name == "all" else tracks.members(name)
+
+
 def say_next(track: str = "all") -> None:
     """What to do next, in the whole course or on a track."""
-    chosen = None if track == "all" else tracks.members(track)
+    chosen = track_named(track)
     todo = next_todo(chosen)
     waiting = [lesson for lesson in seals.sealed() if chosen and lesson in dict(chosen)]
     if todo is None and waiting:
@@ -100,8 +112,9 @@ def say_next(track: str = "all") -> None:
         say("\nAll TODOs are done.")
     else:
         where = "in JupyterLab (./workbook lab)" if lessons.is_notebook(todo[0]) else "in an editor"
+        option = f" --track {track}" if chosen else ""
         say(
-            f"\nNext: [bold]./workbook watch {todo[0]}[/], and open {own_file(*todo)} {where}: TODO {todo[1]},"
+            f"\nNext: [bold]./workbook watch {todo[0]}{option}[/], and open {own_file(*todo)} {where}: TODO {todo[1]},"
             f" {escape(titles(todo[0])[todo[1]])}"
         )
 

@@ -11,6 +11,7 @@ from grader.engine.commands.arguments import (
     Backend,
     Lesson,
     Todo,
+    Track,
     app,
     backend_named,
     exercise_named,
@@ -18,13 +19,13 @@ from grader.engine.commands.arguments import (
     own_file,
     say_next,
     todo_named,
+    track_named,
     unreadable,
 )
 from grader.engine.commands.screen import COLOURS, fail, say, say_reference
 from grader.engine.lesson import lessons, reference, seals
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo, right, track_map
-from grader.engine.lesson.tracks import TRACKS
 from utils.whole import write_whole
 
 
@@ -32,14 +33,10 @@ from utils.whole import write_whole
 @app.command(rich_help_panel=LEARN)
 def status(
     only: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="default: all lessons")] = None,
-    track: Annotated[
-        str, typer.Option(metavar="half|day|two|all", help="the TODOs that fit into half a day, a day, two days")
-    ] = "all",
+    track: Track = "all",
 ) -> None:
     """List the lessons and their TODOs: what is done, what is next, how long it takes."""
-    if track not in (*TRACKS, "all"):
-        fail(f"no track {track}; there are {', '.join(TRACKS)} and all")
-    if track != "all":
+    if track_named(track):
         if only:
             fail(f"either a lesson or a track: {only} has TODOs outside of the track {track}")
         say("\n".join(track_map(track)))
@@ -131,11 +128,15 @@ def existing_folder(target: Path) -> str:
 @app.command(rich_help_panel=LEARN)
 def watch(
     lesson: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, the first unfinished")] = None,
+    track: Track = "all",
     backend: Backend = "auto",
 ) -> None:
     """Check a lesson each time you save it, and show the next failure."""
-    todo = next_todo()
-    lesson = exercise_named(lesson) if lesson else todo[0] if todo else exercises()[-1]
+    only = track_named(track)
+    todo = next_todo(only)
+    lesson = exercise_named(lesson) if lesson else todo[0] if todo else (only or [(exercises()[-1], 0)])[-1][0]
+    if only and lesson not in dict(only):
+        fail(f"{lesson} has no TODO of the track {track}; it has {', '.join(dict(only))}")
 
     from grader.engine.ranks.engine import Engine
 
@@ -148,7 +149,7 @@ def watch(
             fail(f"{lesson} has no checks yet")
         engine.backend = backend_named(backend)
         say(f"watching {own_file(lesson)} …")
-        Watch(engine, lesson).run()
+        Watch(engine, lesson, only).run()
 
 
 @app.command(rich_help_panel=LEARN)

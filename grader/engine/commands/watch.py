@@ -13,7 +13,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import psutil
@@ -97,10 +97,10 @@ def must_poll(folder: Path) -> bool:
 
 
 class Watch:
-    """The loop, and its state of the lesson."""
+    """The loop, and its state of the lesson; `only` are the TODOs of the student's track, None the whole course."""
 
-    def __init__(self, engine: Engine, lesson: str) -> None:
-        self.engine, self.lesson = engine, lesson
+    def __init__(self, engine: Engine, lesson: str, only: Collection[tuple[str, int]] | None = None) -> None:
+        self.engine, self.lesson, self.only = engine, lesson, only
         self.events: queue.SimpleQueue[str] = queue.SimpleQueue()  # "saved", or a key
         self.verdicts: list[Verdict] = []
         self.first: int | None = None  # the TODO that the student works on
@@ -159,6 +159,7 @@ class Watch:
         if verdicts is None:
             return False
         remember(verdicts)
+        verdicts = [v for v in verdicts if self.only is None or (v.lesson, v.todo) in self.only]
         open_ones = [v for v in verdicts if v.status == "fail"] or [v for v in verdicts if not v.passed]
         if unread := [v for v in verdicts if v.cause == "no_python"]:
             open_ones = unread
@@ -178,7 +179,8 @@ class Watch:
         )
         console.print(bar)
         if not open_ones:
-            say(f"[green]All of {self.lesson} is right.[/] " + after(self.lesson))
+            all_of = f"All of {self.lesson}" if self.only is None else f"All that your track has of {self.lesson}"
+            say(f"[green]{all_of} is right.[/] " + after(self.lesson))
         elif self.live or open_ones[0] not in early:  # without a screen to clear it has been printed already
             say_verdict(open_ones[0])
         if self.live and sys.stdin.isatty():
@@ -187,10 +189,10 @@ class Watch:
 
     def next_lesson(self) -> bool:
         """Go on to the lesson after this one; False if it is the last."""
-        stems = checked_lessons()
+        stems = [stem for stem in checked_lessons() if self.only is None or stem in dict(self.only)]
         later = stems[stems.index(self.lesson) + 1 :]
         if not later:
-            say(f"\n{self.lesson} is the last lesson")
+            say(f"\n{self.lesson} is the last lesson" + (" of your track" if self.only else ""))
             return False
         self.lesson, self.first = later[0], None
         return True

@@ -23,9 +23,17 @@ class Track(NamedTuple):
     todos: tuple[str, ...]  # "ddp_training/1-3+5"
 
 
-HALF = ("00_one_device/1-2", "01_collectives/1+4-6", "02_data_parallel/1-3", "ddp_training/1-9")
-ONE = (*HALF, "02_data_parallel/4+8-9", "ddp_training/10-13", "03_zero/1-2+7", "fsdp_training/1-4")
-TWO = (*ONE, "03_zero/3-4", "04_tensor_parallel/1-5", "05_pipeline_parallel/1-4", "09_mesh/1", "10_strategy/1-4")
+HALF = ("00_one_device/1-2", "01_collectives/1+4-6", "02_data_parallel/1-3", "ddp_training/1-11")
+ONE = (*HALF, "02_data_parallel/4+8-9", "ddp_training/12-13", "03_zero/1-2+7", "fsdp_training/1-4")
+TWO = (
+    *ONE,
+    "03_zero/3-4",
+    "04_tensor_parallel/1-5",
+    "05_pipeline_parallel/1-4",
+    "09_mesh/1",
+    "10_strategy/1-4",
+    "11_when_it_hangs/1",
+)
 TRACKS = {"half": Track("half a day", 4, HALF), "day": Track("one day", 7, ONE), "two": Track("two days", 14, TWO)}
 
 
