@@ -273,7 +273,7 @@ def test_todo2_optimizer(student):
         wrong = [name for name in wanted if not near(seen["weights"][name], wanted[name], REL)]
         expect(
             not wrong,
-            f"{told}, two steps of the optimizer give other weights: is it the right kind, with both settings?",
+            f"{told}, two steps of the optimizer give different weights: is it the right kind, with both settings?",
             "equal weights",
             f"others, as {wrong[:1]}",
         )

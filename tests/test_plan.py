@@ -34,7 +34,7 @@ def test_the_best_plans_are_shown_and_drawn(plan, tmp_path):
     assert done.exit_code == 0, done.output
     assert "6.71 billion parameters" in done.output and "64 devices of JURECA-DC" in done.output
     assert "16 nodes of 4" in done.output and "tokens/s" in done.output
-    assert "A device has 40.0 GiB, of which 36.0 are usable" in done.output
+    assert "A device has 40.0 GiB, and 36.0 of them are usable" in done.output
     assert "Products reach 76% of 312 TFLOP/s, memory 78% and links 69%" in done.output
     assert "With a tenth of that memory free, the fastest is" in done.output
     assert "With the error seen in published runs, 1.83 s means 1.69 to 2.19 s" in done.output

@@ -605,7 +605,7 @@ WRONG = [
         "below the first command, where Slurm reads no more",
         "",
         edits=(("set -eo pipefail\n", "set -eo pipefail\n#SBATCH --gres=gpu:4\n"),),
-        says="stands below the first command",
+        says="is below the first command",
     ),
     Answer(14, "a space too many", "# SBATCH --gres=gpu:4", says="without a space"),
     Answer(14, "an option that is none", "#SBATCH --gress=gpu:4", says="--gres?"),

@@ -64,7 +64,7 @@ WRONG = [
         kind = {"adamw": torch.optim.Adam, "sgd": torch.optim.SGD}[self.args.optimizer]
         return kind(self.parameters(), lr=self.args.lr, weight_decay=self.args.weight_decay)
         """,
-        says="weights differ from one process's",
+        says="different weights",
     ),
     Answer(
         2,
@@ -73,7 +73,7 @@ WRONG = [
         kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[self.args.optimizer]
         return kind(self.parameters(), lr=self.args.lr)
         """,
-        says="weights differ from one process's",
+        says="different weights",
     ),
     Answer(
         2,

@@ -10,6 +10,9 @@
 # the shape of the product of a 3 × 4 and a 4 × 5 matrix? What does `loss.backward()` write, and where? The answers are
 # at the end of part 1. If you miss two of them, do
 # [PyTorch's introduction](https://docs.pytorch.org/tutorials/beginner/basics/intro.html) first.
+#
+# On a short track (`./workbook status --track half`, `day` or `two`), skip the TODOs that it does not list, in this and
+# in every notebook. Then run cell by cell: *Run All* stops at the first TODO that is not done.
 
 # %% [markdown]
 # # Part 1: one device

@@ -11,7 +11,8 @@
 # that every rank calls together, each with its own tensor, and from which each gets a result.
 # If one rank does not make the call, the others wait for it forever.
 #
-# *Builds on*: tensors and functions of PyTorch; from `00_one_device`, why one trains on several devices.
+# *Builds on*: tensors and functions of PyTorch; from `00_one_device`, why one trains on several devices. (Short tracks
+# skip some TODOs: `./workbook status --track half` lists those that it has.)
 #
 # Without communication there is no parallel training: four processes would train four models.
 #

@@ -559,10 +559,10 @@ check("03_zero/8")
 #
 # ![A forward and a backward pass with two blocks: what is gathered, computed, freed and reduced, and the memory that weights take](../images/zero_step.svg)
 #
-# (Here the rest, the root unit, is freed after the forward pass like a block, and gathered again at once. You may
-# also keep it, as FSDP does.) In this picture everything happens in turn. FSDP gathers the next unit, and reduces the
-# gradients of the previous one, while a unit computes; this costs memory, because two units are whole at once. [FSDP,
-# step by step](../images/fsdp_steps.html) shows it frame by frame (arrow keys, offline).
+# (Here the rest, the root unit, stays whole between the two passes, as in FSDP, because its backward pass comes at
+# once. You may also free it like a block.) In this picture everything happens in turn. FSDP gathers the next unit, and
+# reduces the gradients of the previous one, while a unit computes; this costs memory, because two units are whole at
+# once. [FSDP, step by step](../images/fsdp_steps.html) shows it frame by frame (arrow keys, offline).
 #
 # ![A step of three blocks in turns and with prefetch: gathers and reduce-scatters run while other blocks compute](../images/fsdp_prefetch.svg)
 #

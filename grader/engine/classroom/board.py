@@ -1,4 +1,4 @@
-"""The board: which TODO each student in the room is at, for whoever teaches.
+"""The board: which TODO each student in the room is at, for the instructor.
 
 Students who join write what their verdicts say, never code, into a shared folder, one small file each; the instructor's
 page is made from these files. They come from strangers: each is read as such, and what does not fit is left out.
@@ -116,7 +116,9 @@ def post(verdicts: list[Verdict]) -> str:
 
 
 def open_board(folder: Path) -> str:
-    """Make the folder in which all may write, and nobody may remove another's file. Returns a line of advice, or ""."""
+    """Make the folder in which all users may write, and none may remove another user's file. Returns a line of
+    advice, or "".
+    """
     if not folder.exists():
         folder.mkdir(parents=True)
         folder.chmod(0o1777)
@@ -170,7 +172,9 @@ def titles_of(lesson: str) -> dict[int, str]:
 
 
 def page(students: list[Student], now: float) -> str:
-    """The page: who is where, those first who have been at one TODO longest; and what goes wrong most often."""
+    """The page: at which TODO each student is; first, students who have been at one TODO longest; and what goes
+    wrong most often.
+    """
     at = [(student, student.at) for student in students]
     wrong = [line for _, line in at if line and line.status == "fail" and line.cause != "not_attempted"]
     stuck = Counter(f"{line.lesson}/{line.todo}: {line.cause.replace('_', ' ')}" for line in wrong)

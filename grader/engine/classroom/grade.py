@@ -1,16 +1,15 @@
-"""`./workbook grade`: a class of strangers' code, each submission behind walls of its own.
+"""`./workbook grade`: a class of strangers' code, each submission behind its own walls.
 
     OUT/class.json             what all were graded with: seed, lessons, their versions, backend
     OUT/records/STUDENT.json   one record a submission, the only truth; all else is made from these
     OUT/journal.jsonl          a line for each submission as it ends
     OUT/taken/STUDENT/         the files that were graded
 
-A worker process grades one submission after the other and writes its record, whole or not at all. Whoever is killed,
-and however, what has a record is graded and what has none is not: started again, it goes on with the rest.
+A worker process grades one submission after the other and writes its record, whole or not at all. However a worker is
+killed, what has a record is graded and what has none is not: started again, it goes on with the rest.
 
-The judge is in the worker. The student's code runs in ranks forked from a server in a sandbox (see `sandbox.py`),
-and all that the judge takes from there is evidence: JSON and safetensors, rank by rank, and what the kernel itself
-counts.
+The judge is in the worker. The student's code runs in ranks forked from a server in a sandbox (see `sandbox.py`), and
+the judge takes only evidence from there: JSON and safetensors, rank by rank, and what the kernel itself counts.
 """
 
 import dataclasses

@@ -1,5 +1,4 @@
-"""The records of a class in nbgrader's gradebook: formgrader then shows every TODO, those of scripts and batch files
-included.
+"""The records of a class in nbgrader's gradebook: formgrader then shows every TODO, also of scripts and batch files.
 
 Each lesson is an assignment, each TODO a cell with marks. What formgrader opens is a notebook made for it: the
 student's lines of each TODO, and below them what the judge said. It was never run.
@@ -29,7 +28,7 @@ def write(room: records.Class, graded: list[dict], root: Path, heard: Callable[[
     `heard` is called with the lesson, or the student, whose turn it is: nbgrader takes its time for each.
     """
     root.mkdir(parents=True, exist_ok=True)
-    # nbgrader calls alembic by name, and it lies where Python does
+    # nbgrader calls alembic by name; it is beside Python
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     file = root / "gradebook.db"
     with warnings.catch_warnings(), Gradebook(f"sqlite:///{file}") as book:
@@ -58,7 +57,7 @@ def write(room: records.Class, graded: list[dict], root: Path, heard: Callable[[
                     id = f"{stem}/{verdict['todo']}"
                     mark = book.find_grade(f"test_{verdict['todo']}", stem, stem, student)
                     mark.auto_score, mark.needs_manual_grade = verdict["points"], id not in own  # not judged
-                    if id in changed:  # what somebody gave in formgrader itself stays
+                    if id in changed:  # marks given in formgrader itself stay
                         mark.manual_score = own[id]
                 book.db.commit()
                 text = nbformat.writes(notebook(room, record, stem))

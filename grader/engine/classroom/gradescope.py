@@ -21,7 +21,7 @@ DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3 python3-venv bubbl
 """
 
 RUN = """#!/bin/bash
-# Called for each submission, which lies in submission/; what it writes into results/ is shown.
+# Called for each submission, which is in submission/; what it writes into results/ is shown.
 set -uo pipefail
 root=${AUTOGRADER_ROOT:-/autograder}
 class=$(mktemp -d)

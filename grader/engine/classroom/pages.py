@@ -1,4 +1,4 @@
-"""What is made from the records of a class: marks as CSV and for Gradescope, a page for each student, one for the
+"""Pages made from the records of a class: marks as CSV and for Gradescope, a page for each student, one for the
 instructor.
 """
 
@@ -60,7 +60,7 @@ CLASS = template(
 <p class="note">Walls: {% for name, value in guards.items() %}{{ name }}: {{ value }}. {% endfor %}Backend: {{ backend }}.</p>
 {% if failed %}<h2>Could not be graded</h2><ul>{% for r in failed %}<li>{{ shown(r.student) }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
 {% if unjudged %}<h2>Not judged</h2><p>No draw of these checks' numbers told right from wrong. They have no mark, and
-count for nobody; <code>./workbook mark</code> gives one.</p><ul>{% for id, count in unjudged.items() %}<li>{{ id }}: {{ count }} submissions</li>{% endfor %}</ul>{% endif %}
+count for no student; <code>./workbook mark</code> gives one.</p><ul>{% for id, count in unjudged.items() %}<li>{{ id }}: {{ count }} submissions</li>{% endfor %}</ul>{% endif %}
 {% if flagged %}<h2>For a person to look at</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ shown(r.student) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
 {% for line in r.refused[:3] %}<li class="flag">{{ shown(r.student) }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
 <h2>TODOs</h2>

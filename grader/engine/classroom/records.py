@@ -1,4 +1,4 @@
-"""What is kept of a class: how it is graded, and a record of each submission.
+"""The files kept of a class: how it is graded, and a record of each submission.
 
 OUT/class.json             what all were graded with: seed, lessons, their versions, backend
 OUT/records/STUDENT.json   one record a submission, the only truth; all else is made from these
@@ -22,7 +22,7 @@ from utils.whole import written_whole
 VERSION = 1  # of a record
 # Of the environment, in a worker
 KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "CUDA_VISIBLE_DEVICES"}
-SLACK = 60.0  # seconds that a worker may take beside those of a submission's ranks: to start, to compare
+SLACK = 60.0  # seconds that a worker may take, in addition to a submission's ranks: to start, to compare
 NOT_HANDED_IN = "it was not handed in"
 GRADED, REFUSED, FAILED = "graded", "refused", "could not be graded"
 
@@ -64,7 +64,7 @@ def short(student: str) -> str:
 
 def shown(student: str) -> str:
     """A student's name, fit for a terminal, a page, a spreadsheet and a data base. One that had to be changed for that
-    has a digest, so that no two look alike by what nobody sees.
+    has a digest, so that no two differ only in invisible characters.
     """
     name = plain_text(unicodedata.normalize("NFKC", student), 80)
     name = re.sub(r"[=;,|\t\n]", "_", name).strip()  # which a spreadsheet takes for a formula, or for its next field
@@ -98,7 +98,7 @@ def keep(room: Class, record: dict) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Text of which some may be a stranger's: what no encoding has is written as its number."""
+    """Text that may in part be a stranger's: what no encoding has is written as its number."""
     with written_whole(path) as part:
         part.write_text(text, "utf-8", "backslashreplace")
 
@@ -117,7 +117,7 @@ def records(room: Class) -> list[dict]:
 
 
 def points(record: dict) -> float:
-    """The marks of a record: the judge's, where nobody has overridden them."""
+    """The marks of a record: the judge's, unless they were overridden."""
     return sum(marks(record).values())
 
 
@@ -177,7 +177,7 @@ def override(room: Class, student: str, todo: str, points: float, reason: str) -
     if not 0 <= points <= most:  # not a number is neither
         raise ValueError(f"{todo} is worth {most} point{'s' * (most != 1)}, so {points:g} cannot be its mark")
     if not reason.strip():
-        raise ValueError("--reason is empty: the student reads there why the mark is another")
+        raise ValueError("--reason is empty: the student reads there why the mark was changed")
     change = {
         "todo": todo,
         "points": points,

@@ -2,8 +2,8 @@
 where it is.
 
 A submission is a folder or an archive (tar in any compression, or zip) with any part of train/, notebooks/ and sbatch/,
-at its top or below one folder that packing put there. Whoever made it may have wanted to harm the one who opens it:
-nothing is unpacked to disk, no link is followed, no name decides where anything is written.
+at its top or below one folder that packing put there. Its author may have wanted to harm the one who opens it: nothing
+is unpacked to disk, no link is followed, no name decides where anything is written.
 """
 
 import bz2
@@ -75,7 +75,7 @@ def students(folder: Path) -> dict[str, Path]:
             continue
         names[path] = path.name[: len(path.name) - len(ending)] if ending and not path.is_dir() else path.name
     while twice := {name for name, count in Counter(names.values()).items() if count > 1}:
-        # Nobody takes another one's name: each is called as the whole entry is, and that is so for one entry only.
+        # No student takes another's name: each is called as the whole entry is, and that is so for one entry only.
         names |= {path: path.name for path, name in names.items() if name in twice}
     return {name: path for path, name in names.items()}
 
@@ -106,7 +106,7 @@ def take(path: Path, stems: list[str]) -> Taken:
             if own not in wanted:
                 continue
             if own in depth and depth[own] <= len(name.parts):
-                taken.refused.append(f"{name}: there is another {own} nearer to the top")
+                taken.refused.append(f"{name}: there is a second {own} nearer to the top")
                 continue
             read = content()
             total += len(read)

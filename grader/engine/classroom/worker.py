@@ -1,7 +1,7 @@
 """A process that grades one submission after the other.
 
-The judge is here. The student's code runs in ranks forked from a server in a sandbox (see `walls/`), and all that the
-judge takes from there is evidence: JSON and safetensors, rank by rank, and what the kernel itself counts.
+The judge is here. The student's code runs in ranks forked from a server in a sandbox (see `walls/`), and the judge
+takes only evidence from there: JSON and safetensors, rank by rank, and what the kernel itself counts.
 """
 
 import ctypes
@@ -87,7 +87,7 @@ def judge_lesson(
     record: dict,
     heard: Callable[[dict], None],
 ) -> None:
-    """Judge one lesson of a submission, in a sandbox of its own, which holds nothing of this lesson's answers."""
+    """Judge one lesson of a submission, in its own sandbox, which holds nothing of this lesson's answers."""
     folder, own = room.taken(record["student"]), seed(room, record)
     backend = backends.for_a_class(room.backend)
     packages = [package for package in [lessons.said_by_checks(stem, "PACKAGE")] if package]
@@ -119,7 +119,7 @@ def seed(room: Class, record: dict) -> str:
 def work(out: str) -> None:
     """A worker: submissions come in as JSON lines, verdicts and ends go out."""
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # it ends, with all that it has made
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # it ends, with everything that it has started
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it never outlives the command that started it
     room = load(Path(out))
@@ -128,7 +128,7 @@ def work(out: str) -> None:
     with Engine() as outside, Engine(outside) as trusted:
         outside.start()
         limit_memory()  # not of the ranks' server, which is there
-        gc.freeze()  # what is loaded stays, and need not be looked through
+        gc.freeze()  # loaded objects stay, and need not be looked through
         for line in sys.stdin:
             task = json.loads(line)
             signal.setitimer(signal.ITIMER_REAL, longest(room.minutes))  # SIGALRM, which ends it wherever it hangs

@@ -42,7 +42,7 @@ def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto
     passed = Passed(lesson, engine.backend)
     judge = Judge(engine, lesson, target=folder_of(lesson), latest=as_run(cells), passed=passed)
     found = judge.verdict(int(number))
-    if cells:  # in JupyterLab, which names its cells; where nbgrader runs a notebook, the progress is nobody's
+    if cells:  # in JupyterLab, which names its cells; where nbgrader runs a notebook, there is no student's progress
         remember([found])
     return found
 

@@ -58,8 +58,8 @@ def introduce(training: Training) -> None:
     if shares == (1, 1, 1):
         reached = f"Measured: {machine.peak / 1e9:,.0f} GFLOP/s, {machine.memory_bandwidth / 1e9:,.1f} GB/s of memory."
     say(
-        f"[dim]A device has {machine.memory / GIB:.1f} GiB, of which {usable / GIB:.1f} are usable: a tenth is left to"
-        f" the driver, to NCCL and to gaps between tensors. {reached}[/]"
+        f"[dim]A device has {machine.memory / GIB:.1f} GiB, and {usable / GIB:.1f} of them are usable: a tenth is left"
+        f" to the driver, to NCCL and to gaps between tensors. {reached}[/]"
     )
 
 

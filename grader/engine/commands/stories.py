@@ -1,8 +1,8 @@
 """What a notebook asks for with `launch`: the training script, with some functions replaced, started by torchrun.
 
-The script is ddp_training: the reference where the course has it, else the student's own. What is replaced are the
-notebook's functions as they are now: `wrap_2`, of story 2, takes the place of the script's `wrap`. Its folder,
-runs/STORY, has all of it: `story.py`, a small text to train on, and a log of each rank.
+The script is ddp_training: the reference where the course has it, else the student's own. It replaces the notebook's
+functions as they are now: `wrap_2`, of story 2, takes the place of the script's `wrap`. Its folder, runs/STORY, has
+everything: `story.py`, a small text to train on, and a log of each rank.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from utils.starter import STARTER
 
 SCRIPT = "ddp_training"
 SMALL = "--batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 1 --epochs 1 --log-every 1 --clip 0"
-# By gloo, on CPUs, wherever it is: the stories tell what gloo says.
+# With gloo, on CPUs, on any machine: the stories tell what gloo says.
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
@@ -38,7 +38,7 @@ class Launched:
         """The last lines of what a rank has printed: its stdout, then its stderr."""
         logs = sorted(self.folder.glob(f"logs/*/attempt_0/{rank}/std*.log"), reverse=True)
         printed = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
-        # faulthandler ends with a line of a thousand characters that helps nobody here
+        # faulthandler ends with a line of a thousand characters that does not help here
         return "\n".join([line for line in printed if line and not line.startswith("Extension modules")][-lines:])
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ def script() -> str:
 
 
 def program(functions: list[Callable]) -> str:
-    """The script with these functions in the place of its own."""
+    """The script with these functions in place of its own ones."""
     parts: dict[str, str] = {}
     for function in functions:
         collect(function.__name__, function, parts)
@@ -110,7 +110,7 @@ def program(functions: list[Callable]) -> str:
 
 
 def collect(name: str, value: Any, parts: dict[str, str]) -> None:
-    """Add to `parts`, by name, the text that makes `value`, after that of all it uses."""
+    """Add to `parts`, by name, the text that makes `value`, after the text of everything that it uses."""
     if name in parts:
         return
     if isinstance(value, ModuleType):
@@ -129,7 +129,7 @@ def collect(name: str, value: Any, parts: dict[str, str]) -> None:
 
 
 def names_of(code: CodeType) -> list[str]:
-    """The names that some code, and what is defined in it, takes from outside."""
+    """The names that some code, with its inner definitions, takes from outside."""
     inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in names_of(part)]
     return [*code.co_names, *inner]
 

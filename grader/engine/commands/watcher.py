@@ -1,4 +1,4 @@
-"""Says what a run that is followed has come to: who waits for whom, and which rank was first to go."""
+"""Says what state a followed run is in: which rank waits for which, and which rank was the first to end."""
 
 import signal
 import socket
@@ -23,7 +23,7 @@ class Watcher:
         self.out, self.since, self.standing, self.ended = out, since, Standing(), False
 
     def hopeless(self) -> bool:
-        """A look, once a second: whether the run can never go on. What there is to say is said."""
+        """A look, once a second: whether the run can never go on. It prints what it finds."""
         seen = read(self.out, self.since)
         found = self.standing.look(seen, self.missing(seen) | self.gone(seen), time.monotonic())
         if found and found.hopeless:
@@ -60,7 +60,7 @@ class Watcher:
         return found
 
     def missing(self, seen: list[Seen]) -> dict[int, str]:
-        """Those of this machine whose process is not there."""
+        """Ranks on this machine whose process is not there."""
         here = [one for one in seen if one.who["host"] == socket.gethostname()]
         return {one.rank: "its process is gone" for one in here if not is_there(one.who["pid"], one.who["created"])}
 

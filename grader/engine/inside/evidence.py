@@ -18,7 +18,7 @@ from utils.whole import written_whole
 def write(stem: Path, value: Any) -> None:
     """Write `value` (dicts, lists, numbers, strings, tensors) to `stem`.json and .safetensors.
 
-    The JSON comes last and is moved into place: where it is, all of it is.
+    The JSON comes last and is moved into place: if it exists, it is complete.
     """
     tensors: dict[str, torch.Tensor] = {}
 

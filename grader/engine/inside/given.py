@@ -41,14 +41,14 @@ class Given:
         return cls(**named)
 
     def changes(self, gradients: bool = True) -> dict[str, str]:
-        """name -> what is different by now, in words. `gradients`: theirs as well; not where the check itself has gone
+        """name -> what has changed by now, in words. `gradients`: theirs as well; not where the check itself has gone
         backward through them.
         """
         found = {name: difference(old, look(self.tensors[name]), gradients) for name, old in self.before.items()}
         return {name: change for name, change in found.items() if change}
 
     def shared_with(self, result: Any) -> list[str]:
-        """Whose memory a result lies in, or one of several."""
+        """Whose memory a result is in, or one of several."""
         parts = result if isinstance(result, (list, tuple)) else [result]
         mine = {part.untyped_storage().data_ptr() for part in parts if isinstance(part, torch.Tensor) and part.numel()}
         return [name for name in self.before if self.tensors[name].untyped_storage().data_ptr() in mine]

@@ -1,7 +1,7 @@
 """Messages and collectives that have begun and were not waited for.
 
 With `merciless_messages`, what a message may do at the worst, it does: it arrives at the wait for it and no earlier,
-and what is written to before that is told.
+and a write before that is reported.
 """
 
 import sys
@@ -46,7 +46,7 @@ class PendingCollective:
 
     number: int
     tensors: list[torch.Tensor]
-    arrive_in: list[torch.Tensor]  # what is reduced or broadcast in their place, until the wait
+    arrive_in: list[torch.Tensor]  # tensors reduced or broadcast in their place, until the wait
     contents: list[bytes]  # of the tensors when it began
     written_at: list | None = None  # the line that wrote to one of them before it was over
     version: int = 0  # as of a message

@@ -30,8 +30,8 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
     {"e": "fit"} {"e": "unfit", "text": why}
                                      the first word of a rank that is to have a GPU: whether it has
 
-A message (send, recv) has a number of its own on its rank, "id", and a collective has one, "work". All events have the
-time "t", in seconds.
+A message (send, recv) has its own number on its rank, "id", and a collective has one, "work". All events have the time
+"t", in seconds.
 """
 
 import faulthandler
@@ -140,15 +140,15 @@ class Line:
 
 
 def next_world(ranks: int) -> None:
-    """The next process group is that of the first `ranks` ranks alone, as if a job had been started with so many."""
+    """The next process group has the first `ranks` ranks alone, as if a job had been started with so many."""
     Line.mine.world = ranks
     os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE="1" if Line.mine.on_gpu else str(ranks))
 
 
 def smaller_world(ranks: int, rank: int) -> bool:
-    """From now on the process group is that of the first `ranks` ranks, no more than now. Whether `rank` is in it."""
+    """From now on the process group has the first `ranks` ranks, no more than now. Whether `rank` is in it."""
     if dist.is_initialized() and dist.get_world_size() != ranks:
-        dist.barrier()  # nobody closes his connections while another one still waits for the last call's messages
+        dist.barrier()  # no rank closes its connections while another one still waits for the last call's messages
         cleanup()
         next_world(ranks)
         if rank < ranks:
@@ -180,8 +180,8 @@ def watch(line: Line, job: dict) -> None:
 def merciless_messages() -> None:
     """From now on, what a message may do at the worst, it does.
 
-    It arrives at the wait for it and no earlier. If what is sent is written to before its wait, the judge is told. The
-    same holds for the collectives that work in place, such as an all-reduce.
+    It arrives at the wait for it and no earlier. If a tensor on its way is written to before its wait, the judge is
+    told. The same holds for the collectives that work in place, such as an all-reduce.
     """
     Line.mine.merciless = True
 
@@ -231,7 +231,7 @@ def watch_rendezvous(line: Line, job: dict) -> None:
             where=where,
             ours=line.ours(),
         )
-        if job["gpus"]:  # no GPU is there: gloo stands in for nccl, and the judge knows what was asked
+        if job["gpus"]:  # there is no GPU: gloo takes nccl's place, and the judge knows what was asked
             backend = "gloo" if backend is None or "nccl" in backend else backend
             kwargs.pop("device_id", None)
         line.say(e="wait")

@@ -1,10 +1,10 @@
-"""A rank on a GPU of its own, or a share of one: what differs from a CPU by design, so that it is judged by meaning.
+"""A rank on its own GPU, or a share of one: what differs from a CPU by design, so that it is judged by meaning.
 
-| on a CPU, by gloo | on a GPU, by NCCL | here |
+| on a CPU, with gloo | on a GPU, with NCCL | here |
 |---|---|---|
 | a call or a wait returns when it is over | it returns at once, and the GPU's stream waits | `settle` waits for it |
-| whoever waits sleeps | whoever waits spins | the driver is told to sleep |
-| messages between two ranks go at once | in turns, unless batched: a right pair hangs | they go by gloo |
+| a waiting thread sleeps | a waiting thread spins | the driver is told to sleep |
+| messages between two ranks go at once | in turns, unless batched: a right pair hangs | they use gloo |
 | hooks run in the thread that calls backward | in a thread of the GPU's | in the thread that calls |
 | a new tensor is where the communication is | it is on the CPU, if no device is named | `OnGPU` puts it on the GPU |
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-DEVICE = torch.device("cuda", 0)  # each rank sees one GPU, as if it were on a node of its own
+DEVICE = torch.device("cuda", 0)  # each rank sees one GPU, as if it were alone on a node
 CU_CTX_SCHED_BLOCKING_SYNC = 4  # cuda.h
 
 
@@ -40,7 +40,7 @@ def environment(gpu: str, shared: bool) -> dict[str, str]:
         "NCCL_IB_DISABLE": "1",  # all ranks are on this machine: its network cards need not be looked at
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # a rank must not end because another one did: the judge ends both
     }
-    if shared:  # few blocks for each, or the kernel of one rank leaves no room for that of another
+    if shared:  # few blocks for each, or the kernel of one rank leaves no room for another's
         read |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0"}
     return read
 
@@ -52,7 +52,7 @@ def start() -> None:
     for result in (
         driver.cuInit(0),
         driver.cuDeviceGet(ctypes.byref(number), 0),
-        # Who waits for the GPU sleeps. Otherwise it spins, and looks like a loop without end.
+        # A thread that waits for the GPU sleeps. Otherwise it spins, and looks like a loop without end.
         driver.cuDevicePrimaryCtxSetFlags(number, CU_CTX_SCHED_BLOCKING_SYNC),
     ):
         if result:
@@ -69,7 +69,7 @@ def settle() -> None:
 
 
 def message(host: Any, name: str, tensor: torch.Tensor, peer: int | None, channel: str) -> Any:
-    """Send or receive, by gloo, a tensor of the host's memory: what a GPU's message is on its way.
+    """Send or receive, with gloo, a tensor in the host's memory: what a GPU's message is on its way.
 
     Args:
         host: gloo's backend of a group of all ranks.
@@ -90,7 +90,7 @@ RANDOM_IN_PLACE = {
 
 
 class OnGPU(TorchFunctionMode):
-    """While it is entered, a new tensor for which no device is named lies on `device`, as `torch.set_default_device`
+    """While it is entered, a new tensor for which no device is named is on `device`, as `torch.set_default_device`
     would have it. Random numbers are drawn on the CPU: a seed gives the same ones everywhere.
     """
 

@@ -15,7 +15,7 @@ what only this rank may see, its inputs, the judge sends over the rank's own lin
     package      that the lesson needs beside the others
     world, nodes ranks, and how many nodes they pretend to be spread over
     group        make the process group before the call
-    gpus         GPUs a node to pretend
+    gpus         GPUs per node to pretend
     devices      the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; none, and the ranks are on CPUs
 """
 
@@ -84,7 +84,7 @@ def take_gpu(line: observe.Line) -> None:
 
 
 def redirect(run: Path, number: int) -> None:
-    """Send what the rank prints, by whatever way, to files of its own."""
+    """Send what the rank prints, in any way, to its own files."""
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         target = os.open(run / f"{name}-{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(target, descriptor)
@@ -102,7 +102,7 @@ def settle(job: dict, run: Path, number: int) -> None:
     work = run / "work"
     work.mkdir(exist_ok=True)
     os.chdir(work)
-    nodes = job["world"] if job["devices"] else job["nodes"]  # with its GPU a rank is alone, as on a node of its own
+    nodes = job["world"] if job["devices"] else job["nodes"]  # with its GPU a rank is alone, as on its own node
     a_node = job["world"] // nodes
     for name in [name for name in os.environ if name.startswith(("SLURM_", "PMI", "PALS_", "OMPI_", "PBS_"))]:
         del os.environ[name]
@@ -267,7 +267,7 @@ def call(job: dict, line: observe.Line, number: int) -> dict:
     first, *second = job["inputs"]
     # Code that was given its group names no device; a script that makes its own does.
     with on_gpu.OnGPU() if job["devices"] and job["group"] else contextlib.nullcontext():
-        if job["file"] is not None:  # else a reference: the check's own code and nobody else's
+        if job["file"] is not None:  # else a reference: the check's own code only
             student = load(job, line, "student")
             returned.listen(student, line.say)
             function = functools.partial(function, student, rank=number, world=job["world"])

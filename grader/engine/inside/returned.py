@@ -16,7 +16,7 @@ from typing import Any, Union, get_args, get_origin
 from grader.engine.inside.given import Given
 
 NOTHING = "None"
-told: list[str] = []  # what was returned, each once: a rank is a process of its own
+told: list[str] = []  # what was returned, each once: a rank is its own process
 running = threading.local()  # whether a function of the student's is
 
 

@@ -26,7 +26,7 @@ class Ranks:
     told: str  # MASTER_ADDR:MASTER_PORT in its environment
     place: str = ""  # address:port, "" if it is not said or any will do
     identity: str = ""  # of the rendezvous, "" if there is none
-    hosts: bool | None = None  # this node is told to be the host; None: nobody is told
+    hosts: bool | None = None  # this node is told to be the host; None: no node is told
     refused: str = ""  # why torchrun would not take its arguments
 
 

@@ -122,7 +122,7 @@ def run(text: str, kind: str, name: str, how: str) -> dict:
     if how == "limit":
         near_limit(process, root, header(text).get("signal", ""))
     said = stand_ins.evidence(process, root)
-    for worker in root.glob("worker-*"):  # one that nobody has told waits on, in a session of its own
+    for worker in root.glob("worker-*"):  # one that was not told waits on, in its own session
         with suppress(ProcessLookupError):
             os.kill(int(worker.name.partition("-")[2]), signal.SIGKILL)
     return {
@@ -156,7 +156,7 @@ def near_limit(process: subprocess.Popen, root: Path, asked: str) -> None:
     while not list(root.glob("told-*")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     if not list(root.glob("told-*")):
-        process.kill()  # nobody has told it, and the limit comes
+        process.kill()  # it was not told, and the limit comes
 
 
 def started(root: Path) -> list[Path]:

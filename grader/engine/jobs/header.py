@@ -59,7 +59,7 @@ def slip(text: str) -> str:
     for line in text.splitlines():
         over = over or bool(line.strip() and not line.startswith("#"))
         if over and line.startswith(("#SBATCH", "#PBS")):
-            return f"“{line}” stands below the first command, where no directive is read any more"
+            return f"“{line}” is below the first command, where no directive is read any more"
         if not over and re.match(r"#\s+(SBATCH|PBS)\b|#(sbatch|pbs|Sbatch|SBACTH)\b", line):
             return f"“{line}” is a comment; a directive begins with #SBATCH or #PBS, without a space"
     unknown = next((name for name in header(text) if "#SBATCH" in text and name not in KNOWN), "")
@@ -77,7 +77,7 @@ def nodes_asked(text: str) -> int:
 
 
 def gpus_asked(text: str) -> int:
-    """The GPUs a node that a Slurm header asks for."""
+    """The GPUs per node that a Slurm header asks for."""
     options = header(text)
     if "gpus" in options and options["gpus"].rpartition(":")[2].isdecimal():
         return int(options["gpus"].rpartition(":")[2]) // nodes_asked(text)
@@ -90,5 +90,5 @@ def gpus_asked(text: str) -> int:
 
 
 def number(text: str) -> int:
-    """0 for what is no number, or none that a job can have: an option whose variable was empty, say."""
+    """0 for anything but a number that a job can have: an option whose variable was empty, say."""
     return int(text) if text.strip().isdecimal() and len(text.strip()) < 6 else 0

@@ -24,7 +24,7 @@ def problem(requirements: str) -> str | None:
         return None
     # The cluster's own folder is read-only, as a rule: then packages go into the home folder.
     user = [] if access(sysconfig.get_path("purelib"), W_OK) else ["--user"]
-    # No versions: what is installed fits together, and must not be replaced.
+    # No versions: the installed packages fit together, and must not be replaced.
     command = shlex.join([sys.executable, "-m", "pip", "install", *user, *missing])
     return f"packages are missing in {sys.executable}; run: {command}"
 

@@ -76,7 +76,7 @@ def slurm_nodes() -> str:
 
 def pbs_nodes() -> str:
     """By the GPUs of a node: a queue of PBS does not say which nodes it has."""
-    # A node's name begins its line; what it has stands below it, indented.
+    # A node's name begins its line; its contents are below it, indented.
     nodes = re.split(r"^(?=\S)", ask("pbsnodes", "-a"), flags=re.MULTILINE)
     gpus = [re.search(r"^\s+resources_available\.ngpus = (\d+)", node, re.MULTILINE) for node in nodes if node.strip()]
     counts = Counter(int(found[1]) if found else 0 for found in gpus)

@@ -58,7 +58,7 @@ def command(lesson: str, kind: str, nodes: int, options: list[str], args: list[s
         )
     if kind == "sbatch":
         return ["sbatch", f"--nodes={nodes}", *options, file, *args]
-    # What it is a chunk of stands in the file; the number of chunks is ours.
+    # The whole is named in the file; the number of chunks is ours.
     chunk = re.search(r"^#PBS -l select=\d+(:\S+)?", (lessons.COURSE / file).read_text("utf-8"), re.MULTILINE)
     told = ["-v", f"ARGS={shlex.join(args)}"] if args else []
     return ["qsub", "-l", f"select={nodes}{chunk.group(1) or '' if chunk else ''}", *told, *options, file]
@@ -147,7 +147,7 @@ def follow(kind: str, job: str, show: Callable[[str], object], look: Callable[[S
     last, silent_since, pause = None, 0.0, POLL
     tail = Tail()
     while True:
-        now = state(kind, job)  # first: what is printed after it is read in the next turn
+        now = state(kind, job)  # first: lines printed after it are read in the next turn
         if now is None:
             silent_since = silent_since or time.monotonic()
             if time.monotonic() - silent_since > PATIENCE:

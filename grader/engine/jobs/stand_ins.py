@@ -78,7 +78,7 @@ def submit(text: str, kind: str, name: str) -> dict:
 def begin(
     text: str, kind: str, name: str, nodes: int, programs: dict[str, str] | None = None
 ) -> tuple[subprocess.Popen, Path]:
-    """Start a batch file; `programs` are other stand-ins than those above."""
+    """Start a batch file; `programs` are different stand-ins from those above."""
     root = Path.cwd() / f"{nodes}-nodes"
     course, tools = root / "course", root / "tools"
     for folder in ("train", "sbatch", "utils"):

@@ -10,7 +10,7 @@ from grader.engine.lesson import lessons, regions
 
 @dataclass(frozen=True)
 class Answer:
-    """Another answer to one TODO: its body, or what is changed in the solution's."""
+    """A different answer to one TODO: its body, or changes to the solution's."""
 
     todo: int
     name: str

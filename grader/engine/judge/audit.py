@@ -14,7 +14,7 @@ from grader.engine.lesson.progress import exercises
 from grader.engine.ranks.engine import Engine
 
 HINTS = 3  # the direction, the call, nearly the line
-LONGEST = 400  # characters of what is said after a pass
+LONGEST = 400  # characters of an after-text
 
 
 def problems(engine: Engine, chosen: Collection[str]) -> list[str]:
@@ -32,7 +32,7 @@ def problems(engine: Engine, chosen: Collection[str]) -> list[str]:
 
 
 def unchecked(chosen: Collection[str]) -> list[str]:
-    """Those of these lessons that cannot be put to the judge here, and what they need."""
+    """Lessons, of these, that cannot be put to the judge here, and what they need."""
     return [
         f"{lesson} is not checked: {line}"
         for lesson in checked_lessons()

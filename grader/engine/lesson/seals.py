@@ -1,8 +1,8 @@
 """Lessons that give away another lesson's solutions, sealed until those TODOs are right.
 
 A script starts as the one before it ends, and the library has what earlier lessons have taught. In a release such a
-lesson lies in one file, `grader/sealed/LESSON.seal`: a line with the TODOs that open it, then its files, packed. It
-keeps an honest student from reading ahead by chance. It is no secret: `./workbook open LESSON` opens it at any time.
+lesson is in one file, `grader/sealed/LESSON.seal`: a line with the TODOs that open it, then its files, packed. It keeps
+an honest student from reading ahead by chance. It is no secret: `./workbook open LESSON` opens it at any time.
 
 Sealed as well, with `release --reveal`, are the reference solutions and what is said about them, each of which opens
 with its own TODO.
@@ -25,7 +25,7 @@ REVEALED = "solutions.seal"
 
 
 class Sealed(NamedTuple):
-    """What is shown of a TODO once it is right."""
+    """The texts shown for a TODO once it is right."""
 
     solution: str | None  # None where the release does not have it
     after: str  # a few sentences about it

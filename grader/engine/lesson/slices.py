@@ -1,6 +1,6 @@
 """What of a check file runs on ranks: one function, and what of its file that function uses.
 
-The answers stand in the same file. In a process that runs a student's code `gc.get_objects()` finds whatever is there,
+The answers are in the same file. In a process that runs a student's code `gc.get_objects()` finds whatever is there,
 however well hidden: so there they are not.
 """
 

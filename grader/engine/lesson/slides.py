@@ -1,9 +1,9 @@
-"""A notebook as slides: one file of reveal.js, which holds all that it shows.
+"""A notebook as slides: one file of reveal.js, which holds everything that it shows.
 
 A slide is for looking at: it has the heading, the first sentence, pictures, tables, formulas, lists and what a TODO
 achieves. The other prose becomes the speaker's notes (press S). A cell's slide type in its metadata says the rest:
-"slide" begins one, "skip" is left out, "notes" is only said. `notebooks.slide_type` gives each cell its type; one that
-stands in the source goes before.
+"slide" begins one, "skip" is left out, "notes" is only said. `notebooks.slide_type` gives each cell its type; a type in
+the source takes precedence.
 """
 
 import base64
@@ -35,7 +35,7 @@ class Slide(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A paragraph, list, table …: what stands on its own in a text."""
+    """A paragraph, list, table …: a unit of a text."""
 
     kind: str  # the name of its first token, less "_open"
     tokens: list[Token]
@@ -110,7 +110,7 @@ def todos_of(code: str, stem: str) -> list[Block]:
 
 
 def parts(column: list[Block]) -> Iterator[Slide]:
-    """The slides of a column: as many as what is to be seen needs, each with the heading."""
+    """The slides of a column: as many as the visible parts need, each with the heading."""
     heading, shown, notes, lines = "", "", "", 0
     for block in column:
         if block.kind == "heading" and block.tokens[0].tag in ("h1", "h2"):

@@ -1,6 +1,6 @@
 """The way through the course: what each TODO takes, and tracks of TODOs for those who have half a day, one or two days.
 
-A TODO's minutes are estimates. They stand beside its check, `@todo(4, minutes=20, further=True, …)`, and are read here
+A TODO's minutes are estimates. They are beside its check, `@todo(4, minutes=20, further=True, …)`, and are read here
 without importing it: a check file loads PyTorch.
 """
 

@@ -20,7 +20,7 @@ class Backend:
     """The backends that the runs of an engine may use.
 
     Args:
-        gpus: as CUDA_VISIBLE_DEVICES names them; none, and all runs are by gloo.
+        gpus: as CUDA_VISIBLE_DEVICES names them; none, and all runs use gloo.
         nccl: its version.
         strict: refuse a run that NCCL cannot do.
     """
@@ -44,7 +44,7 @@ class Backend:
         return "nccl" if self.gpus else "gloo"
 
     def devices(self, world: int) -> list[str]:
-        """The GPU of each rank of such a run; none where it is by gloo. Raises NoBackend where it may not be."""
+        """The GPU of each rank of such a run; none if it uses gloo. Raises NoBackend where it may not be."""
         if world <= self.most:
             return [self.gpus[rank % len(self.gpus)] for rank in range(world)]
         if self.strict:

@@ -128,7 +128,7 @@ class Connection:
         if self.sandbox:
             self.socket.close()
             self.sandbox.end()
-            for process in self.inside():  # without bubblewrap there is nobody whose end is the end of all
+            for process in self.inside():  # without bubblewrap there is no process whose end is the end of all
                 with suppress(psutil.Error):
                     process.kill()
             self.sandbox.remove()
@@ -143,7 +143,7 @@ class Connection:
             self.process = None
 
     def stopped(self) -> bool:
-        """Whether somebody has sent the server SIGSTOP, as far as we know which process it is."""
+        """Whether the server was sent SIGSTOP, as far as we know which process it is."""
         for pid in filter(None, (self.process and self.process.pid, self.middle)):
             with suppress(psutil.Error):
                 if psutil.Process(pid).status() == psutil.STATUS_STOPPED:

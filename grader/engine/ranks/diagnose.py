@@ -91,7 +91,7 @@ class Op:
 
     @property
     def function(self) -> str:
-        """The student's function that was called by what is not the student's."""
+        """The student's function that was called from code that is not the student's."""
         return (self.callers or [self.where])[-1][2]
 
     def beyond(self, other: "Op") -> str:
@@ -109,7 +109,7 @@ class RankState:
     """What the events of one rank add up to."""
 
     ops: list[Op] = field(default_factory=list)
-    complete: int = 0  # so many of them, the first, lack nobody: and never will again
+    complete: int = 0  # so many of them, the first, lack no rank: and never will again
     waiting: bool = False
     waits_for: Op | None = None  # the message, where it is one
     messages: dict[int, Op] = field(default_factory=dict)  # by their number
@@ -164,7 +164,7 @@ class Diagnosis:
         return None
 
     def waited_twice(self, rank: int, event: dict) -> Fault | None:
-        """Gloo's second wait for a message is for another one, which nobody sends."""
+        """Gloo's second wait for a message is for another one, which no rank sends."""
         op = self.ranks[rank].messages.get(event["of"])
         if op is None:
             return None
@@ -192,7 +192,7 @@ class Diagnosis:
     def mismatch(self, final: bool = True) -> Fault | None:
         """Ranks met in different calls (`parted`): one skipped a call, or made it differently from the others.
 
-        Who is the odd one, the majority tells: None while a rank has still to come, unless this is `final`.
+        The majority tells which rank is the odd one: None while a rank has still to come, unless this is `final`.
         """
         name, index = self.parted
         came = [mine[index] for mine in self.calls[name] if len(mine) > index]
@@ -322,7 +322,7 @@ class Diagnosis:
         return None
 
     def missing(self, op: Op) -> list[int]:
-        """The ranks that `op` still needs. Empty: nothing but time stands between it and its end."""
+        """The ranks that `op` still needs. Empty: it needs only time to end."""
         if "peer" in op.event:
             source, target = (op.rank, op.event["peer"]) if op.event["op"] == "send" else (op.event["peer"], op.rank)
             pair = self.pairs[op.event["name"], source, target, op.event["tag"]]
@@ -332,7 +332,7 @@ class Diagnosis:
         return [member for member in op.event["group"] if len(calls[member]) <= op.index]
 
     def blocked(self, rank: int) -> tuple[Op, list[int]] | None:
-        """The first call of this rank that still lacks someone, and whom it lacks."""
+        """The first call of this rank that still lacks a rank, and which ranks it lacks."""
         state = self.ranks[rank]
         if state.waits_for:
             lacking = self.missing(state.waits_for)

@@ -17,7 +17,7 @@ SHORT = 160  # characters
 
 
 def parted(text: str) -> tuple[str, str]:
-    """A crash's text, tracebacks left out: all of it if it is short, else its first line or sentence; and the rest."""
+    """A crash's text, tracebacks left out: the whole if it is short, else its first line or sentence; and the rest."""
     text = text.partition("Traceback (most recent call last)")[0].strip()
     whole = " ".join(text.split())
     first = " ".join(text.split("\n")[0].split())
@@ -27,7 +27,7 @@ def parted(text: str) -> tuple[str, str]:
 
 
 class Endings:
-    """What is known of the end of each rank. `check` is the module of the check that is running."""
+    """How each rank ended, as far as known. `check` is the module of the check that is running."""
 
     def __init__(self, traces: Traces, check: str, strange: dict[int, dict], status: dict[int, int]) -> None:
         self.traces, self.check = traces, check

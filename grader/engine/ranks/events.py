@@ -1,5 +1,5 @@
-"""What a rank may say. A line that is otherwise is no event: the judge reckons with what is in them, and whoever sent
-it may want it to choke.
+"""What a rank may say. A line that is otherwise is no event: the judge relies on their contents, and their sender may
+want to make it fail.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Evidence as the judge reads it: values only, whoever wrote them; `inside/evidence.py` says what is in the files."""
+"""Evidence as the judge reads it: values only, for they may be forged; `inside/evidence.py` describes the files."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What is to run on fresh ranks."""
+"""A job for fresh ranks."""
 
 import importlib
 from dataclasses import dataclass, field

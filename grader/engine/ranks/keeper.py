@@ -1,9 +1,9 @@
 """A fork-server that outlives the command that started it, so that the next one need not load torch again.
 
-One for each user, course folder and state of the preloaded files, whose digest is in its address: after a change
-nobody finds the old one any more. It forks a server of its own for each command that asks (`attend`), and runs a whole
-command, which then need not load the checks either (`hand_over`). It ends by itself when nobody has asked for a while,
-or by `./workbook stop`. Tests, grading and CI never use it.
+One for each user, course folder and state of the preloaded files, whose digest is in its address: after a change, no
+command finds the old one any more. It forks a separate server for each command that asks (`attend`), and runs a whole
+command, which then need not load the checks either (`hand_over`). It ends on its own when no command has asked for a
+while, or by `./workbook stop`. Tests, grading and CI never use it.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ STOP, ATTEND, RUN = b"s", b"a", b"r"  # what a command says first
 
 
 def wanted() -> bool:
-    """Whether a command should use, and leave behind, a server: somebody is at work here, and it has an address."""
+    """Whether a command should use, and leave behind, a server: a student is at work here, and it has an address."""
     if sys.platform != "linux" or any(
         name in os.environ for name in ("CI", "PYTEST_CURRENT_TEST", "WORKBOOK_NO_SERVER")
     ):
@@ -41,7 +41,7 @@ def wanted() -> bool:
 
 
 def folder() -> Path:
-    """Where this user's servers have their addresses: nobody else may enter. Raises OSError where that cannot be."""
+    """Where this user's servers have their addresses: no other user may enter. Raises OSError where that cannot be."""
     path = Path(tempfile.gettempdir()) / f"workbook-{os.getuid()}"
     if len(os.fsencode(path)) > LONGEST:
         raise OSError(f"{path} is too long for a socket's address")
@@ -135,7 +135,7 @@ def hand_over(arguments: list[str]) -> int | None:
 
 
 def take_over(line: socket.socket, main: Callable[[], None]) -> None:
-    """The other end of `hand_over`: be that command."""
+    """The other end of `hand_over`: run that command in this process."""
     _, terminal, _, _ = socket.recv_fds(line, 1, 3)
     heard = line.makefile()
     arguments, here, environment = json.loads(heard.readline())
@@ -199,7 +199,7 @@ def keep(first: socket.socket, path: Path, does: dict[bytes, Callable[[socket.so
 
 
 def _callers(door: socket.socket, children: set[int]) -> Iterator[tuple[socket.socket, bytes]]:
-    """The lines of those who call, until somebody says stop, or nobody has called for a while."""
+    """The lines of the commands that call, until one says stop, or none has called for a while."""
     while True:
         ready, _, _ = select.select([door], [], [], UNUSED)
         for pid in list(children):

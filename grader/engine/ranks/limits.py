@@ -37,7 +37,7 @@ def excess(server: Connection) -> Fault | None:
 def resident(processes: list[psutil.Process], most: int) -> int:
     """Bytes of memory that these processes hold together.
 
-    Pages that forked processes share stand in the resident set of each. So where the plain sum is more than `most`, and
+    Pages that forked processes share count in the resident set of each. So where the plain sum is more than `most`, and
     only there, each page is divided by its users (the proportional set, which is slow to read).
     """
     plain = shared = 0
@@ -56,7 +56,7 @@ def resident(processes: list[psutil.Process], most: int) -> int:
 
 
 def stopped(server: Connection) -> Fault | None:
-    """A process that neither runs nor waits: somebody has sent it SIGSTOP, and the judge would wait for it."""
+    """A process that neither runs nor waits: it was sent SIGSTOP, and the judge would wait for it."""
     for process in server.inside():
         with suppress(psutil.Error):
             if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):

@@ -1,4 +1,4 @@
-"""What messages the ranks sent one another, in which rounds, and whether they get through whatever is buffered; and
+"""Which messages the ranks sent each other, in which rounds, and whether they get through whatever is buffered; and
 their collectives.
 
 Pure logic over the events of a run that has ended. Where small messages are stored on the way, as MPI does, ranks
@@ -145,7 +145,7 @@ SENT = {"send", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "re
 
 
 def least_bytes(events: Sequence[list[dict]]) -> int:
-    """So many bytes must have travelled between the ranks if these events are true: of each call, those of one rank."""
+    """So many bytes must have travelled between the ranks if these events are true: of each call, one rank's bytes."""
     calls: dict[tuple, int] = {}
     for number, mine in enumerate(events):
         met: Counter[str] = Counter()

@@ -1,8 +1,8 @@
-"""The CPU time of ranks: it tells who computes, who waits and who runs without end.
+"""The CPU time of ranks: it tells which ranks compute, wait, or run without end.
 
-On a busy machine a rank that could go on may look asleep for seconds: a thread of it, gloo's own perhaps, stands in
-line for a processor. So a rank's silence is measured in its own time, which goes on while it runs or waits, and stands
-still while any thread of it, or of a process that it has started, is held up.
+On a busy machine a rank that could go on may look asleep for seconds: a thread of it, gloo's own perhaps, waits for a
+processor. So a rank's silence is measured in its own time, which goes on while it runs or waits, and stands still while
+any thread of it, or of a process that it has started, is held up.
 """
 
 import time
@@ -35,7 +35,7 @@ class Sign:
 
 
 class Pulse:
-    """What is known of the CPU time of each rank."""
+    """The CPU time of each rank, as far as known."""
 
     def __init__(self, world: int, started: float, on_gpu: bool = False) -> None:
         self.silent_cpu, self.sleep_limit = (usual + GPU_START * on_gpu for usual in (SILENT_CPU, SLEEP_LIMIT))
@@ -48,7 +48,7 @@ class Pulse:
         self.signs = {n: Sign(started) for n in range(world)}
         self.tasks: dict[int, dict[int, Task]] = {n: {} for n in range(world)}
         self.children: dict[int, list[int]] = {n: [] for n in range(world)}
-        self.wakes: set[int] = set()  # ranks in a sleep that ends by itself
+        self.wakes: set[int] = set()  # ranks in a sleep that ends on its own
         self.looked = started
 
     def heard(self, rank: int) -> None:
@@ -79,7 +79,7 @@ class Pulse:
     ) -> Fault | None:
         """Read the CPU time of each living rank, by its process id: it tells a loop from a wait.
 
-        `complete`: whether a rank waits for what only takes its time, since nobody is missing.
+        `complete`: whether a rank waits for something that only takes time, since no rank is missing.
 
         Raises:
             Unjudged: for minutes the machine has let no rank run.

@@ -70,7 +70,7 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
 
     With an `address`, be a server that is kept: a child answers this judge, and others those who call there.
     """
-    torch.set_num_threads(1)  # inherited by the ranks; takes no thread by itself
+    torch.set_num_threads(1)  # inherited by the ranks; takes no thread itself
     # Inherited as well, and nothing is drawn here: two runs of the same code agree. (`torch.manual_seed` would also
     # prepare for GPUs, in 5 ms on each rank.)
     torch.default_generator.manual_seed(0)
@@ -88,7 +88,7 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
 def run_command(line: socket.socket) -> None:
     """Be a command that was handed over."""
     torch.set_num_threads(os.cpu_count() or 1)
-    cli = importlib.import_module("grader.engine.commands.cli")  # by name: it lies above this room
+    cli = importlib.import_module("grader.engine.commands.cli")  # by name: it is above this room
     keeper.take_over(line, cli.main)
 
 
@@ -209,7 +209,7 @@ def sweep(inside: Collection[int] = ()) -> None:
 
 def join_pages() -> None:
     """When idle on Linux: put this process's memory into huge pages. A fork, which copies the table of pages, then
-    takes 1.5 ms in place of 8, and so does the end of a rank; but joining them takes most of a second."""
+    takes 1.5 ms in place of 8, and the end of a rank does, too; but joining them takes most of a second."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
@@ -245,7 +245,7 @@ def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:
 
 
 def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], landlock: bool) -> int:
-    """Fork rank `number` of `job`, in a session of its own so that its group can be killed."""
+    """Fork rank `number` of `job`, in its own session, so that its group can be killed."""
     pid = os.fork()
     if pid:
         return pid
@@ -268,7 +268,7 @@ def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], l
 
 
 def push_nobody_off() -> None:
-    """On Linux a thread of this process that is woken waits until a processor is free: it interrupts nobody.
+    """On Linux a thread of this process that is woken waits until a processor is free: it interrupts no process.
 
     Else gloo's thread that receives, woken by a message, interrupts the one that sends and holds its lock; and asks for
     that lock in a loop, for gloo never waits for it. With four ranks on two processors a check took 3.1 s, not 2.0.

@@ -1,6 +1,7 @@
 """One run: listen to its ranks, stop them, collect what they left.
 
-It waits for events, not for a while: a rank's silence is judged by its CPU time, a deadlock by who waits for whom.
+It waits for events, not for a while: a rank's silence is judged by its CPU time, a deadlock by which rank waits for
+which.
 """
 
 import json
@@ -31,7 +32,7 @@ CREDENTIALS = struct.Struct("3i")  # process, user, group: struct ucred of linux
 
 
 def end_group(pid: int) -> None:
-    """Kill a rank and its process group; a rank that was just forked has no group of its own yet."""
+    """Kill a rank and its process group; a rank that was just forked does not have its own group yet."""
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)
@@ -49,14 +50,14 @@ class Session:
         """
         self.server, self.job, self.folder = server, job, folder
         self.world = world = job.world
-        # A line for each rank. The rank's end travels through the server to the rank, so nobody can speak in another's
-        # name.
+        # A line for each rank. The rank's end travels through the server to the rank, so no rank can speak in
+        # another's name.
         pairs = [socket.socketpair() for _ in range(world)]
         self.owner = {ours: rank for rank, (ours, _) in enumerate(pairs)}
         if LINUX:
             for line in self.owner:
                 line.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
-        # Before the ranks can have said anything. What GPUs send one another does not go over the network.
+        # Before the ranks can have said anything. What GPUs send each other does not go over the network.
         self.wire_before = server.sandbox.wire() if server.sandbox and not devices else None
         server.ask([theirs for _, theirs in pairs], **job.message(told, devices))
         for _, theirs in pairs:
@@ -67,7 +68,7 @@ class Session:
                 line.sendall(json.dumps(job.inputs_of(rank)).encode() + b"\n")
         while "pids" not in (answer := server.answer()):
             pass  # news of the run before
-        self.names = answer["pids"]  # what the server calls them; in a sandbox it counts otherwise than we do
+        self.names = answer["pids"]  # what the server calls them; in a sandbox its numbers differ from ours
         self.pids: list[int | None] = [None] * world if LINUX else list(self.names)
         self.fault: Fault | None = None
         self.lost = False  # whether only the end of the sandbox is the end of the ranks
@@ -249,11 +250,11 @@ class Session:
     def crashed(self) -> Fault | None:
         """A rank that is over without having reported its end: the cause before its consequences.
 
-        Where several stop alike, the lowest is named: who is heard of first is chance.
+        Where several stop alike, the lowest is named: which one is heard of first is chance.
         """
         last = [rank.last for rank in self.diagnosis.ranks]
         broken = [n for n in self.over() if not self.endings.returned(n)]
-        # A rank whose peer vanished stops with an error of its own; the news of the peer follows.
+        # A rank whose peer vanished stops with its own error; the news of the peer follows.
         causes = [n for n in broken if not self.endings.lost_a_peer(n)]
         if not causes:
             return self.endings.crash(broken[0], last) if broken and len(self.over()) == self.world else None
@@ -272,7 +273,7 @@ class Session:
         return False
 
     def beyond_limits(self) -> Fault | None:
-        """A submission that takes too much, or that nobody can end but by the end of its sandbox."""
+        """A submission that takes too much, or that ends only with its sandbox."""
         if self.server.sandbox is None:
             return None
         fault = limits.excess(self.server) or limits.stopped(self.server)

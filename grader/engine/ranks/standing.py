@@ -163,7 +163,7 @@ def ending(seen: list[Seen], gone: dict[int, str]) -> str:
     first = [one for one in seen if one.rank in gone and not any(words in gone[one.rank] for words in LOST)]
     if not first:
         return ""
-    # Who was killed has no word of its own; then who stopped with an error, the earliest; then who has finished.
+    # A killed rank leaves no message; then ranks that stopped with an error, the earliest; then who has finished.
     cause = min(first, key=lambda one: (bool(one.gone), not one.gone.get("how"), one.gone.get("time", 0.0)))
     lines = cause.gone.get("lines") or cause.beat.get("lines") or [None]
     text = f"rank {cause.rank} is gone: {gone[cause.rank]}, at {place(lines[0])}"

@@ -1,4 +1,4 @@
-"""What Linux tells of threads: who waits, who stands in line for a processor, and what each has been given.
+"""What Linux tells of threads: which wait, which wait for a processor, and what each has been given.
 
 https://docs.kernel.org/scheduler/sched-stats.html and proc(5). Elsewhere there is nothing to read.
 """
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-TIMED = ("nanosleep",)  # in what the kernel calls a sleep that ends by itself, as time.sleep does
+TIMED = ("nanosleep",)  # in what the kernel calls a sleep that ends on its own, as time.sleep does
 
 
 class Task(NamedTuple):
     """One thread."""
 
-    state: str  # R: it runs, or stands in line; S: it waits; D: it waits for a disk
+    state: str  # R: it runs, or waits for a processor; S: it waits; D: it waits for a disk
     ran: float  # seconds on a processor
     in_line: float  # seconds in which it could have run and was not let; known once it runs again
 
@@ -61,7 +61,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def wakes_by_itself(pid: int) -> bool:
-    """Whether the main thread is in a sleep that ends by itself. False where the kernel does not say."""
+    """Whether the main thread is in a sleep that ends on its own. False where the kernel does not say."""
     with suppress(OSError):
         return any(word in read_kernel(f"/proc/{pid}/wchan") for word in TIMED)
     return False

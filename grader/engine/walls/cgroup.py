@@ -1,9 +1,9 @@
 """Limits that the kernel itself keeps for all processes of a submission together: control groups, where they may be
 written.
 
-The judge counts memory and processes twenty times a second, and says what is too much; this stops what is faster
-than that. Version 2 has one tree of groups (https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1 one for
-each kind of limit.
+The judge counts memory and processes twenty times a second, and reports the excess; this stops what is faster than
+that. Version 2 has one tree of groups (https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1 one for each kind
+of limit.
 """
 
 import os
@@ -24,7 +24,7 @@ class Group:
         self.folders = folders
 
     def doors(self) -> list[str]:
-        """Whoever writes 0 into these is in the group, with all that it starts from then on."""
+        """A process that writes 0 into these is in the group, with everything that it starts from then on."""
         return [str(folder / "cgroup.procs") for folder in self.folders]
 
     def remove(self) -> None:

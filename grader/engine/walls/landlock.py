@@ -28,7 +28,7 @@ def confine(folder: str) -> None:
     rules = (ctypes.c_uint64 * 3)(ALL, 0, SCOPES)  # files, network (gloo must be free to bind), scopes
     ruleset = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, rules, ctypes.sizeof(rules), 0)
     course = lessons.COURSE
-    grader = course / "grader"  # not all of it: in it lie checks, mutants, and what is sealed
+    grader = course / "grader"  # not the whole: checks, mutants and seals are in it
     library = [course / "utils", grader / "engine", grader / "kit", grader / "__init__.py"]
     devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
     places = [

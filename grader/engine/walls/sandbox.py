@@ -1,8 +1,8 @@
-"""Walls around a stranger's code: bubblewrap's, or, where somebody asks for them, Landlock's or limits alone.
+"""Walls around a stranger's code: bubblewrap's, or, on request, Landlock's or limits alone.
 
-A fork-server takes seconds to load torch, a fork of it none. So one that is loaded and that has seen nothing of
-anybody forks another one for each submission, and this one steps into the namespaces of a sandbox that bubblewrap
-has made: processes of its own, a network with nothing but loopback, no capability, and these files:
+A fork-server takes seconds to load torch, a fork of it none. So one that is loaded and that has seen nothing of anybody
+forks another one for each submission, and this one steps into the namespaces of a sandbox that bubblewrap has made: its
+own processes, a network with nothing but loopback, no capability, and these files:
 
     the course        without solutions, read-only, at the place where the instructor's own course is
     Python, /usr      read-only
@@ -36,14 +36,14 @@ MEMORY = 4 * GIB  # addresses of one process; torch alone takes three quarters o
 LIBRARIES = 3 * GIB  # more of them where torch is one for CUDA: its libraries take so many before any code runs
 WRITTEN = GIB // 16  # bytes of one file
 CPU = 180  # seconds of CPU of one process
-PROCESSES = 512  # of one user; without effect for root, whom the judge's own count stops
+PROCESSES = 512  # of one user; without effect for root, which the judge's own count stops
 DESCRIPTORS = 1024
 TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge counts
 GPU_MEMORY = 8 * GIB  # more of it where the ranks are on GPUs: CUDA and NCCL take some of the host's on each
 TOTAL_PROCESSES = 200
 TOTAL_FILES = 10_000
 IN_MEMORY = {"/runs": GIB, "/tmp": GIB // 4, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
-# What the kernel holds them to, where it can: more than the judge does, since it counts threads and what lies in /tmp,
+# What the kernel holds them to, where it can: more than the judge does, since it counts threads and files in /tmp,
 # too.
 KEPT_MEMORY, KEPT_PROCESSES = TOTAL_MEMORY + sum(IN_MEMORY.values()), 4 * TOTAL_PROCESSES
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 4, 38, 24  # linux/prctl.h
@@ -56,7 +56,7 @@ class NoSandbox(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Guards:
-    """What stands between a submission and the machine."""
+    """The guards between a submission and the machine."""
 
     files: str
     processes: str
@@ -114,7 +114,7 @@ NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc
 
 
 class Sandbox:
-    """Walls for one submission; ends with all that is inside.
+    """Walls for one submission; its end is the end of everything inside.
 
     Attributes:
         folder: where its runs lie, as they are told.
@@ -161,7 +161,7 @@ class Sandbox:
             command += ["--size", str(size), "--tmpfs", place]
         for device in ("null", "zero", "full", "random", "urandom"):
             command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-        if self.gpus:  # and /sys, where NCCL reads what is wired to what
+        if self.gpus:  # and /sys, where NCCL reads how devices are connected
             command += ["--ro-bind", "/sys", "/sys"]
             for device in sorted(map(str, Path("/dev").glob("nvidia*"))):
                 command += ["--dev-bind", device, device]
@@ -244,7 +244,7 @@ class Sandbox:
 
 
 def below(folder: Path) -> Iterator[os.DirEntry]:
-    """All that lies in a folder, at any depth, as far as paths reach: no link is followed, and not more is counted
+    """Everything in a folder, at any depth, as far as paths reach: no link is followed, and not more is counted
     than is allowed.
     """
     left, count = [os.fspath(folder)], 0
@@ -288,7 +288,7 @@ def remove(folder: Path) -> None:
     """Delete a folder that a stranger's code wrote in: it may be too deep for Python, closed to its owner, or a link
     by now.
     """
-    if not os.path.lexists(folder):  # it lay in a sandbox that is gone
+    if not os.path.lexists(folder):  # it was in a sandbox that is gone
         return
     try:
         shutil.rmtree(folder)
@@ -301,10 +301,11 @@ def remove(folder: Path) -> None:
 
 
 def enter(first: int | None, doors: list[str], gpus: bool = False) -> None:
-    """Step into the namespaces of a sandbox, for good, and give up what could lead out. Returns in a child process.
+    """Enter the namespaces of a sandbox, permanently, and give up everything that could lead out. Returns in a child
+    process.
 
-    `first` is the sandbox's first process; None where there is no bubblewrap. `doors` are those of its control group.
-    With `gpus` there is no limit of addresses, which does not fit CUDA.
+    `first` is the sandbox's first process; None where there is no bubblewrap. `doors` are its control group's. With
+    `gpus` addresses are not limited, since that does not fit CUDA.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     opened = [os.open(door, os.O_WRONLY) for door in doors]  # inside they cannot be seen
@@ -315,7 +316,7 @@ def enter(first: int | None, doors: list[str], gpus: bool = False) -> None:
                 raise OSError(ctypes.get_errno(), f"setns {kind}: {os.strerror(ctypes.get_errno())}")
             os.close(namespace)
         os.chdir("/")
-        if child := os.fork():  # only what is forked from here on is inside the namespace of processes
+        if child := os.fork():  # only processes forked from here on are inside the namespace of processes
             os.waitpid(child, 0)
             os._exit(0)
     for door in opened:

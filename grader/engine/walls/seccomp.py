@@ -6,9 +6,9 @@ import os
 import struct
 import sys
 
-# System calls that no lesson needs and that lead around a wall: namespaces of one's own (with all capabilities in
-# them), memory that is no process's, other processes' memory, the kernel's rarely used corners. seccomp answers them
-# with EPERM.
+# System calls that no lesson needs and that lead around a wall: new namespaces (with all capabilities in them),
+# memory that is no process's, other processes' memory, the kernel's rarely used corners. seccomp answers them with
+# EPERM.
 X86, ARM = 0xC000003E, 0xC00000B7  # AUDIT_ARCH_X86_64, AUDIT_ARCH_AARCH64 of linux/audit.h
 FORBIDDEN = {  # name: its number on x86_64 (asm/unistd_64.h) and on aarch64 (asm-generic/unistd.h)
     "unshare": (272, 97),
@@ -58,7 +58,7 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # SECCOMP_RET_…; REF
 
 
 def forbid_calls(libc: ctypes.CDLL, services: bool) -> None:
-    """From now on this process and its children cannot make these calls. Nothing where the processor is another one.
+    """From now on this process and its children cannot make these calls. Nothing on a different processor.
 
     `services`: whether the sockets with a path that it can reach are its own, and it may have such.
     """
