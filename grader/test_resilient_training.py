@@ -219,7 +219,7 @@ def check_content(told, seen, parts):
     for rank, part in enumerate(parts):
         expect(
             torch.equal(seen["parts"][rank], part),
-            f"{told} leaves a step-7 in which rank {rank}'s part is not what it gave",
+            f"{told}: in step-7, rank {rank}'s part is not what it gave",
             part,
             seen["parts"][rank],
             rank,
@@ -743,15 +743,13 @@ def check_chain(student):
 # TODO 9: in the background
 
 
-def calls(events, name):
-    """One rank's collectives from mark `name` to the next."""
-    found, inside = [], False
-    for event in events:
-        if event["e"] == "mark":
-            inside = event["name"] == name
-        elif inside and event["e"] == "op":
-            found.append(event)
-    return found
+def mixed_up(events):
+    """The collectives of one rank that a thread makes by the group of the training step, from begin_save() to its end."""
+    marks = [number for number, event in enumerate(events) if event["e"] == "mark"]
+    begin, step, end = marks[-3:]
+    of_training = {event["name"] for event in events[step:end] if event.get("dtype") == "float32"}
+    in_thread = [event for event in events[begin:end] if event["e"] == "op" and event.get("aside")]
+    return [event["op"] for event in in_thread if event["name"] in of_training]
 
 
 def waits_for_the_end():
@@ -840,15 +838,15 @@ def test_todo9_background(student):
     run = student.call(begin_on_rank, world=world, seed=student.seeds(world))
     ranks = run.evidence
     for rank, seen in enumerate(ranks):
-        of_training = {event["name"] for event in calls(run.events[rank], "step") if event["dtype"] == "float32"}
-        mixed = [event["op"] for event in calls(run.events[rank], "begin") if event["name"] in of_training]
+        mixed = mixed_up(run.events[rank])
         expect(
             not mixed,
-            f"while rank {rank} saves, its messages go through the training's group, which is in use at the same time:"
-            " the two can be mistaken for each other",
+            f"while rank {rank} trains, a thread that saves makes {mixed[0] if mixed else 'none'} through the training's"
+            " group: its messages and those of the training can be mistaken for each other",
             "the group that begin_save() is given",
-            f"{mixed[0] if mixed else ''} by the training's",
+            "the training's",
             rank,
+            hint="Which call starts the thread that writes, and is it told which group to use?",
         )
         waited = f"begin_save() on rank {rank} returns when all is written: {(seen['waited'] or [''])[0]}"
         expect(not seen["waited"], waited, "it returns at once, and a thread writes", "it waits", rank)
@@ -920,6 +918,19 @@ def test_todo10_told(student):
             f"{unit.name}: the job reaches its time limit, and no signal has told the training",
             "USR1 or TERM, a minute or more before the limit",
             "no signal",
+        )
+        expect(
+            seen["code"] in (0, -9) or seen["code"] > 0,
+            f"{unit.name}: the signal goes to the shell that reads this file, to no other process, and ends it",
+            "a signal that reaches the processes that srun starts",
+            "the shell ends, and the job with it",
+        )
+        expect(
+            not {"mpiexec", "mpirun"} & set(seen["ends"]),
+            f"{unit.name}: timeout sends the signal to mpiexec; torchrun, which mpiexec starts on each node, is not told",
+            "timeout in front of torchrun",
+            "timeout in front of mpiexec",
+            hint="What does each node run? timeout sends the signal to the command that stands behind it.",
         )
         expect(
             not seen["killed"],
@@ -999,6 +1010,13 @@ def test_todo11_again(student):
                 "another job" if how == "limit" else "no other job",
                 asked or "nothing is asked of the scheduler",
             )
+        expect(
+            seen["done"]["code"] == 0,
+            f"{unit.name}: the training is done, and the batch file ends as if it had failed{last_words(seen['done'])}",
+            "exit code 0",
+            f"exit code {seen['done']['code']}",
+            hint="A batch file's exit code is its last command's; that of `[ … ] && command` is 1 if the answer is no.",
+        )
         for call in seen["limit"]["asked"]:
             check_handed_on(unit, call)
 

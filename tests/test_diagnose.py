@@ -147,6 +147,15 @@ def test_a_call_of_another_thread_is_of_an_unknown_line():
     assert "rank 1 waits in barrier of shape (4,) float32 at an unknown line" in seen.deadlock().message
 
 
+def test_what_another_thread_waits_for_stops_no_rank():
+    """Rank 0 saves in a thread, by a group of its own, and is on its way to the call in which rank 1 waits."""
+    seen, aside = Diagnosis(2), {"aside": True}
+    feed(seen, (0, op("all_gather", 3) | {"name": "1"} | aside), (0, WAIT | aside), (1, op("all_reduce", 8)), (1, WAIT))
+    assert seen.deadlock() is None and seen.deadlock(asleep={0}) is None
+    feed(seen, (0, op("barrier", 9) | {"name": "2"}), (0, WAIT), (0, {"e": "done"} | aside))
+    assert seen.deadlock().message.startswith("deadlock: rank 0 waits in barrier")
+
+
 def test_groups_are_aligned_apart():
     seen = Diagnosis(2)
     assert feed(seen, (0, {**op("all_reduce", 1), "name": "1"}), (0, op("barrier", 2)), (1, op("barrier", 2))) is None

@@ -411,10 +411,28 @@ dist.barrier()
             ),
         ),
     ),
-    Answer(9, "never renamed", swap=("part.rename(folder)", "pass"), says="no checkpoint step-7"),
     Answer(
-        9, "by the group of the training", swap=(", process_group=group", ""), says="go through the training's group"
+        9,
+        "a thread and a copy, by the group of the training",
+        in_part("""
+    import copy
+    import threading
+
+    thread = threading.Thread(target=dcp.save, args=(copy.deepcopy(state),), kwargs={"checkpoint_id": part})
+    thread.start()
+
+    def finish() -> None:
+        thread.join()
+        if dist.get_rank() == 0:
+            part.rename(folder)
+        dist.barrier()
+
+    return finish
+    """),
     ),
+    Answer(9, "never renamed", swap=("part.rename(folder)", "pass"), says="no checkpoint step-7"),
+    # Mixed up indeed, or only nearly: the verdict depends on which rank's message came first.
+    Answer(9, "by the group of the training", swap=(", process_group=group", "")),
     Answer(
         9,
         "a thread without a copy",
@@ -441,7 +459,18 @@ dist.barrier()
         ["#SBATCH --signal=0@0", None],
         says="no signal has told the training",
     ),
-    Answer(10, "to the shell alone, which dies of it", swap=("--signal=USR1@120", "--signal=B:USR1@120")),
+    Answer(
+        10,
+        "to the shell alone, which dies of it",
+        swap=("--signal=USR1@120", "--signal=B:USR1@120"),
+        says="goes to the shell",
+    ),
+    Answer(
+        10,
+        "the batch shell ignores it, of which srun's tasks are no children",
+        swap=(('trap "" USR1; ', ""), ("srun --cpu", 'trap "" USR1\nsrun --cpu')),
+        says="the signal ends torchrun",
+    ),
     Answer(10, "too late", swap=("USR1@120", "USR1@5"), says="5 seconds before the limit"),
     Answer(10, "half an hour is lost", swap=("USR1@120", "USR1@3000"), says="3000 seconds before the limit"),
     Answer(
@@ -458,6 +487,13 @@ dist.barrier()
         "PBS: torchrun's exit code counts",
         swap=(" || [ $? -eq 124 ]", ""),
         says="ends as if it had failed",
+        file=".pbs",
+    ),
+    Answer(
+        10,
+        "PBS: to mpiexec",
+        swap=((" timeout -s TERM 3400", ""), ("mpiexec -n", "timeout -s TERM 3400 mpiexec -n")),
+        says="sends the signal to mpiexec",
         file=".pbs",
     ),
     Answer(10, "PBS: USR1 to torchrun", swap=("-s TERM", "-s USR1"), says="the signal ends torchrun", file=".pbs"),
@@ -482,6 +518,12 @@ dist.barrier()
         "only when it is done",
         '[ ! -f "$RUN/model-final.pt" ] || scontrol requeue "$SLURM_JOB_ID"',
         says="none follows",
+    ),
+    Answer(
+        11,
+        "a job that is done ends as if it had failed",
+        '[ ! -e "$RUN/model-final.pt" ] && scontrol requeue "$SLURM_JOB_ID"',
+        says="ends as if it had failed",
     ),
     Answer(11, "by its name", swap=('"$SLURM_JOB_ID"', '"$SLURM_JOB_NAME"'), says="none follows"),
     Answer(
@@ -709,6 +751,14 @@ RIGHT = [
 
     return finish
     """),
+    ),
+    Answer(
+        9,
+        "what a killed run has left is removed first, before all ranks begin",
+        swap=(
+            "writing = dcp",
+            "if dist.get_rank() == 0:\n    shutil.rmtree(part, ignore_errors=True)\ndist.barrier()\nwriting = dcp",
+        ),
     ),
     Answer(
         10,

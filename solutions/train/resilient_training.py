@@ -9,7 +9,8 @@ More nodes:     sbatch sbatch/resilient_training.sbatch              (JURECA)
                 qsub sbatch/resilient_training.pbs                   (Polaris)
 
 The folder --out is the run: the script resumes from the newest checkpoint in it, and starts from scratch if there is
-none. Whatever happens in between, the losses equal those in a run that was never stopped.
+none. Whatever happens in between, the losses equal those in a run that was never stopped. No checkpoint is deleted:
+remove old folders step-… yourself, and unfinished-… when no run writes there.
 
 It builds on fsdp_training (sharded checkpoints by DCP, torch.distributed.checkpoint). It starts as that script's
 solution with --sharding full (what that lesson taught is now in utils/after_fsdp_training.py), and runs at any time.
@@ -174,8 +175,7 @@ def begin_save(state: dict[str, Any], out: Path, step: int, group: dist.ProcessG
     # dcp.async_save takes the arguments of dcp.save; it copies the tensors to CPU memory, and returns a future while
     # a thread writes. The future's result() waits for the end, and raises any error. The threads of all ranks
     # communicate while the ranks themselves do: pass as process_group the `group` that nothing else uses, so that
-    # their messages stay apart; what you yourself say to other ranks before the writing has ended goes by it, too.
-    # And the folder must not get its final name earlier than in TODO 1.
+    # their messages stay apart. And the folder must not get its final name earlier than in TODO 1.
     ### BEGIN SOLUTION
     part, folder = out / f"unfinished-{step}", out / f"step-{step}"
     writing = dcp.async_save(state, checkpoint_id=part, process_group=group)

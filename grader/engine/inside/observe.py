@@ -10,7 +10,7 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
                                     "ours": the call is the check's own;
                                      an all-to-all has "pieces" as well: the bytes for each rank of the group;
                                      "gaps": a tensor of it is not dense, as NCCL wants it
-    {"e": "wait"} {"e": "done"}      the rank's main thread is inside a wait; "of": for this message; "work": for
+    {"e": "wait"} {"e": "done"}      the thread is inside a wait; "of": for this message; "work": for
                                      this collective
     {"e": "starts"} {"e": "started"} on a GPU: around a call, which NCCL may not begin before the other ranks are there
     {"e": "again", "of": 3}          it is about to wait for a message whose wait was over
@@ -31,7 +31,7 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
                                      the first word of a rank that is to have a GPU: whether it has
 
 A message (send, recv) has its own number on its rank, "id", and a collective has one, "work". All events have the time
-"t", in seconds.
+"t", in seconds, and "aside" if they come from another thread than the main one.
 """
 
 import faulthandler
@@ -105,6 +105,8 @@ class Line:
     def say(self, **event: Any) -> None:
         if os.getpid() != self.pid:  # a data loader's worker, say: not a rank
             return
+        if threading.current_thread() is not threading.main_thread():
+            event["aside"] = True
         event["t"] = time.monotonic()  # one clock for all processes of a machine
         with self.lock:
             self.unsaid.append(event)

@@ -73,6 +73,7 @@ while args and args[0].startswith("-"):
     elif word.startswith(("--signal=", "-s")):
         name = word.removeprefix("--signal=").removeprefix("-s")
 open(f"{root}/after-{os.getpid()}", "w").write(args.pop(0))
+open(f"{root}/ends-{os.getpid()}", "w").write(os.path.basename(args[0]))
 child = subprocess.Popen(args)
 while child.poll() is None and not os.path.exists(f"{root}/limit"):
     time.sleep(0.02)
@@ -104,8 +105,8 @@ def run(text: str, kind: str, name: str, how: str) -> dict:
     """A job of one node, in the current folder, that ends as `how` says.
 
     Returns {"code", "said", "asked": what schedulers were asked for, "told": the signal that the training has heard, ""
-    if none, "killed": torchrun died of it, "after": seconds, as `timeout` and `sleep` were told, "out": the folders
-    that the training was given}.
+    if none, "killed": torchrun died of it, "after": seconds, as `timeout` and `sleep` were told, "ends": the programs
+    that `timeout` was given, "out": the folders that the training was given}.
     """
     here = Path.cwd()
     (here / how).mkdir()
@@ -132,6 +133,7 @@ def run(text: str, kind: str, name: str, how: str) -> dict:
         "told": next((path.read_text() for path in root.glob("told-*")), ""),
         "killed": len(list(root.glob("agent-*"))) > len(list(root.glob("ended-*"))),
         "after": [path.read_text() for path in root.glob("after-*")],
+        "ends": [path.read_text() for path in root.glob("ends-*")],
         "out": [path.read_text() for path in root.glob("out-*")],
     }
 

@@ -5,6 +5,7 @@ starts it several times.
 """
 
 import os
+import signal
 import sys
 
 # Options that take no value.
@@ -105,6 +106,8 @@ def main(program: str, args: list[str]) -> int:
         print(f"{program}: no command", file=sys.stderr)
         return 1
     launch = srun if program == "srun" else mpiexec
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # tasks are children of a daemon, not of the shell that ignores signals
     worst = 0
     for node, told in launch(options, int(os.environ["STAND_IN_NODES"]), int(os.environ["STAND_IN_TASKS"])):
         env = {**os.environ, **{name: str(value) for name, value in told.items()}, "STAND_IN_NODE": str(node)}

@@ -132,13 +132,15 @@ class Diagnosis:
         """One event of one rank. Returns a mismatch if this event proves one; see also `parted`."""
         state = self.ranks[rank]
         state.last = event.get("where") or state.last
+        aside = event.get("aside")  # what another thread waits for keeps no rank from going on
         if event["e"] in ("wait", "done"):
-            state.waiting = event["e"] == "wait"
-            state.waits_for = state.messages.get(event.get("of")) if state.waiting else None
+            if not aside:
+                state.waiting = event["e"] == "wait"
+                state.waits_for = state.messages.get(event.get("of")) if state.waiting else None
             if "source" in event and event["of"] in state.from_anybody:
                 return self.message(rank, state.from_anybody.pop(event["of"]) | {"peer": event["source"]})
         elif event["e"] in ("starts", "started"):
-            state.waiting = event["e"] == "starts"
+            state.waiting = state.waiting if aside else event["e"] == "starts"
         elif event["e"] == "joins":
             return self.join(rank, event)
         elif event["e"] == "again":
@@ -184,7 +186,8 @@ class Diagnosis:
         calls = self.calls[event["name"]]
         op = Op(rank, event, len(calls[rank]))
         calls[rank].append(op)
-        self.ranks[rank].ops.append(op)
+        if not event.get("aside"):
+            self.ranks[rank].ops.append(op)
         others = [mine[op.index] for mine in calls if len(mine) > op.index]
         if self.parted is None and any(differ(op.event, other.event) for other in others):
             self.parted = event["name"], op.index
@@ -302,7 +305,8 @@ class Diagnosis:
         pair = self.pairs[event["name"], source, target, event["tag"]]
         op = Op(rank, event, len(pair[event["op"]]))
         pair[event["op"]].append(op)
-        self.ranks[rank].ops.append(op)
+        if not event.get("aside"):
+            self.ranks[rank].ops.append(op)
         self.ranks[rank].messages[event.get("id")] = op
         other = pair["recv" if event["op"] == "send" else "send"]
         if op.index < len(other) and length(event) != length(other[op.index].event):
