@@ -30,12 +30,17 @@ BUILDS = "ten broken runs: logs of each rank, time limits, stacks, fingerprints,
 ANSWERS = "The fix is right; this is about the question below it. "
 
 
-def check_story(student, number, right, parts):
+# Where the answer is: in the logs of the run as given, or with the fix.
+AS_GIVEN = (
+    "Put the given lines back for a moment (`./workbook diff 11_when_it_hangs` shows what you have changed), run the"
+    " story's cell, and read the logs of all ranks again."
+)
+FIXED = "Run the story's cell with your fix in it, and read the log of the rank that failed, to its last line."
+
+
+def check_story(student, number, right, parts, where=AS_GIVEN):
     """The answer to a story's question: `right` has its parts, and `parts` names each in words."""
-    with hinted(
-        f"{ANSWERS}put the story's lines back to what the question is about (`./workbook diff 11_when_it_hangs` shows"
-        " yours), run its cell, and read again."
-    ):
+    with hinted(ANSWERS + where):
         (seen,), *_ = student.call(answers_on_rank, world=1, group=False, calls=[[f"story_{number}", []]]).evidence
         expect(
             isinstance(seen, list) and len(seen) == len(right),
@@ -296,7 +301,7 @@ def test_todo04_compute_loss(student):
                     seen.get("loss", seen),
                     rank,
                 )
-    check_story(student, 4, (1, 4 << 50), ("the rank", "the number of bytes"))
+    check_story(student, 4, (1, 4 << 50), ("the rank", "the number of bytes"), FIXED)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -341,7 +346,13 @@ def test_todo05_meeting_place(student):
                 stand_ins.NODES[0],
                 place or "nothing",
             )
-    check_story(student, 5, (4, "nobody"), ("how many ranks wait at node 0", "what a rank of node 1 meets"))
+    check_story(
+        student,
+        5,
+        (4, 8),
+        ("how many ranks wait at node 0's store", "how many ranks look where no store is"),
+        "For each of the three nodes, write down what MASTER_ADDR is there, and which of them starts a store.",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -400,7 +411,7 @@ def test_todo06_collate(student):
             "the sample's error",
             seen["raised"],
         )
-    check_story(student, 6, ("ValueError", "a worker"), ("the exception", "where it was caught"))
+    check_story(student, 6, ("ValueError", "a worker"), ("the exception", "where it was caught"), FIXED)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -573,7 +584,13 @@ def test_todo09_starts(student):
             serial[0],
             drawn[0],
         )
-    check_story(student, 9, (3, 12), ("the number of draws as given", "the number after the fix"))
+    check_story(
+        student,
+        9,
+        (3, 12),
+        ("the number of windows as given", "the number after the fix"),
+        "Compare the checksums of the four ranks in one step, with the given lines and with your fix.",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------

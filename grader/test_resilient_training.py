@@ -744,7 +744,7 @@ def check_chain(student):
 
 
 def mixed_up(events):
-    """The collectives of one rank that a thread makes by the group of the training step, from begin_save() to its end."""
+    """The collectives of one rank that a thread makes by the group of the training step, from begin_save() on."""
     marks = [number for number, event in enumerate(events) if event["e"] == "mark"]
     begin, step, end = marks[-3:]
     of_training = {event["name"] for event in events[step:end] if event.get("dtype") == "float32"}
@@ -841,8 +841,8 @@ def test_todo9_background(student):
         mixed = mixed_up(run.events[rank])
         expect(
             not mixed,
-            f"while rank {rank} trains, a thread that saves makes {mixed[0] if mixed else 'none'} through the training's"
-            " group: its messages and those of the training can be mistaken for each other",
+            f"while rank {rank} trains, a thread that saves makes {mixed[0] if mixed else 'none'} through the"
+            " training's group: its messages and those of the training can be mistaken for each other",
             "the group that begin_save() is given",
             "the training's",
             rank,
@@ -927,7 +927,7 @@ def test_todo10_told(student):
         )
         expect(
             not {"mpiexec", "mpirun"} & set(seen["ends"]),
-            f"{unit.name}: timeout sends the signal to mpiexec; torchrun, which mpiexec starts on each node, is not told",
+            f"{unit.name}: timeout sends the signal to mpiexec, not to the torchrun that mpiexec starts on each node",
             "timeout in front of torchrun",
             "timeout in front of mpiexec",
             hint="What does each node run? timeout sends the signal to the command that stands behind it.",

@@ -176,7 +176,8 @@ WRONG = [
     ),
     Answer(5, "the last node", swap=("head -n 1", "tail -n 1"), says="not the first node"),
     Answer(5, "not exported", swap=("'export MASTER_ADDR", "'MASTER_ADDR"), says="not the first node"),
-    Answer(5, "all eight wait at node 0", [None, 'return 8, "nobody"'], says="how many ranks"),
+    Answer(5, "all twelve wait at node 0", [None, "return 12, 0"], says="how many ranks wait at node 0"),
+    Answer(5, "node 1 looks in vain, not node 2", [None, "return 4, 4"], says="how many ranks look where no store is"),
     Answer(
         6,
         "a copy of another sample in its place",
