@@ -63,5 +63,5 @@ def test_without_a_place_for_its_notes_a_run_goes_on(course, tmp_path):
     out = tmp_path / "out"
     (out / "watch" / "rank-0").mkdir(parents=True)  # a file can be no folder's new name
     told = watching.run(course, nproc=1, flags=("--out", str(out)))
-    assert told.code == 0 and "nobody can watch this run" in told.text, told.text
+    assert told.code == 0 and "this run cannot be watched" in told.text, told.text
     assert os.listdir(out / "watch") == ["rank-0"]

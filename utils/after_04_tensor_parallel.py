@@ -27,7 +27,7 @@ class VocabParallelHeadLoss(torch.autograd.Function):
     def forward(
         ctx, h_ND: Tensor, weight_WD: Tensor, y_N: Tensor, ignore: int, learn: bool, rows: int, group: dist.ProcessGroup
     ) -> Tensor:
-        exact = torch.promote_types(h_ND.dtype, torch.float32)  # of what is summed up
+        exact = torch.promote_types(h_ND.dtype, torch.float32)  # the sums' dtype
         ctx.weight_dtype, present = weight_WD.dtype, len(weight_WD)
         h_ND = factor(h_ND)
         weight_WD = factor(weight_WD)
@@ -89,7 +89,7 @@ def vocab_parallel_head_loss(
         h: (…, D), the stream after its last norm, the same on all ranks.
         weight_local: (V_local, D), this rank's rows of the head's weight, in pieces as DTensor's Shard(0) cuts them:
             V / ranks each, rounded up, and fewer or none at the end.
-        y: int64 (…), targets as numbers of the whole vocabulary; `ignore` counts nothing.
+        y: int64 (…), targets as numbers of the whole vocabulary; `ignore` is left out.
         vocab_size: V, words on all ranks together.
     """
     learn = torch.is_grad_enabled() and (h.requires_grad or weight_local.requires_grad)

@@ -10,12 +10,12 @@ TAUGHT_IN = "ddp_training"  # no rank of that lesson can import this
 
 
 def setup() -> tuple[int, int, int, torch.device]:
-    """Join the process group, by NCCL if there are GPUs and by gloo if not.
+    """Join the process group, with NCCL if there are GPUs and with gloo if not.
 
     Returns:
         rank, local_rank, world_size, and the device of this rank.
 
-    It seeds nothing: a seed of its own on each rank would give each its own first weights.
+    It seeds nothing: a different seed on each rank would give each its own first weights.
     """
     rank, local_rank, world_size = launch_environment()
     if torch.cuda.is_available():

@@ -71,7 +71,7 @@ def in_step(loader: DataLoader, device: torch.device, args: argparse.Namespace) 
 
 
 def save_sharded(model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path) -> None:
-    """All that it takes to go on: each rank writes its shards, and any number of ranks can load them."""
+    """Everything that a resumed run needs: each rank writes its shards, and any number of ranks can load them."""
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": state, "position": position}, checkpoint_id=folder)
 

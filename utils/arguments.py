@@ -121,7 +121,7 @@ def by_size(name: str) -> str:
 
 
 def whole(at_least: int, at_most: int = 2**63 - 1) -> Callable[[str], int]:
-    """A type for argparse: an integer in [at_least, at_most]; without a limit of its own, as large as torch takes."""
+    """A type for argparse: an integer in [at_least, at_most]; without its own limit, as large as torch takes."""
 
     def parse(text: str) -> int:
         try:

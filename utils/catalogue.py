@@ -1,4 +1,4 @@
-"""Machines and models by name: the files in `utils/machines` and `utils/models`, and such files of one's own.
+"""Machines and models by name: the files in `utils/machines` and `utils/models`, and your own files of that kind.
 
 A machine's file has pairs, `number = [value, "where it is from"]`, a model's the fields of `Model`. A model may also be
 a `config.json`, as Hugging Face keeps beside a model's weights.
@@ -22,7 +22,7 @@ MUST = {"node": 1, "peak_TFLOPs": 1e12, "memory_GiB": 2**30, "memory_GBs": 1e9}
 MUST |= {"inside_GBs": 1e9, "inside_us": 1e-6, "between_GBs": 1e9, "between_us": 1e-6}
 MAY = {"peak_fp8_TFLOPs": 1e12, "power_W": 1, "reached": 1}
 
-# Fields of a config.json, by architecture: those of Llama, Mistral, Mixtral, Qwen; of GPT-2; of OPT; of BLOOM.
+# Fields of a config.json, by architecture: Llama, Mistral, Mixtral, Qwen; GPT-2; of OPT; of BLOOM.
 FIELDS = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "layers": ("num_hidden_layers", "n_layer", "n_layers"),

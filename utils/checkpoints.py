@@ -1,4 +1,4 @@
-"""Read a trained model back; and sharded checkpoints: each is whole or not there, and says of which run it is.
+"""Read a trained model back; and sharded checkpoints: each is whole or not there, and names its run.
 
 A sharded checkpoint is a folder, with what torch.distributed.checkpoint writes: a part for each rank, and a list of
 what is where. Around that, `saved_whole` adds `checkpoint.json`: the run, and every file's size. Each part ends with
@@ -75,7 +75,7 @@ def saved_whole(out: Path, step: int) -> Iterator[Path]:
     name = from_rank0(uuid.uuid4().hex)
     folder = out / f".step-{step}.{name}.part"
     if is_rank0():
-        for left in out.glob(".step-*.part"):  # the run has the folder for itself, so nobody writes them any more
+        for left in out.glob(".step-*.part"):  # the run has the folder for itself, so no process writes them any more
             shutil.rmtree(left, ignore_errors=True)
     before = signal.getsignal(signal.SIGTERM)
     heeds = threading.current_thread() is threading.main_thread()
@@ -213,8 +213,8 @@ def check_fits(folder: Path, model: nn.Module, optimizer: str) -> None:
 def check_chunks(own: nn.Module) -> None:
     """Stop with one line, on all ranks, if torch does not know which rows of a table they hold. Every rank calls it.
 
-    Tensor parallelism cuts a table, and fully_shard what is left. For some uneven sizes torch (2.13) takes the parts to
-    lie elsewhere: "currently, we cannot handle strided sharding if the dp dimension is not even"
+    Tensor parallelism cuts a table, and fully_shard cuts the rest. For some uneven sizes torch (2.13) takes the parts
+    to lie elsewhere: "currently, we cannot handle strided sharding if the dp dimension is not even"
     (torch/distributed/_state_dict_utils.py). Then first weights cannot be handed out, and dcp.save fails hours later.
     """
     from torch.distributed.tensor import DTensor  # here, for they take a second, and only this function needs them

@@ -54,9 +54,8 @@ def load_corpus(name: str | None) -> Corpus:
 
     Args:
         name: `wikitext-2`; `builtin`, the language reference inside every Python;
-            `random`, words drawn independently, which nobody can predict; a folder
-            with train, validation and test as .txt or .parquet (column `text`);
-            or None: WikiText-2 if it is in the cache, else builtin.
+            `random`, words drawn independently, which no model can predict; a folder with train, validation and test as
+            .txt or .parquet (column `text`); or None: WikiText-2 if it is in the cache, else builtin.
 
     Raises:
         DataError: there is no such corpus, or it cannot be read.
@@ -156,7 +155,7 @@ class Windows(Dataset):
     Args:
         tokens: 1-D, int64.
         seq_len: tokens in a window.
-        eos: id of the token that stands before the text and fills a short x.
+        eos: id of the token that precedes the text and fills a short x.
         drop_last: drop a short last window (for training). Otherwise it is filled,
             y with IGNORE, so that every token is predicted exactly once.
     """

@@ -53,8 +53,8 @@ def device_memory(limit: int | None, device: torch.device) -> Iterator[None]:
 
 
 def most_held(device_type: str) -> int | None:
-    """The most bytes of the device that this rank's tensors have taken at once; None where nobody has counted them:
-    on the CPU without --device-memory.
+    """The most bytes of the device that this rank's tensors have taken at once; None where they were not counted: on
+    the CPU without --device-memory.
     """
     if device_type != "cpu":
         return torch.cuda.max_memory_allocated()
@@ -127,8 +127,8 @@ class LimitedStorages(Storages):
 
 
 def for_the_host() -> bool:
-    """Whether what is made now would lie in the CPU's memory if this were a GPU: the parts of a state dict that is
-    asked for with `cpu_offload`, and what is written to a file.
+    """Whether a tensor made now would be in the CPU's memory if this were a GPU: the parts of a state dict that is
+    asked for with `cpu_offload`, and tensors written to a file.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -164,8 +164,8 @@ def refused_by_gpu(limit: int | None, device: torch.device, message: str) -> str
 
 
 def owners() -> dict[str, list[Tensor]]:
-    """All gradients, all state of optimizers, all that FSDP has gathered, and all weights that this process has, in
-    whoever's hands.
+    """All gradients, all state of optimizers, all that FSDP has gathered, and all weights that this process has,
+    wherever they are referenced.
     """
     things = gc.get_objects()
     weights = [t for t in things if issubclass(type(t), Tensor) and isinstance(t, nn.Parameter)]

@@ -39,11 +39,11 @@ LAUNCHERS = (
 def launch_environment() -> Launch:
     """Find out how this process was started; then set what `init_process_group` reads.
 
-    RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set where they are
-    missing, and never changed. A process that nobody launched is a world of one.
+    RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set where they are missing, and never changed. A
+    process without a launcher is a world of one.
 
     Raises:
-        ValueError: the environment is incomplete, and who has to complete it.
+        ValueError: the environment is incomplete; it says which launcher has to complete it.
     """
     env, launch = os.environ, launched()
     for name, value in zip(LAUNCHERS[0], launch, strict=True):
@@ -97,7 +97,7 @@ def let_gloo_rest(seconds: float = 5.0) -> None:
         with suppress(OSError):  # it has ended
             running = "gloo" in (thread / "comm").read_text()
             while running and time.monotonic() < deadline:
-                time.sleep(0.001)  # nobody tells of it; and meanwhile the thread can have Python's lock
+                time.sleep(0.001)  # there is no signal for it; and meanwhile the thread can have Python's lock
                 running = (thread / "stat").read_text().rpartition(")")[2].split()[0] == "R"
 
 

@@ -45,7 +45,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def granted_gpus() -> tuple[str, int]:
-    """Who has granted GPUs on this node to this job, and how many; ("", 0) where none are known of.
+    """Which scheduler has granted GPUs on this node to this job, and how many; ("", 0) where none are known of.
 
     Slurm says so. PBS does not: there the site's settings know what its nodes have (utils/site.sh). Not
     CUDA_VISIBLE_DEVICES, which our batch files set themselves, whatever was granted.
@@ -74,7 +74,7 @@ def why_no_gpu() -> str:
 
 
 def _refuse(message: str) -> None:
-    # One line a node, not from rank 0 only: it may be another node than its own that has none.
+    # One line a node, not from rank 0 only: a node other than its own may have none.
     if launch_environment().local_rank == 0:
         print(f"error: {message}", file=sys.stderr, flush=True)
     raise SystemExit(2)

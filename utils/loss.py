@@ -1,12 +1,10 @@
 """The head and its loss in one, a piece of the tokens at a time.
 
-With V words the logits of N tokens are N × V numbers: for 4,096 tokens and 33,278
-words half a gigabyte, and `cross_entropy` and its backward pass go over as much
-several times. Nothing of it outlives the loss. So a piece of the logits is made,
-turned into the loss and, since the loss's own gradient is known there and then
-(softmax less one at the target), into the gradients of what it was made from;
-then the next piece takes its place. The matrix products are the same as before;
-what is saved is memory, and the time to move it.
+With V words the logits of N tokens are N × V numbers: for 4,096 tokens and 33,278 words half a gigabyte, and
+`cross_entropy` and its backward pass go over as much several times. Nothing of it outlives the loss. So a piece of the
+logits is made, turned into the loss and, since the loss's own gradient is known there and then (softmax less one at the
+target), into the gradients of what it was made from; then the next piece takes its place. The matrix products are the
+same as before; it saves memory, and the time to move it.
 """
 
 import math
@@ -24,7 +22,7 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, h_ND: Tensor, weight_VD: Tensor, y_N: Tensor, ignore: int, learn: bool) -> Tensor:
-        exact = torch.promote_types(h_ND.dtype, torch.float32)  # of what is summed up
+        exact = torch.promote_types(h_ND.dtype, torch.float32)  # the sums' dtype
         ctx.weight_dtype = weight_VD.dtype
         h_ND, weight_VD = factor(h_ND), factor(weight_VD)
         N, V = len(h_ND), len(weight_VD)
@@ -47,8 +45,8 @@ class HeadLoss(torch.autograd.Function):
             sum_1C = e_VC.exp2_().sum(dim=0, keepdim=True)
             total += ((sum_1C.log2() - at_target_1C) * counts_1C).sum()
             if learn:
-                # The softmax is e / sum. What is one number a token is put to the small factors; what does not count
-                # gives no gradient.
+                # The softmax is e / sum. Factors with one number per token are put to the small factors; what does
+                # not count gives no gradient.
                 e_VC.scatter_add_(0, target_1C, -sum_1C)
                 scale_C1 = (counts_1C / sum_1C).T
                 grad_VC = e_VC.to(h_ND.dtype)
@@ -75,7 +73,7 @@ def head_loss(h: Tensor, weight: Tensor, y: Tensor, ignore: int) -> Tensor:
     Args:
         h: (…, D), the stream after its last norm.
         weight: (V, D), the head's.
-        y: int64 (…), targets; `ignore` counts nothing.
+        y: int64 (…), targets; `ignore` is left out.
     """
     learn = torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad)
     total = HeadLoss.apply(h.flatten(0, -2), weight, y.flatten(), ignore, learn)

@@ -4,8 +4,8 @@ A tensor is a view of a *storage*, the memory itself. Several tensors may share 
 tensor needs it, also one that only autograd keeps; and its size may be changed under the tensors. So bytes are counted
 by storages, each once, with the size that they have at that moment.
 
-Some tensors have no memory of their own: a DTensor says how large the whole is, and wraps the part that is here. Of
-those the part is counted.
+Some tensors do not own memory: a DTensor says how large the whole is, and wraps the part that is here. Of those the
+part is counted.
 """
 
 import itertools
@@ -42,8 +42,8 @@ def storages_of(tensor: Any) -> Iterator[torch.UntypedStorage]:
 class Storages(TorchDispatchMode):
     """While it is entered, notes the storage of whatever an operation returns; it keeps none of them alive.
 
-    What lives for a moment inside an operation on DTensors is noted, too: such an operation is many, on the local
-    parts and between the ranks, and it is these that are looked at. `storages_of` says what is left out.
+    What lives for a moment inside an operation on DTensors is noted, too: such an operation is many, on the local parts
+    and between the ranks, and it is these that are looked at. `storages_of` says which are left out.
 
     Args:
         tensors: what was there before.
@@ -72,7 +72,7 @@ class Storages(TorchDispatchMode):
         return {address: storage.nbytes() for address, storage in alive if storage is not None and storage.nbytes()}
 
     def by_kind(self, kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
-        """Bytes alive for each kind of tensors, and for "other". What is of two kinds counts as the first."""
+        """Bytes alive for each kind of tensors, and for "other". A tensor of two kinds counts as the first."""
         return by_kind(self.live(), kinds)
 
 
@@ -134,7 +134,7 @@ def settled(look: Callable[[], Found], may_shrink: Callable[[Found], bool]) -> F
     deadline = since + 2.0
     while may_shrink(found) and time.monotonic() < min(deadline, since + 0.1):
         let_gloo_rest(seconds=0.1)
-        time.sleep(0.001)  # nobody tells of it
+        time.sleep(0.001)  # there is no signal for it
         if (now := look()) != found:
             found, since = now, time.monotonic()
     return found

@@ -1,4 +1,4 @@
-"""The record of a run: one JSON object a line, and for whoever watches a progress bar, or a line now and then."""
+"""The record of a run, one JSON object per line; and on the screen a progress bar, or a line now and then."""
 
 import json
 import math
@@ -26,9 +26,9 @@ class NotFinite(ValueError):
 class Metrics:
     """Write `folder/metrics.jsonl`; rank 0 does. The folder is this run's alone, until the run is over.
 
-    Use it as a context manager. On a terminal a progress bar stands below what is
-    printed; elsewhere, as in a batch job's output, a line says every half minute how far the run is. A full disk, a
-    device whose memory is used up, or a loss that is not finite ends all ranks with one line and exit code 2.
+    Use it as a context manager. On a terminal a progress bar is below the printed lines; elsewhere, as in a batch job's
+    output, a line says every half minute how far the run is. A full disk, a device whose memory is used up, or a loss
+    that is not finite ends all ranks with one line and exit code 2.
 
     Args:
         folder: made if missing; an old record in it is replaced.
@@ -120,7 +120,7 @@ class Metrics:
             self.say_progress(step, values["loss"], values["tokens_per_s"])
 
     def say_progress(self, step: int, loss: float, tokens_per_s: float) -> None:
-        """A line, unless there was one just now. The time left is that of the steps, without evaluation."""
+        """A line, unless there was one just now. The time left is the steps' time, without evaluation."""
         now = time.monotonic()
         if self.first is None:
             self.first = step, now

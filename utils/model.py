@@ -96,7 +96,7 @@ class TransformerLM(nn.Module):
         super().__init__()
         if dim % n_heads:
             raise ValueError(f"dim {dim} does not divide by {n_heads} heads")
-        # All that a checkpoint needs to build the model again.
+        # Everything that a checkpoint needs to build the model again.
         self.config = {
             "vocab_size": vocab_size,
             "dim": dim,
@@ -128,7 +128,7 @@ class TransformerLM(nn.Module):
 
         Args:
             x: int64 (B, T), T at most max_len.
-            y: int64 (B, T), the word that follows each of x's; IGNORE counts nothing.
+            y: int64 (B, T), the word that follows each of x's; IGNORE is left out.
             positions: int64 (T,) or (B, T), each word's place in its sequence, below max_len; by default 0, 1, 2, …
 
         Returns:

@@ -37,7 +37,7 @@ class Parting:
         self.listener.join()
 
     def listen(self) -> None:
-        """The store calls nobody, so it is asked, now and then."""
+        """The store notifies no process, so it is asked, now and then."""
         line = None
         while not self.over.wait(LISTEN):
             line = line or open_line()
@@ -61,7 +61,7 @@ def end_all(message: str) -> NoReturn:
 
 
 def open_line() -> dist.Store | None:
-    """What all ranks can write to and read from; each call opens one of its own. None without a group of several."""
+    """What all ranks can write to and read from; each call opens a new one. None without a group of several."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     return dist.PrefixStore("parting", _get_default_store().clone())
@@ -81,4 +81,4 @@ def leave(line: dist.Store) -> NoReturn:
             line.set(f"{rank} goes", "")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(2)  # the main thread may wait for a rank that is no more
+    os._exit(2)  # the main thread may wait for a rank that is gone

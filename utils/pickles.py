@@ -1,7 +1,7 @@
 """Whether a sharded checkpoint holds values only: torch.distributed.checkpoint unpickles, and a pickle can run code.
 
-It reads `.metadata` with pickle.load, and what is no tensor (a step, a rate) with torch.load(weights_only=False); see
-torch/distributed/checkpoint/filesystem.py and default_planner.py (2.13). So both are read here first, by unpicklers
+It reads `.metadata` with pickle.load, and anything but tensors (a step, a rate) with torch.load(weights_only=False);
+see torch/distributed/checkpoint/filesystem.py and default_planner.py (2.13). So both are read here first, by unpicklers
 that know a list of harmless names and refuse the rest:
 https://docs.python.org/3/library/pickle.html#restricting-globals
 """
@@ -61,7 +61,7 @@ def described(folder: Path) -> dict[str, Any]:
                 with (folder / place.relative_path).open("rb") as file:
                     file.seek(place.offset)
                     torch.load(io.BytesIO(file.read(place.length)), weights_only=True)
-    except Exception as problem:  # of a file that somebody else has made, anything may be wrong
+    except Exception as problem:  # in a file from elsewhere, anything may be wrong
         what = str(problem).strip().splitlines()[:1] or [type(problem).__name__]
         raise ValueError(f"it holds more than tensors and plain values ({what[0][:200]})") from None
     return entries

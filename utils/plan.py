@@ -93,7 +93,7 @@ class Plan:
     batch: int  # sequences in a step, over all ranks
     micro_batch: int = 1  # sequences that go through a model (or a pipeline) at a time
     dp: int = 1  # replicas
-    shard: int = 1  # ranks that divide each replica's state among them, as FSDP and ZeRO do; each has data of its own
+    shard: int = 1  # ranks that divide each replica's state among them, as FSDP and ZeRO do; each has its own data
     tp: int = 1  # tensor parallel
     pp: int = 1  # stages of a pipeline, by ranks
     cp: int = 1  # ranks that divide a sequence
@@ -104,7 +104,9 @@ class Plan:
     schedule: str = "1f1b"  # of the pipeline, one of SCHEDULES
     chunks: int = 1  # v, stages on each rank; only "interleaved" has several
     context: str = "ring"  # how cp attends, one of CONTEXTS
-    sequence_parallel: str = "keep"  # between the tensor-parallel parts: "off", "keep" what is gathered, or "regather"
+    sequence_parallel: str = (
+        "keep"  # between the tensor-parallel parts: "off", "keep" the gathered tensors, or "regather"
+    )
     scatter: bool = False  # each tensor-parallel rank sends only its part of what goes to the next stage
     recompute: str = "none"  # in the backward pass, one of RECOMPUTES
     early_stop: bool = True  # computing again ends when all is there that the backward pass needs, as torch's does
@@ -141,7 +143,7 @@ class Plan:
         return PRECISIONS[self.precision]
 
 
-# What is computed a second time, in the backward pass. "selective": attention's scores (arXiv:2205.05198); with fused
+# What is recomputed, in the backward pass. "selective": attention's scores (arXiv:2205.05198); with fused
 # attention, which never keeps them, nothing. "ops": all but attention and every second product, as torchtitan's
 # selective checkpointing of operations. "full": each block.
 RECOMPUTES = ("none", "selective", "ops", "full")

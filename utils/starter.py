@@ -38,7 +38,7 @@ def end_with_starter() -> None:
 
 
 def with_starter() -> Callable[[], None] | None:
-    """For Popen's `preexec_fn`: what is started ends with the thread that starts it from its first moment on. By
+    """For Popen's `preexec_fn`: the process ends with the thread that starts it from its first moment on. By
     `end_with_starter` alone it would import torch to the end before. None where the kernel has no such signal.
     """
     if sys.platform != "linux":
@@ -60,7 +60,7 @@ def _is_adopted() -> bool:
     or does not let us look, has been adopted, by init or by a service manager. Without a /proc, the answer is no.
     """
     if os.getsid(0) != os.getpid():
-        return False  # something stands between torchrun and this process
+        return False  # something is between torchrun and this process
     try:
         return "libtorch" not in Path(f"/proc/{os.getppid()}/maps").read_text()
     except PermissionError:

@@ -17,7 +17,7 @@ FULL = {
 def written_whole(path: Path) -> Iterator[Path]:
     """A path to write to. At the end it becomes `path` in one step; after an exception it is gone.
 
-    It lies beside `path`, since a move from one file system to another is not atomic. The folder is made. A device or a
+    It is beside `path`, since a move from one file system to another is not atomic. The folder is made. A device or a
     pipe, such as /dev/null, is written to as it is: it is not ours to replace.
     """
     if path.is_char_device() or path.is_fifo():
@@ -30,10 +30,10 @@ def written_whole(path: Path) -> Iterator[Path]:
         part.replace(path)
     except OSError as problem:
         if problem.filename == str(part):
-            problem.filename = str(path)  # the name that is known to who reads of it
+            problem.filename = str(path)  # the name that the reader of the error knows
         raise
     finally:
-        with suppress(OSError):  # as in a folder that nobody may write to
+        with suppress(OSError):  # as in a folder that no process may write to
             part.unlink(missing_ok=True)
 
 
@@ -47,7 +47,7 @@ def no_room(error: BaseException | None) -> str:
     """In words, if `error`, or what it comes from, is that the disk is full; else empty.
 
     torch.save tells of a position in the file, and so does torch.distributed.checkpoint, which gathers what failed on
-    each rank; what the system said lies below, if it has come that far.
+    each rank; the system's message is below, if it has come that far.
     """
     torch_says = "unexpected pos" in str(error)
     while error is not None:

@@ -1,9 +1,9 @@
-"""All that a check file imports: `from grader.kit import …`.
+"""Everything that a check file imports: `from grader.kit import …`.
 
 | for | take |
 |-----|------|
 | another answer, in grader/mutants/ | `Answer` |
-| a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with a hint of its own |
+| a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
 | questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`; `known`, the mistake that gives just this |
 | the same tensor or not | `check_tensor`, `check_shape`; `near`, `difference`, in words |

@@ -26,7 +26,7 @@ def plain(value: Any) -> Any:
 
 def as_evidence(value: Any) -> Any:
     """What the student's code returned, as the judge can be told it: tensors as they are now, also in lists and
-    dictionaries; what is no number, in words.
+    dictionaries; anything but a number, in words.
     """
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
@@ -43,8 +43,8 @@ def plain_name(name: str) -> str:
 
 
 def mains_on_rank(code, rank, world, runs, data, keep=None):
-    """main(), run after run in one process: for each (ranks, flags). Returns what each run left, or only what is named
-    in `keep`; None where this rank was not in it.
+    """main(), run after run in one process: for each (ranks, flags). Returns what each run left, or only the entries
+    named in `keep`; None where this rank was not in it.
     """
     for name, text in data.items():  # a folder for each rank: none must wait for another
         path = Path(f"{rank}") / name

@@ -81,9 +81,7 @@ def same_numbers(seen: Any, right: Any) -> bool:
 
 
 def known(seen: Any, wrongs: dict[str, Any], same: Callable[[Any, Any], bool] = same_numbers) -> str:
-    """The mistake that gives just this, of `wrongs`: what was done -> what comes of it. "" where none or
-    several fit.
-    """
+    """The mistake that gives just this, of `wrongs`: what was done -> its result. "" where none or several fit."""
     fitting = [words for words, wrong in wrongs.items() if same(seen, wrong)]
     return fitting[0] if len(fitting) == 1 else ""
 

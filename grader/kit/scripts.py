@@ -24,7 +24,7 @@ SAME_WEIGHTS = 2e-6
 
 
 def corpus(student: Student) -> dict[str, str]:
-    """A small text of random words: every window is another one, and its lengths divide by nothing."""
+    """A small text of random words: all windows differ, and its lengths divide by nothing."""
     draw = student.draw("corpus")
     words = [f"w{i}" for i in range(49)]
 
@@ -71,7 +71,7 @@ def on_nodes(nodes: int, world: int) -> Iterator[None]:
         if nodes > 1:
             ranks = "one rank" if a_node == 1 else f"{a_node} ranks"
             problem.message = f"on {nodes} nodes with {ranks} each, {problem.message}"
-            problem.hint = "On one node it is right. Which number of a rank, or of ranks, is another one on several?"
+            problem.hint = "On one node it is right. Which number of a rank, or of ranks, differs on several?"
         raise
 
 
@@ -119,7 +119,7 @@ def check_checkpoint(
 
 
 def loaded(content: bytes) -> Any:
-    """What a checkpoint holds, for whoever has torch alone."""
+    """What a checkpoint holds, read with torch alone."""
     if zipfile.is_zipfile(io.BytesIO(content)):  # as torch.save writes it: nothing in it is packed, so nothing grows
         packed = [
             entry
@@ -166,7 +166,7 @@ def check_saved_weight(name: str, part: Any, weight: torch.Tensor, earlier: torc
     expect(
         same,
         f"the checkpoint's {name} is not the model's"
-        + (": it is that of an earlier checkpoint at this path, which was to be written over" if stale else ""),
+        + (": it belongs to an earlier checkpoint at this path, which was to be written over" if stale else ""),
         "equal weights",
         "others",
     )
@@ -195,7 +195,7 @@ def each_once(name, shares, size):
     lost = sorted(set(range(size)) - set(everything))
     expect(
         len(shares) == 1 or len(twice) < size or len(everything) < len(shares) * size,
-        f"every rank reads the whole {name} set: nothing is shared out, and each sample counts {len(shares)} times",
+        f"every rank reads the whole {name} set: nothing is divided, and each sample counts {len(shares)} times",
         f"each of {size} samples once",
         f"all {size} on each of {len(shares)} ranks",
     )
@@ -211,18 +211,16 @@ def each_once(name, shares, size):
     beyond = sorted(set(everything) - set(range(size)))
     expect(
         not beyond,
-        f"the {name} sampler deals sample {beyond[:1]}; the {name} set has {size}: it is another set's sampler",
+        f"the {name} sampler deals sample {beyond[:1]}; the {name} set has {size}: it is a different set's sampler",
         f"samples 0 to {size - 1}",
         beyond,
     )
     expect(not lost, f"no rank reads {name} sample {lost[:1]}", f"each of {size} samples once", f"never read: {lost}")
 
 
-@hinted(
-    "Each TODO is right by itself. Which step is the first that differs, and what is done there for the first time?"
-)
+@hinted("Each TODO alone is right. Which step is the first that differs, and what is done there for the first time?")
 def same_run(serial, run, world):
-    """The parallel run is the serial run: losses of all steps, what is reported, the last weights, the files."""
+    """The parallel run is the serial run: losses of all steps, the report, the last weights, the files."""
     right, ranks = training(serial.evidence[0]), [training(evidence) for evidence in run.evidence]
     for step in right:
         loss, theirs = right[step][1][0], [steps[step][1][0] for steps in ranks]

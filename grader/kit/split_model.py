@@ -108,7 +108,7 @@ def check_part(
     what: str = "gradient",
     than: str = "what it should be",
 ) -> None:
-    """A rank's part of one tensor is that of `whole`."""
+    """A rank's part of one tensor equals that part of `whole`."""
     mine, wanted = piece_of(whole, seen)
     cut = f" (its part, {tuple(mine.shape)} of {tuple(whole.shape)})" if mine.shape != whole.shape else ""
     check_tensor(

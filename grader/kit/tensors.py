@@ -85,7 +85,7 @@ def check_tensor(
 
 
 def near(seen: torch.Tensor, right: torch.Tensor, rel: float = 0.0, scale: float = 0.0) -> bool:
-    """Whether two tensors are of one shape, and equal but for rounding. What is infinite must be so in both."""
+    """Whether two tensors are of one shape, and equal but for rounding. Infinite numbers must be infinite in both."""
     if not isinstance(seen, torch.Tensor) or seen.shape != right.shape:
         return False
     a, b = seen.double(), right.double()
@@ -112,8 +112,8 @@ def difference(
 
 
 def factor_of(seen: torch.Tensor, right: torch.Tensor) -> float:
-    """How many times `right` it is, if that is all that is wrong; 0.0 otherwise. Of one number everything is a
-    multiple: there it must be a simple one.
+    """How many times `right` it is, if nothing else is wrong; 0.0 otherwise. Of one number everything is a multiple:
+    there it must be a simple one.
     """
     a, b = seen.double().flatten(), right.double().flatten()
     if not b.any() or not (a.isfinite().all() and b.isfinite().all()):
@@ -130,7 +130,7 @@ def places(seen: torch.Tensor, right: torch.Tensor, rel: float, scale: float) ->
     gap = (seen.double() - right.double()).abs().nan_to_num(math.inf, math.inf)
     wrong = gap > max(rel * max(right.double().abs().nan_to_num(0, 0, 0).max().item(), scale), 0.0)
     count = int(wrong.sum())
-    if count in (0, seen.numel()) or not seen.dim():  # rounding that has added up, or all of it
+    if count in (0, seen.numel()) or not seen.dim():  # rounding that has added up, or the whole tensor
         return ""
     first = wrong.nonzero()[0].tolist()
     return f", first at {first}" + (f" ({count} of {seen.numel()} numbers differ)" if count > 1 else "")

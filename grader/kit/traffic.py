@@ -1,4 +1,4 @@
-"""Bytes that ranks send, by collectives and by messages; and the budgets for them."""
+"""Bytes that ranks send, in collectives and in messages; and the budgets for them."""
 
 from collections.abc import Sequence
 

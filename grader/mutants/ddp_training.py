@@ -528,7 +528,7 @@ WRONG = [
             DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True), ShardSampler(validation), ShardSampler(validation)
         )
         """,
-        says="another set's sampler",
+        says="a different set's sampler",
     ),
     Answer(
         5,

@@ -342,7 +342,7 @@ WRONG = [
         sampler = ShardSampler(self.validation, self.trainer.global_rank, self.trainer.world_size)
         return DataLoader(self.validation, batch_size=self.args.batch_size, sampler=sampler, **self.common)
         """,
-        says="another set",
+        says="a different set",
     ),
     Answer(
         7,

@@ -1,10 +1,10 @@
 """What a plan costs: FLOPs, memory, messages, and the time of a step; and the best plan for a model and a machine.
 
 A chapter of formulas, to be read in this order: `counts` (parameters, FLOPs), `memory`, `messages`, `seconds`,
-`search`, `published` (how far off all that is). The descriptions, `Model`, `Plan` and `Machine`, are in
-`utils/plan.py`. Symbols are the papers': h hidden size, L layers, a heads, V words, f width of an MLP, s tokens of a
-sequence, b sequences of a micro-batch, t tensor-parallel ranks, p stages, m micro-batches, v chunks on a rank. Sources,
-cited by these names:
+`search`, `published` (how far off these are). The descriptions, `Model`, `Plan` and `Machine`, are in `utils/plan.py`.
+Symbols are the papers': h hidden size, L layers, a heads, V words, f width of an MLP, s tokens of a sequence, b
+sequences of a micro-batch, t tensor-parallel ranks, p stages, m micro-batches, v chunks on a rank. Sources, cited by
+these names:
 
     ZeRO          Rajbhandari et al. 2019, arXiv:1910.02054
     Megatron      Shoeybi et al. 2019, arXiv:1909.08053

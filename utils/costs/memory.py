@@ -27,7 +27,7 @@ def memory(model: Model, plan: Plan, stage: int | None = None) -> dict[str, floa
 
 
 def moments(model: Model, plan: Plan, stage: int) -> dict[str, dict[str, float]]:
-    """Bytes of a rank of this stage by kind, at four moments, one of which is the peak.
+    """Bytes of a rank of this stage by kind, at four moments; one of them is the peak.
 
     "head": the last forward pass is over, and the loss is computed. "turn": the backward pass is in the last block,
     whose activations have been recomputed. "end": it is in the first block; gradients have replaced the activations.
@@ -56,7 +56,7 @@ def moments(model: Model, plan: Plan, stage: int) -> dict[str, dict[str, float]]
     in_passes = layers if plan.reshard == "none" else 0
     fetched = in_passes or min(layers, 2 if plan.overlap else 1)
     kept, of_block = activations(model, plan, stage), block_activations(model, plan, recompute="none")
-    again = of_block - block_activations(model, plan)  # what is computed again
+    again = of_block - block_activations(model, plan)  # recomputed
     passing = stream_bytes(model, plan) * (1 + model.inner / model.hidden / plan.tp)  # gradients of both
     states = {"weights": bytes_of(size.weight, 3), "state": bytes_of(size.state, 1)}
     return {
@@ -145,7 +145,7 @@ def rms_copies(plan: Plan) -> int:
 
 
 def every_second(model: Model) -> tuple[int, int]:
-    """Of a block's products, each of which gives results of some width: the widths that torchtitan's selective
+    """Of a block's products, and each of them gives results of some width: the widths that torchtitan's selective
     checkpointing keeps, which are every second one's, added up; and the parameters of those computed again.
     """
     h, f, q, k = model.hidden, model.inner, model.queries, model.keys

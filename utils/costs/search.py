@@ -18,7 +18,7 @@ from utils.plan import CONTEXTS, Machine, Model, Plan
 TAUGHT_IN = "10_strategy"
 
 USABLE = 0.9  # of a device's memory; the driver, the libraries and the gaps between tensors have the rest
-ROOMY = 0.9  # of what is usable: a plan that takes no more leaves a tenth free
+ROOMY = 0.9  # of the usable memory: a plan that takes no more leaves a tenth free
 AXES = ("dp", "shard", "tp", "pp", "cp", "ep")
 SETTINGS = ("zero", "schedule", "context", "sequence_parallel", "micro_batch", "recompute")
 MOST_SHARDS = 5  # sizes of the shards that are tried, of a number of replicas that has more divisors

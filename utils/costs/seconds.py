@@ -29,14 +29,14 @@ def step_time(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
     layers, heads = slowest_stage(model, plan, block, head)
     counted = messages(model, plan)
     sent = {axis: seconds_of(axis, each, plan, machine) for axis, each in counted.items()}
-    # What is sent beside the computing is read from memory and written to it, which that has not for itself meanwhile.
+    # Messages beside the computing are read from memory and written to it, which that has not for itself meanwhile.
     passing_by = 2 * (counted["shard"].bytes + counted["dp"].bytes) if plan.overlap else 0.0
     passing_by /= machine.memory_bandwidth * machine.memory_share
     forward = layers * (block["products"] + block["traffic"])
     backward = layers * (block["products back"] + block["traffic back"] + block["recompute"])
     if plan.context == "ring" and plan.overlap:  # keys and values pass on while those at hand are used
         sent["cp"] = max(0.0, sent["cp"] - m * layers * block["attention"])
-    if plan.overlap_tp:  # in t pieces, of which one waits, and the others go on beside products
+    if plan.overlap_tp:  # in t pieces: one waits, and the others go on beside products
         beside = m * layers * (block["products"] + block["products back"] - block["attention"])
         sent["tp"] = sent["tp"] / plan.tp + max(0.0, sent["tp"] * (1 - 1 / plan.tp) - beside)
     passing = sent["tp"] + sent["cp"] + sent["ep"]  # within the passes, of all micro-batches
@@ -67,8 +67,8 @@ def slowest_stage(model: Model, plan: Plan, block: dict[str, float], head: dict[
 
 
 def block_seconds(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
-    """Seconds of one block and micro-batch: products and traffic of the forward pass, those of the backward pass, and
-    what that computes again. Of the products, those of attention.
+    """Seconds of one block and micro-batch: products and traffic of the forward pass, of the backward pass, and what
+    that recomputes. Of the products, attention's.
     """
     h, q, k, t = model.hidden, model.queries, model.keys, plan.tp
     rows, speed = tokens(model, plan), machine.memory_bandwidth * machine.memory_share
@@ -217,7 +217,7 @@ def link_of(axis: str, plan: Plan, machine: Machine) -> Link:
     A ring that leaves the node crosses its edge once for each member that it has there, with as many network adapters.
     """
     size, stride = ranks_of(axis, plan)
-    if stride * size <= machine.node:  # with dp, those of cp are in it, too
+    if stride * size <= machine.node:  # with dp, cp's gradients are in it, too
         return machine.inside
     if axis in ("pp", "ep"):
         return machine.between
@@ -228,8 +228,8 @@ def link_of(axis: str, plan: Plan, machine: Machine) -> Link:
 
 
 def seconds_of(axis: str, sent: Sent, plan: Plan, machine: Machine) -> float:
-    """Bytes over the link, and latencies: of a ring's steps; sums over many ranks take those of a double binary tree
-    (Sanders et al. 2009, as in NCCL), twice its depth.
+    """Bytes over the link, and latencies: of a ring's steps; sums over many ranks take a double binary tree's (Sanders
+    et al. 2009, as in NCCL), twice its depth.
     """
     link = link_of(axis, plan, machine)
     steps = sent.messages

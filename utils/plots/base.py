@@ -1,7 +1,7 @@
 """What the pictures of several lessons have in common, and those that several show.
 
-What is drawn for a notebook is a `Picture`: the last line of a cell shows it. No backend is chosen, no global state
-touched for longer than a picture takes.
+A drawing for a notebook is a `Picture`: the last line of a cell shows it. No backend is chosen, no global state touched
+for longer than a picture takes.
 """
 
 import io
@@ -23,7 +23,7 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8
 
 
 class Picture:
-    """A figure that is drawn when a notebook shows it: on ranks, which run the same cells, nobody looks."""
+    """A figure that is drawn when a notebook shows it: on ranks, which run the same cells, it is not drawn."""
 
     def __init__(self, draw: "Callable[[], Figure]") -> None:
         self.draw = draw
@@ -46,7 +46,7 @@ class Picture:
 
 
 def messages(sent: Sequence["Message"], title: str) -> Picture:
-    """Who sent how many bytes to whom, and the messages in rounds and by the clock, a colour for each sender."""
+    """How many bytes each rank sent to each other, and the messages in rounds and by the clock, a colour per sender."""
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure

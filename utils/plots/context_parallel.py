@@ -65,7 +65,8 @@ def sent(measured: dict[str, dict[int, float]], predicted: dict[str, dict[int, f
 
 
 def trained(runs: dict[int, Sequence[dict]]) -> Picture:
-    """Losses over the steps, and bytes of activations of each rank; the line is 1 / N of those of one rank alone."""
+    """Losses over the steps, and bytes of activations of each rank; the line is 1 / N of the bytes of one rank
+    alone."""
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure
@@ -86,7 +87,7 @@ def trained(runs: dict[int, Sequence[dict]]) -> Picture:
                 held.bar(place, mine["activations"], 0.9, color=COLOURS[1], label="measured" if place == 0 else None)
                 place += 1
             if serial:
-                label = "that of one rank / N" if first == 0 else None
+                label = "one rank's / N" if first == 0 else None
                 held.hlines(serial / n, first - 0.5, place - 0.5, color="black", linestyle=":", label=label)
             names[(first + place - 1) / 2] = f"{counted(n)}\n{spoken_bytes(max(mine['activations'] for mine in ranks))}"
             place += 1

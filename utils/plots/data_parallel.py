@@ -99,7 +99,7 @@ def steps(runs: "dict[str, RanksRun]") -> Picture:
             )
             axes.set(yticks=[], ylim=(0.9 + pitch * count, -0.6))
             axes.spines["left"].set_visible(False)
-        rows[-1].set_xlabel("milliseconds from the begin of the backward pass (grey; a tick: a gradient is ready)")
+        rows[-1].set_xlabel("milliseconds from the start of the backward pass (grey; a tick: a gradient is ready)")
         return figure
 
     return Picture(draw)

@@ -50,7 +50,7 @@ def by_expert(axes: "Axes", rows: Rows) -> None:
 
 
 def layer(calls: "Sequence[Collective]", predicted: Sequence[tuple[int, int]]) -> Picture:
-    """Bytes that each rank sent in each of a layer's all-to-alls, and lines where they were predicted to end.
+    """Bytes that each rank sent in each of a layer's all-to-alls, and lines at their predicted ends.
 
     Predicted are bytes forward and backward, by rank.
     """

@@ -39,7 +39,7 @@ def bubble(timeline: Timeline) -> float:
 
 
 def with_whole_backwards(timeline: Timeline) -> list[list[Note]]:
-    """The same with I and W of a micro-batch, which follow one another, as one B."""
+    """The same with I and W of a micro-batch, which follow each other, as one B."""
     whole = []
     for rank in timeline:
         backward: dict[tuple[int, int], Note] = {}
@@ -56,7 +56,7 @@ def start(note: Note) -> float:
 
 
 def timelines(drawn: dict[str, Timeline]) -> Picture:
-    """Timelines below one another, on one scale, each with its length and its bubble."""
+    """Timelines below each other, on one scale, each with its length and its bubble."""
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure
@@ -88,7 +88,7 @@ def timelines(drawn: dict[str, Timeline]) -> Picture:
             axes.set(yticks=range(len(timeline)), ylabel="rank", ylim=(len(timeline) - 0.45, -0.55))
             axes.spines["left"].set_visible(False)
             axes.tick_params(axis="y", length=0)
-        rows[-1].set_xlabel("milliseconds; the numbers are those of the micro-batches")
+        rows[-1].set_xlabel("milliseconds; the numbers are the micro-batches'")
         patches = [Patch(color=SHADES[kind][0], label=NAMES[kind]) for kind in NAMES if kind in kinds]
         rows[0].legend(handles=patches, ncols=4, frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1))
         return figure
@@ -97,10 +97,10 @@ def timelines(drawn: dict[str, Timeline]) -> Picture:
 
 
 def alive(measured: dict[str, Sequence[dict[str, float]]], predicted: dict[str, Sequence[float]]) -> Picture:
-    """Bytes of activations that each rank keeps at most, over those of one micro-batch there, and lines where they
-    were predicted.
+    """Bytes of activations that each rank keeps at most, divided by one micro-batch's there, and lines at the
+    predictions.
 
-    Of each rank ``measured`` has the bytes "most", and those of "one" micro-batch.
+    Of each rank ``measured`` has the bytes "most", and "one" micro-batch's.
     """
 
     def draw() -> "Figure":

@@ -22,7 +22,7 @@ def memory(plans: Mapping[str, Mapping[str, float]], limit: float) -> Picture:
 
 def seconds(plans: Mapping[str, Mapping[str, float]]) -> Picture:
     """Seconds of a step by what they go to, a bar for each plan."""
-    return Picture(lambda: stacked(plans, 1.0, "seconds a step"))
+    return Picture(lambda: stacked(plans, 1.0, "seconds per step"))
 
 
 def beside_planner(
@@ -47,7 +47,7 @@ def beside_planner(
             **{kind: theirs[kind] for kind in ("tp", "ep", "pp", "cp", "bubble", "data")},
             "not in yours": theirs["traffic"] + theirs["optimizer"],
         }
-    return Picture(lambda: stacked(bars, 1.0, "seconds a step"))
+    return Picture(lambda: stacked(bars, 1.0, "seconds per step"))
 
 
 def stacked(bars: Mapping[str, Mapping[str, float]], unit: float, label: str, limit: float | None = None) -> "Figure":
@@ -127,7 +127,7 @@ def scaling(
                 panel.text(place, top, f"{100 * found[name][gpus]:.0f}%", ha="center", va="bottom", fontsize=8)
             panel.set_xticks(range(len(steps)), list(steps))
             panel.margins(y=0.12)  # room for the labels above, below the title
-            panel.set(title=f"{name}; above: efficiency", xlabel="GPUs", ylabel="seconds a step")
+            panel.set(title=f"{name}; above: efficiency", xlabel="GPUs", ylabel="seconds per step")
             panel.title.set_fontsize(10)
             tidy(panel)
         panel.legend(frameon=False, fontsize=8)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
 
 
 def held(measured: dict[str, Sequence[dict[str, int]]], predicted: dict[str, Sequence[float]]) -> Picture:
-    """Bytes of weights, gradients and optimizer state: a bar for each rank of each scheme, and lines where they were
-    predicted to end.
+    """Bytes of weights, gradients and optimizer state: a bar for each rank of each scheme, and lines at their predicted
+    ends.
     """
     kinds = ("weights", "gradients", "optimizer")
 
@@ -46,9 +46,7 @@ def held(measured: dict[str, Sequence[dict[str, int]]], predicted: dict[str, Seq
 
 
 def sent(measured: "dict[str, Sequence[Collective]]", predicted: dict[str, float]) -> Picture:
-    """Bytes that each rank sent in the collectives of each scheme, by rings, and lines where they were predicted to
-    be.
-    """
+    """Bytes that each rank sent in the collectives of each scheme, in rings, and lines at the predictions."""
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure

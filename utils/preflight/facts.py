@@ -22,7 +22,7 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def facts(rank: int, local_rank: int, out: Path) -> dict[str, Any]:
-    """All that a node, and this rank on it, can say alone; JSON."""
+    """Everything that a node, and this rank on it, can say alone; JSON."""
     on_gpu = torch.cuda.is_available()
     return {
         "rank": rank,
@@ -73,7 +73,7 @@ def versions() -> dict[str, str]:
 def storage(out: Path, rank: int) -> dict[str, Any]:
     """Free bytes where runs are written, and bytes a second of a small checkpoint; or why it cannot be written.
 
-    A quota is not asked for, since each centre has a command of its own: writing is what meets it.
+    A quota is not asked for, since each centre has its own command: a write shows the limit.
     """
     file = out / f".preflight-{rank}"
     try:

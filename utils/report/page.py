@@ -215,10 +215,11 @@ def write_speed(folder: Path, runs: dict[int, Run]) -> Path:
     labels = [f"{nproc} process{'es' if nproc > 1 else ''}" for nproc in runs]
     pictures.loss_curve([run.folder / "metrics.jsonl" for run in runs.values()], folder / "loss.png", labels)
     text = (
-        f"This is {kind} scaling: {MEANT[kind]}. Speed-up is tokens/s divided by that of the fewest processes, and"
-        " efficiency is speed-up divided by the number of processes. Processes on one machine without GPUs compete for"
-        " its cores, so more processes than cores help little. The crosses: 92, 25 and 14 minutes on 1, 4 and 8 GPUs,"
-        " measured in the Jülich course from which this one grew; there each GPU had 512 sequences (weak scaling)."
+        f"This is {kind} scaling: {MEANT[kind]}. Speed-up is tokens/s divided by the tokens/s of the fewest processes,"
+        " and efficiency is speed-up divided by the number of processes. Processes on one machine without GPUs compete"
+        " for its cores, so more processes than cores help little. The crosses: 92, 25 and 14 minutes on 1, 4 and 8"
+        " GPUs, measured in the Jülich course from which this one grew; there each GPU had 512 sequences (weak"
+        " scaling)."
     )
     losses = {
         "strong": "The curves coincide: the parallel run is the serial run.",

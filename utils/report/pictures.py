@@ -189,7 +189,7 @@ def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence
     """Draw training loss by step and validation loss by epoch, into a PNG.
 
     Args:
-        metrics_jsonl: one record, or several to lay over one another.
+        metrics_jsonl: one record, or several to draw into one picture.
         png: the file to write; its folder is made.
         labels: a name for each record; by default the name of its folder.
 

@@ -63,7 +63,7 @@ class Recorder:
         self.rank, self.local_rank = int(os.environ.get("RANK", rank)), int(os.environ.get("LOCAL_RANK", "0"))
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         (folder / "usage").mkdir(parents=True, exist_ok=True)
-        if self.rank == 0:  # those of an earlier run with more ranks
+        if self.rank == 0:  # files of an earlier run with more ranks
             for old in (folder / "usage").glob("*-*.json*"):
                 if int(old.name.split(".")[0].split("-")[1]) >= self.world:
                     old.unlink()
@@ -73,7 +73,7 @@ class Recorder:
         self.file.truncate(0)
         self.trace = folder / "usage" / f"trace-{self.rank}.json.gz"
         self.trace.unlink(missing_ok=True)
-        self.lock = threading.Lock()  # the thread writes, and so do the hooks
+        self.lock = threading.Lock()  # the thread writes, and the hooks do, too
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.sample, daemon=True)
         self.gpu = _gpu()
@@ -188,7 +188,7 @@ class Parts:
 
     def timed(self, method: Any, part: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():  # an evaluation is no part of a step
+            if not torch.is_grad_enabled():  # an evaluation does not belong to a step
                 self.last = None
                 return method(*args, **kwargs)
             self.mark("waiting" if self.chunks else "data")
@@ -209,9 +209,9 @@ class Parts:
 
     def before_forward(self, module: nn.Module, _: Any) -> None:
         if self.depth == 0 and not (module.training and torch.is_grad_enabled()):
-            self.last = None  # an evaluation is no part of a step
+            self.last = None  # an evaluation does not belong to a step
         if self.depth == 0 and not self.chunks:
-            # Several forward passes in a step, as with microbatches: what lies between them is backward.
+            # Several forward passes in a step, as with microbatches: the time between them is backward.
             self.mark("backward" if self.now["forward"] else "data")
             self.enter("forward")
         self.depth += 1

@@ -12,7 +12,7 @@ HEAD = """# Results
 
 A line for each run of `./workbook run`. Before a run, write down what you expect of it; afterwards, fill in the columns
 *predicted* and *why*. Speed-up and efficiency compare with the fewest processes of the same command. In strong scaling
-they divide one batch among them; in weak scaling each has a batch of its own (`--batch-size-per-rank`).
+they divide one batch among them; in weak scaling each has its own batch (`--batch-size-per-rank`).
 
 | when | script | processes | threads each | device | batch | scaling | tokens/s | predicted | speed-up | efficiency | memory of a rank | why |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
@@ -31,7 +31,7 @@ def add(table: Path, runs: list[Run]) -> None:
 
 
 def memory(run: Run) -> str:
-    """Of the rank with most: the process, and its tensors if somebody counted them."""
+    """Of the rank with most: the process, and its tensors if they were counted."""
     process = f"{max(rank.peak for rank in run.ranks) / 2**20:,.0f} MiB"
     counted = [rank.device_memory for rank in run.ranks if rank.device_memory is not None]
     return f"{process}, tensors {max(counted) / 1e6:,.1f} MB" if counted else process

@@ -31,7 +31,7 @@ class Rank:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Median seconds of each part of a step; time with nothing but a message under way is a part of its own."""
+        """Median seconds of each part of a step; time with nothing but a message under way is a separate part."""
         if not self.steps:
             return {}
         parts = {part: statistics.median(step[part] for step in self.steps) for part in self.steps[0]}
@@ -47,7 +47,8 @@ class Rank:
 
     @property
     def device_memory(self) -> int | None:
-        """Bytes of the device that its tensors took at most, as --device-memory counts them; None if nobody counted."""
+        """Bytes of the device that its tensors took at most, as --device-memory counts them; None if they were not
+        counted."""
         counted = [line.get("device_memory") for line in (*self.usage, *([self.end] if self.end else []))]
         return max((nbytes for nbytes in counted if nbytes is not None), default=None)
 
@@ -130,7 +131,7 @@ def given(run: Run, flag: str) -> str:
 
 
 def scaling(run: Run) -> str:
-    """How such runs compare by number of processes: "weak" where each rank has a batch of its own, else "strong"."""
+    """How such runs compare by number of processes: "weak" where each rank has its own batch, else "strong"."""
     return "weak" if given(run, "--batch-size-per-rank") else "strong"
 
 

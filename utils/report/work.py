@@ -34,7 +34,7 @@ def per_token(sizes: dict[str, int]) -> tuple[int, int]:
 
 def share_of_peak(run: Run, speed: float) -> str:
     """Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B): the FLOP/s of forward and backward pass, without
-    what is computed twice, over what the ranks' devices could do.
+    recomputation, over what the ranks' devices could do.
 
     Args:
         speed: FLOP/s of all ranks.

@@ -1,1 +1,2 @@
-"""What each rank is doing, so that `./workbook run` can say who waits for whom: `rank` notes, `record` holds."""
+"""What each rank is doing, so that `./workbook run` can say which rank waits for which: `rank` notes, `record`
+holds."""

@@ -52,9 +52,9 @@ SPOKEN = {  # the dispatcher's name -> the name that was typed
 def intercept(reporting: Callable[[Any, str, Any], Callable]) -> list[torch.library.Library]:
     """Give every operation of c10d a kernel of ours, reporting(operation, name, keys below), which passes it on.
 
-    BackendSelect is the last dispatch key before a device's own kernel, and nothing else uses it for these
-    operations. All else costs nothing: a TorchDispatchMode would see every operation, and take a quarter of
-    a small run's time. The kernels last as long as what is returned.
+    BackendSelect is the last dispatch key before a device's own kernel, and nothing else uses it for these operations.
+    All else costs nothing: a TorchDispatchMode would see every operation, and take a quarter of a small run's time. The
+    kernels last as long as the returned object.
     """
     key = torch._C.DispatchKey.BackendSelect
     below = torch._C._dispatch_keyset_full_after(key)
@@ -121,6 +121,8 @@ def reduction() -> str | None:
     while frame is not None and frame.f_code.co_filename == c10d.__file__:
         op = frame.f_locals.get("op")
         if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            return str(getattr(op, "op", op)).rpartition(".")[2]  # one with a factor has no name of its own, but a kind
+            return str(getattr(op, "op", op)).rpartition(".")[
+                2
+            ]  # one with a factor does not have its own name, but a kind
         frame = frame.f_back
     return None

@@ -1,7 +1,8 @@
 """On a rank: note each call before it is made, each wait, and once a second what the program is doing.
 
-`--watch` asks for it, which `./workbook run` gives to the script. It takes no port and stops nobody; the notes are read
-from outside (`record`). On a GPU a wait is over as soon as it is on the stream: there the lines tell where a rank is.
+`--watch` asks for it, which `./workbook run` gives to the script. It takes no port and stops no rank; the notes are
+read from outside (`record`). On a GPU a wait is over as soon as it is on the stream: there the lines tell where a rank
+is.
 """
 
 import atexit
@@ -23,7 +24,7 @@ from utils.watched.calls import described, intercept, members_of
 from utils.watched.record import Record
 
 PERIOD = 1.0  # seconds from one note of the running lines to the next
-MOST = 64  # calls in flight whose wait is recognized; an older one that nobody waits for is let go
+MOST = 64  # calls in flight whose wait is recognized; an older one without a waiter is let go
 COURSE = Path(__file__).resolve().parents[2]
 
 
@@ -32,7 +33,7 @@ def begin(folder: Path, launch: Launch, several_nodes: bool) -> None:
     try:
         rank = Rank(folder, launch, several_nodes)
     except OSError as problem:
-        print(f"{folder}: {problem.strerror}; nobody can watch this run", file=sys.stderr)
+        print(f"{folder}: {problem.strerror}; this run cannot be watched", file=sys.stderr)
         return
     rank.watch()
 
@@ -143,7 +144,7 @@ class Rank:
             self.record.state(self.calls, False)
 
     def lines(self, frame: FrameType | None) -> list[list]:
-        """The lines of the script that are running, the innermost first; without one, those of the course."""
+        """The lines of the script that are running, the innermost first; without one, the course's."""
         found: list[list] = []
         while frame is not None:
             code = frame.f_code
@@ -159,7 +160,7 @@ class Rank:
         return [line for line in own if line[2] != "<module>"][:2]
 
     def spoken(self, file: str) -> str:
-        """A file's name from the course's folder on; "" for what is not the course's, or is this."""
+        """A file's name from the course's folder on; "" for a file that is not the course's, or is this one."""
         path = Path(file)
         if path.parent == Path(__file__).parent or not path.is_file():
             return ""
@@ -202,7 +203,7 @@ class Rank:
 
 
 def in_backward(frame: FrameType | None) -> bool:
-    """Whether autograd has made this call: on a GPU it has a thread of its own for that, for which main waits."""
+    """Whether autograd has made this call: on a GPU it has a separate thread for that, for which main waits."""
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name != "_bootstrap"

@@ -143,7 +143,7 @@ def forget(folder: Path) -> None:
 def note_ends(folder: Path, ends: dict[int, str]) -> None:
     """A launcher's word on ranks that have ended: rank -> how, as in "SIGKILL" or "exit code 1"."""
     if not (folder / FOLDER).is_dir():
-        return  # nobody watches
+        return  # the run is not watched
     text = json.dumps({str(rank): how for rank, how in ends.items()})
     (folder / FOLDER / f"ended-{socket.gethostname()}-{os.getpid()}.json").write_text(text, "utf-8")
 
