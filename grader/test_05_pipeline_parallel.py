@@ -4,8 +4,8 @@
 |------|--------------------------------|-----------------------------------------------------------------------------|----------|
 | 1    | the model cut by cost          | costs; the slowest stage of drawn costs; names, values, bytes of stages     |          |
 | 2    | one stage at a time            | loss and gradients on 1 to 5 ranks, twice; messages; who computed what      |          |
-| 3    | micro-batches                  | loss and gradients, targets ignored unequally; what is kept                 |          |
-| 4    | GPipe; times of any schedule   | actions; times of drawn schedules; what is said of those that get stuck     |          |
+| 3    | micro-batches                  | loss and gradients, targets ignored unequally; memory kept |          |
+| 4    | GPipe; times of any schedule   | actions; times of drawn schedules; messages for those that get stuck |          |
 | 5    | one action                     | order of the passes, losses, gradients, bytes kept; no messages             |          |
 | 6    | any schedule executed          | the same on ranks, several in a row; messages, sends in flight, no autograd | 4, 5     |
 | 7    | 1F1B                           | actions, simulated time, passes alive; a run, and the bytes alive in it     | 4, 5, 6  |
@@ -13,11 +13,11 @@
 | 9    | the backward pass in two parts | gradients of either part, and which part computes them                      |          |
 | 10   | zero bubble                    | as of 7; the order of W                                                     | 4 – 7, 9 |
 | 11   | predictions                    | the formulas                                                                |          |
-| 12   | evaluation                     | values on all ranks; modes; what is kept; two evaluations in a row          | 4, 5, 6  |
+| 12   | evaluation                     | values on all ranks; modes; memory kept; two evaluations in a row          | 4, 5, 6  |
 
-Each rank draws the weights of its own stages from a seed that no other rank has; only the first rank draws the inputs,
-and only the last the targets. So a rank can get right gradients only through messages. The stages report each pass
-through them: the number of the micro-batch travels with it, in the first column of the stream.
+Each rank draws its stages' weights from a seed that no other rank has; only the first rank draws the inputs, and only
+the last the targets. So a rank can get right gradients only through messages. The stages report each pass through them:
+the number of the micro-batch travels with it, in the first column of the stream.
 """  # noqa: E501
 
 import gc
@@ -847,7 +847,7 @@ def test_todo3_microbatches(student):
         told = f"a batch of {rows} rows with {counted} targets that count, in {m} micro-batch{'es' if m > 1 else ''}"
         with hinted("By which number is each micro-batch's sum divided, so that the shares add up to the mean?"):
             check_shares(told, found, rows, counted)
-        with hinted("What happens to each micro-batch before the next one begins, and what is kept of it?"):
+        with hinted("What happens to each micro-batch before the next one begins, and what stays of it?"):
             check_accumulated(told, found, right, rows, counted, m)
 
 
@@ -1501,7 +1501,7 @@ def check_losses(told, seen, wanted, rank, rel):
 
 def check_kept(told, trial, seen, rank):
     stream = trial["rows"] * trial["width"] * BYTES[trial["dtype"]]
-    unit = 3 * stream  # what is kept of a pass, as far as it is watched
+    unit = 3 * stream  # kept of a pass, as far as it is watched
     actions = trial["schedule"][rank]
     most = most_alive(actions, "W" if any(kind == "W" for kind, *_ in actions) else "B")
     # A name may hold the last `Passed` until the next one takes it, when autograd has let go of its part already.
@@ -2141,7 +2141,7 @@ def check_weights_part(told, case):
         " trained with a schedule built on it."
     ),
     hints=(
-        "Start from your 1F1B. What does each of its actions become, and what is inserted after which?",
+        "Start from your 1F1B. What does each of its actions become, and which actions are inserted after which?",
         (
             "action._replace(kind=…) is the same action of another kind. A deque of the W that are left gives the"
             " oldest by popleft()."
@@ -2343,7 +2343,7 @@ def evaluated_alone(seeds, v, m, rows, width, dtype):
     hints=(
         (
             "One rank knows the loss, and all need it, to the last digit. And the mean of several batches is not a mean"
-            " of their means: what is summed, and divided by what?"
+            " of their means: which numbers are summed, and divided by what?"
         ),
         (
             "dist.broadcast fills a tensor, whose dtype decides how many digits arrive. execute does only forward"
@@ -2369,7 +2369,9 @@ def test_todo12_evaluation(student):
         for number, (m, right, events) in enumerate(zip(ms, rights, events_of_trials(run.events, 2), strict=True)):
             again = ", the second evaluation in this process," if number else ","
             told = f"evaluate{again} two batches on {world} ranks" + (f" with {v} chunks each" if v > 1 else "")
-            with hinted("Follow one batch: which mode, which schedule, what is added where, and what is put back?"):
+            with hinted(
+                "Follow one batch: which mode, which schedule, which numbers are added where, which mode comes back?"
+            ):
                 check_evaluation(told, events, [left[number] for left in run.evidence], right, v, m, how)
 
 

@@ -4,8 +4,8 @@
 |------|-----------------------------|------------------------------------------------------------------|---------|
 | 1    | attention in pieces         | each function beside float64; pieces hidden in part and wholly   |         |
 | 2    | keys and values rotate      | values on 1 to 8 ranks; messages; bytes alive on 3 ranks and 8   | 1       |
-| 3    | gradients travel back       | a block's gradients; all on 1 to 6 ranks; what is saved          | 1, 2    |
-| 4    | the causal mask, in zig-zag | blocks cover what is seen, once; values, gradients, work of each | 1, 2, 3 |
+| 3    | gradients travel back       | a block's gradients; all on 1 to 6 ranks; memory saved | 1, 2    |
+| 4    | the causal mask, in zig-zag | blocks cover each visible pair once; values, gradients, work of each | 1, 2, 3 |
 | 5    | exchanges hidden            | as 2 and 3; products between the start and the wait              | 1, 2, 3 |
 | 6    | Ulysses                     | both swaps, values, gradients on 1 to 8 ranks; bytes sent, alive |         |
 | 7    | costs, predicted            | the formulas                                                     |         |
@@ -188,7 +188,7 @@ def check_ring(what, events, world, least, most):
 
 
 def check_does_not_grow(what, alive, unit):
-    """`alive`: ranks -> the bytes alive on each rank, at most; `unit`: those of one rank's keys."""
+    """`alive`: ranks -> the bytes alive on each rank, at most; `unit`: the bytes of one rank's keys."""
     few, many = sorted(alive)
     for rank, most in enumerate(alive[many]):
         before = max(alive[few])
@@ -367,7 +367,7 @@ def some_ranks(student, purpose):
 
 
 def ring_worlds(student, purpose):
-    """One rank, a pair, three; and many, whose bytes are compared with those of three. Eight, the slowest, run once."""
+    """One rank, a pair, three; and many, whose bytes are compared with three's. Eight, the slowest, run once."""
     return 1, 2, 3, 8 if purpose == "ring_forward" else student.draw("ranks", purpose).randrange(5, 7)
 
 
@@ -505,7 +505,7 @@ def test_todo2_ring(student):
             check_parts(what, seen["parts"], ("what arrives", "the works"), rank)
             expect(
                 isinstance(seen["works"], int),
-                f"{what}: the second value is no list of works",
+                f"{what}: the second value is not a list of works",
                 "a list of works",
                 seen["works"],
                 rank,
@@ -697,7 +697,7 @@ def check_gradients(what, seen, right, rel, dtype):
     for name in "qkv":
         for rank in range(world):
             others = {
-                f"that of rank {other}'s {SPOKEN[name]}: it is not back yet": right[other][name]
+                f"rank {other}'s gradient of the {SPOKEN[name]}: it is not back yet": right[other][name]
                 for other in range(world)
                 if other != rank
             }
@@ -1004,8 +1004,8 @@ def check_blocks(mine, theirs, size, blocks):
     spare = size * size if mine == theirs and len(mine) > 1 else 0  # one block for all of a rank's own pieces is enough
     expect(
         area <= needed + spare,
-        f"{told} computes {area} scores, of which a mask hides more than it must: blocks in which nothing is "
-        "visible need no work",
+        f"{told} computes {area} scores, and a mask hides more of them than it must: blocks in which nothing is"
+        " visible need no work",
         f"{needed} scores",
         f"{area} scores",
     )
@@ -1031,7 +1031,8 @@ def check_causal_ring(student, pick, dealt):
             most = (2 * world + 2) * size * size  # 2 N + 1 blocks, and one more: see `spare`
             expect(
                 made <= most,
-                f"{told}: rank {rank} computes {made:.0f} pairs of a query and a key, of which {visible} are visible",
+                f"{told}: rank {rank} computes {made:.0f} pairs of a query and a key, and {visible} of them are"
+                " visible",
                 f"at most {most}",
                 f"{made:.0f}",
                 rank,
@@ -1278,7 +1279,7 @@ def batch_of(seed, step, world):
 
 
 def trained_on_rank(code, rank, world, seed):
-    """Some steps of SGD on a sequence of which each rank has its share."""
+    """Some steps of SGD on a sequence that is divided among the ranks."""
     model, another = made_model(world), made_model(world)
     with torch.no_grad():
         alone = torch.arange(4)[None] + rank

@@ -12,8 +12,8 @@
 | 8    | bytes, messages, slowdown, predicted  | the formulas                                               |        |
 | 9    | the course's model, trained           | losses, gradients, weights, bytes held and sent            | 1, 3–7 |
 
-In the checks of TODOs 2 to 4 the routing is given, so that no rounding decides it. In those of 1 and 9 the
-router decides; there the numbers are drawn until every decision has a MARGIN far above rounding errors.
+In the checks of TODOs 2 to 4 the routing is given, so that no rounding decides it. In TODOs 1 and 9 the router decides;
+there the numbers are drawn until every decision has a MARGIN far above rounding errors.
 """
 
 import gc
@@ -90,7 +90,7 @@ def route_inputs(kind, n, dim, experts, seed):
         return torch.randint(-3, 4, (n, dim), generator=draw).float(), torch.randint(
             -1, 2, (experts, dim), generator=draw
         ).float()
-    if kind == "close":  # logits of 255 to 257, of which bfloat16 has only two
+    if kind == "close":  # logits of 255 to 257; bfloat16 has only two of them
         ones = torch.randint(0, 2, (n,), generator=draw) * 2.0 - 1
         spread = torch.randint(-1, 2, (experts,), generator=draw).float()
         return torch.stack([torch.full((n,), 16.0), ones], dim=1).bfloat16(), torch.stack(
@@ -714,8 +714,8 @@ def check_combine(student):
     hints=(
         "Follow one row: its slot, its place among what leaves, its place among what arrives, its place after "
         "regrouping, and all the way back.",
-        "The gradient of an exchange is an exchange with leaving and arriving swapped, and None for what is no "
-        "tensor. slots_R // K is a slot's token, gates_NK.flatten()[slots_R] its "
+        "The gradient of an exchange is an exchange with leaving and arriving swapped, and None for arguments that are "
+        "no tensors. slots_R // K is a slot's token, gates_NK.flatten()[slots_R] its "
         "gate. order.argsort() undoes order. Lengths for lists: .sum(dim=1).tolist(). tensor.split(lengths) cuts "
         "the rows for the experts, torch.cat joins their results.",
         "sort_slots; exchange_counts; leaving = counts_E.view(world, -1).sum(dim=1).tolist(); "
@@ -901,7 +901,7 @@ def test_todo5_capacity(student):
         check_shape(what, found["drop"], (n, k), torch.int64)
         expect(
             not found["shared"],
-            f"{what} returns experts_NK itself: who writes into the result, writes into what the balancing loss needs",
+            f"{what} returns experts_NK itself: a write into the result is a write into what the balancing loss needs",
             "a copy",
             "the same memory",
         )
@@ -1109,8 +1109,8 @@ def averaged_on_rank(code, rank, world, spread, seed):
     "faster or slower than the rest. Adam hides a wrong scale almost "
     "entirely, so the mistake can stay for months.",
     hints=(
-        "Draw four ranks as a table: a row for each set, a column for each place in a set. What is exchanged along "
-        "rows, and what along columns?",
+        "Draw four ranks as a table: a row for each set, a column for each place in a set. What do ranks exchange "
+        "along rows, and what along columns?",
         "[dist.new_group(ranks) for ranks in …] makes all of them on every rank; then pick the one this rank is "
         "in. For the divisor: the whole loss is the sum of the ranks' losses divided by world, "
         "and after the all-reduce over the copies an expert has the gradient of that whole sum.",
@@ -1334,7 +1334,7 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
     shared, mine = lists
     names = {id(p): name for name, p in model.named_parameters()}
     found = {
-        "lists": [[names.get(id(p), "what is no parameter of the model") for p in part] for part in lists],
+        "lists": [[names.get(id(p), "something other than a parameter of the model") for p in part] for part in lists],
         "held": sum(storages.live().values()) // 4,
     }
     if sorted(name for part in found["lists"] for name in part) != sorted(names.values()):
@@ -1349,7 +1349,7 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
         if not pair or not all(isinstance(part, torch.Tensor) and part.dim() == 0 for part in both):
             return found | {"loss": str(several(both, 2))}
         if not both[1].requires_grad:
-            return found | {"loss": "what is to be minimized has no gradient"}
+            return found | {"loss": "the number to be minimized has no gradient"}
         losses.append(float(both[0]))
         mark()
         both[1].backward()
@@ -1435,7 +1435,7 @@ def check_training(student, world, spread, each, seeds, how, right):
     due = WEIGHT * right["balance"]
     expect(
         math.isclose(excess, due, rel_tol=1e-2),
-        f"{told_size}: what is minimized is not the loss and {WEIGHT} times each block's balancing loss",
+        f"{told_size}: the number to be minimized is not the loss and {WEIGHT} times each block's balancing loss",
         f"{due:.5f} more than the loss",
         f"{excess:.5f} more than the loss",
     )

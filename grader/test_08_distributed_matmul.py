@@ -143,7 +143,7 @@ def check_kept(told, ranks):
 
 
 # ---------------------------------------------------------------------------------------------------
-# What is sent, and what is alive
+# Messages, and memory
 
 
 def check_moved(told, events, most, why, whose="sends"):
@@ -231,9 +231,9 @@ def places_on_rank(code, rank, world, lengths, shapes):
             "axis differ by the product of all later sides."
         ),
         (
-            "A piece starts after the pieces before it, of which the first few are longer. The remainders of divmod"
-            " come last axis first. A line starts at the rank whose coordinate on this axis is 0, and goes on in steps"
-            " of one stride."
+            "A piece starts after the pieces before it, and the first few are longer. The remainders of divmod come"
+            " last axis first. A line starts at the rank whose coordinate on this axis is 0, and goes on in steps of"
+            " one stride."
         ),
     ),
 )

@@ -740,7 +740,7 @@ def check_gradients(serial, case, ranks, events):
 
 
 def taken_for(right, parts, sizes, cut, some, tied):
-    """Wrong gradients of a parameter that differ along one axis, by name; `parts`: those of tp, where it is cut."""
+    """Wrong gradients of a parameter that differ along one axis, by name; `parts`: tp's, where it is cut."""
     wrongs = {}
     for axis in ("dp", "shard"):
         wrongs[f"added up along {axis}, and not averaged"] = right * sizes.get(axis, 1)
@@ -894,7 +894,7 @@ def wrong_norms(case, rank):
     counts = {
         "the tied table is counted on both ends": lambda cut, tied: ends if tied else 1,
         "the tied table is not counted": lambda cut, tied: not tied,
-        "what is whole is counted once for each rank of tp": lambda cut, tied: 1 if cut else tp,
+        "a whole parameter is counted once for each rank of tp": lambda cut, tied: 1 if cut else tp,
     }
     for axis, size in others.items():
         counts[f"squares are added up along {axis}, whose ranks hold the same"] = lambda cut, tied, size=size: size

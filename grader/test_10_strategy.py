@@ -373,7 +373,7 @@ def test_todo2_sent(student):
         student,
         right,
         hints={
-            "token_flops": "Which matrices multiply a token's numbers: which matrices of a block, of which experts, and"
+            "token_flops": "Which matrices multiply a token's numbers: which in a block, which experts, and"
             " which of the two tables? Then the scores."
         },
         wrongs={
@@ -460,7 +460,8 @@ def test_todo3_time(student):
             "link": "How many ranks are there from a line's first to its last? All ranks of the axes inside it are in"
             " between.",
             "step_seconds": "A line's seconds are bytes over what the link gives, and messages times latency. Which"
-            " of them overlap with computing? The bubble is a fraction of all that a micro-batch takes or waits for.",
+            " of them overlap with computing? The bubble is a fraction of all the time that a micro-batch takes or"
+            " waits for.",
         },
         wrongs={
             "link": {"every rank pays for the slow link": lambda *of: tuple(wire(*of, adapters=False))},
@@ -520,7 +521,7 @@ CASES = (  # the notebook's, and the axes that each of them is about
     (Model(4096, 32, 32, 32000, 2048), 8, 64, {"shard"}),
     (Model(2048, 24, 16, 32000, 131072), 16, 2, {"cp"}),
     (Model(2048, 12, 16, 32000, 2048, experts=32, active=2), 16, 256, {"ep"}),
-    (Model(6144, 48, 48, 32000, 2048), 64, 256, {"pp"}),  # large: all of it
+    (Model(6144, 48, 48, 32000, 2048), 64, 256, {"pp"}),  # large: everything
 )
 BROKEN = (  # a model, a plan, and the rule that it breaks
     (Model(768, 12, 6, 5000, 1024), Plan(16, tp=4), "heads on tp"),

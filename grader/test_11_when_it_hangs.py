@@ -321,7 +321,7 @@ def batch_file_on_rank(code, rank, world):
         " nearly all such cases, the question is where a variable is expanded: on the first node or on each."
     ),
     hints=(
-        "On which node does each line run? What is in quotes, '…', is expanded by each node's own shell.",
+        "On which node does each line run? Text in quotes, '…', is expanded by each node's own shell.",
         'scontrol show hostnames "$SLURM_JOB_NODELIST" lists the nodes of the job, one on a line.',
         "Export MASTER_ADDR before srun, which passes the environment on; each node has nothing left to do, `:`.",
     ),

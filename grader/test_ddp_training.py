@@ -904,7 +904,7 @@ def test_todo13_clean_up(student):
     14,
     minutes=5,
     why=(
-        "The scheduler grants what is requested, and no process can use more. But GPUs that were requested and are"
+        "The scheduler grants as many as you request, and no process can use more. But GPUs that were requested and are"
         " idle cost the same."
     ),
     hints=(

@@ -5,10 +5,10 @@
 | 1 | the order of the axes | make_mesh() on 8 and 6 ranks: which ranks each rank finds on each axis | |
 | 2 | this rank's stages | cut() on 4 ranks: numbers, groups, layers, no memory; one and two stages a rank | |
 | 3 | a stage's layers shared | split() and loss_of() on 1, 2 and 3 ranks, stage by stage: loss, each gradient, bytes | |
-| 4 | shards and copies | shard() on 2 × 2 and 3 × 1 ranks: what is held, each gradient, gathered once a step; in bfloat16 | |
+| 4 | shards and copies | shard() on 2 × 2 and 3 × 1 ranks: weights held, each gradient, gathered once a step; in bfloat16 | |
 | 5 | samples along two axes | make_samplers() on 8, 6 and 4 ranks, over two epochs | |
 | 6 | divided once | divide_gradients() on three shapes of 4 ranks, shares with unequal targets | |
-| 7 | the norms' gradients | add_up_norms() with and without the flag, a width that does not divide: which gradients change, what is sent | |
+| 7 | the norms' gradients | add_up_norms() with and without the flag, a width that does not divide: which gradients change, bytes sent | |
 | 8 | the norm over all axes | clip_gradients() on three shapes of 4 ranks | |
 | 9 | evaluation | evaluate() on 2 × 2 ranks, where shares differ and one is empty; one and two stages a rank | |
 | 10 | checkpoints | saved on four ranks and loaded in two other shapes; one file; main() on 8 and 4 ranks against the serial run | 1 – 9 |
@@ -442,8 +442,8 @@ def serial_step(sizes, seeds, rows=None):
 
 
 OF_THE_LOSS = (
-    "The stage is right; now its loss. Both functions give means over the targets that count, and a sum is asked for. "
-    "And does the one for a split head know how h lies on the ranks?"
+    "The stage is right; now its loss. Both functions give means over the targets that count, and a sum is asked for."
+    " And does the one for a split head know how h is placed on the ranks?"
 )
 
 
@@ -944,8 +944,8 @@ def test_todo7_norms(student):
         except Fault as fault:
             if fault.cause == "mismatch":  # a cut parameter has shards of unequal sizes
                 fault.hint = (
-                    "These ranks have unequal parts of something that is cut. What is whole on each of them has the "
-                    "same size everywhere: which parameters are that?"
+                    "These ranks have unequal parts of something that is cut. A parameter that is whole on each of them"
+                    " has the same size everywhere: which parameters are that?"
                 )
             elif "assign a gradient of size" in fault.message:  # of DTensor.from_local, told of no shape
                 fault.hint = (

@@ -335,7 +335,7 @@ def left_of(stage, model):
     hints=(
         "Which of the numbers 0 … n_stages - 1 does rank r have, if it takes every p-th? And where are its blocks?",
         "A range with a step gives the numbers. Layers takes the blocks of one stage and the dtype; it is on the"
-        " device “meta” until to_empty gives it memory. PipelineStage wants a group: of which axis?",
+        " device “meta” until to_empty gives it memory. PipelineStage wants a group: which axis's?",
         "One loop over this rank's stage numbers: make the Layers of that stage, give them memory, wrap them in a "
         "PipelineStage with the same number, and append it.",
     ),

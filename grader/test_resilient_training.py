@@ -324,7 +324,7 @@ def test_todo3_place(student):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 4: what is saved
+# TODO 4: the content of a checkpoint
 
 PLACE = {"step": 17, "loss": 2.5, "best": 3.25, "batch_size": 12, "seq_len": 8, "seed": 5, "lr": 0.1}
 FRESH = {"step": 0, "loss": 0.0, "best": math.inf, "batch_size": 0, "seq_len": 0, "seed": 0, "lr": 0.0}
@@ -799,7 +799,7 @@ def begin_on_rank(code, rank, world, seed):
     mine.zero_()
     state["position"]["step"] = 8
     if set(threading.enumerate()) > before:
-        begun.wait()  # now the ranks have agreed on who writes what
+        begun.wait()  # now the ranks have agreed on which rank writes what
     mark(name="step")
     total = torch.ones(3)
     dist.all_reduce(total)

@@ -3,7 +3,7 @@
 | TODO | achievement | evidence | needs |
 | --- | --- | --- | --- |
 | 1 | the grid, and its samples | make_mesh() for several --tp on 4 and 6 ranks; make_samplers() over two epochs |  |
-| 2 | the norm over both axes | clip_gradients() on 2 × 2 ranks, norms whole and cut; what is sent |  |
+| 2 | the norm over both axes | clip_gradients() on 2 × 2 ranks, norms whole and cut; bytes sent |  |
 | 3 | the plan of a block | a block on 2 and 3 ranks: output, gradients, rows held, bytes each way |  |
 | 4 | the vocabulary cut | loss, logits and each gradient on 2 and 3 ranks; rows held; logits never sent |  |
 | 5 | positions of a cut stream | the same, with the stream cut along the sequence |  |

@@ -79,7 +79,7 @@ SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = training_parser("fsdp_training")
     add = parser.add_argument
-    add("--sharding", choices=("none", "grad", "full", "hybrid"), default="full", help="what is sharded over the ranks")
+    add("--sharding", choices=("none", "grad", "full", "hybrid"), default="full", help="which tensors are sharded over the ranks")
     add("--replicas", type=whole(1), default=2, help="copies of the model with --sharding hybrid; usually one per node")
     add("--recompute", action="store_true", help="recompute activations in the backward pass (checkpointing)")
     add("--save", action="store_true", help="save a sharded checkpoint after each epoch")

@@ -284,7 +284,7 @@ WRONG = [
         5,
         "whole parameters count t times",
         swap=("dist.all_reduce(mine[:1], group", "dist.all_reduce(mine, group"),
-        says="what is whole is counted once for each rank of tp",
+        says="a whole parameter is counted once for each rank of tp",
     ),
     Answer(
         5,
@@ -335,7 +335,7 @@ WRONG = [
             ('facts[name].tied and mesh.get_local_rank("pp") > 0', "False"),
             ("dist.all_reduce(mine[:1], group", "dist.all_reduce(mine, group"),
         ),
-        says="what is whole is counted once for each rank of tp",
+        says="a whole parameter is counted once for each rank of tp",
     ),
     Answer(
         5,

@@ -45,7 +45,7 @@ from utils.model import TransformerLM
 # %% [markdown]
 # ## What is averaged, and what it costs
 #
-# A loss is a mean over samples, and so is its gradient. Rank $r$ has $n_r$ samples, and the
+# A loss is a mean over samples, and its gradient is one, too. Rank $r$ has $n_r$ samples, and the
 # gradient of their mean loss is $g_r$. From these, **predict** the gradient of the mean over all
 # samples. When is it simply the mean of the $g_r$?
 #
@@ -273,7 +273,7 @@ def reduce_when_ready(model: nn.Module) -> Callable[[], None]:
 
     Returns the function to call after each backward pass: it leaves in each ``grad`` the mean over all ranks.
     """
-    # TODO 4, again: the hooks, and the function that finishes. Average what is in `grad` after this pass: an
+    # TODO 4, again: the hooks, and the function that finishes. Average the content of `grad` after this pass: an
     # earlier backward pass may have left something there. Here all ranks use all
     # parameters. Budget: one all-reduce for each trainable parameter, started before the next
     # gradient is ready; no wait until the backward pass is complete.

@@ -557,7 +557,7 @@ check("03_zero/8")
 #
 # Now each unit must be whole at the right times: while its module computes, forward and backward.
 #
-# ![A forward and a backward pass with two blocks: what is gathered, computed, freed and reduced, and the memory that weights take](../images/zero_step.svg)
+# ![A forward and a backward pass with two blocks: units gathered, computed, freed and reduced, and the memory that weights take](../images/zero_step.svg)
 #
 # (Here the rest, the root unit, stays whole between the two passes, as in FSDP, because its backward pass comes at
 # once. You may also free it like a block.) In this picture everything happens in turn. FSDP gathers the next unit, and

@@ -567,7 +567,7 @@ print(f"none counts:       {none:.4f} by torch, {yours_none:.4f} by yours")
 # %% [markdown]
 # ## The whole model
 #
-# Now the course's language model can be built from your layers. What is not cut (norms, the embedding of the positions)
+# Now the course's language model can be built from your layers. The rest (norms, the embedding of the positions)
 # is copied. Everything keeps the name that it has in the serial model. (`sequence` is for part 2.)
 
 

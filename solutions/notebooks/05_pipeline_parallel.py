@@ -1260,7 +1260,7 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 #   1F1B pipeline keeps $p$ micro-batches in $1/p$ of the layers, as much as one device keeps for one micro-batch in all
 #   layers. GPipe keeps $m/p$ times as much.
 # - **Balance.** All ranks wait for the slowest stage. In a small model, the head with its large vocabulary is worth a
-#   stage of its own. And a weight that two stages use, such as a tied head, would need its gradients summed over both.
+#   separate stage. And a weight that two stages use, such as a tied head, would need its gradients summed over both.
 #
 # Use a pipeline **when** the model does not fit a node and the network between nodes is slow: tensor parallelism
 # within a node, pipelines across nodes, data parallelism over everything. **Do not** use it when the model fits with

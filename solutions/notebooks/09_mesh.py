@@ -205,8 +205,8 @@ plots.orders(predicted, measured)
 # with halves of one layer must compute on **the same** sample, or they add halves of different sums. No error is
 # raised, and the loss even falls, only more slowly.
 #
-# - Along `dp` and along `shard` ranks read different samples. Both are data parallel: sharding changes who *holds* a
-#   weight, not who reads what.
+# - Along `dp` and along `shard` ranks read different samples. Both are data parallel: sharding changes which rank
+#   *holds* a weight, not which samples it reads.
 # - Along `tp` and `pp` they read the same samples.
 # - Along `cp` they read the same samples, and each rank takes its part of the tokens.
 #
