@@ -15,11 +15,13 @@ def excess(server: Connection) -> Fault | None:
     processes = server.inside()
     most_memory = server.sandbox.memory
     memory = resident(processes, most_memory)
+    threads = sum(map(threads_of, processes))
     files = server.sandbox.files()
     gib = sandbox.GIB
     for what, seen, most in (
         ("memory", f"{memory / gib:.1f} GiB", memory > most_memory and f"{most_memory // gib} GiB"),
         ("processes", f"{len(processes)}", len(processes) > sandbox.TOTAL_PROCESSES and f"{sandbox.TOTAL_PROCESSES}"),
+        ("threads", f"{threads}", threads > sandbox.TOTAL_THREADS and f"{sandbox.TOTAL_THREADS}"),
         ("files", f"{files}", files > sandbox.TOTAL_FILES and f"{sandbox.TOTAL_FILES}"),
         ("time", "its end is not in sight", time.monotonic() > server.until and "its share"),
     ):
@@ -32,6 +34,13 @@ def excess(server: Connection) -> Fault | None:
                 seen=seen,
             )
     return None
+
+
+def threads_of(process: psutil.Process) -> int:
+    try:
+        return process.num_threads()
+    except psutil.Error:  # it has ended
+        return 0
 
 
 def resident(processes: list[psutil.Process], most: int) -> int:

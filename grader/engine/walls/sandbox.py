@@ -41,6 +41,7 @@ DESCRIPTORS = 1024
 TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge counts
 GPU_MEMORY = 8 * GIB  # more of it where the ranks are on GPUs: CUDA and NCCL take some of the host's on each
 TOTAL_PROCESSES = 200
+TOTAL_THREADS = 400  # of all of them; fewer than PROCESSES, as what the kernel counts there are threads
 TOTAL_FILES = 10_000
 IN_MEMORY = {"/runs": GIB, "/tmp": GIB // 4, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
 # What the kernel holds them to, where it can: more than the judge does, since it counts threads and files in /tmp,
@@ -190,7 +191,10 @@ class Sandbox:
                 command += ["--tmpfs", str(lessons.COURSE / "grader" / folder)]
         for place in python_folders():
             command += ["--ro-bind", os.path.realpath(place), place]
-        command += ["--remount-ro", "/", "--chdir", "/", "--info-fd", str(told), "sh", "-c", "echo up; cat"]
+        # For root the files of /proc/sys, the kernel's core_pattern among them, could be written without a capability.
+        for place in ("/proc", "/"):
+            command += ["--remount-ro", place]
+        command += ["--chdir", "/", "--info-fd", str(told), "sh", "-c", "echo up; cat"]
         # cat ends when its input does, that is, with us
         self.process = subprocess.Popen(
             command, pass_fds=[told], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
