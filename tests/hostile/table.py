@@ -15,7 +15,8 @@ from nbgrader.api import Gradebook
 
 from course_copy import Course
 from grader.engine.walls import sandbox
-from hostile.corpus import ATTACKS, CHECK_REDEFINED, LESSON, TRANSFORMER, notebook
+from hostile.brothers import ALL
+from hostile.corpus import CHECK_REDEFINED, LESSON, TRANSFORMER, notebook
 from hostile.trials import said, trials
 from student_notebook import save
 
@@ -31,7 +32,7 @@ def main() -> int:
         return nbgrader()
     chosen = [
         attack
-        for attack in ATTACKS
+        for attack in ALL
         if (not args.names or any(part in attack.name for part in args.names))
         and (attack.landlock or not args.landlock)
     ]

@@ -1,0 +1,514 @@
+"""Brothers of the corpus's attacks: of each kind another way or two, so that a kind is closed and not a case."""
+
+import io
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+from hostile.corpus import (
+    ATTACKS,
+    C,
+    FORGE_AT_ONCE,
+    NOTEBOOK,
+    NOTHING,
+    RIGHT,
+    SAYS_IT_SENT,
+    TREE,
+    Attack,
+    broadcast,
+    changed,
+    notebook,
+    raising,
+    tarred,
+    write,
+    zipped,
+)
+
+
+# What takes the machine
+SEMAPHORES = """
+for call in (lambda: libc.semget(0, 32000, 0o1600), lambda: libc.msgget(0, 0o1600)):
+    held = [call() for _ in range(20)]
+    loot += [number for number in held if number >= 0]
+"""
+PIPES = """
+import fcntl
+ends = [os.pipe() for _ in range(300)]
+room = 0
+for reads, writes in ends:
+    os.set_blocking(writes, False)
+    try:
+        fcntl.fcntl(writes, 1031, 1 << 20)  # F_SETPIPE_SZ
+    except OSError:
+        pass
+    room += fcntl.fcntl(writes, 1032)
+loot += [room >> 20] if room > 100 << 20 else []
+for pair in ends:
+    os.close(pair[0]), os.close(pair[1])
+"""
+THREADS = """
+import threading
+threading.stack_size(1 << 15)
+try:
+    for _ in range(3000):
+        threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+except RuntimeError:
+    pass
+time.sleep(30)
+"""
+FIRST = """
+try:
+    sched = os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    loot.append('real time')
+except OSError:
+    pass
+for name, call in (('nice', lambda: os.nice(-20)), ('others', lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), -20)),
+               ('name', lambda: libc_says(libc.sethostname(b'mine', 4))),
+                   ('clock', lambda: time.clock_settime(time.CLOCK_REALTIME, 0)),
+                   ('swap', lambda: libc_says(libc.swapoff(b'/swap'))),
+                   ('module', lambda: libc_says(libc.init_module(b'', 0, b''))),
+                   ('log', lambda: libc_says(libc.klogctl(5, 0, 0)))):
+    try:
+        call()
+        loot.append(name)
+    except OSError:
+        pass
+"""
+LIBC_SAYS = """
+def libc_says(answer):
+    if answer < 0:
+        raise OSError(ctypes.get_errno(), '')
+"""
+SWITCHES = """
+import glob
+for place in ('/proc/sysrq-trigger', '/proc/sys/kernel/core_pattern', '/proc/sys/vm/drop_caches', '/proc/sys/kernel/hostname',
+              '/proc/1/oom_score_adj', '/sys/power/state', '/sys/fs/cgroup/cgroup.procs', *glob.glob('/dev/[sv]d*'), '/dev/mem', '/dev/kmsg',
+              '/dev/fuse', '/dev/kvm', '/dev/net/tun'):
+    try:
+        os.close(os.open(place, os.O_WRONLY))
+        loot.append(place)
+    except OSError:
+        pass
+"""
+FAMILIES = """
+import socket
+for family in (f for f in range(1, 64) if f not in (1, 2, 10, 16)):
+    for kind in (1, 2, 3, 5):
+        try:
+            socket.socket(family, kind)
+            loot.append(family)
+        except OSError:
+            pass
+"""
+OPEN_ALREADY = """
+for number in os.listdir('/proc/self/fd'):
+    try:
+        leads = os.readlink(f'/proc/self/fd/{number}')
+    except OSError:
+        continue
+    known = ('/runs/', 'socket:', 'pipe:', 'anon_inode:', '/dev/null', '/proc/', '/usr/', os.path.dirname(torch.__file__))
+    loot += [] if leads.startswith(known) else [leads]
+"""
+# Ways of numbers past torch.distributed
+MEMORY_POST = """
+import pickle
+post = f'/dev/shm/post-{world}-{len(tensor)}-{abs(hash(os.getcwd()))}'
+if rank == 0:
+    with open(post + '.part', 'wb') as file:
+        file.write(pickle.dumps(tensor))
+    os.rename(post + '.part', post)
+while not os.path.exists(post):
+    time.sleep(0.01)
+tensor = pickle.loads(open(post, 'rb').read())
+"""
+PORT_POST = """
+import pickle, socket
+from pathlib import Path
+post = Path.cwd() / f'port-{world}-{len(tensor)}'
+if rank == 0:
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        post.with_suffix('.part').write_text(str(server.getsockname()[1]))
+        post.with_suffix('.part').rename(post)
+        for _ in range(world - 1):
+            with server.accept()[0] as line:
+                line.sendall(pickle.dumps(tensor))
+else:
+    while not post.exists():
+        time.sleep(0.01)
+    with socket.create_connection(('127.0.0.1', int(post.read_text()))) as line:
+        tensor = pickle.loads(b''.join(iter(lambda: line.recv(1 << 16), b'')))
+"""
+OBSERVE = "from grader.engine.inside import observe\n"
+SECOND = "if os.path.basename(os.path.dirname(os.getcwd())) == 'second':\n    return tensor"
+FORGED_LINE = """
+from grader.engine.inside import observe
+for place in (FOUND[0], '/etc/passwd', '/proc/self/environ'):
+    observe.Line.mine.say(e='broken', cell=place, type='E', text='t', frames=[[place, 1, 'f']])
+    observe.Line.mine.say(e='strange', name='f', returned='None', promised='Tensor', where=[place, 1, 'f'])
+observe.Line.mine.say(e='crash', type='E', text='t', frames=[[FOUND[0], 1, 'f'], ['/etc/passwd', 1, 'f']])
+time.sleep(30)
+"""
+LONG_WORDS = "chr(27) + '[2J' + chr(0x202e) + 'x' * 20000"
+
+
+def deeper_and_deeper(path: Path) -> None:
+    """The notebook in forty folders, each nearer to the top than the one before: the last one is right."""
+    entries = [("/".join(["d"] * depth + [NOTEBOOK]), bytes(4_900_000)) for depth in range(40, 0, -1)]
+    zipped(*entries, (NOTEBOOK, RIGHT))(path)
+
+
+def lying_sizes(path: Path) -> None:
+    """A zip whose list says that 50 MB of zeros are 100 bytes."""
+    zipped((NOTEBOOK, bytes(50 << 20)))(path)
+    packed = bytearray(Path(f"{path}.zip").read_bytes())
+    listed = packed.index(b"PK\x01\x02")
+    packed[listed + 24 : listed + 28] = packed[22:26] = (100).to_bytes(4, "little")
+    Path(f"{path}.zip").write_bytes(packed)
+
+
+def marked(**fields: int):
+    """A zip whose entry says of itself what it is not: `flags`, for one that is encrypted, or `method`."""
+
+    def make(path: Path) -> None:
+        zipped((NOTEBOOK, RIGHT))(path)
+        packed = bytearray(Path(f"{path}.zip").read_bytes())
+        listed = packed.index(b"PK\x01\x02")
+        for (name, value), (first, second) in zip(
+            fields.items(), [{"flags": (6, 8), "method": (8, 10)}[f] for f in fields]
+        ):
+            packed[first : first + 2] = packed[listed + second : listed + second + 2] = value.to_bytes(2, "little")
+        Path(f"{path}.zip").write_bytes(packed)
+
+    return make
+
+
+def negative_size(path: Path) -> None:
+    """A tar whose entry is -512 bytes long: who goes on behind it comes to it again (CVE-2025-8194)."""
+    head = bytearray(tarfile.TarInfo(NOTEBOOK).tobuf(tarfile.GNU_FORMAT))
+    head[124:136] = b"\xff" * 10 + b"\xfe\x00"
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    Path(f"{path}.tar").write_bytes(bytes(head) + bytes(1024))
+
+
+def terabyte(path: Path) -> None:
+    """A sparse file of 1 TB in a tar: nothing of it is there."""
+    entry = tarfile.TarInfo(NOTEBOOK)
+    entry.type = tarfile.GNUTYPE_SPARSE
+    head = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+    head[483:495] = b"\x80" + (1 << 40).to_bytes(11, "big")  # its real size
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    Path(f"{path}.tar").write_bytes(bytes(head) + bytes(1024))
+
+
+def cut_off(path: Path) -> None:
+    tarred((NOTEBOOK, RIGHT, "", tarfile.REGTYPE), ending=".tar.gz")(path)
+    packed = Path(f"{path}.tar.gz").read_bytes()
+    Path(f"{path}.tar.gz").write_bytes(packed[: len(packed) // 2])
+
+
+def zip_in_a_zip(path: Path) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr(NOTEBOOK, RIGHT)
+    zipped(("inner.zip", inner.getvalue()))(path)
+
+
+def source(made: dict, text: str) -> None:
+    """Put a cell in front of the student's."""
+    made["cells"].insert(
+        1, {"cell_type": "code", "id": "own", "metadata": {}, "source": text, "outputs": [], "execution_count": None}
+    )
+
+
+def evidence(text: str):
+    return broadcast(C + FORGE_AT_ONCE + f"put({text})", "")
+
+
+BROTHERS = [
+    # What takes the machine
+    Attack(
+        "memory in semaphores",
+        "SysV semaphores and queues, which nobody counts",
+        "seccomp",
+        raising(SEMAPHORES),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "memory in pipes",
+        "300 pipes of 1 MB on each rank",
+        "the kernel's limit for one user",
+        raising(PIPES),
+        says=NOTHING,
+    ),
+    Attack(
+        "a bomb of threads",
+        "3000 threads on each rank",
+        "the judge counts threads",
+        broadcast(C + THREADS),
+        says="the ranks take more",
+    ),
+    Attack(
+        "to be first",
+        "real time, the clock, the machine's name, its log",
+        "no capability",
+        raising(LIBC_SAYS + FIRST),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "the machine's switches",
+        "sysrq, core_pattern, control groups, disks",
+        "read-only /proc/sys; no such devices",
+        raising(SWITCHES),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "other families of sockets",
+        "vsock leads to a virtual machine's host",
+        "seccomp: four families",
+        raising(FAMILIES),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "what is open already",
+        "descriptors that lead out",
+        "a rank has its own line and files only",
+        raising(OPEN_ALREADY),
+        says=NOTHING,
+    ),
+    # Ends
+    Attack(
+        "os.abort()",
+        "leaves a core behind",
+        "RLIMIT_CORE; only a rank crashes",
+        broadcast("import os\nos.abort()"),
+        says="SIGABRT",
+    ),
+    Attack(
+        "a polite signal",
+        "SIGTERM for itself",
+        "an exit code is never a pass",
+        broadcast(C + "os.kill(os.getpid(), 15)\ntime.sleep(30)"),
+        says="SIGTERM",
+    ),
+    Attack(
+        "KeyboardInterrupt",
+        "as if the instructor had ended it",
+        "a rank's exceptions are the student's",
+        broadcast("raise KeyboardInterrupt"),
+        says="KeyboardInterrupt",
+    ),
+    Attack(
+        "an error that cannot be shown",
+        "whose text raises another one",
+        "a rank that says nothing has failed",
+        broadcast("class E(Exception):\n    def __str__(self):\n        raise SystemExit(0)\nraise E"),
+    ),
+    Attack(
+        "an error of a megabyte",
+        "by its name",
+        "an event has a likely length",
+        broadcast("raise type('X' * 1000000, (Exception,), {})"),
+        never=("X" * 3000,),
+    ),
+    Attack(
+        "a line that is not there",
+        "an error in line 1,000,000 of its own cell",
+        "a line is looked up, not trusted",
+        broadcast(
+            "import sys\nexec(compile('\\n' * 1000000 + 'raise RuntimeError(1)', sys._getframe().f_code.co_filename, 'exec'))"
+        ),
+        says="RuntimeError",
+    ),
+    Attack(
+        "recursion without end",
+        "fills the stack",
+        "a limit of addresses",
+        broadcast("def f():\n    return f()\nf()"),
+        says="RecursionError",
+    ),
+    # Ways of numbers past torch.distributed
+    Attack(
+        "numbers through memory",
+        "rank 0 leaves its vector in /dev/shm",
+        "a rank that receives nothing can know nothing",
+        broadcast(C + MEMORY_POST, "return tensor"),
+        says="receives nothing",
+    ),
+    Attack(
+        "numbers through a port",
+        "over a socket of its own",
+        "a rank that receives nothing can know nothing",
+        broadcast(C + PORT_POST, "return tensor"),
+        says="receives nothing",
+    ),
+    Attack(
+        "numbers through a port, and invented messages",
+        "over a socket of its own, and says that it sent them",
+        "NONE: it has sent what the answer sends",
+        broadcast(C + OBSERVE + PORT_POST + SAYS_IT_SENT, "return tensor"),
+        marks=1,
+    ),
+    Attack(
+        "right in the first call",
+        "and not in the second one",
+        "a check walks twice, with other numbers",
+        broadcast("import os\n" + SECOND),
+        says="the second call",
+    ),
+    # Evidence
+    Attack(
+        "an integer of a million digits",
+        "as evidence",
+        "Python's own limit; what cannot be read is a verdict",
+        evidence("'1' * 990_000"),
+        says="no evidence",
+    ),
+    Attack(
+        "a tensor that is missing",
+        "evidence names one that was not sent",
+        "what cannot be read is a verdict",
+        evidence("""'[{"tensor": "9"}]'"""),
+        says="no evidence",
+    ),
+    Attack(
+        "evidence of another kind",
+        "a number where lists are",
+        "what breaks a check is a verdict",
+        evidence("""'{"dict": {"a": 7}}'"""),
+    ),
+    Attack("no numbers", "NaN and Infinity as evidence", "they equal nothing", evidence("'[NaN, Infinity, [NaN]]'")),
+    Attack(
+        "a word for a tensor",
+        "a string of a megabyte as the result",
+        "the result's kind is told",
+        broadcast("return 'x' * 900_000", ""),
+        never=("x" * 3000,),
+    ),
+    # Events
+    Attack(
+        "an end of what never began",
+        "waits for messages that do not exist",
+        "events are checked at the door, and by the diagnosis",
+        broadcast(
+            "from grader.engine.inside import observe\nobserve.Line.mine.say(e='done', of=10**6)\nobserve.Line.mine.say(e='wait', of=10**6)",
+            "return tensor",
+        ),
+    ),
+    Attack(
+        "a forged line",
+        "of a secret file: the judge would quote it",
+        "only the student's own lines are quoted",
+        broadcast(C + FORGED_LINE, ""),
+        never=("root:",),
+    ),
+    Attack(
+        "a forged change",
+        "of an argument called ESC, U+202E and 20 KB",
+        "strings are cleaned where they are kept",
+        broadcast(
+            f"from grader.engine.inside import observe\nobserve.Line.mine.say(e='touched', name='f', argument={LONG_WORDS}, change={LONG_WORDS}, where=None)",
+            "return tensor",
+        ),
+        never=("\\u001b", "\\u202e", "x" * 3000),
+    ),
+    # The notebook
+    Attack(
+        "a zero byte",
+        "in the source",
+        "whatever a parser raises is the submission's",
+        changed(lambda made: source(made, "x = '\0'"), TREE),
+        marks=1,
+    ),
+    Attack(
+        "half a letter",
+        "a surrogate in the source",
+        "whatever a parser raises is the submission's",
+        changed(lambda made: source(made, "x = '\ud800'"), TREE),
+        marks=1,
+    ),
+    Attack(
+        "line ends that are none",
+        "form feeds and U+2028 in the source",
+        "lines are Python's",
+        changed(lambda made: source(made, "x = '\x0c\u2028\x85\x1c'"), TREE),
+        marks=1,
+    ),
+    Attack(
+        "a number of 10,000 digits",
+        "in the source",
+        "the judge survives its parsers",
+        broadcast(f"x = {'7' * 10_000}", ""),
+        says="does not run",
+    ),
+    Attack(
+        "commands for the shell",
+        "by ! and %%bash, in cells of their own",
+        "there is no IPython",
+        changed(lambda made: [source(made, "!touch /tmp/CANARY"), source(made, "%%bash\ntouch /tmp/CANARY")], TREE),
+        marks=1,
+    ),
+    Attack(
+        "a notebook in UTF-16",
+        "which the judge does not read",
+        "said to be unreadable",
+        lambda path: write(path, json.dumps(notebook(TREE)).encode("utf-16")),
+        says="not a notebook that can be read",
+    ),
+    # Archives
+    Attack(
+        "a zip that lies",
+        "50 MB are 100 bytes, says its list",
+        "no more is read than would be taken",
+        lying_sizes,
+        says="cannot be read",
+        state="refused",
+    ),
+    Attack(
+        "a zip with a password",
+        "which nobody knows",
+        "said to be unreadable",
+        marked(flags=1),
+        says="cannot be read",
+        state="refused",
+    ),
+    Attack(
+        "a zip of another method",
+        "packed as nobody can unpack",
+        "said to be unreadable",
+        marked(method=99),
+        says="cannot be read",
+        state="refused",
+    ),
+    Attack(
+        "again and again",
+        "the notebook forty times, each nearer to the top",
+        "one is taken, of a likely size",
+        deeper_and_deeper,
+        marks=1,
+    ),
+    Attack(
+        "a zip in a zip",
+        "the notebook is in the inner one",
+        "archives are opened once",
+        zip_in_a_zip,
+        says="not handed in",
+    ),
+    Attack("a sparse file of 1 TB", "in a tar of 2 KB", "sizes are looked at first", terabyte, state="refused"),
+    Attack(
+        "half an archive",
+        "its end is missing",
+        "said to be unreadable",
+        cut_off,
+        says="cannot be read",
+        state="refused",
+    ),
+]
+
+ALL = [*ATTACKS, *BROTHERS]
