@@ -5,6 +5,7 @@ The attacks are in hostile/corpus.py; `python tests/hostile/table.py` shows them
 """
 
 import csv
+import importlib
 import io
 import json
 import os
@@ -18,9 +19,14 @@ import hostile.corpus
 from grader.engine.classroom import gradebook, pages, records, submissions
 from grader.engine.commands import progress
 from grader.engine.jobs import batch
+from grader.engine.judge.student import Student
+from grader.engine.judge.verdict import Wrong
 from grader.engine.lesson import lessons
 from grader.engine.ranks import endings, events
 from grader.engine.walls import sandbox
+from grader.kit import same_run
+from hostile import brothers
+from hostile.brothers import ALL
 from hostile.corpus import ATTACKS, NAMES
 from hostile.trials import HONEST, Room
 
@@ -49,20 +55,20 @@ def each(attacks):
     return pytest.mark.parametrize("attack", attacks, ids=[attack.name for attack in attacks])
 
 
-@each(ATTACKS)
+@each(ALL)
 def test_behind_bubblewrap(bubblewrap, attack):
     wrong = bubblewrap.trial(attack).wrong
     assert not wrong, "\n".join(["", *wrong])
 
 
-@each([attack for attack in ATTACKS if attack.landlock])
+@each([attack for attack in ALL if attack.landlock])
 def test_behind_landlock(landlock, attack):
     wrong = landlock.trial(attack).wrong
     assert not wrong, "\n".join(["", *wrong])
 
 
 def test_the_corpus_is_long_and_its_names_are_different():
-    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS) >= 80
+    assert len({attack.name for attack in ALL}) == len(ALL) >= 120
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="the attacks are written for Linux")
@@ -73,6 +79,16 @@ def test_without_walls_they_would_get_through(tmp_path):
             if attack.name in ("reading the instructor's files", "reading others' folders"):
                 trial = room.trial(attack)
                 assert any("does not say “the loot is []”" in problem for problem in trial.wrong), trial
+
+
+def test_ranks_that_each_train_the_whole_serial_run_are_told_that_they_send_nothing(engine):
+    """They have its losses and its weights."""
+    ddp = importlib.import_module("grader.test_ddp_training")
+    alone = "import os\nos.environ['WORLD_SIZE'] = '1'\n"
+    units = [unit._replace(text=alone + unit.text) for unit in lessons.units(lessons.BASELINE, lessons.source_root())]
+    cheat = Student(engine, "ddp_training", units, [])
+    with pytest.raises(Wrong, match=r"on 2 ranks: rank 0 sends only 0 bytes, by nothing"):
+        same_run(ddp.serial_run(cheat), ddp.whole_run(cheat, 2), 2)
 
 
 def a_class(tmp_path):
@@ -143,6 +159,13 @@ def test_no_archive_takes_the_name_of_another(tmp_path):
         "ann": "ann.tar.gz",
         "zoe": "zoe",
     }
+
+
+def test_a_tar_with_a_negative_size_has_an_end(tmp_path):
+    """Some versions of tarfile refuse it, some read nothing there; none may come to the same entry for ever."""
+    brothers.negative_size(tmp_path / "s")
+    with suppress(submissions.Refused):
+        assert not any(submissions.take(tmp_path / "s.tar", ["01_collectives"]).files.values())
 
 
 def test_the_gradebook_bears_any_name(tmp_path):
