@@ -9,6 +9,7 @@ import importlib
 import io
 import json
 import os
+import re
 from contextlib import suppress
 
 import psutil
@@ -69,6 +70,16 @@ def test_behind_landlock(landlock, attack):
 
 def test_the_corpus_is_long_and_its_names_are_different():
     assert len({attack.name for attack in ALL}) == len(ALL) >= 120
+
+
+def test_each_claim_names_an_attack_or_a_test_that_there_is():
+    """In THREATS.md, in italics and by `test_…`."""
+    text = re.sub(r"\*\*.*?\*\*", "", (lessons.COURSE / "grader" / "THREATS.md").read_text("utf-8"), flags=re.DOTALL)
+    named = {" ".join(claim.split()) for claim in re.findall(r"\*([^*`]+)\*", text)} - {"italics"}
+    assert len(named) > 30 and named <= {attack.name for attack in ALL}
+    here = lessons.COURSE / "tests"
+    known = {name for path in here.glob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))}
+    assert set(re.findall(r"`(test_\w+)`", text)) <= known
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="the attacks are written for Linux")
