@@ -66,7 +66,7 @@ def held(monkeypatch):
     if probe is None:
         pytest.skip("control groups cannot be made here")
     probe.remove()
-    for name in ("TOTAL_MEMORY", "TOTAL_PROCESSES", "MEMORY", "PROCESSES"):
+    for name in ("TOTAL_MEMORY", "TOTAL_PROCESSES", "TOTAL_THREADS", "MEMORY", "PROCESSES"):
         monkeypatch.setattr(sandbox, name, 1 << 50)
     monkeypatch.setattr(sandbox, "KEPT_MEMORY", 900 * MIB)
     monkeypatch.setattr(sandbox, "KEPT_PROCESSES", 60)

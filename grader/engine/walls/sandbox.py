@@ -36,17 +36,17 @@ MEMORY = 4 * GIB  # addresses of one process; torch alone takes three quarters o
 LIBRARIES = 3 * GIB  # more of them where torch is one for CUDA: its libraries take so many before any code runs
 WRITTEN = GIB // 16  # bytes of one file
 CPU = 180  # seconds of CPU of one process
-PROCESSES = 512  # of one user; without effect for root, which the judge's own count stops
+PROCESSES = 2000  # of one user, threads among them; without effect for root, which the judge's own count stops
 DESCRIPTORS = 1024
 TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge counts
 GPU_MEMORY = 8 * GIB  # more of it where the ranks are on GPUs: CUDA and NCCL take some of the host's on each
 TOTAL_PROCESSES = 200
-TOTAL_THREADS = 400  # of all of them; fewer than PROCESSES, as what the kernel counts there are threads
+TOTAL_THREADS = 1000  # of all of them; 8 ranks of a right answer had 416
 TOTAL_FILES = 10_000
 IN_MEMORY = {"/runs": GIB, "/tmp": GIB // 4, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
-# What the kernel holds them to, where it can: more than the judge does, since it counts threads and files in /tmp,
-# too.
-KEPT_MEMORY, KEPT_PROCESSES = TOTAL_MEMORY + sum(IN_MEMORY.values()), 4 * TOTAL_PROCESSES
+# What the kernel holds them to, where it can: more than the judge, which says what was too much. Memory includes
+# what lies in /tmp; a thread counts as a process.
+KEPT_MEMORY, KEPT_PROCESSES = TOTAL_MEMORY + sum(IN_MEMORY.values()), 2 * TOTAL_THREADS
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 4, 38, 24  # linux/prctl.h
 CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
 
