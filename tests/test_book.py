@@ -5,22 +5,17 @@ import re
 
 import pytest
 
+from grader.engine.judge import audit
 from grader.engine.lesson import book, lessons
 
 COURSE = lessons.COURSE
 PAPER = re.compile(r"\b(\d{4}\.\d{5})\b")
 
 
-def parts(path):
-    """Heading → numbered paragraphs, of a file of questions or answers."""
-    _, *found = re.split(r"^## (.+)\n", (COURSE / path).read_text("utf-8"), flags=re.MULTILINE)
-    return {name: re.findall(r"^\d\. ", text, re.MULTILINE) for name, text in zip(found[::2], found[1::2], strict=True)}
-
-
 def test_each_lesson_has_three_questions_and_their_answers():
-    asked, answered = parts("docs/questions.md"), parts("solutions/answers.md")
+    asked, answered = audit.paragraphs("docs/questions.md"), audit.paragraphs("solutions/answers.md")
     assert list(asked) == list(answered) and set(lessons.stems()) <= set(asked) <= set(lessons.ORDER)
-    assert all(numbers == ["1. ", "2. ", "3. "] for numbers in (*asked.values(), *answered.values()))
+    assert all(numbers == [1, 2, 3] for numbers in (*asked.values(), *answered.values()))
 
 
 def test_the_list_of_papers_has_each_that_a_lesson_cites():

@@ -1,4 +1,4 @@
-"""A maintainer adds a lesson: its source, its checks, its texts after a pass, other answers, a line of the order."""
+"""A maintainer adds a lesson: source, checks, texts after a pass, other answers, questions, a line of the order."""
 
 import json
 import shutil
@@ -41,13 +41,8 @@ def total_on_rank(code, rank, world, mine):
     return code.total(torch.tensor([float(mine)]))
 
 
-@todo(
-    1,
-    minutes=5,
-    why="It is the sum that counts.",
-    hints=("Who has what?", "dist.all_reduce", "It works in place."),
-    in_place=("mine",),
-)
+@todo(1, minutes=5, why="It is the sum that counts.", hints=("Who has what?", "dist.all_reduce", "It works in place."),
+      in_place=("mine",))
 def test_todo1_total(student):
     numbers = student.draw("numbers").sample(range(100), 3)
     for rank, seen in enumerate(student.call(total_on_rank, world=3, mine=Private(numbers)).evidence):
@@ -72,13 +67,16 @@ def course(tmp_path_factory):
         f"solutions/after/{STEM}.md": AFTER,
     }.items():
         (made.folder / path).write_text(text)
+    for path in ("docs/questions.md", "solutions/answers.md"):
+        with (made.folder / path).open("a") as file:
+            file.write(f"\n## {STEM}\n\n1. One?\n2. Two?\n3. Three?\n")
     order = made.folder / "grader/engine/lesson/lessons.py"
     order.write_text(order.read_text().replace('"resilient_training",', f'"resilient_training",\n    "{STEM}",'))
     assert f"notebooks/{STEM}.ipynb: written" in made.run("build").stdout
     return made
 
 
-def test_four_files_and_a_line_are_a_lesson(course):
+def test_four_files_three_questions_and_a_line_are_a_lesson(course):
     assert "a sum over the ranks" in (course.folder / "README.md").read_text()
     looked = course.run("build", "--check", STEM)
     assert (looked.returncode, looked.stdout) == (0, "nothing is wrong\n"), looked
@@ -116,6 +114,7 @@ def test_it_is_released_and_graded_like_the_others(course, tmp_path):
         (f"grader/test_{STEM}.py", "BUILDS =", "BUILD =", f"grader/test_{STEM}.py: has no BUILDS"),
         (f"grader/test_{STEM}.py", "@todo(1,", "@todo(2,", f"{STEM}/1: a TODO without a check"),
         (f"solutions/after/{STEM}.md", "## 1", "## 2", f"{STEM}/1: solutions/after/{STEM}.md has a text"),
+        ("docs/questions.md", "3. Three?", "", f"{STEM}: docs/questions.md has no 1 to 3 under ## {STEM}"),
         (f"solutions/notebooks/{STEM}.py", "mine + 0.0", "mine + 1.0", f"{STEM}/1: the solution fails"),
     ],
 )

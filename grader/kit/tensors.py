@@ -1,4 +1,8 @@
-"""The same tensor or not: one comparison for all checks, and the words for how two differ."""
+"""The same tensor or not, and the words for how two differ.
+
+`check_tensor` compares shape, dtype and numbers, in this order. `near` looks at shape and numbers alone: it is for what
+was rounded on its way, and for premises.
+"""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`./workbook grade`: a class of strangers' code, each submission behind its own walls.
+"""`./workbook grade`: a class of strangers' code, each submission behind its own walls, here or in a Slurm job array.
 
     OUT/class.json             what all were graded with: seed, lessons, their versions, backend
     OUT/records/STUDENT.json   one record a submission, the only truth; all else is made from these
@@ -182,7 +182,7 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
             time=math.ceil(len(shares[0]) * records.longest(room.minutes) / 60),
             **options,
         )
-        array = executor.map_array(grade_slice, [str(room.out.resolve())] * len(shares), shares)
+        array = executor.map_array(grade_share, [str(room.out.resolve())] * len(shares), shares)
     except Exception as problem:  # submitit's own, of many kinds
         raise NoCluster(
             "; ".join(line for line in str(problem).splitlines() if line.strip())[:300] or type(problem).__name__
@@ -210,7 +210,7 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
             job.cancel()
 
 
-def grade_slice(out: str, share: list[tuple[str, str]]) -> None:
+def grade_share(out: str, share: list[tuple[str, str]]) -> None:
     """The share of one job, on a node of a cluster: (student, path) after (student, path)."""
     for _ in run(load(Path(out)), {student: Path(path) for student, path in share}, jobs=1):
         pass

@@ -3,6 +3,7 @@
 `build.check_sources` reads the sources; here they are put to the judge.
 """
 
+import re
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from grader.engine.ranks.engine import Engine
 
 HINTS = 3  # the direction, the call, nearly the line
 LONGEST = 400  # characters of an after-text
+QUESTIONS = 3  # to discuss, and as many answers
 
 
 def problems(engine: Engine, chosen: Collection[str]) -> list[str]:
@@ -60,6 +62,19 @@ def said(lesson: str) -> Iterator[str]:
             yield f"{lesson}/{number}: solutions/after/{lesson}.md has a text without a TODO, or lacks one"
         for number in (number for number, text in told.items() if not 0 < len(text) <= LONGEST):
             yield f"{lesson}/{number}: {len(told[number])} characters to read after a pass, not 1 to {LONGEST}"
+        for path in ("docs/questions.md", "solutions/answers.md"):
+            numbers = paragraphs(path).get(lesson, [])
+            if numbers != list(range(1, QUESTIONS + 1)):
+                yield f"{lesson}: {path} has no 1 to {QUESTIONS} under ## {lesson}"
+
+
+def paragraphs(path: str) -> dict[str, list[int]]:
+    """Heading -> the numbers of its paragraphs, of a file of questions or answers."""
+    _, *found = re.split(r"^## (.+)\n", (lessons.COURSE / path).read_text("utf-8"), flags=re.MULTILINE)
+    return {
+        name: [int(number) for number in re.findall(r"^(\d+)\. ", text, re.MULTILINE)]
+        for name, text in zip(found[::2], found[1::2], strict=True)
+    }
 
 
 def starts(engine: Engine, lesson: str) -> Iterator[str]:

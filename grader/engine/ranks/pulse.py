@@ -18,7 +18,9 @@ SILENT_CPU = 1.5  # seconds of CPU without a sign of life: a loop that never end
 STARTED_CPU = 10.0  # the same, of the processes that a rank has started
 GPU_START = 6.0  # seconds more of SILENT_CPU and SLEEP_LIMIT, for CUDA and NCCL start on each rank
 TOTAL_CPU = 60.0  # seconds of CPU that one rank may use in all
-SLEEP_LIMIT = 4.0  # seconds of every rank asleep, none in a collective: a sleep, a lock, a read that never ends
+# Seconds of every rank asleep: in a sleep, a lock, a read that never ends, or in waiting for such a rank. Twice as long
+# for a rank in a collective that all have called, which ends by itself.
+SLEEP_LIMIT = 4.0
 TICK = 0.05  # seconds between looks at the ranks' CPU time
 ASLEEP = 6 * TICK
 STARVED = 300.0  # seconds without a sign of life after which the machine is to blame: it gives the ranks no processor
