@@ -74,7 +74,7 @@ def test_ranks_are_fresh(engine):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a policy")
-def test_ranks_and_their_threads_push_nobody_off(engine):
+def test_ranks_and_their_threads_use_batch_scheduling(engine):
     body = "return {os.sched_getscheduler(int(task)) for task in os.listdir('/proc/self/task')} == {os.SCHED_BATCH}"
     assert launch(engine, body).evidence == [True, True]
 

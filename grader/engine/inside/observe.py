@@ -272,7 +272,7 @@ kept: set[dist.ProcessGroup] = set()
 ended: set[dist.ProcessGroup] = set()  # of these, the first call's: gloo itself would still serve them
 
 
-def stand_before_collectives() -> list[torch.library.Library]:
+def intercept_collectives() -> list[torch.library.Library]:
     """Give every operation of c10d a kernel that reports it and passes it on. Called once, before any fork."""
     return intercept(reporting)
 

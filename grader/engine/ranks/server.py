@@ -77,7 +77,7 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
     random.seed(0)
     numpy.random.seed(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the judge decides when to stop
-    kernels = observe.stand_before_collectives()  # noqa: F841  held until this process ends
+    kernels = observe.intercept_collectives()  # noqa: F841  held until this process ends
     importlib.import_module("grader.kit")  # and with it what a check needs
     if address:
         keeper.keep(judge, Path(address), {keeper.ATTEND: attend, keeper.RUN: run_command})
@@ -253,7 +253,7 @@ def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], l
     try:
         os.setsid()
         die_with_the_server()
-        push_nobody_off()
+        use_batch_scheduling()
         signal.set_wakeup_fd(-1)
         for other in {*inherited, *lines} - {lines[number]}:  # it can speak neither as the server nor as another rank
             os.close(other)
@@ -267,7 +267,7 @@ def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], l
         os._exit(status)
 
 
-def push_nobody_off() -> None:
+def use_batch_scheduling() -> None:
     """On Linux a thread of this process that is woken waits until a processor is free: it interrupts no process.
 
     Else gloo's thread that receives, woken by a message, interrupts the one that sends and holds its lock; and asks for

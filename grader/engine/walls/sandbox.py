@@ -120,7 +120,7 @@ class Sandbox:
     Attributes:
         folder: where its runs lie, as they are told.
         seen: the same, as the judge sees it.
-        guards: what walls it has, control groups among them where they can be had.
+        guards: what walls it has, with control groups where the system has them.
         group: of control; None where there is none.
         first: the process id of the first process inside; None without bubblewrap.
         memory: bytes that all processes may hold together.
