@@ -663,7 +663,7 @@ def check_evaluation_loaders(student, nodes, world):
         other = [i for seen in ranks for i in seen[name] if not first <= i < first + size]
         expect(
             not other,
-            f"the {name} loader reads another set",
+            f"the {name} loader reads a different set",
             f"the {name} set",
             f"sample {other[0] % 100 if other else ''} of another",
         )
