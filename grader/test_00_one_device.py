@@ -318,6 +318,8 @@ def test_todo4_roofline(student):
         below = 2 * k * n - edge * (k + n)
         right["fewest_tokens", (k, n, itemsize, peak, bandwidth)] = edge * k * n / below if wide else math.inf
         student.premise((below > 0) == wide, "one side of the limit only")
+    power = 2.0 ** draw.randrange(9, 13)  # just never: with powers of two, in whichever order the formula is written
+    right["fewest_tokens", (int(power), int(power), 4, power / 4 * 2.0**41, 2.0**41)] = math.inf
     check_answers(
         student,
         right,
@@ -405,6 +407,8 @@ def test_todo6_growth(student):
     for whole, part in ((0, 0.3), (draw.randrange(3, 9), 0.2), (draw.randrange(100, 900), 0.7)):
         memory = draw.choice((16e9, 40e9, 80e9))
         right["fewest_devices", ((whole + part) * memory / 16, memory)] = whole + 1
+    full = draw.randrange(2, 9)
+    right["fewest_devices", (full * 1e9, 16e9)] = full  # exactly full
     for _ in range(3):
         years, pace, first = draw.uniform(2, 9), draw.uniform(0.5, 3), draw.uniform(1, 100)
         right["doubling_years", (first, first * 2 ** (years / pace), years)] = pace

@@ -1028,7 +1028,16 @@ def resumed_on_rank(code, rank, world, seed, steps):
     momentumless = code.whole_state(
         {"state": {0: {"momentum_buffer": None}}, "param_groups": []}, list(new.parameters()), world
     )
-    return seen | {"none": momentumless["state"].get(0, {}).get("momentum_buffer", "nothing") is None}
+    whole = torch.arange(float(optimizer.parameters[0].numel()))  # of an optimizer that names its averages otherwise
+    part = whole.split(-(-len(whole) // world))[rank].clone()
+    momentum = code.whole_state(
+        {"state": {0: {"momentum_buffer": part}}, "param_groups": []}, optimizer.parameters[:1], world
+    )["state"]
+    return seen | {
+        "none": momentumless["state"].get(0, {}).get("momentum_buffer", "nothing") is None,
+        "momentum": as_evidence(momentum.get(0, {}).get("momentum_buffer")),
+        "right momentum": whole.view(optimizer.parameters[0].shape),
+    }
 
 
 def anywhere(wrong):
@@ -1124,6 +1133,8 @@ def test_todo5_state(student):
             "something else",
             rank,
         )
+        what = f"with SGD on {world} ranks, the saved momentum_buffer of parameter 0"
+        check_tensor(what, mine["momentum"], mine["right momentum"], rank=rank, than="that of a plain optimizer")
         expect(mine["unchanged"], f"{told}, what was saved is changed when it is loaded", "unchanged", "changed", rank)
         most = 8 * share(trained, world)
         expect(

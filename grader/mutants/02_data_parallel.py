@@ -1267,7 +1267,97 @@ if len(self.missing[number]) < 2:
             room -= size
         return buckets
         """,
-        says="changes the list of sizes",
+        says="assign_buckets: sizes, which it is given, has other items afterwards",
+    ),
+    Answer(
+        1,
+        "vectors only",
+        [
+            """
+            counts = torch.tensor(samples, dtype=gradients[0].dtype)
+            return counts @ torch.stack(gradients) / counts.sum()
+            """,
+            None,
+        ],
+    ),
+    Answer(
+        1,
+        "weights in float32",
+        [
+            """
+            weights = torch.tensor(samples, dtype=torch.float32) / sum(samples)
+            return sum(weight * gradient for weight, gradient in zip(weights, gradients))
+            """,
+            None,
+        ],
+        says="is not the gradient of all samples' mean",
+    ),
+    Answer(
+        2,
+        "leaves all parameters trainable",
+        """
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+            dist.broadcast(parameter, src=0)
+            parameter.requires_grad_(True)
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
+        """,
+        says="trainable on rank 0",
+    ),
+    Answer(
+        3,
+        "in one float32 vector",
+        """
+        trained = [p for p in model.parameters() if p.requires_grad]
+        lengths = [p.numel() for p in trained]
+        vector = torch.zeros(sum(lengths))
+        for p, piece in zip(trained, vector.split(lengths)):
+            if p.grad is not None:
+                piece.copy_(p.grad.flatten())
+        dist.all_reduce(vector)
+        vector /= dist.get_world_size()
+        for p, piece in zip(trained, vector.split(lengths)):
+            p.grad = piece.view_as(p).to(p.dtype)
+        """,
+        says="on 2 ranks, in float64: on rank 0, the gradient of",
+    ),
+    Answer(
+        5,
+        "an empty bucket for no parameters",
+        """
+        buckets, room = [[]], cap
+        for index in reversed(range(len(sizes))):
+            if sizes[index] > room and buckets[-1]:
+                buckets.append([])
+                room = cap
+            buckets[-1].append(index)
+            room -= sizes[index]
+        return buckets
+        """,
+        says="assign_buckets([], 10) has an empty bucket",
+    ),
+    Answer(
+        6,
+        "one list of works for all reducers",
+        swap=("self.works = []", "Bucketed.works = getattr(Bucketed, 'works', [])"),
+    ),
+    Answer(
+        7,
+        "one backward pass of the summed losses",
+        """
+        reducer.sync = True
+        loss = sum(model(x, y) for x, y in micro_batches) / len(micro_batches)
+        loss.backward()
+        reducer.finish()
+        """,
+        says="makes 1 backward pass. Each micro-batch needs one of its own",
+    ),
+    Answer(
+        8,
+        "counts in the loss's dtype",
+        swap=("torch.tensor(float(count), device=loss.device)", "torch.full_like(loss.detach(), float(count))"),
+        says="the loss, in float16, of rank 0",
     ),
 ]
 

@@ -1100,6 +1100,12 @@ for p, part in zip(parameters, parts):
         swap=("master)]", "master)] if len(master) else None"),
         says="no state for its part of gain",
     ),
+    Answer(
+        5,
+        "knows AdamW's names only",
+        swap=("shape) if is_long(value)", 'shape) if name in ("exp_avg", "exp_avg_sq")'),
+        says="the saved momentum_buffer of parameter 0",
+    ),
 ]
 
 RIGHT = [

@@ -162,6 +162,42 @@ WRONG = [
         says="is in float32",
     ),
     Answer(2, "nothing at all", ["return x", "return gradient", "return x", "return gradient"], says="g of a tensor"),
+    Answer(
+        3,
+        "a clone with the whole's strides",
+        swap=(".clone(memory_format=torch.contiguous_format)", ".clone()"),
+        says="my_shard of a transposed tensor",
+    ),
+    Answer(
+        5,
+        "refuses as many heads as ranks",
+        swap=("if heads % world:", "if heads % world or heads <= world > 1:"),
+        says="ValueError",
+    ),
+    Answer(
+        8,
+        "sends what need not be contiguous",
+        swap=("dist.all_gather(pieces, x_BTD.contiguous())", "dist.all_gather(pieces, x_BTD)"),
+        says="gives all_gather a tensor that is not contiguous",
+    ),
+    Answer(
+        13,
+        "the last worthwhile in the table",
+        [
+            None,
+            None,
+            """
+            alone = products[0][1]
+            good = [
+                world
+                for world, seconds in products
+                if alone >= least * world * block_seconds(seconds, nbytes, world, per_node, within, between)
+            ]
+            return good[-1]
+            """,
+        ],
+        says="largest_worthwhile",
+    ),
     Answer(3, "a view", swap=(".clone(memory_format=torch.contiguous_format)", ""), says="view of the whole"),
     Answer(
         3,

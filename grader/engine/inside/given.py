@@ -1,6 +1,6 @@
-"""Tensors that a function is given, and what it has done to them.
+"""Tensors and lists that a function is given, and what it has done to them.
 
-They are looked at behind torch's back: no tensor is made that a watcher of memory or of operations would see.
+Tensors are looked at behind torch's back: none is made that a watcher of memory or of operations would see.
 """
 
 import ctypes
@@ -17,10 +17,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 LARGEST = 64 << 20  # bytes of a tensor that are looked at: crc32 takes 20 ms for so many, and no check has as many
 MOST = 1000  # tensors in one call
+ITEMS = 10_000  # in the lists and dictionaries of one argument
 
 
 class Given:
-    """The tensors in some named values, as they are now: alone, or in lists, dictionaries and dataclasses."""
+    """The tensors in some named values, as they are now: alone, or in lists, dictionaries and dataclasses; and what the
+    lists and dictionaries hold.
+    """
 
     def __init__(self, **values: Any) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -29,6 +32,8 @@ class Given:
                 if len(self.tensors) < MOST:
                     self.tensors[place] = tensor
         self.before = {name: look(tensor) for name, tensor in self.tensors.items()}
+        self.values = values
+        self.held = {name: items(value) for name, value in values.items()}
 
     @classmethod
     def to(cls, function: Callable, args: tuple, kwargs: dict[str, Any]) -> "Given":
@@ -45,7 +50,10 @@ class Given:
         backward through them.
         """
         found = {name: difference(old, look(self.tensors[name]), gradients) for name, old in self.before.items()}
-        return {name: change for name, change in found.items() if change}
+        others = [name for name, old in self.held.items() if not_held(self.values[name], old)]
+        return dict.fromkeys(others, "has other items afterwards") | {
+            name: change for name, change in found.items() if change
+        }
 
     def shared_with(self, result: Any) -> list[str]:
         """Whose memory a result is in, or one of several."""
@@ -68,6 +76,28 @@ def tensors_in(name: str, value: Any, depth: int = 4) -> Iterator[tuple[str, tor
     elif depth and (isinstance(value, types.SimpleNamespace) or dataclasses.is_dataclass(value)):
         for key, part in getattr(value, "__dict__", {}).items():
             yield from tensors_in(f"{name}.{key}", part, depth - 1)
+
+
+def items(value: Any) -> list[Any]:
+    """What is in a list or a dictionary, and in those in it, down to where they hold something else."""
+    found, waiting = [], [value]
+    while waiting and len(found) < ITEMS:
+        part = waiting.pop()
+        found.append(part)
+        if type(part) in (list, tuple):
+            found.append(len(part))
+            waiting.extend(part)
+        elif type(part) is dict:
+            found.extend(part)
+            waiting.extend(part.values())
+    return found
+
+
+def not_held(value: Any, before: list[Any]) -> bool:
+    """Whether a list or a dictionary has other items than before: other objects, or other numbers or words."""
+    now = items(value)
+    same = (a is b or (type(a) is type(b) in (int, float, str) and a == b) for a, b in zip(now, before))
+    return len(now) != len(before) or not all(same)
 
 
 class Look(NamedTuple):

@@ -9,7 +9,7 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
      "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
                                     "ours": the call is the check's own;
                                      an all-to-all has "pieces" as well: the bytes for each rank of the group;
-                                     "gaps": a tensor of it is not dense, as NCCL wants it
+                                     "gaps": a tensor of it is not contiguous, as NCCL wants it
     {"e": "wait"} {"e": "done"}      the thread is inside a wait; "of": for this message; "work": for
                                      this collective
     {"e": "starts"} {"e": "started"} on a GPU: around a call, which NCCL may not begin before the other ranks are there
@@ -369,7 +369,7 @@ def announce(line: Line, name: str, given: dict) -> dict:
     event = described(name, given, members) | dict(
         name=f"{line.lives}/{group.group_name}", group=sorted(members), where=where, callers=callers, ours=line.ours()
     )
-    if not all(map(is_dense, tensors_in(given.values()))):
+    if not all(map(is_contiguous, tensors_in(given.values()))):
         event["gaps"] = True  # gloo copies such a tensor, NCCL refuses it
     if event["op"] == "all_to_all":
         event["pieces"] = pieces(tensors_sent(name, given), given.get("input_split_sizes"), len(members))
@@ -383,11 +383,16 @@ def announce(line: Line, name: str, given: dict) -> dict:
     return event
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's numbers lie side by side in memory, in whatever order."""
+def is_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers lie one after the other in memory, in their order."""
     if tensor.layout != torch.strided or not tensor.numel():
         return True
-    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) == tensor.numel() - 1
+    right = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
+        if size > 1 and stride != right:
+            return False
+        right *= size
+    return True
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:

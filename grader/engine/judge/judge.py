@@ -179,7 +179,7 @@ class Judge:
             if not student.units:
                 raise
             return self.returned(number, student.recent) or not_understood(error)
-        return None
+        return self.not_contiguous(number, student.recent)
 
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
         if not self.attempted(number):
@@ -206,6 +206,27 @@ class Judge:
             for rank, told in sorted(run.strange.items()):
                 if self.owner(told["where"]) in (number, None) and only in ("", told["returned"]):
                     return broken_promise(rank, told)
+        return None
+
+    def not_contiguous(self, number: int, runs: list[Run]) -> Fault | None:
+        """A collective of this TODO that gloo carries out and NCCL refuses: told of what is right otherwise."""
+        for run in runs:
+            for rank, events in enumerate(run.events):
+                for event in events:
+                    if event.get("gaps") and "id" not in event and event["where"] and not event["ours"]:
+                        if self.owner(event["where"]) in (number, None):
+                            return Fault(
+                                "wrong_value",
+                                f"rank {rank} gives {event['op']} a tensor that is not contiguous, at"
+                                f" {place(event['where'])}: gloo copies it, and NCCL refuses it",
+                                rank,
+                                event["where"],
+                                expected="contiguous tensors",
+                                seen="its numbers are not one after the other in memory",
+                                callers=event["callers"],
+                                hint="A view may lie in its tensor's memory with gaps, or in another order:"
+                                " .contiguous() copies it where that is so.",
+                            )
         return None
 
     def _say_broken(self, number: int) -> Verdict:
