@@ -1333,4 +1333,21 @@ RIGHT = [
             None,
         ],
     ),
+    Answer(
+        9,
+        "only what is a Mixture is replaced",
+        [
+            None,
+            """
+            for block in model.blocks:
+                if isinstance(block.mlp, Mixture):
+                    block.mlp = ParallelMixture(block.mlp, world, tokens)
+            shared, own = [], []
+            for name, parameter in model.named_parameters():
+                (own if ".experts." in name else shared).append(parameter)
+            return shared, own
+            """,
+            None,
+        ],
+    ),
 ]
