@@ -285,6 +285,9 @@ CUTS = {
 }
 
 
+AGAIN = 3  # ranks on which a forward pass with other weights comes before the backward pass
+
+
 def one_axis_on_rank(code, rank, world, todo):
     """For each number of ranks: the three products, forward and backward."""
     seen = []
@@ -292,8 +295,9 @@ def one_axis_on_rank(code, rank, world, todo):
         inside = smaller_world(case["ranks"], rank)
         found = {}
         for cut in CUTS:
+            again = case["ranks"] == AGAIN
             if not inside:
-                mark(), mark()
+                mark(), mark(), again and mark()
                 continue
             x, w, dy = (taken(part, case["dtype"]) for part in case[cut])
             shape = (tuple(case["shape"]),) if cut == "rows" else ()
@@ -303,6 +307,10 @@ def one_axis_on_rank(code, rank, world, todo):
             mark()
             gradients = getattr(code, f"by_{cut}_backward")(dy, x, w, *shape)
             found[cut] = {"y": as_evidence(y), "gradients": as_evidence(gradients), "changes": all_given.changes()}
+            if again:
+                mark()
+                getattr(code, f"by_{cut}")(x, 1 - w, *shape)
+                found[cut]["again"] = as_evidence(getattr(code, f"by_{cut}_backward")(dy, x, w, *shape))
         seen.append(found)
     return seen
 
@@ -400,6 +408,11 @@ def test_todo2_one_axis(student):
                     [turn * numbers] * ranks,
                     "more than what has to be added up or gathered",
                 )
+            if ranks == AGAIN:
+                next(calls)
+                told += ", where a forward pass with other weights comes before the backward pass"
+                gradients = [mine["again"] for mine in seen]
+                check_results(told, CUTS[cut][1], gradients, [mine[cut][1][1:] for mine in right], dtype)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -22,10 +22,15 @@
 TODOs 14 – 18 are in ddp_training.sbatch and in ddp_training.pbs; one of the two is enough.
 """  # noqa: E501
 
+import contextlib
 import math
+import os
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from grader.kit import (
     TINY,
@@ -111,7 +116,7 @@ def setup_on_rank(code, rank, world, mine):
     ),
 )
 def test_todo1_process_group(student):
-    for nodes, world in LAYOUTS:
+    for nodes, world in (*LAYOUTS, (1, 1)):
         ranks, total, events = joined(student, world=world, nodes=nodes)
         for rank, seen in enumerate(ranks):
             elsewhere = next((e.get("elsewhere") for e in events[rank] if e["e"] == "joins"), None)
@@ -527,6 +532,7 @@ def gradients_on_one_process(seeds):
 
 def wrap_on_rank(code, rank, world, seeds):
     """`seeds` of the weights and the batch are this rank's own; it must learn the others' by communication."""
+    told = gpus_named(code, torch.device("cuda", int(os.environ["LOCAL_RANK"])))
     model = tiny_model(seeds[0])  # different first weights on each rank: only communication can make them equal
     wrapped = code.wrap(model, torch.device("cpu"))
     first = {}
@@ -537,7 +543,25 @@ def wrap_on_rank(code, rank, world, seeds):
         first = first or {name.removeprefix("module."): p.detach().clone() for name, p in wrapped.named_parameters()}
         loss.backward()
     grads = {name.removeprefix("module."): p.grad for name, p in wrapped.named_parameters()}
-    return {"weights": first, "grads": grads}
+    return {"weights": first, "grads": grads, "gpus": told}
+
+
+def gpus_named(code, device):
+    """The GPUs that `wrap` tells torch's wrapper where the device is one, and no further. Empty if it tells none, or
+    has another wrapper.
+    """
+    told = []
+
+    def spy(self, module, device_ids=None, *args, **kwargs):
+        told.extend(
+            torch.device(each).index if isinstance(each, str) else getattr(each, "index", each)
+            for each in device_ids or ()
+        )
+        raise NotImplementedError("no GPU is there")
+
+    with mock.patch.object(DistributedDataParallel, "__init__", spy), contextlib.suppress(Exception):
+        code.wrap(nn.Linear(1, 1), device)
+    return told
 
 
 @todo(
@@ -570,6 +594,14 @@ def check_wrap(student, nodes, world, seeds, own, mean):
     run = student.call(wrap_on_rank, world=world, nodes=nodes, seeds=Private(seeds))
     ranks = run.evidence
     for rank, seen in enumerate(ranks):
+        own_gpu = rank % (world // nodes)
+        expect(
+            seen["gpus"] in ([], [own_gpu]),
+            f"on GPU {own_gpu} of its node, rank {rank} tells DistributedDataParallel another GPU",
+            [own_gpu],
+            seen["gpus"],
+            rank,
+        )
         for name in mean:
             expect(
                 name in seen["weights"],

@@ -1248,6 +1248,7 @@ def load_sharded_on_rank(code, rank, world, onto):
 
 @todo(
     11,
+    in_place=("position",),
     minutes=15,
     further=True,
     needs=tuple(range(1, 11)),

@@ -1210,6 +1210,7 @@ OF_THE_STATE = (
 
 @todo(
     10,
+    in_place=("position",),
     minutes=35,
     further=True,
     needs=(1, 2, 3, 4, 5, 6, 7, 8, 9),

@@ -400,6 +400,7 @@ SAID = {"step": "the steps done", "loss": "the mean loss of the epoch so far", "
 
 @todo(
     4,
+    in_place=("position",),
     minutes=20,
     why=(
         "State that is not saved is reset silently. Without the lowest validation loss the next epoch, however bad, is"

@@ -827,7 +827,7 @@ if len(self.missing[number]) < 2:
         7,
         "only the last micro-batch",
         replaced(MICRO, ("enumerate(micro_batches)", "enumerate(micro_batches[-1:])"), ("number == k - 1", "True")),
-        says="is not one process's",
+        says="makes 1 backward pass",
     ),
     Answer(
         7,
@@ -843,7 +843,7 @@ if len(self.missing[number]) < 2:
         reducer.sync = True
         model(x, y).backward()
         reducer.finish()""",
-        says="is not one process's",
+        says="makes 1 backward pass",
     ),
     Answer(7, "another average after it", MICRO + "average_gradients(model)", says="makes 13 calls"),
     Answer(
@@ -1388,7 +1388,7 @@ RIGHT = [
         1,
         "one product",
         [
-            "return torch.tensor(samples, dtype=gradients[0].dtype) @ torch.stack(gradients) / sum(samples)",
+            "return torch.tensordot(torch.tensor(samples, dtype=gradients[0].dtype), torch.stack(gradients), 1) / sum(samples)",
             "return 2 * (4 * parameters) * (1 - 1 / world)",
         ],
     ),

@@ -938,6 +938,24 @@ WRONG = [
         says="smallest_width",
     ),
     Answer(8, "SUMMA's side, for any layer", [None, "return itemsize * speed / bandwidth"], says="smallest_width"),
+    Answer(
+        2,
+        "the last forward pass's weights are kept",
+        [
+            None,
+            None,
+            "by_rows.whole = gather(shard, shape)\nreturn x_mK @ by_rows.whole",
+            """
+            whole = by_rows.whole if hasattr(by_rows, "whole") else gather(shard, shape)
+            return dy_mN @ whole.T, reduce_to_shard(x_mK.T @ dy_mN)
+            """,
+            None,
+            None,
+            None,
+            None,
+        ],
+        says="where a forward pass with other weights comes before the backward pass",
+    ),
 ]
 
 RIGHT = [

@@ -1041,6 +1041,21 @@ WRONG = [
     Answer(15, "GPUs from one on", swap=("seq -s , 0 $((SLURM_GPUS_ON_NODE - 1))", "seq -s , 1 $SLURM_GPUS_ON_NODE")),
     Answer(16, "the last node's name", swap=("head -n 1", "tail -n 1")),
     Answer(18, "one node or two", "#SBATCH --nodes=1-2"),
+    Answer(
+        1,
+        "a single process does not join",
+        """
+        if int(os.environ["WORLD_SIZE"]) > 1:
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        """,
+        says="after setup() rank 0 is in no process group",
+    ),
+    Answer(
+        8,
+        "GPU 0 for all",
+        swap=("device_ids=[device]", "device_ids=[0]"),
+        says="rank 1 tells DistributedDataParallel another GPU",
+    ),
 ]
 
 RIGHT = [

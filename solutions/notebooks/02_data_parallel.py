@@ -56,7 +56,10 @@ from utils.model import TransformerLM
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def whole_gradient(gradients: list[Tensor], samples: list[int]) -> Tensor:
-    """The gradient of the mean loss over all samples, from each rank's gradient and number of samples."""
+    """The gradient of the mean loss over all samples, from each rank's gradient and number of samples.
+
+    The gradients have one shape and dtype, which may be any; the result has the same.
+    """
     # TODO 1: Predict the gradient of the whole batch, and how many bytes it costs. First the gradient.
     # The ranks may have unequal numbers of samples; one may have none. Leave `gradients` unchanged.
     ### BEGIN SOLUTION
