@@ -985,6 +985,12 @@ def check_blocks(mine, theirs, size, blocks):
             isinstance(block, list), f"{told} has a block that is none: {block}", "(slice, slice, mask or None)", block
         )
         first, last, left, end, mask = block
+        expect(
+            mask is None or mask.numel() == 1 or not mask.all(),
+            f"{told} has a mask where everything is visible: a product with it computes what it need not",
+            "None",
+            "a mask of ones",
+        )
         covered[first:last, left:end] += 1 if mask is None else mask
         area += (last - first) * (end - left)
     right = seen_pairs(mine, theirs, size)
@@ -1395,8 +1401,9 @@ def test_todo8_model(student):
         check_shares(told, world, seed, [mine["shares"] for mine in ranks])
         for rank, mine in enumerate(ranks):
             check_training(told, mine, right, rank)
-    run = student.call(share_refused_on_rank, world=3, tokens=8)
-    check_refused("my_share of 8 tokens on 3 ranks", run.evidence, cases(run.events)[0], (8, 6))
+    for tokens in (8, 9):  # 9 divide by the ranks, and not by the pieces
+        run = student.call(share_refused_on_rank, world=3, tokens=tokens)
+        check_refused(f"my_share of {tokens} tokens on 3 ranks", run.evidence, cases(run.events)[0], (tokens, 6))
 
 
 def check_shares(told, world, seed, ranks):

@@ -994,6 +994,21 @@ grad_q, grad_k, grad_v = globals().setdefault(f"made {q_BHTK.shape} {q_BHTK.dtyp
         ),
         says="the second call in one process: ",
     ),
+    Answer(
+        4,
+        "a mask of ones",
+        swap=(
+            "blocks.append((rows, columns, None))",
+            "blocks.append((rows, columns, torch.ones(size, size, dtype=torch.bool)))",
+        ),
+        says="has a mask where everything is visible",
+    ),
+    Answer(
+        8,
+        "checks the ranks, not the pieces",
+        swap=("if tokens % (2 * world):", "if tokens % world:"),
+        says="my_share of 9 tokens on 3 ranks is not refused",
+    ),
 ]
 
 RIGHT = [

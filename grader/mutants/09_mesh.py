@@ -290,7 +290,24 @@ WRONG = [
         5,
         "squares in place of gradients that are in float64 already",
         swap=(".double().square().sum()", ".double().square_().sum()"),
-        says="has another gradient afterwards",
+        says="which it is given, has another gradient afterwards",
+    ),
+    Answer(
+        5,
+        "a sum for each parameter along tp",
+        """
+        total = torch.zeros((), dtype=torch.float64)
+        for name, parameter in parameters.items():
+            if facts[name].tied and mesh.get_local_rank("pp") > 0:
+                continue
+            square = parameter.grad.double().square().sum()
+            if facts[name].cut:
+                dist.all_reduce(square, group=mesh.get_group("tp"))
+            total += square
+        dist.all_reduce(total, group=mesh.get_group("pp"))
+        return total.sqrt().item()
+        """,
+        says="some numbers are enough",
     ),
     Answer(
         5, "stages not added up", swap=('dist.all_reduce(mine, group=mesh.get_group("pp"))', ""), says="wrong on rank"
