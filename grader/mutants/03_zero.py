@@ -515,7 +515,7 @@ for p, part in zip(parameters, parts):
                     values[name] = my_part(value, rank, world).clone()
         return whole""",
         ],
-        says="changed when it is loaded",
+        says="whole, which it is given, has other items afterwards",
     ),
     Answer(6, "reduced, but kept", [READY.replace("    parameter.grad = None\n", "")], says="nothing is sharded"),
     Answer(

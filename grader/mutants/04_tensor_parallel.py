@@ -1130,7 +1130,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
             "[piece.contiguous() for piece in x_BTD.chunk(dist.get_world_size(), dim=1)]",
             "list(x_BTD.chunk(dist.get_world_size(), dim=1))",
         ),
-        says="NCCL",
+        says="is not what it should be",
     ),
     Answer(
         6,

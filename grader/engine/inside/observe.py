@@ -370,7 +370,7 @@ def announce(line: Line, name: str, given: dict) -> dict:
         name=f"{line.lives}/{group.group_name}", group=sorted(members), where=where, callers=callers, ours=line.ours()
     )
     if not all(map(is_contiguous, tensors_in(given.values()))):
-        event["gaps"] = True  # gloo copies such a tensor, NCCL refuses it
+        event["gaps"] = True  # NCCL refuses such a tensor
     if event["op"] == "all_to_all":
         event["pieces"] = pieces(tensors_sent(name, given), given.get("input_split_sizes"), len(members))
     if event["op"] in ("send", "recv"):

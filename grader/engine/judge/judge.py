@@ -170,6 +170,9 @@ class Judge:
         try:
             self.checks[number](student)
         except Wrong as problem:
+            loose = self.not_contiguous(number, student.recent)
+            if loose and not problem.hint:
+                problem.hint = f"Note that {loose.message}. {loose.hint}"
             return self.returned(number, student.recent, only=NOTHING) or problem
         except Fault as problem:
             return problem
@@ -209,7 +212,9 @@ class Judge:
         return None
 
     def not_contiguous(self, number: int, runs: list[Run]) -> Fault | None:
-        """A collective of this TODO that gloo carries out and NCCL refuses: told of what is right otherwise."""
+        """A collective of this TODO that NCCL refuses. gloo carries it out, or mixes up the numbers: so it is told of
+        what is right otherwise, and as a hint of what is not.
+        """
         for run in runs:
             for rank, events in enumerate(run.events):
                 for event in events:
@@ -218,7 +223,7 @@ class Judge:
                             return Fault(
                                 "wrong_value",
                                 f"rank {rank} gives {event['op']} a tensor that is not contiguous, at"
-                                f" {place(event['where'])}: gloo copies it, and NCCL refuses it",
+                                f" {place(event['where'])}: NCCL refuses it",
                                 rank,
                                 event["where"],
                                 expected="contiguous tensors",
