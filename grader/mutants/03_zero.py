@@ -500,7 +500,7 @@ for p, part in zip(parameters, parts):
         5,
         "rank 0's part for all",
         [None, OF_PARTS.replace("my_part(value, rank, world)", "my_part(value, 0, world)")],
-        says="of which this rank's part has",
+        says="but this rank's part has",
     ),
     Answer(5, "nothing is loaded", [None, 'return {**whole, "state": {}}'], says="loss"),
     Answer(
