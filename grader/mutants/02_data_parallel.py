@@ -150,7 +150,7 @@ WRONG = [
         [WHOLE, 'raise NotImplementedError("TODO 1")'],
         says="a part of TODO 1 is still to be written",
     ),
-    Answer(2, "nothing", "pass", says="on rank 1, a parameter, is not that of rank 0"),
+    Answer(2, "nothing", "pass", says="on rank 1, a parameter, is not rank 0's"),
     Answer(
         2, "parameters only", "for p in model.parameters():\n    dist.broadcast(p.detach(), src=0)", says="a buffer"
     ),
@@ -185,13 +185,13 @@ WRONG = [
         for tensor in (*model.parameters(), *model.buffers()):
             dist.all_reduce(tensor.detach())
             tensor.detach().copy_(tensor.detach() / dist.get_world_size())""",
-        says="on rank 0, a parameter, is not that of rank 0",
+        says="on rank 0, a parameter, is not rank 0's",
     ),
     Answer(
         2,
         "of the last rank",
         replaced(STATE, ("src=0", "src=dist.get_world_size() - 1")),
-        says="on rank 0, a parameter, is not that of rank 0",
+        says="on rank 0, a parameter, is not rank 0's",
     ),
     Answer(2, "each from itself", replaced(STATE, ("src=0", "src=dist.get_rank()")), says="different roots"),
     Answer(
@@ -205,7 +205,7 @@ WRONG = [
         2,
         "copies are sent",
         replaced(STATE, ("tensor.detach()", "tensor.detach().clone()")),
-        says="on rank 1, a parameter, is not that of rank 0",
+        says="on rank 1, a parameter, is not rank 0's",
     ),
     Answer(
         2,
@@ -225,7 +225,7 @@ WRONG = [
         2,
         "the seed is set again",
         "torch.manual_seed(0)\nfor p in model.parameters():\n    nn.init.normal_(p)",
-        says="on rank 0, a parameter, is not that of rank 0",
+        says="on rank 0, a parameter, is not rank 0's",
     ),
     Answer(
         2,
@@ -519,7 +519,7 @@ def begin(p):
                 ("def finish():\n", "def finish():\n    begin(waiting.pop(0))\n"),
             ),
         ],
-        says="does not begin before that of",
+        says="does not begin before the gradient of",
     ),
     Answer(
         4,
@@ -541,7 +541,7 @@ def begin(p):
                 ),
             ),
         ],
-        says="does not begin before that of",
+        says="does not begin before the gradient of",
     ),
     Answer(4, "nothing", [ENDS, "return lambda: None"], says="is not one process's"),
     Answer(
@@ -803,7 +803,7 @@ if len(self.missing[number]) < 2:
             reducer.finish()""",
         says="communicates in or after backward pass 1 of 3",
     ),
-    Answer(7, "not divided", replaced(MICRO, ("(model(x, y) / k)", "model(x, y)")), says="3 times those of the mean"),
+    Answer(7, "not divided", replaced(MICRO, ("(model(x, y) / k)", "model(x, y)")), says="3 times the mean"),
     Answer(
         7,
         "divided in the last pass only",
@@ -948,7 +948,7 @@ if len(self.missing[number]) < 2:
         replaced(TORCH, ("(ddp(x, y) / k)", "(model(x, y) / k)")),
         says="is not one process's",
     ),
-    Answer(9, "not divided", replaced(TORCH, (" / k)", ")")), says="4 times those of the mean"),
+    Answer(9, "not divided", replaced(TORCH, (" / k)", ")")), says="4 times the mean"),
     Answer(
         9,
         "divided by the ranks, too",
