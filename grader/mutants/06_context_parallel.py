@@ -638,7 +638,9 @@ WRONG = [
         swap=("slice(i * size, (i + 1) * size)", "slice(piece * size, (piece + 1) * size)"),
         says="causal_blocks",
     ),
-    Answer(4, "a mask, and all of the work", [None, None, None, MASK_ONLY], says="need no work"),
+    Answer(
+        4, "a mask, and all of the work", [None, None, None, MASK_ONLY], says="has a mask where everything is visible"
+    ),
     Answer(
         4,
         "the diagonal is seen whole",
