@@ -292,7 +292,7 @@ WRONG = [
             parameter.register_post_accumulate_grad_hook(average)
         return model
         """,
-        says="is not that of rank 0",
+        says="is not rank 0's",
     ),
     Answer(
         8,
