@@ -276,13 +276,8 @@ def meshes_on_rank(code, rank, world, wanted, given):
 def test_todo2_mesh(student):
     draw = student.draw("meshes")
     traffic = {"pp": 1.0, "dp": 20.0, "shard": 50.0, "cp": 90.0, "tp": 300.0}
-    odd = {
-        "pp": 300.0,
-        "dp": 90.0,
-        "shard": 50.0,
-        "cp": 20.0,
-        "tp": 1.0,
-    }  # no model; but the axis that sends most is closest
+    # No model sends so; but here, too, the axis that sends most is closest.
+    odd = {"pp": 300.0, "dp": 90.0, "shard": 50.0, "cp": 20.0, "tp": 1.0}
     for world, boxes in (
         (8, [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 2, "cp": 1, "tp": 4}, {"pp": 4, "shard": 2},
              {"dp": 8, "tp": 1, "pp": 1}]),

@@ -333,8 +333,7 @@ def test_todo2_cut(student):
         for (*shape, schedule), stages in zip(CUTS, left, strict=True):
             told = f"with {shaped(shape)} and --schedule {schedule}, {layers} blocks,"
             expect(isinstance(stages, list), f"{told} cut returns no list of PipelineStage", "a list", stages, rank)
-            p = shape[0]
-            place = rank * p // 4  # pp is the first axis
+            p, place = shape[0], rank * shape[0] // 4  # pp is the first axis
             chunks = 2 if schedule == "interleaved" else 1
             right, seen = [place + k * p for k in range(chunks)], [stage["stage"] for stage in stages]
             expect(

@@ -403,7 +403,7 @@ WRONG = [
         """,
             None,
         ],
-        says="not that of the sum of all losses",
+        says="is not the gradient of the sum of all losses",
     ),
     Answer(
         5, "x for a target", swap=("schedule.step(x, target=y", "schedule.step(x, target=x"), says="not that of the sum"

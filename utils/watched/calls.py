@@ -121,8 +121,7 @@ def reduction() -> str | None:
     while frame is not None and frame.f_code.co_filename == c10d.__file__:
         op = frame.f_locals.get("op")
         if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            return str(getattr(op, "op", op)).rpartition(".")[
-                2
-            ]  # one with a factor does not have its own name, but a kind
+            # One with a factor does not have its own name, but a kind.
+            return str(getattr(op, "op", op)).rpartition(".")[2]
         frame = frame.f_back
     return None
