@@ -366,7 +366,7 @@ WRONG = [
             None,
             None,
         ],
-        says="have changed",
+        says="groups, which it is given, has other items afterwards",
     ),
     Answer(
         4,

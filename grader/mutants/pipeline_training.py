@@ -406,7 +406,7 @@ WRONG = [
         says="is not the gradient of the sum of all losses",
     ),
     Answer(
-        5, "x for a target", swap=("schedule.step(x, target=y", "schedule.step(x, target=x"), says="not that of the sum"
+        5, "x for a target", swap=("schedule.step(x, target=y", "schedule.step(x, target=x"), says="is not the gradient of the sum"
     ),
     Answer(
         5,
@@ -955,7 +955,7 @@ WRONG = [
             "losses = []\nkept = {n: p.grad.clone() for n, p in weights(stages).items() if p.grad is not None}\nschedule.step(x, target=y, losses=losses, return_outputs=False)\nfor n, p in weights(stages).items():\n    p.grad += train_batch.__dict__.setdefault(n, torch.zeros_like(p))\n    train_batch.__dict__[n] = p.grad.clone()\nreturn torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)",
             None,
         ],
-        says="not that of the sum",
+        says="is not the gradient of the sum",
     ),
     Answer(
         5,
