@@ -189,7 +189,7 @@ def test_a_notebook_that_is_not_there_is_one_line(warm, file):
 def test_a_notebook_runs_from_top_to_bottom(course, file, lesson, folder):
     notebook = solved(lesson)
     save(notebook, file.with_stem(lesson))
-    nbclient.NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(course / folder)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(course / folder)}}).execute()
     for number in lessons.titles(lesson):
         said = "".join(output.get("text", "") for output in cell(notebook, f"test_{number}").outputs)  # maybe in pieces
         assert said.startswith(f"✓ {lesson}/{number}  ") and said.count("✓") == 1, said
