@@ -406,7 +406,10 @@ WRONG = [
         says="is not the gradient of the sum of all losses",
     ),
     Answer(
-        5, "x for a target", swap=("schedule.step(x, target=y", "schedule.step(x, target=x"), says="is not the gradient of the sum"
+        5,
+        "x for a target",
+        swap=("schedule.step(x, target=y", "schedule.step(x, target=x"),
+        says="is not the gradient of the sum",
     ),
     Answer(
         5,
